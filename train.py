@@ -1,0 +1,298 @@
+"""Train an encoder-decoder Transformer on sentence pairs.
+
+    accelerate launch train.py                                                      # the sample recipe
+    accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_de.yaml --d_model 128
+    accelerate launch train.py --help                                               # every option
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from huggingface_hub.errors import StrictDataclassError
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from tqdm.auto import tqdm
+from transformers import GenerationConfig
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.curves import plot_training_curves
+from vanilla_transformer.data import evaluation_batches, load_pairs, sentences, tokenize_pairs, training_batches
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.evaluation import TranslationQuality, evaluate_loss, translate_split
+from vanilla_transformer.recipe import model_fields, parse_options, write_recipe
+from vanilla_transformer.tokenization import load_tokenizer, special_token_ids, train_tokenizer
+from vanilla_transformer.training import (
+    RunState,
+    average_checkpoints,
+    delete_old_checkpoints,
+    learning_rate_schedule,
+    list_checkpoints,
+    load_checkpoint,
+    load_weights,
+    make_optimizer,
+    optimizer_step,
+    paper_learning_rate,
+    read_weights,
+    save_checkpoint,
+    seed_step,
+)
+from vanilla_transformer.translation import Translator
+
+EXAMPLES = 3  # translations that each evaluation prints
+
+
+def main():
+    args = parse_options(sys.argv[1:])
+    output_dir = Path(args.output_dir)
+    checkpoint = find_checkpoint(args, output_dir)
+    trackers = [name for name in args.report_to.split(",") if name != "none"]
+    accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir)
+    use_all_cores(accelerator)
+
+    # ---------------------------------------------------------------------------------------------------------- data
+    with accelerator.main_process_first():
+        pairs = load_pairs(args)
+        tokenizer = make_tokenizer(args, pairs["train"], checkpoint)
+        config = make_config(args, tokenizer)
+        splits = tokenize_splits(pairs, tokenizer, args, config, accelerator)
+
+    # --------------------------------------------------------------------------------------------------------- model
+    torch.manual_seed(args.seed)
+    model = make_model(args, config).to(accelerator.device)
+    model.generation_config = make_generation_config(args, model.config)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay)) if args.ema_decay else None
+    scored = model if ema is None else ema.module
+    accelerator.print(f"{model.num_parameters():,} parameters, {model.config.vocab_size:,} token types")
+
+    # ------------------------------------------------------------------------------------------- optimiser and resume
+    optimizer = make_optimizer(model, args)
+    state = RunState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer, ema)
+    batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
+    share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
+    batches = training_batches(splits["train"], tokenizer, args, state.step * batches_per_step, **share)
+    max_steps = args.max_steps or math.ceil(args.num_train_epochs * batches.batches_per_epoch() / batches_per_step)
+    peak = args.learning_rate or paper_learning_rate(model.config.d_model, args.warmup_steps)
+    learning_rate = learning_rate_schedule(args.lr_scheduler_type, peak, args.warmup_steps, max_steps)
+    if args.torch_compile:
+        model.compile(dynamic=True)
+    wrapped, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.print(f"steps {state.step:,} to {max_steps:,}, learning rate up to {peak:.2e} at step {args.warmup_steps:,}")
+
+    # --------------------------------------------------------------------------------------------------------- train
+    if accelerator.is_main_process:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_recipe(args, model.config, output_dir / "recipe.yaml")
+    accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
+    bar = tqdm(total=max_steps, initial=state.step, desc="Training", disable=not accelerator.is_local_main_process)
+    micro_batches = iter(batches)
+    window, clock = torch.zeros(5, device=accelerator.device), time.perf_counter()
+    for step in range(state.step + 1, max_steps + 1):
+        seed_step(args.seed, step, accelerator.process_index)
+        model.train()
+        batch = [next(micro_batches) for _ in range(args.gradient_accumulation_steps)]
+        window += optimizer_step(wrapped, optimizer, batch, learning_rate(step), args, accelerator)
+        if ema is not None:
+            ema.update_parameters(model)
+        bar.update()
+
+        must_evaluate = args.eval_steps and step % args.eval_steps == 0 and step < max_steps
+        must_save = step == max_steps or step % (args.save_steps or args.eval_steps or max_steps) == 0
+        if step % args.logging_steps == 0 or must_evaluate or must_save:
+            entry = state.log(step, window, time.perf_counter() - clock, learning_rate(step))
+            bar.set_postfix_str(describe(entry))
+            accelerator.log({f"train/{key}": value for key, value in entry.items()}, step=step)
+            window.zero_()
+            clock = time.perf_counter()
+        if must_evaluate:
+            scores = evaluate(scored, tokenizer, splits["validation"], "eval", args, accelerator)
+            state.log_scores(scores)
+            accelerator.log({f"eval/{key}": value for key, value in scores.items()}, step=step)
+        if must_save:
+            if accelerator.is_main_process:
+                save_checkpoint(output_dir / f"checkpoint-{step}", model, tokenizer, optimizer.optimizer, state, ema)
+                delete_old_checkpoints(output_dir, max(args.save_total_limit, args.average_checkpoints), state.best_step)
+            accelerator.wait_for_everyone()
+        if must_evaluate or must_save:
+            clock = time.perf_counter()
+        if args.early_stopping_patience and state.evaluations_without_improvement >= args.early_stopping_patience:
+            bar.write(f"Stopping early: BLEU has not risen above the {state.best_bleu:.2f} of step {state.best_step}.")
+            break
+    bar.close()
+
+    # ----------------------------------------------------------------------------------------------- evaluate and save
+    load_final_weights(scored, args, output_dir, state, accelerator)
+    results = state.results() | {"num_parameters": model.num_parameters()}
+    results |= evaluate(scored, tokenizer, splits["validation"], "eval", args, accelerator)
+    state.log_scores(results)
+    if "test" in splits:
+        results |= evaluate(scored, tokenizer, splits["test"], "test", args, accelerator)
+    if accelerator.is_main_process:
+        scored.save_pretrained(output_dir)
+        tokenizer.save_pretrained(output_dir)
+        plot_training_curves(state.history, output_dir / "training_curves.png")
+        text = json.dumps(results | describe_run(args, accelerator), indent=2, ensure_ascii=False)
+        (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
+    accelerator.print(f"The model is in {output_dir}.")
+    accelerator.end_training()
+
+
+# ------------------------------------------------------------------------------------------------- the parts of a run
+
+
+def find_checkpoint(args, output_dir: Path) -> Path | None:
+    """The checkpoint to resume from, if that is asked for. Raises UserError rather than overwrite a model."""
+    there = list_checkpoints(output_dir)
+    if args.resume_from_checkpoint is None:
+        if there or (output_dir / "config.json").exists():
+            raise UserError(
+                f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or choose "
+                "another directory."
+            )
+        return None
+    if args.resume_from_checkpoint != "newest":
+        return Path(args.resume_from_checkpoint)
+    if not there:
+        raise UserError(f"--resume_from_checkpoint finds no checkpoint in {output_dir}; leave it out to begin anew.")
+    return there[-1]
+
+
+def use_all_cores(accelerator: Accelerator):
+    """Undoes the single thread that `accelerate launch` gives a process on a CPU unless it is told otherwise."""
+    if accelerator.device.type == "cpu" and torch.get_num_threads() == 1:
+        torch.set_num_threads(max(1, os.cpu_count() // accelerator.num_processes))
+
+
+def make_tokenizer(args, dataset, checkpoint: Path | None):
+    """The tokenizer of the run that is resumed, of the model that is tuned, the one that is named, or a new one."""
+    name = checkpoint or args.model_name_or_path or args.tokenizer_name
+    if name is not None:
+        return load_tokenizer(str(name))
+    texts, length = sentences(dataset)
+    return train_tokenizer(texts, args.vocab_size or VanillaTransformerConfig().vocab_size, length)
+
+
+def make_config(args, tokenizer) -> VanillaTransformerConfig:
+    """The model's config: the options that are given, and what follows from the tokenizer."""
+    fields = model_fields(args) | {"vocab_size": len(tokenizer)} | special_token_ids(tokenizer)
+    config = VanillaTransformerConfig(**fields)
+    longest = max(args.max_source_length, args.max_target_length)
+    if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:
+        raise UserError(
+            f"--max_position_embeddings is {config.max_position_embeddings}, and sentences may have {longest} tokens; "
+            "learned positions do not reach beyond their table: raise it, or lower --max_source_length and "
+            "--max_target_length."
+        )
+    return config
+
+
+def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConfig, accelerator: Accelerator) -> dict:
+    """Token ids of all splits; says how many pairs each has and why others were dropped.
+
+    The limits of length are for training: what is translated in evaluation is only limited by the model.
+    """
+    reach = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
+    splits = {}
+    for split, dataset in pairs.items():
+        limits = (args.max_source_length, args.max_target_length) if split == "train" else (reach, reach)
+        splits[split], drops = tokenize_pairs(dataset, tokenizer, *limits, split, args.preprocessing_num_workers)
+        if drops is None:
+            accelerator.print(f"{split}: a stream, of which empty and too long pairs are left out")
+        else:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
+            accelerator.print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
+    return splits
+
+
+def make_model(args, config: VanillaTransformerConfig) -> VanillaTransformerForConditionalGeneration:
+    """A new model, or the one that is tuned, with its own sizes and the dropout that is given."""
+    attention = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
+    if args.model_name_or_path is None:
+        return VanillaTransformerForConditionalGeneration._from_config(config, **attention)
+    dropouts = {key: value for key, value in model_fields(args).items() if "dropout" in key}
+    try:
+        return VanillaTransformerForConditionalGeneration.from_pretrained(
+            args.model_name_or_path, dtype=torch.float32, **dropouts, **attention
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"--model_name_or_path {args.model_name_or_path} cannot be loaded: {reason}") from error
+
+
+def make_generation_config(args, config: VanillaTransformerConfig) -> GenerationConfig:
+    """What `generate` does by default with the trained model: what it was scored with."""
+    ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
+    beams = {"num_beams": args.num_beams, "length_penalty": args.length_penalty} if args.num_beams > 1 else {}
+    longest = args.max_target_length + 1
+    if config.position_embedding_type == "learned":
+        longest = min(longest, config.max_position_embeddings)
+    return GenerationConfig(max_length=longest, **beams, **ids)
+
+
+def describe(entry: dict) -> str:
+    """What the progress bar shows of a log entry."""
+    return (
+        f"loss {entry['loss']:.3f}, {entry['target_tokens_per_second']:,.0f} target tokens/s, "
+        f"padding {entry['padding_fraction']:.1%}, lr {entry['learning_rate']:.1e}"
+    )
+
+
+def evaluate(model, tokenizer, split, name: str, args, accelerator: Accelerator) -> dict:
+    """Loss, BLEU and chrF of a split under the names `{name}_loss` ..., printed with some translations."""
+    model.eval()
+    share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
+    batches = evaluation_batches(split, tokenizer, args.per_device_eval_max_tokens, **share)
+    loss = evaluate_loss(model, batches, accelerator)
+    sources, references = list(split["source"]), list(split["target"])
+    translator = Translator(model, tokenizer, args.per_device_eval_max_tokens)
+    translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
+    scores = TranslationQuality().compute(predictions=translations, references=references)
+    if accelerator.is_main_process:
+        lines = [f"{name}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}"]
+        for triple in list(zip(sources, references, translations, strict=True))[:EXAMPLES]:
+            lines += [f"  {what:<12} {text}" for what, text in zip(("source", "reference", "translation"), triple)]
+        tqdm.write("\n".join(lines))
+    signatures = {f"{metric}_signature": scores[f"{metric}_signature"] for metric in ("bleu", "chrf")}
+    return {f"{name}_loss": loss, f"{name}_bleu": scores["bleu"], f"{name}_chrf": scores["chrf"], **signatures}
+
+
+def load_final_weights(model, args, output_dir: Path, state: RunState, accelerator: Accelerator):
+    """Leaves in `model` what the run hands out: averaged, moving-average, best (if stopping early) or last weights."""
+    if args.average_checkpoints:
+        folders = list_checkpoints(output_dir)[-args.average_checkpoints :]
+        load_weights(model, average_checkpoints(folders))
+        accelerator.print(f"Averaged the weights of {', '.join(folder.name for folder in folders)}.")
+    elif args.early_stopping_patience and state.best_step:
+        load_weights(model, read_weights(output_dir / f"checkpoint-{state.best_step}"))
+        accelerator.print(f"Took the best weights, those of step {state.best_step}.")
+
+
+def describe_run(args, accelerator: Accelerator) -> dict:
+    """What, where and with which versions was trained, for the model card."""
+    device = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else f"{platform.machine()} CPU"
+    packages = ("vanilla-transformer", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+    return {
+        "dataset": args.dataset_name or args.train_file,
+        "source_lang": args.source_lang or args.source_column,
+        "target_lang": args.target_lang or args.target_column,
+        "hardware": f"{accelerator.num_processes} x {device}",
+        "mixed_precision": accelerator.mixed_precision,
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (UserError, StrictDataclassError) as error:
+        reason = error.__cause__ if isinstance(error, StrictDataclassError) else error
+        # Every process finds the same mistake; one of them says it.
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"train.py: error: {reason}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,19 @@
+"""The Transformer of *Attention Is All You Need* as a Hugging Face model."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+
+__version__ = "0.1.0"
+__all__ = ["VanillaTransformerConfig", "VanillaTransformerForConditionalGeneration", "VanillaTransformerModel"]
+
+# `Auto*.from_pretrained` finds the classes without remote code where this package is installed ...
+AutoConfig.register("vanilla_transformer", VanillaTransformerConfig, exist_ok=True)
+AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel, exist_ok=True)
+AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, exist_ok=True)
+
+# ... and `save_pretrained` puts their source files beside the weights for where it is not.
+VanillaTransformerConfig.register_for_auto_class()
+VanillaTransformerModel.register_for_auto_class("AutoModel")
+VanillaTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")

@@ -1,0 +1,32 @@
+"""The picture of a training run."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no screen is needed
+
+from matplotlib import pyplot as plt  # noqa: E402
+
+
+def plot_training_curves(history: list[dict], path: Path):
+    """Draws the loss, the scores and the learning rate of a run's `history` over its steps to a .png or .svg file."""
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    panels = [
+        (axes[0], "loss (nats per token)", {"loss": "training, smoothed targets", "eval_loss": "validation"}),
+        (axes[1], "score of validation translations", {"eval_bleu": "BLEU", "eval_chrf": "chrF"}),
+        (axes[2], "learning rate", {"learning_rate": None}),
+    ]
+    for axis, title, curves in panels:
+        for key, label in curves.items():
+            points = [(entry["step"], entry[key]) for entry in history if key in entry]
+            if points:
+                marker = "o" if key.startswith("eval_") else None
+                axis.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=3.5)
+        axis.set(title=title, xlabel="step")
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend()
+    axes[2].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

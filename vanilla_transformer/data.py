@@ -1,0 +1,407 @@
+"""Sentence pairs: a dataset from the Hub or from disk -> token ids -> batches of so many tokens in a repeatable order."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import numpy as np
+from datasets import Dataset, DatasetDict, IterableDataset
+from torch.utils.data import DataLoader, Sampler
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
+
+from .errors import UserError
+
+SPLITS = ("train", "validation", "test")
+LOADERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
+POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
+STREAM_POOL_SIZE = 2**13  # the same in a stream, where a pool must be read before its first batch
+TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
+    """Loads the splits that there are, each with the columns `source` and `target`.
+
+    `args` are the options of train.py that say where the data is: `dataset_name` (a Hub id or a directory laid out
+    like one) or `train_file`, `validation_file` and `test_file`; `dataset_config_name`, `streaming`, the names of
+    splits, languages and columns, `validation_split_percentage`, and how many samples to take.
+
+    Raises:
+        UserError: The dataset, a split, a column or a language does not exist; says which do.
+    """
+    raw = load_files(args) if args.train_file else load_dataset(args)
+    names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
+    for split, name in names.items():
+        if name not in raw and (split == "train" or getattr(args, f"{split}_split")):
+            raise UserError(f"There is no split '{name}' in {where(args)}; there are: {', '.join(raw)}.")
+    pairs = {split: raw[name] for split, name in names.items() if name in raw}
+    if "validation" not in pairs:
+        hold_out_validation(pairs, args)
+    columns = find_columns(pairs["train"], args)
+    pairs = {split: select_pair(dataset, *columns, split) for split, dataset in pairs.items()}
+    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
+    for split, dataset in pairs.items():
+        if limits[split] is not None:
+            pairs[split] = dataset.take(limits[split])
+        if args.streaming and split != "train":
+            pairs[split] = Dataset.from_list(list(pairs[split]), features=pairs[split].features)
+    return pairs
+
+
+def where(args) -> str:
+    """What the data is called in messages."""
+    return args.dataset_name or args.train_file
+
+
+def load_dataset(args) -> DatasetDict:
+    """Loads `args.dataset_name`, a Hub id or a local directory."""
+    try:
+        return datasets.load_dataset(args.dataset_name, args.dataset_config_name, streaming=args.streaming)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        # `datasets` says what is missing, and which configurations there are, in its first line.
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"The dataset {args.dataset_name} could not be loaded: {reason} "
+            "Give --dataset_name a Hub id or a local directory, or name your files by --train_file."
+        ) from error
+
+
+def load_files(args) -> DatasetDict:
+    """Loads `args.train_file` and its companions, all of one kind; a .txt file holds `source<TAB>target` lines."""
+    files = {split: getattr(args, f"{split}_file") for split in SPLITS if getattr(args, f"{split}_file")}
+    for split, name in files.items():
+        if not Path(name).is_file():
+            raise UserError(f"--{split}_file {name} does not exist.")
+    suffixes = {Path(name).suffix for name in files.values()}
+    if len(suffixes) > 1 or not suffixes <= LOADERS.keys():
+        raise UserError(
+            f"The data files end in {', '.join(sorted(suffixes))}; they must all be of one kind: {', '.join(LOADERS)}."
+        )
+    suffix = suffixes.pop()
+    options = {"sep": "\t"} if suffix == ".tsv" else {}
+    try:
+        raw = datasets.load_dataset(LOADERS[suffix], data_files=files, streaming=args.streaming, **options)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        raise UserError(f"The files {', '.join(files.values())} could not be read: {reason}") from error
+    if suffix == ".txt":
+        return raw.map(split_at_tab, batched=True, remove_columns=["text"])
+    return raw
+
+
+def split_at_tab(batch: dict) -> dict:
+    pairs = [(*line.split("\t"), None)[:2] for line in batch["text"]]
+    return {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
+
+
+def hold_out_validation(pairs: dict, args):
+    """Takes the last pairs of the training split for validation, as many per cent as asked for."""
+    if args.streaming:
+        raise UserError(
+            f"{where(args)} has no validation split, and a stream has no end to take one from; "
+            "name one by --validation_split or --validation_file."
+        )
+    count = max(1, len(pairs["train"]) * args.validation_split_percentage // 100)
+    if count >= len(pairs["train"]):
+        raise UserError(f"{where(args)} has {len(pairs['train'])} pairs, too few to hold some out for validation.")
+    print(f"{where(args)} has no validation split: the last {count:,} pairs of the training split are held out.")
+    rest = len(pairs["train"]) - count
+    pairs["validation"] = pairs["train"].skip(rest)
+    pairs["train"] = pairs["train"].take(rest)
+
+
+def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[str, str], str | tuple[str, str]]:
+    """Finds the source and the target: a column's name, or the name of a `translation` column and a language in it.
+
+    In this order: the columns that are named, two columns named after the languages, a `translation` column with both
+    languages, and, if neither languages nor columns are named, the only two columns of text.
+    """
+    features = dataset.features or {name: datasets.Value("string") for name in next(iter(dataset))}
+    text = [name for name, feature in features.items() if is_text(feature)]
+    if args.source_column or args.target_column:
+        for option in ["source_column", "target_column"]:
+            name = getattr(args, option)
+            if name is None:
+                raise UserError(f"--{option} is missing: name both columns, of {', '.join(features)}.")
+            if name not in features:
+                raise UserError(f"--{option} {name} does not exist in {where(args)}; its columns: {', '.join(features)}.")
+            if name not in text:
+                raise UserError(f"--{option} {name} holds no text; columns of text: {', '.join(text) or 'none'}.")
+        return args.source_column, args.target_column
+    languages = [args.source_lang, args.target_lang]
+    if all(language in text for language in languages):
+        return args.source_lang, args.target_lang
+    nested = features.get("translation")
+    if nested is not None:
+        nested = list(getattr(nested, "languages", nested))
+        if languages == [None, None] and len(nested) == 2:
+            languages = nested
+        if all(language in nested for language in languages):
+            return ("translation", languages[0]), ("translation", languages[1])
+    if languages == [None, None] and {"source", "target"} <= set(text):
+        return "source", "target"
+    if languages == [None, None] and len(text) == 2:
+        return text[0], text[1]
+    if nested is not None:
+        raise UserError(
+            f"--source_lang {args.source_lang} and --target_lang {args.target_lang} must be two of the languages of "
+            f"{where(args)}: {', '.join(nested)}."
+        )
+    raise UserError(
+        f"No columns named --source_lang {args.source_lang} and --target_lang {args.target_lang} in {where(args)}; "
+        f"its columns: {', '.join(features)}. Name two by --source_lang and --target_lang, or --source_column and "
+        "--target_column."
+    )
+
+
+def is_text(feature) -> bool:
+    return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string")
+
+
+def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str, str], split: str):
+    """The dataset with the columns `source` and `target` alone."""
+    if isinstance(source, tuple):
+        column, languages = source[0], (source[1], target[1])
+
+        def unnest(batch: dict) -> dict:
+            rows = [row or {} for row in batch[column]]
+            return {name: [row.get(lang) for row in rows] for name, lang in zip(("source", "target"), languages, strict=True)}
+
+        return dataset.map(unnest, batched=True, remove_columns=list(dataset.features or [column]))
+    missing = {source, target} - set(dataset.features or (source, target))
+    if missing:
+        raise UserError(f"The {split} split has no column {' and '.join(sorted(missing))}.")
+    return dataset.select_columns([source, target]).rename_columns({source: "source", target: "target"})
+
+
+def sentences(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | None]:
+    """All texts of both sides, of a stream the first, and how many there are at most, where that is known."""
+    length = None
+    if isinstance(dataset, IterableDataset):
+        dataset = dataset.take(TOKENIZER_SAMPLE)
+    else:
+        length = 2 * len(dataset)
+    texts = (text for batch in dataset.iter(1000) for side in ("source", "target") for text in batch[side])
+    return (text for text in texts if is_filled(text)), length
+
+
+# ---------------------------------------------------------------------------------------------------------- token ids
+
+KEPT, EMPTY, TOO_LONG = range(3)
+
+
+def tokenize_pairs(
+    dataset: Dataset | IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_source_length: int,
+    max_target_length: int,
+    split: str = "train",
+    num_proc: int | None = None,
+) -> tuple[Dataset | IterableDataset, dict[str, int] | None]:
+    """Token ids of every pair, and how many were dropped and why; None of a stream, where that is not known.
+
+    Pairs of which a side is empty, missing or no text, or longer than its limit in tokens (the end-of-sentence token
+    counts), are dropped; none is cut off. The columns `input_ids`, `labels`, `source_length` and `target_length` come
+    to `source` and `target`. Map-style datasets are tokenised at once, with a progress bar, and cached by `datasets`; a stream
+    as it is read.
+
+    Raises:
+        UserError: No pair is left.
+    """
+
+    def encode(batch: dict) -> dict:
+        filled = [is_filled(s) and is_filled(t) for s, t in zip(batch["source"], batch["target"], strict=True)]
+        sides = []
+        for side in ("source", "target"):
+            texts = [text if keep else "" for text, keep in zip(batch[side], filled, strict=True)]
+            sides.append(tokenizer(texts, return_attention_mask=False).input_ids)
+        lengths = [(len(source), len(target)) for source, target in zip(*sides, strict=True)]
+        return {
+            "input_ids": sides[0],
+            "labels": sides[1],
+            "source_length": [source for source, _ in lengths],
+            "target_length": [target for _, target in lengths],
+            "fate": [
+                EMPTY if not keep else TOO_LONG if source > max_source_length or target > max_target_length else KEPT
+                for keep, (source, target) in zip(filled, lengths, strict=True)
+            ],
+        }
+
+    if isinstance(dataset, IterableDataset):
+        encoded = dataset.map(encode, batched=True)
+        return encoded.filter(lambda fate: fate == KEPT, input_columns="fate").remove_columns("fate"), None
+    encoded = dataset.map(
+        encode,
+        batched=True,
+        num_proc=num_proc if num_proc and len(dataset) > 1000 * num_proc else None,
+        desc=f"Tokenising {split}",
+    )
+    fate = np.asarray(encoded["fate"], dtype=np.int8)
+    drops = {"empty": int((fate == EMPTY).sum()), "too long": int((fate == TOO_LONG).sum())}
+    if not (fate == KEPT).any():
+        raise UserError(
+            f"No usable pair is left of the {len(fate)} of the {split} split: {drops['empty']} have an empty or missing "
+            f"side, {drops['too long']} are longer than --max_source_length {max_source_length} or "
+            f"--max_target_length {max_target_length} tokens."
+        )
+    if any(drops.values()):
+        encoded = encoded.select(np.flatnonzero(fate == KEPT))
+    return encoded.remove_columns("fate"), drops
+
+
+def is_filled(text) -> bool:
+    return isinstance(text, str) and bool(text.strip())
+
+
+# -------------------------------------------------------------------------------------------------------------- batches
+
+
+def plan_epoch(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int, seed: int, epoch: int
+) -> list[np.ndarray]:
+    """The batches of one epoch, as arrays of indices: a pure function of the lengths, the seed and the epoch.
+
+    All pairs are shuffled and cut into pools; the pairs of a pool are sorted by length, stably, so that equals stay
+    shuffled, and fill batches; then all batches are shuffled.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order = random.permutation(len(source_lengths))
+    batches = []
+    for start in range(0, len(order), POOL_SIZE):
+        pool = order[start : start + POOL_SIZE]
+        batches += [pool[batch] for batch in fill_batches(source_lengths[pool], target_lengths[pool], max_tokens)]
+    return [batches[i] for i in random.permutation(len(batches))]
+
+
+def fill_batches(source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
+    """Sorts pairs by length and cuts them into batches of at most `max_tokens`, sentences times the longest side.
+
+    A pair that is longer than the budget by itself makes a batch of its own.
+    """
+    longest = np.maximum(source_lengths, target_lengths)
+    order = np.lexsort((source_lengths, longest))
+    longest = longest[order]
+    start = 0
+    while start < len(order):
+        window = longest[start : start + max(1, max_tokens // longest[start])]
+        count = max(1, int((window * np.arange(1, len(window) + 1) <= max_tokens).sum()))
+        yield order[start : start + count]
+        start += count
+
+
+class TokenBatchSampler(Sampler):
+    """The batches of one process, epoch after epoch without end, from the global batch number `start` on.
+
+    Batches are dealt to the processes in turn, so that however many there are, batch number n is the same: step k of
+    G batches in all takes numbers k G to (k + 1) G - 1.
+    """
+
+    def __init__(
+        self,
+        source_lengths: np.ndarray,
+        target_lengths: np.ndarray,
+        max_tokens: int,
+        seed: int,
+        start: int = 0,
+        process_index: int = 0,
+        num_processes: int = 1,
+    ):
+        self.lengths = source_lengths, target_lengths
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.start = start
+        self.process_index = process_index
+        self.num_processes = num_processes
+
+    def __iter__(self) -> Iterator[list[int]]:
+        number = 0
+        for epoch in itertools.count():
+            batches = plan_epoch(*self.lengths, self.max_tokens, self.seed, epoch)
+            for batch in batches:
+                if number >= self.start and number % self.num_processes == self.process_index:
+                    yield batch.tolist()
+                number += 1
+
+    def batches_per_epoch(self) -> int:
+        """The number of batches of the first epoch; later ones differ by a few, as other pairs share a pool."""
+        return len(plan_epoch(*self.lengths, self.max_tokens, self.seed, 0))
+
+
+class StreamedBatches:
+    """The batches of one process from a stream, as [`TokenBatchSampler`] makes them of a dataset: pool by pool.
+
+    Each pass over the stream is shuffled through a buffer by (seed, epoch). Every process reads the whole stream and
+    keeps its share; `start` skips batches by reading over them.
+    """
+
+    def __init__(
+        self,
+        stream: IterableDataset,
+        collate,
+        max_tokens: int,
+        seed: int,
+        start: int = 0,
+        process_index: int = 0,
+        num_processes: int = 1,
+    ):
+        self.stream = stream.shuffle(seed=seed, buffer_size=STREAM_POOL_SIZE)
+        self.collate = collate
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.start = start
+        self.process_index = process_index
+        self.num_processes = num_processes
+
+    def __iter__(self) -> Iterator[dict]:
+        number = 0
+        for epoch in itertools.count():
+            self.stream.set_epoch(epoch)
+            pairs = iter(self.stream)
+            pool_number = 0
+            while pool := list(itertools.islice(pairs, STREAM_POOL_SIZE)):
+                lengths = [np.array([pair[f"{side}_length"] for pair in pool]) for side in ("source", "target")]
+                for batch in plan_epoch(*lengths, self.max_tokens, self.seed + pool_number, epoch):
+                    if number >= self.start and number % self.num_processes == self.process_index:
+                        yield self.collate([pool[i] for i in batch])
+                    number += 1
+                pool_number += 1
+            if number == 0:
+                raise UserError("No usable pair is in the stream: all are empty, or longer than the limits.")
+
+
+class PairCollator:
+    """Pads a list of pairs to tensors `input_ids`, `attention_mask` (B,S) and `labels` (B,T), -100 at padding."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.pad = DataCollatorForSeq2Seq(tokenizer)
+
+    def __call__(self, pairs: list[dict]) -> dict:
+        return dict(self.pad([{"input_ids": pair["input_ids"], "labels": pair["labels"]} for pair in pairs]))
+
+
+class PairLoader(DataLoader):
+    """Padded training batches of a dataset, that also tells how many make an epoch."""
+
+    def batches_per_epoch(self) -> int:
+        return self.batch_sampler.batches_per_epoch()
+
+
+def training_batches(dataset, tokenizer, args, start: int = 0, process_index: int = 0, num_processes: int = 1):
+    """Padded training batches of this process without end, from the global batch number `start` on."""
+    collate = PairCollator(tokenizer)
+    share = {"seed": args.seed, "start": start, "process_index": process_index, "num_processes": num_processes}
+    if isinstance(dataset, IterableDataset):
+        return StreamedBatches(dataset, collate, args.per_device_train_max_tokens, **share)
+    lengths = [np.asarray(dataset[f"{side}_length"], dtype=np.int32) for side in ("source", "target")]
+    sampler = TokenBatchSampler(*lengths, args.per_device_train_max_tokens, **share)
+    workers = {"num_workers": args.dataloader_num_workers, "persistent_workers": args.dataloader_num_workers > 0}
+    return PairLoader(dataset, batch_sampler=sampler, collate_fn=collate, **workers)
+
+
+def evaluation_batches(dataset, tokenizer, max_tokens: int, process_index: int = 0, num_processes: int = 1):
+    """Padded batches of every pair once, sorted by length, dealt out to the processes in turn."""
+    lengths = [np.asarray(dataset[f"{side}_length"], dtype=np.int32) for side in ("source", "target")]
+    batches = [batch.tolist() for batch in fill_batches(*lengths, max_tokens)][process_index::num_processes]
+    return DataLoader(dataset, batch_sampler=batches, collate_fn=PairCollator(tokenizer))

@@ -1,0 +1,719 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""The encoder-decoder Transformer of *Attention Is All You Need* (Vaswani et al., 2017, arXiv 1706.03762), in one file.
+
+    what                                          section of the paper      shapes
+    eager_attention_forward                       3.2.1 Equation 1          (B,h,T,k) (B,h,S,k) (B,h,S,k) -> (B,T,h,k)
+    VanillaTransformerAttention                   3.2.2 Figure 2            (B,T,d) (B,S,d) -> (B,T,d)
+    SinusoidalPositions, LearnedPositions         3.5, Table 3 row E        (B,T) -> (B,T,d)
+    VanillaTransformerLayer                       3.1, 3.3, 5.4             residual, feed-forward (B,T,d) -> (B,T,d)
+    VanillaTransformerEncoderLayer                3.1 Figure 1 left         (B,S,d) -> (B,S,d)
+    VanillaTransformerDecoderLayer                3.1 Figure 1 right        (B,T,d) (B,S,d) -> (B,T,d)
+    VanillaTransformerEncoder                     3.1, 3.4                  (B,S) -> (B,S,d)
+    VanillaTransformerDecoder                     3.1, 3.4                  (B,T) (B,S,d) -> (B,T,d)
+    VanillaTransformerModel                       Figure 1                  (B,S) (B,T) -> (B,T,d)
+    label_smoothed_cross_entropy                  5.4                       (N,d) (V,d) (N,) -> ()
+    VanillaTransformerForConditionalGeneration    Figure 1 with its head    (B,S) (B,T) -> (B,T,V)
+
+Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head (d / h), f inner width
+of the feed-forward network, V token types, N real target tokens. In self-attention S is the length attended to.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+
+# ---------------------------------------------------------------------------------------------- attention, section 3.2
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,  # (B,h,T,k)
+    key: torch.Tensor,  # (B,h,S,k)
+    value: torch.Tensor,  # (B,h,S,k)
+    attention_mask: torch.Tensor | None,  # (B,1,T,S), added to the scores: 0 to attend, very negative not to
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scaled dot-product attention, `softmax(Q K^T / sqrt(d_k)) V` (section 3.2.1, Equation 1).
+
+    The reference that every other attention backend is tested against. Returns the output (B,T,h,k) and the attention
+    weights (B,h,T,S), whose rows sum to one.
+    """
+    scores = query @ key.transpose(-2, -1) * scaling  # (B,h,T,S)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(dim=-1)
+    output = nn.functional.dropout(weights, p=dropout, training=module.training) @ value  # (B,h,T,k)
+    return output.transpose(1, 2), weights
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Turns each pair of features of `x` (B,h,T,k) by the angle of its position and frequency (RoFormer, Equation 34).
+
+    `positions` (B or 1,T,k) are rows of a sinusoidal table: sines on the even, cosines on the odd features.
+    """
+    sin, cos = positions[:, None, :, 0::2], positions[:, None, :, 1::2]  # (B,1,T,k/2)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+class VanillaTransformerAttention(nn.Module):
+    """Multi-head attention (section 3.2.2, Figure 2): self-attention, or cross-attention if given `key_value_states`."""
+
+    def __init__(self, config: VanillaTransformerConfig, num_heads: int, is_causal: bool, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal  # read by the backends: without a mask, look only at the past
+        self.head_dim = config.d_model // num_heads
+        self.scaling = self.head_dim**-0.5
+        self.q_proj = nn.Linear(config.d_model, config.d_model)
+        self.k_proj = nn.Linear(config.d_model, config.d_model)
+        self.v_proj = nn.Linear(config.d_model, config.d_model)
+        self.out_proj = nn.Linear(config.d_model, config.d_model)
+
+    def split_heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B,T,d) -> (B,h,T,k)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key_value_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        rotary: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the output (B,T,d) and, from the eager backend, the weights (B,h,T,S)."""
+        is_cross = key_value_states is not None
+        queries = self.split_heads(self.q_proj(hidden_states))  # (B,h,T,k)
+        if is_cross and past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            cached = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            keys, values = cached.keys, cached.values
+        else:
+            attended = key_value_states if is_cross else hidden_states
+            keys = self.split_heads(self.k_proj(attended))  # (B,h,S,k)
+            values = self.split_heads(self.v_proj(attended))  # (B,h,S,k)
+            if rotary is not None:
+                queries, keys = rotate(queries, rotary), rotate(keys, rotary)
+            if past_key_values is not None:
+                half = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
+                keys, values = half.update(keys, values, self.layer_idx)
+                past_key_values.is_updated[self.layer_idx] = past_key_values.is_updated.get(self.layer_idx) or is_cross
+
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        dropout = self.config.attention_dropout if self.training else 0.0
+        output, weights = attend(
+            self, queries, keys, values, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
+        )
+        return self.out_proj(output.flatten(-2)), weights  # (B,T,h,k) -> (B,T,d)
+
+
+# ---------------------------------------------------------------------------------------------- positions, section 3.5
+
+
+def sinusoidal_positions(position_ids: torch.Tensor, dim: int) -> torch.Tensor:
+    """`PE(pos, 2i) = sin(pos / 10000^(2i/d))`, `PE(pos, 2i+1) = cos(...)` (section 3.5): (...) -> (..., dim), float32."""
+    frequencies = torch.exp(torch.arange(0, dim, 2, device=position_ids.device).float() * (-math.log(10000.0) / dim))
+    angles = position_ids[..., None].float() * frequencies  # (..., dim/2)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
+class SinusoidalPositions(nn.Module):
+    """Sines and cosines of every position, from a table as far as it reaches and computed beyond it (section 3.5)."""
+
+    def __init__(self, num_positions: int, dim: int):
+        super().__init__()
+        # Float32 whatever the model's dtype: bfloat16 cannot tell position 257 from 258.
+        self.register_buffer("table", torch.empty(num_positions, dim, dtype=torch.float32), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Fills the table; called again after loading, which leaves buffers that are not saved empty."""
+        rows, dim = self.table.shape
+        init.copy_(self.table, sinusoidal_positions(torch.arange(rows, device=self.table.device), dim))
+
+    def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
+        """(B,T) -> (B,T,dim); no position is at or above `length`."""
+        if length > self.table.shape[0]:
+            return sinusoidal_positions(position_ids, self.table.shape[1])
+        return self.table[position_ids]
+
+
+class LearnedPositions(nn.Embedding):
+    """A learned vector for each position (Table 3, row E)."""
+
+    def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
+        """(B,T) -> (B,T,dim). Raises ValueError if `length`, above which no position lies, exceeds the table."""
+        if length > self.num_embeddings:
+            raise ValueError(
+                f"A sequence of {length} tokens does not fit the learned positions of this model, which end at "
+                f"`max_position_embeddings={self.num_embeddings}`; shorten the text or lower `max_length`."
+            )
+        return super().forward(position_ids)
+
+
+# ------------------------------------------------------------------------------------------- layers, sections 3.1, 3.3
+
+
+class VanillaTransformerLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: the residual around each sublayer and the feed-forward network."""
+
+    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int):
+        super().__init__()
+        self.norm_first = config.norm_first
+        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.fc1 = nn.Linear(config.d_model, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def residual(self, x: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
+        """`LayerNorm(x + Dropout(Sublayer(x)))` as in sections 3.1 and 5.4, or its pre-norm form (B,T,d) -> (B,T,d)."""
+        if self.norm_first:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`FFN(x) = max(0, x W1 + b1) W2 + b2` (section 3.3, Equation 2), with any activation."""
+        return self.fc2(self.activation_dropout(self.activation_fn(self.fc1(x))))  # (B,T,d) -> (B,T,f) -> (B,T,d)
+
+
+class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
+    """Self-attention and feed-forward (Figure 1, left)."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
+        super().__init__(config, config.encoder_ffn_dim)
+        self.self_attn = VanillaTransformerAttention(config, config.encoder_attention_heads, False, layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        rotary: torch.Tensor | None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        def attend_to_source(x):
+            return self.self_attn(x, attention_mask=attention_mask, rotary=rotary, **kwargs)[0]
+
+        x = self.residual(x, self.self_attn_layer_norm, attend_to_source)
+        return self.residual(x, self.final_layer_norm, self.feed_forward)
+
+
+class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
+    """Causal self-attention, attention to the encoder's output, feed-forward (Figure 1, right)."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        self.self_attn = VanillaTransformerAttention(config, config.decoder_attention_heads, True, layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.encoder_attn = VanillaTransformerAttention(config, config.decoder_attention_heads, False, layer_idx)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor,
+        encoder_attention_mask: torch.Tensor | None,
+        rotary: torch.Tensor | None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        def attend_to_past(x):
+            past = {"rotary": rotary, "past_key_values": past_key_values}
+            return self.self_attn(x, attention_mask=attention_mask, **past, **kwargs)[0]
+
+        def attend_to_encoder(x):
+            cross = {"attention_mask": encoder_attention_mask, "past_key_values": past_key_values}
+            return self.encoder_attn(x, encoder_hidden_states, **cross, **kwargs)[0]
+
+        x = self.residual(x, self.self_attn_layer_norm, attend_to_past)
+        x = self.residual(x, self.encoder_attn_layer_norm, attend_to_encoder)
+        return self.residual(x, self.final_layer_norm, self.feed_forward)
+
+
+# ------------------------------------------------------------------------------------------- stacks, sections 3.1, 3.4
+
+
+class VanillaTransformerPreTrainedModel(PreTrainedModel):
+    """What every model here shares: how transformers is to treat it, and how its weights begin."""
+
+    config: VanillaTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        """Initial weights, which the paper leaves open; only through `init`, which spares tensors already loaded.
+
+        Linear       weight Xavier-uniform, bias 0
+        LayerNorm    weight 1, bias 0
+        Embedding    normal with variance 1/d, so that sqrt(d) times an embedding, and a logit, has variance near 1
+        """
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        elif isinstance(module, SinusoidalPositions):
+            module.reset_parameters()
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """As in transformers; a shared vocabulary stays one."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        if self.config.share_encoder_decoder_embeddings:
+            self.config.decoder_vocab_size = self.config.vocab_size
+        return embeddings
+
+
+class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
+    """What the encoder and the decoder share: embeddings and positions at the bottom, a norm at the top."""
+
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int, num_heads: int):
+        super().__init__(config)
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.is_rotary = config.position_embedding_type == "rotary"
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
+        positions = LearnedPositions if config.position_embedding_type == "learned" else SinusoidalPositions
+        position_dim = config.d_model // num_heads if self.is_rotary else config.d_model
+        self.embed_positions = positions(config.max_position_embeddings, position_dim)
+        self.dropout = nn.Dropout(config.dropout)
+        # A pre-norm stack ends in a sum, which needs a norm of its own; a post-norm stack ends in one.
+        self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
+        self.gradient_checkpointing = False
+
+    def embed(
+        self, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, past_length: int | torch.Tensor, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scaled embeddings with their positions (sections 3.4, 3.5): the first layer's input, and rotary angles if any.
+
+        Positions count the tokens that a 2D mask leaves, so that padding on the left moves nothing.
+        """
+        if attention_mask is not None and attention_mask.ndim == 2:
+            position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
+        else:
+            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None] + past_length
+        positions = self.embed_positions(position_ids, length).to(inputs_embeds.dtype)  # (B,T,d), (B,T,k) if rotary
+        x = inputs_embeds * self.embed_scale
+        if self.is_rotary:
+            return self.dropout(x), positions
+        return self.dropout(x + positions), None
+
+
+class VanillaTransformerEncoder(VanillaTransformerStack):
+    """N encoder layers over the embedded source (Figure 1, left)."""
+
+    _can_record_outputs = {
+        "hidden_states": VanillaTransformerEncoderLayer,
+        "attentions": VanillaTransformerAttention,
+    }
+    _tp_plan = {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.out_proj": "rowwise",
+        "layers.*.fc1": "colwise",
+        "layers.*.fc2": "rowwise",
+    }
+    _fsdp_plan = {"layers.*": "free_full_weight"}
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config, config.vocab_size, config.encoder_attention_heads)
+        self.layers = nn.ModuleList([VanillaTransformerEncoderLayer(config, i) for i in range(config.encoder_layers)])
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """`input_ids` (B,S) or `inputs_embeds` (B,S,d) -> `last_hidden_state` (B,S,d).
+
+        `attention_mask` is (B,S), 1 for real tokens, or a (B,1,S,S) mask of one's own; without one, padding is found
+        by `pad_token_id`. Raises ValueError unless exactly one of ids and embeddings is given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give the encoder either `input_ids` or `inputs_embeds`, and not both.")
+        if inputs_embeds is None:
+            attention_mask = padding_mask(input_ids, self.config) if attention_mask is None else attention_mask
+            inputs_embeds = self.embed_tokens(input_ids)
+
+        mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
+        x, rotary = self.embed(inputs_embeds, attention_mask, 0, inputs_embeds.shape[1])
+        for layer in self.layers:
+            x = layer(x, mask, rotary, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.layer_norm(x))
+
+
+class VanillaTransformerDecoder(VanillaTransformerStack):
+    """N decoder layers over the embedded target, looking at the encoder's output (Figure 1, right)."""
+
+    _can_record_outputs = {
+        "hidden_states": OutputRecorder(VanillaTransformerDecoderLayer, num_hidden_layers_key="decoder_layers"),
+        "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="encoder_attn"),
+    }
+    _tp_plan = {
+        **VanillaTransformerEncoder._tp_plan,
+        "layers.*.encoder_attn.q_proj": "colwise",
+        "layers.*.encoder_attn.k_proj": "colwise",
+        "layers.*.encoder_attn.v_proj": "colwise",
+        "layers.*.encoder_attn.out_proj": "rowwise",
+    }
+    _fsdp_plan = {"layers.*": "free_full_weight"}
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config, config.decoder_vocab_size, config.decoder_attention_heads)
+        self.layers = nn.ModuleList([VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers)])
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """`input_ids` (B,T) or `inputs_embeds` (B,T,d), `encoder_hidden_states` (B,S,d) -> `last_hidden_state` (B,T,d).
+
+        With a cache, T counts the new tokens only, and a 2D `attention_mask` covers the past ones too. Raises
+        ValueError unless exactly one of ids and embeddings is given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give the decoder either `decoder_input_ids` or `decoder_inputs_embeds`, and not both.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+
+        past_length, length = 0, inputs_embeds.shape[1]
+        self_cache = None
+        if past_key_values is not None:
+            self_cache = past_key_values.self_attention_cache
+            past_length = self_cache.get_seq_length()
+            # The length of a static cache is a tensor, which must not be read while compiling; its capacity is known.
+            length = length + past_length if isinstance(past_length, int) else self_cache.get_max_length()
+
+        mask = create_causal_mask(self.config, inputs_embeds, attention_mask, self_cache)
+        encoder_mask = create_bidirectional_mask(
+            self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
+        )
+        x, rotary = self.embed(inputs_embeds, attention_mask, past_length, length)
+        for layer in self.layers:
+            x = layer(x, mask, encoder_hidden_states, encoder_mask, rotary, past_key_values=past_key_values, **kwargs)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.layer_norm(x), past_key_values=past_key_values
+        )
+
+
+def padding_mask(input_ids: torch.Tensor, config: VanillaTransformerConfig) -> torch.Tensor | None:
+    """1 for real tokens, 0 for padding (B,S), by `pad_token_id`; None where there is no such id.
+
+    Where padding is the end-of-sentence token too, the first one after the last other token counts as real.
+    """
+    if config.pad_token_id is None:
+        return None
+    real = input_ids != config.pad_token_id
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    if config.pad_token_id in ends:
+        index = torch.arange(input_ids.shape[1], device=input_ids.device)
+        end = (real * (index + 1)).amax(dim=1, keepdim=True)  # one past the last other token (B,1)
+        real = real | (index == end)
+    return real.long()
+
+
+# ---------------------------------------------------------------------------------------------------- model, Figure 1
+
+
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+    """Encoder and decoder without the output projection (Figure 1)."""
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        if config.share_encoder_decoder_embeddings:
+            self.shared = nn.Embedding(config.vocab_size, config.d_model)
+            self._tied_weights_keys = {
+                "encoder.embed_tokens.weight": "shared.weight",
+                "decoder.embed_tokens.weight": "shared.weight",
+            }
+        self.encoder = VanillaTransformerEncoder(config)
+        self.decoder = VanillaTransformerDecoder(config)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Shares source and target embeddings also where the output projection is a matrix of its own."""
+        if self.config.share_encoder_decoder_embeddings:
+            return dict(self._tied_weights_keys)
+        return super().get_expanded_tied_weights_keys(all_submodels=all_submodels)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.shared = self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Source ids (B,S) and target ids (B,T) -> `last_hidden_state` (B,T,d).
+
+        `attention_mask` (B,S) hides source positions from the encoder and from cross-attention; without one, padding
+        is found by `pad_token_id`. `encoder_outputs` stands in for the source, `inputs_embeds` (B,S,d) for its ids.
+        Raises ValueError without a source or a target.
+        """
+        if attention_mask is None and input_ids is not None:
+            attention_mask = padding_mask(input_ids, self.config)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+
+        decoder_outputs = self.decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------- loss, section 5.4
+
+# Logits in one chunk of the loss; a chunk of this many float32 values takes 16 MiB, whatever the vocabulary.
+LOGITS_PER_CHUNK = 2**22
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Projection, softmax, label-smoothed cross-entropy and their gradient, a few rows of logits at a time.
+
+    The gradient is known as soon as the logits are, so both are worked out in the forward pass, and the (N,V) logits
+    of a batch, the largest tensor in training, never exist.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, label_smoothing, needs_grad):
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        projection, num_types = weight.to(dtype), weight.shape[0]
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        grad_bias = torch.zeros(num_types, dtype=torch.float32, device=hidden.device)
+        rows = max(1, LOGITS_PER_CHUNK // num_types)
+        for x, grad_x, target in zip(hidden.split(rows), grad_hidden.split(rows), targets.split(rows), strict=True):
+            x, target = x.to(dtype), target[:, None]
+            logits = (x @ projection.T).float()  # (n,V)
+            if bias is not None:
+                logits += bias
+            log_normaliser = logits.logsumexp(dim=1, keepdim=True)
+            likelihood = (1 - label_smoothing) * logits.gather(1, target)
+            if label_smoothing:
+                likelihood += label_smoothing * logits.mean(dim=1, keepdim=True)
+            loss += (log_normaliser - likelihood).sum()
+            if not needs_grad:
+                continue
+
+            # The gradient of the loss by the logits: softmax minus the smoothed target distribution.
+            grad = logits.sub_(log_normaliser).exp_()
+            grad -= label_smoothing / num_types
+            grad.scatter_add_(1, target, torch.full_like(target, label_smoothing - 1, dtype=grad.dtype))
+            grad_bias += grad.sum(dim=0)
+            grad = grad.to(dtype)
+            grad_x.copy_(grad @ projection)
+            grad_weight += grad.T @ x
+        ctx.grads = grad_hidden, grad_weight.to(weight.dtype), None if bias is None else grad_bias.to(bias.dtype)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad_loss):
+        scaled = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.grads]
+        return *scaled, None, None, None
+
+
+def label_smoothed_cross_entropy(
+    hidden: torch.Tensor,
+    lm_head: nn.Linear,
+    labels: torch.Tensor,
+    label_smoothing: float = 0.0,
+    num_items_in_batch: int | torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Cross-entropy against targets smoothed over all V types (section 5.4), in nats per real target token.
+
+    `hidden` (B,T,d), `labels` (B,T) with -100 where there is no target. The sum over the N real tokens is divided by
+    `num_items_in_batch`, or by N: with the number of a whole optimiser step, gradients of its parts add up exactly.
+    """
+    real = labels != -100
+    hidden, targets = hidden[real], labels[real]  # (N,d), (N,)
+    needs_grad = torch.is_grad_enabled()
+    loss = ChunkedCrossEntropy.apply(hidden, lm_head.weight, lm_head.bias, targets, label_smoothing, needs_grad)
+    return loss / (max(targets.numel(), 1) if num_items_in_batch is None else num_items_in_batch)
+
+
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+    """The whole Transformer (Figure 1): encoder, decoder and output projection."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        source = "model.shared" if config.share_encoder_decoder_embeddings else "model.decoder.embed_tokens"
+        self._tied_weights_keys = {"lm_head.weight": f"{source}.weight"}
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        label_smoothing: float = 0.0,
+        num_items_in_batch: int | torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Source ids (B,S) and target ids (B,T) -> `logits` (B,T,V), and `loss` if `labels` are given.
+
+        `labels` (B,T) are the target tokens themselves, -100 where there is none; the decoder then reads them shifted
+        right by one, unless it is given inputs of its own. `label_smoothing` and `num_items_in_batch` are those of
+        [`label_smoothed_cross_entropy`]. In training mode with labels, `logits` is None: they are never all held.
+        """
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache if labels is None else False,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        # A head that an adapter or a quantiser has replaced is more than its weight, and is called in full.
+        in_chunks = labels is not None and self.training and type(self.lm_head) is nn.Linear
+        logits = None if in_chunks else self.lm_head(hidden)  # (B,T,V)
+        loss = None
+        if in_chunks:
+            loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, label_smoothing, num_items_in_batch)
+        elif labels is not None:
+            loss = nn.functional.cross_entropy(
+                logits.float().flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=label_smoothing
+            )
+            loss = loss / ((labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """What the decoder reads to predict `labels` (B,T): the start token, then all labels but the last (Figure 1)."""
+        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
+        shifted = torch.cat([start, labels[:, :-1]], dim=1)
+        # What stands at padding does not matter, as long as it is a token: no real position looks at it.
+        return shifted.masked_fill(shifted == -100, self.config.decoder_start_token_id)
+
+    def _prepare_model_inputs(self, inputs=None, bos_token_id=None, model_kwargs=None):
+        """Lets `generate` mask padding as `forward` does; it infers no mask for encoder-decoder models any more."""
+        inputs, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
+        if name == "input_ids" and model_kwargs.get("attention_mask") is None:
+            model_kwargs["attention_mask"] = padding_mask(inputs, self.config)
+        return inputs, name, model_kwargs
+
+
+__all__ = [
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]

@@ -1,0 +1,243 @@
+"""Every option of train.py: from a recipe file, from the command line, which wins, or by default."""
+
+import argparse
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, Optional, get_origin
+
+import yaml
+from transformers import HfArgumentParser
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .errors import UserError
+
+SAMPLE_RECIPE = Path(__file__).parents[1] / "recipes" / "sample.yaml"
+
+
+def option(default, help, **kwargs):
+    """A field with its help text; `kwargs` go to argparse."""
+    return field(default=default, metadata={"help": help.replace("%", "%%"), **kwargs})
+
+
+SWITCH = {"nargs": "?", "const": True}  # for a bool whose default is None: `--norm_first` and `--norm_first false`
+
+
+@dataclass
+class DataOptions:
+    """Where the sentence pairs come from."""
+
+    _argument_group_name = "data"
+
+    dataset_name: str | None = option(None, "a Hub id, or a local directory laid out like a Hub dataset")
+    dataset_config_name: str | None = option(None, "the configuration of the dataset, such as de-en")
+    train_file: str | None = option(None, "training pairs in a file instead: .json(l), .csv, .tsv, .parquet, .txt")
+    validation_file: str | None = option(None, "validation pairs, of the same kind")
+    test_file: str | None = option(None, "test pairs, of the same kind")
+    train_split: str | None = option(None, "the split to train on (default: train)")
+    validation_split: str | None = option(None, "the split to validate on (default: validation)")
+    test_split: str | None = option(None, "the split to test on at the end (default: test, where there is one)")
+    validation_split_percentage: int = option(5, "held out of the training split where there is no validation split")
+    source_lang: str | None = option(None, "the language to translate from: a column, or a key of `translation`")
+    target_lang: str | None = option(None, "the language to translate into")
+    source_column: str | None = option(None, "the column of source texts, where its name is no language")
+    target_column: str | None = option(None, "the column of target texts")
+    max_source_length: int = option(128, "longer sources are left out (tokens, with the end of sentence)")
+    max_target_length: int = option(128, "pairs with longer targets are left out (tokens)")
+    max_train_samples: int | None = option(None, "use only so many training pairs")
+    max_eval_samples: int | None = option(None, "use only so many validation pairs")
+    max_predict_samples: int | None = option(None, "use only so many test pairs")
+    streaming: bool = option(False, "read the training pairs while training, for what does not fit the disk")
+    preprocessing_num_workers: int | None = option(None, "processes that tokenise")
+    dataloader_num_workers: int = option(0, "processes that make batches")
+    tokenizer_name: str | None = option(None, "an existing tokenizer; without one, a byte-level BPE is trained")
+
+
+@dataclass
+class TrainingOptions:
+    """How the model is trained and scored."""
+
+    _argument_group_name = "training"
+
+    output_dir: str = option("outputs/model", "the directory of the model, its checkpoints and its results")
+    model_name_or_path: str | None = option(None, "begin from this model's weights and tokenizer")
+    per_device_train_max_tokens: int = option(4096, "tokens in a batch on one device: sentences x longest side")
+    per_device_eval_max_tokens: int = option(4096, "the same, for evaluation")
+    gradient_accumulation_steps: int = option(1, "batches of each device that make one step")
+    learning_rate: float | None = option(None, "its peak (default: the paper's, (d_model x warmup_steps)^-0.5)")
+    lr_scheduler_type: Literal[
+        "inverse_sqrt", "linear", "cosine", "polynomial", "constant", "constant_with_warmup"
+    ] = option("inverse_sqrt", "the paper's schedule, or another of transformers'")
+    warmup_steps: int = option(4000, "steps until the learning rate is at its peak")
+    max_steps: int | None = option(None, "steps to train (default: as many as num_train_epochs makes)")
+    num_train_epochs: float = option(10.0, "passes over the training pairs, if max_steps is not given")
+    label_smoothing_factor: float = option(0.1, "share of the target spread over all types, section 5.4")
+    max_grad_norm: float = option(1.0, "clip the gradient at this norm; 0: do not")
+    weight_decay: float = option(0.0, "of the matrices")
+    adam_beta1: float = option(0.9, "section 5.3")
+    adam_beta2: float = option(0.98, "section 5.3")
+    adam_epsilon: float = option(1e-9, "section 5.3")
+    ema_decay: float | None = option(None, "also keep an exponential moving average of the weights, and score that")
+    average_checkpoints: int = option(0, "average the weights of the last so many checkpoints at the end, section 6.1")
+    seed: int = option(42, "of the initial weights, the order of the pairs and the dropout")
+    attn_implementation: str | None = option(None, "eager, sdpa, flex_attention, ... (default: what is fastest)")
+    torch_compile: bool = option(False, "compile the model")
+    eval_steps: int | None = option(None, "evaluate every so many steps (default: at the end only)")
+    save_steps: int | None = option(None, "write a checkpoint every so many steps (default: at each evaluation)")
+    logging_steps: int = option(10, "log every so many steps")
+    save_total_limit: int = option(2, "checkpoints to keep; the best is kept besides")
+    resume_from_checkpoint: str | None = option(None, "go on from this checkpoint, or the newest", nargs="?", const="newest")
+    early_stopping_patience: int | None = option(None, "stop after so many evaluations without a better BLEU")
+    num_beams: int = option(1, "beams in evaluation, and the model's default")
+    length_penalty: float = option(1.0, "a beam's score is divided by its length to this power")
+    report_to: str = option("none", "none, tensorboard, wandb, trackio, ... as Accelerate knows them")
+    push_to_hub: bool = option(False, "push the trained model to the Hub")
+    hub_model_id: str | None = option(None, "the repository to push to (default: the name of output_dir)")
+
+
+# The tokenizer decides on these, and a Transformer without a decoder is another model.
+NOT_OPTIONS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "is_encoder_decoder"}
+
+
+def make_model_options() -> type:
+    """A dataclass of the fields of the model's config; None stands for the config's own default."""
+    texts = dict(re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", VanillaTransformerConfig.__doc__, re.MULTILINE))
+    defaults = VanillaTransformerConfig()
+    fields = []
+    for item in dataclasses.fields(VanillaTransformerConfig):
+        if item.name in texts and item.name not in NOT_OPTIONS:
+            default = getattr(defaults, item.name)
+            kind = item.type if get_origin(item.type) is Literal else type(default)
+            text = " ".join(texts[item.name].split()) + f" (default: {default})"
+            fields.append((item.name, Optional[kind], option(None, text, **(SWITCH if kind is bool else {}))))
+    return dataclasses.make_dataclass("ModelOptions", fields, namespace={"_argument_group_name": "model"})
+
+
+MODEL_OPTIONS = make_model_options()
+
+
+class Parser(HfArgumentParser):
+    """Says what is wrong in one sentence."""
+
+    def error(self, message: str):
+        raise UserError(message)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        [DataOptions, MODEL_OPTIONS, TrainingOptions],
+        prog="accelerate launch train.py",
+        description="Train an encoder-decoder Transformer on sentence pairs. Without a recipe or a dataset it trains "
+        "recipes/sample.yaml. Mixed precision and several GPUs come from accelerate launch, e.g. "
+        "accelerate launch --mixed_precision bf16 --num_processes 4 train.py --config recipes/multi30k_en_de.yaml",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE.yaml", help="a recipe: any of these options; the command line wins")
+    return parser
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of what has one, and one spelling of each option."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default in (None, False, argparse.SUPPRESS) else super()._get_help_string(action)
+
+    def _format_action_invocation(self, action):
+        action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        return super()._format_action_invocation(action)
+
+
+def parse_options(argv: list[str]) -> argparse.Namespace:
+    """Reads every option of train.py, from `argv` and from the recipe that `--config` names in it.
+
+    Returns:
+        A namespace with every option; a model field that was not given is None.
+
+    Raises:
+        UserError: An option or a recipe key does not exist (names the closest) or has a wrong value.
+    """
+    parser = make_parser()
+    given, unknown = parser.parse_known_args(argv)
+    if given.config is None and given.dataset_name is None and given.train_file is None:
+        given.config = SAMPLE_RECIPE
+    if given.config is not None and not unknown:
+        # The recipe comes first, so that what is on the command line replaces it.
+        given, unknown = parser.parse_known_args(read_recipe(Path(given.config), parser) + argv)
+    if unknown:
+        raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], parser._option_string_actions)}")
+    check_options(given)
+    return given
+
+
+def read_recipe(path: Path, parser: Parser) -> list[str]:
+    """The recipe as a command line, so that both are checked alike."""
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"The recipe {path} cannot be read: {reason}") from error
+    if not isinstance(recipe, dict):
+        raise UserError(f"The recipe {path} must be lines of `option: value`.")
+    argv = []
+    for key, value in recipe.items():
+        if f"--{key}" not in parser._option_string_actions or key == "config":
+            options = {name.removeprefix("--") for name in parser._option_string_actions}
+            raise UserError(f"'{key}' in {path} is not an option{closest(str(key), options)}")
+        if isinstance(value, (dict, list)):
+            raise UserError(f"'{key}' in {path} must be one value, not {value}.")
+        if value is not None:
+            argv += [f"--{key}={value}"]
+    return argv
+
+
+def closest(name: str, options) -> str:
+    found = get_close_matches(name.split("=")[0], options, n=1)
+    return f"; did you mean {found[0]}?" if found else "; --help lists them."
+
+
+AT_LEAST_ONE = ["per_device_train_max_tokens", "per_device_eval_max_tokens", "gradient_accumulation_steps", "max_steps"]
+AT_LEAST_ONE += ["eval_steps", "save_steps", "logging_steps", "save_total_limit", "num_beams", "max_source_length"]
+AT_LEAST_ONE += ["max_target_length", "max_train_samples", "max_eval_samples", "max_predict_samples"]
+AT_LEAST_ONE += ["early_stopping_patience"]
+NOT_NEGATIVE = ["learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "average_checkpoints"]
+NOT_NEGATIVE += ["dataloader_num_workers", "seed"]
+
+
+def check_options(args: argparse.Namespace):
+    """Raises UserError for a number outside its range, or options that do not go together."""
+    for name in AT_LEAST_ONE:
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+    for name in NOT_NEGATIVE:
+        if getattr(args, name) is not None and not getattr(args, name) >= 0:
+            raise UserError(f"--{name} is {getattr(args, name)}; it must not be negative.")
+    if not 0 <= args.label_smoothing_factor < 1:
+        raise UserError(f"--label_smoothing_factor is {args.label_smoothing_factor}; it must lie in [0, 1).")
+    if args.ema_decay is not None and not 0 < args.ema_decay < 1:
+        raise UserError(f"--ema_decay is {args.ema_decay}; it must lie between 0 and 1.")
+    if not args.num_train_epochs > 0:
+        raise UserError(f"--num_train_epochs is {args.num_train_epochs}; it must be more than 0.")
+    if not 1 <= args.validation_split_percentage <= 99:
+        raise UserError(f"--validation_split_percentage is {args.validation_split_percentage}; it must be 1 to 99.")
+    if args.dataset_name and args.train_file:
+        raise UserError("--dataset_name and --train_file are both given; choose one.")
+    if args.streaming and args.max_steps is None:
+        raise UserError("--streaming needs --max_steps, as a stream does not tell how long an epoch is.")
+
+
+def model_fields(args: argparse.Namespace) -> dict:
+    """The model fields that were given."""
+    names = [item.name for item in dataclasses.fields(MODEL_OPTIONS)]
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def write_recipe(args: argparse.Namespace, config: VanillaTransformerConfig, path: Path):
+    """Writes every option as it was in force, as a recipe that `--config` reads."""
+    options = {key: value for key, value in vars(args).items() if key not in ("config", "resume_from_checkpoint")}
+    options |= {item.name: getattr(config, item.name) for item in dataclasses.fields(MODEL_OPTIONS)}
+    if config.decoder_vocab_size == config.vocab_size:
+        options["decoder_vocab_size"] = None
+    path.write_text(yaml.safe_dump(options, sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -1,0 +1,107 @@
+"""Translate: text in, text out.
+
+    python -m vanilla_transformer.translation --model DIR_OR_ID < in.txt > out.txt
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from .data import fill_batches
+from .errors import UserError
+
+
+class Translator:
+    """A model and its tokenizer as a function from texts to texts.
+
+        Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
+
+    Texts are translated in batches of similar length, sentences times source tokens at most `max_tokens`, and come
+    back in their order; an empty text stays empty.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int = 4096):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str, max_tokens: int = 4096, **kwargs) -> "Translator":
+        """Loads model and tokenizer from a directory or a Hub id; `kwargs` go to `from_pretrained` of both."""
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **kwargs).eval()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return cls(model.to(device), tokenizer, max_tokens)
+
+    @torch.no_grad()
+    def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
+        """Translates `texts`; `generation` goes to `generate` (`num_beams`, `length_penalty`, `max_new_tokens`, ...).
+
+        Args:
+            progress: The label of a progress bar on stderr; None: no bar.
+
+        Raises:
+            UserError: A text is longer than the learned positions of the model; names it.
+        """
+        texts = list(texts)
+        filled = [index for index, text in enumerate(texts) if text.strip()]
+        translations = [""] * len(texts)
+        if not filled:
+            return translations
+        ids = self.tokenizer([texts[index] for index in filled], return_attention_mask=False).input_ids
+        lengths = np.array([len(source) for source in ids])
+        self.refuse_too_long(lengths, filled)
+        with tqdm(total=len(filled), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
+            # The longest first, so that a batch that does not fit the memory shows at once.
+            for batch in reversed(list(fill_batches(lengths, lengths, self.max_tokens))):
+                source = self.tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt")
+                output = self.model.generate(**source.to(self.model.device), **self.limits(source, generation))
+                for i, text in zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
+                    translations[filled[i]] = text
+                bar.update(len(batch))
+        return translations
+
+    def limits(self, source, generation: dict) -> dict:
+        """`generation` with a bound on the length where none is given: the source's plus 50 (section 6.1)."""
+        if {"max_length", "max_new_tokens"} & generation.keys():
+            return generation
+        bound = source["input_ids"].shape[1] + 50
+        if self.model.config.position_embedding_type == "learned":
+            bound = min(bound, self.model.config.max_position_embeddings)
+        return {**generation, "max_length": bound}
+
+    def refuse_too_long(self, lengths: np.ndarray, numbers: list[int]):
+        config = self.model.config
+        if config.position_embedding_type == "learned" and lengths.max() > config.max_position_embeddings:
+            raise UserError(
+                f"Text {numbers[lengths.argmax()] + 1} has {lengths.max()} tokens, and the learned positions of this "
+                f"model end at {config.max_position_embeddings}; split it into shorter ones."
+            )
+
+
+def main():
+    """Translates standard input to standard output, line by line."""
+    parser = argparse.ArgumentParser(description=main.__doc__, prog="python -m vanilla_transformer.translation")
+    parser.add_argument("--model", required=True, help="a model directory or a Hub id")
+    parser.add_argument("--num_beams", type=int, default=None, help="beams (default: those of the model)")
+    parser.add_argument("--length_penalty", type=float, default=None, help="the exponent of the length in beam search")
+    parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens in a batch (default: %(default)s)")
+    options = parser.parse_args()
+    chosen = {"num_beams": options.num_beams, "length_penalty": options.length_penalty}
+    lines = [line.rstrip("\r\n") for line in sys.stdin]
+    try:
+        translator = Translator.from_pretrained(options.model, options.max_tokens)
+        translations = translator(lines, "Translating", **{k: v for k, v in chosen.items() if v is not None})
+    except (UserError, OSError) as error:
+        sys.exit(f"translation: {error}")
+    # A translation is one line, whatever the model wrote.
+    print(*(" ".join(text.split("\n")) for text in translations), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
