@@ -1,8 +1,8 @@
 """Train an encoder-decoder Transformer on sentence pairs.
 
-    accelerate launch train.py                                                      # the sample recipe
-    accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_de.yaml --d_model 128
-    accelerate launch train.py --help                                               # every option
+accelerate launch train.py                                                      # the sample recipe
+accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_de.yaml --d_model 128
+accelerate launch train.py --help                                               # every option
 """
 
 import importlib.metadata
@@ -20,6 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
+from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.curves import plot_training_curves
@@ -32,6 +33,7 @@ from vanilla_transformer.training import (
     RunState,
     average_checkpoints,
     delete_old_checkpoints,
+    keep_freed_memory,
     learning_rate_schedule,
     list_checkpoints,
     load_checkpoint,
@@ -54,7 +56,10 @@ def main():
     checkpoint = find_checkpoint(args, output_dir)
     trackers = [name for name in args.report_to.split(",") if name != "none"]
     accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir)
-    use_all_cores(accelerator)
+    if accelerator.device.type == "cpu":
+        use_all_cores(accelerator.num_processes)
+        keep_freed_memory()
+    disable_progress_bar()  # of transformers, which saves these models in no time
 
     # ---------------------------------------------------------------------------------------------------------- data
     with accelerator.main_process_first():
@@ -83,7 +88,9 @@ def main():
     if args.torch_compile:
         model.compile(dynamic=True)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
-    accelerator.print(f"steps {state.step:,} to {max_steps:,}, learning rate up to {peak:.2e} at step {args.warmup_steps:,}")
+    accelerator.print(
+        f"steps {state.step:,} to {max_steps:,}, learning rate up to {peak:.2e} at step {args.warmup_steps:,}"
+    )
 
     # --------------------------------------------------------------------------------------------------------- train
     if accelerator.is_main_process:
@@ -117,7 +124,9 @@ def main():
         if must_save:
             if accelerator.is_main_process:
                 save_checkpoint(output_dir / f"checkpoint-{step}", model, tokenizer, optimizer.optimizer, state, ema)
-                delete_old_checkpoints(output_dir, max(args.save_total_limit, args.average_checkpoints), state.best_step)
+                delete_old_checkpoints(
+                    output_dir, max(args.save_total_limit, args.average_checkpoints), state.best_step
+                )
             accelerator.wait_for_everyone()
         if must_evaluate or must_save:
             clock = time.perf_counter()
@@ -163,10 +172,10 @@ def find_checkpoint(args, output_dir: Path) -> Path | None:
     return there[-1]
 
 
-def use_all_cores(accelerator: Accelerator):
+def use_all_cores(num_processes: int):
     """Undoes the single thread that `accelerate launch` gives a process on a CPU unless it is told otherwise."""
-    if accelerator.device.type == "cpu" and torch.get_num_threads() == 1:
-        torch.set_num_threads(max(1, os.cpu_count() // accelerator.num_processes))
+    if torch.get_num_threads() == 1:
+        torch.set_num_threads(max(1, os.cpu_count() // num_processes))
 
 
 def make_tokenizer(args, dataset, checkpoint: Path | None):
@@ -212,7 +221,9 @@ def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConf
 
 def make_model(args, config: VanillaTransformerConfig) -> VanillaTransformerForConditionalGeneration:
     """A new model, or the one that is tuned, with its own sizes and the dropout that is given."""
-    attention = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
+    if args.attn_implementation is None and not torch.cuda.is_available():
+        args.attn_implementation = "eager"  # the fastest to train with on a CPU, where sentences are short
+    attention = {"attn_implementation": args.attn_implementation}
     if args.model_name_or_path is None:
         return VanillaTransformerForConditionalGeneration._from_config(config, **attention)
     dropouts = {key: value for key, value in model_fields(args).items() if "dropout" in key}

@@ -126,7 +126,9 @@ def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[
             if name is None:
                 raise UserError(f"--{option} is missing: name both columns, of {', '.join(features)}.")
             if name not in features:
-                raise UserError(f"--{option} {name} does not exist in {where(args)}; its columns: {', '.join(features)}.")
+                raise UserError(
+                    f"--{option} {name} does not exist in {where(args)}; its columns: {', '.join(features)}."
+                )
             if name not in text:
                 raise UserError(f"--{option} {name} holds no text; columns of text: {', '.join(text) or 'none'}.")
         return args.source_column, args.target_column
@@ -167,7 +169,10 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
 
         def unnest(batch: dict) -> dict:
             rows = [row or {} for row in batch[column]]
-            return {name: [row.get(lang) for row in rows] for name, lang in zip(("source", "target"), languages, strict=True)}
+            return {
+                name: [row.get(lang) for row in rows]
+                for name, lang in zip(("source", "target"), languages, strict=True)
+            }
 
         return dataset.map(unnest, batched=True, remove_columns=list(dataset.features or [column]))
     missing = {source, target} - set(dataset.features or (source, target))

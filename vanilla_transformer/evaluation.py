@@ -20,7 +20,9 @@ class TranslationQuality(evaluate.Metric):
         return evaluate.MetricInfo(
             description="Corpus BLEU and chrF by sacreBLEU, with their signatures.",
             citation="Post, M. (2018). A Call for Clarity in Reporting BLEU Scores. WMT.",
-            features=datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")}),
+            features=datasets.Features(
+                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+            ),
         )
 
     def _compute(self, predictions: list[str], references: list[str]) -> dict:

@@ -321,7 +321,11 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.gradient_checkpointing = False
 
     def embed(
-        self, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, past_length: int | torch.Tensor, length: int
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_length: int | torch.Tensor,
+        length: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Scaled embeddings with their positions (sections 3.4, 3.5): the first layer's input, and rotary angles if any.
 

@@ -88,7 +88,9 @@ class TrainingOptions:
     save_steps: int | None = option(None, "write a checkpoint every so many steps (default: at each evaluation)")
     logging_steps: int = option(10, "log every so many steps")
     save_total_limit: int = option(2, "checkpoints to keep; the best is kept besides")
-    resume_from_checkpoint: str | None = option(None, "go on from this checkpoint, or the newest", nargs="?", const="newest")
+    resume_from_checkpoint: str | None = option(
+        None, "go on from this checkpoint, or the newest", nargs="?", const="newest"
+    )
     early_stopping_patience: int | None = option(None, "stop after so many evaluations without a better BLEU")
     num_beams: int = option(1, "beams in evaluation, and the model's default")
     length_penalty: float = option(1.0, "a beam's score is divided by its length to this power")
@@ -198,7 +200,12 @@ def closest(name: str, options) -> str:
     return f"; did you mean {found[0]}?" if found else "; --help lists them."
 
 
-AT_LEAST_ONE = ["per_device_train_max_tokens", "per_device_eval_max_tokens", "gradient_accumulation_steps", "max_steps"]
+AT_LEAST_ONE = [
+    "per_device_train_max_tokens",
+    "per_device_eval_max_tokens",
+    "gradient_accumulation_steps",
+    "max_steps",
+]
 AT_LEAST_ONE += ["eval_steps", "save_steps", "logging_steps", "save_total_limit", "num_beams", "max_source_length"]
 AT_LEAST_ONE += ["max_target_length", "max_train_samples", "max_eval_samples", "max_predict_samples"]
 AT_LEAST_ONE += ["early_stopping_patience"]

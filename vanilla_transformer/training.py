@@ -1,8 +1,10 @@
 """What a training run is made of: the schedule, the optimiser and its step, and the state that outlives a stop."""
 
 import contextlib
+import ctypes
 import json
 import math
+import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -13,7 +15,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
 from .errors import UserError
@@ -54,7 +60,22 @@ def make_optimizer(model: nn.Module, args) -> torch.optim.AdamW:
     spared = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     # The learning rate is set at each step.
-    return torch.optim.AdamW(groups, lr=0.0, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon, fused=True)
+    return torch.optim.AdamW(
+        groups, lr=0.0, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon, fused=True
+    )
+
+
+def keep_freed_memory():
+    """Makes glibc keep the memory of freed tensors instead of mapping it anew, and zeroed, at every step.
+
+    On a CPU this nearly halves the time of a training step. Elsewhere than on glibc it does nothing.
+    """
+    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # malloc.h
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+        libc.mallopt(m_top_pad, 2**28)
 
 
 def seed_step(seed: int, step: int, process_index: int):

@@ -1,6 +1,6 @@
 """Translate: text in, text out.
 
-    python -m vanilla_transformer.translation --model DIR_OR_ID < in.txt > out.txt
+python -m vanilla_transformer.translation --model DIR_OR_ID < in.txt > out.txt
 """
 
 import argparse
