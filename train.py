@@ -175,7 +175,8 @@ def find_checkpoint(args, output_dir: Path) -> Path | None:
 def use_all_cores(num_processes: int):
     """Undoes the single thread that `accelerate launch` gives a process on a CPU unless it is told otherwise."""
     if torch.get_num_threads() == 1:
-        torch.set_num_threads(max(1, os.cpu_count() // num_processes))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, cores // num_processes))
 
 
 def make_tokenizer(args, dataset, checkpoint: Path | None):
