@@ -105,6 +105,9 @@ class VanillaTransformerConfig(PretrainedConfig):
     decoder_start_token_id: int | None = 1
 
     def __post_init__(self, **kwargs):
+        for alias, name in self.attribute_map.items():
+            if alias in kwargs:
+                setattr(self, name, kwargs.pop(alias))
         self._refuse_unknown(kwargs)
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
@@ -131,7 +134,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         """
         if self.transformers_version is not None:
             return
-        known = sorted({field.name for field in fields(self)} | set(self.attribute_map))
+        known = sorted(field.name for field in fields(self))
         allowed = TRANSFORMERS_KEYS | set(GenerationConfig().to_dict())
         for key in kwargs:
             if not key.startswith("_") and key not in allowed:
@@ -150,8 +153,12 @@ class VanillaTransformerConfig(PretrainedConfig):
         for name in ["dropout", "attention_dropout", "activation_dropout"]:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}; it must lie in [0, 1).")
-        if not self.layer_norm_eps > 0:
-            raise ValueError(f"`layer_norm_eps` is {self.layer_norm_eps}; it must be positive.")
+        if not 0 < self.layer_norm_eps < 1:
+            raise ValueError(f"`layer_norm_eps` is {self.layer_norm_eps}; it must lie between 0 and 1.")
+        if not self.is_encoder_decoder:
+            raise ValueError(
+                "`is_encoder_decoder` is False; this model has an encoder and a decoder, so it must be True."
+            )
         if self.activation_function not in ACT2FN:
             raise ValueError(
                 f"`activation_function` is {self.activation_function!r}; it must be one of {', '.join(sorted(ACT2FN))}."
@@ -176,15 +183,18 @@ class VanillaTransformerConfig(PretrainedConfig):
             )
 
     def validate_token_ids(self):
-        """Raises ValueError for a special token outside the vocabulary that reads or writes it."""
+        """Raises ValueError for a special token outside a vocabulary in which it is read or written."""
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        ids = [("pad_token_id", self.pad_token_id), ("bos_token_id", self.bos_token_id)]
-        ids += [("decoder_start_token_id", self.decoder_start_token_id), *(("eos_token_id", end) for end in ends)]
-        for name, value in ids:
-            if value is not None and not 0 <= value < self.decoder_vocab_size:
-                raise ValueError(
-                    f"`{name}` is {value}; it must be None or lie in the vocabulary, 0 to {self.decoder_vocab_size - 1}."
-                )
+        if not ends:
+            raise ValueError("`eos_token_id` is []; it must be None, a token id or a list of some.")
+        in_both = min(self.vocab_size, self.decoder_vocab_size)
+        limits = [("pad_token_id", self.pad_token_id, in_both), *(("eos_token_id", end, in_both) for end in ends)]
+        limits += [
+            (name, getattr(self, name), self.decoder_vocab_size) for name in ("bos_token_id", "decoder_start_token_id")
+        ]
+        for name, value, limit in limits:
+            if value is not None and not 0 <= value < limit:
+                raise ValueError(f"`{name}` is {value}; it must be None or lie in the vocabulary, 0 to {limit - 1}.")
 
 
 __all__ = ["VanillaTransformerConfig"]

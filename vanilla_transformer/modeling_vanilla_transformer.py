@@ -138,9 +138,11 @@ class VanillaTransformerAttention(nn.Module):
 
 def sinusoidal_positions(position_ids: torch.Tensor, dim: int) -> torch.Tensor:
     """`PE(pos, 2i) = sin(pos / 10000^(2i/d))`, `PE(pos, 2i+1) = cos(...)` (section 3.5): (...) -> (..., dim), float32."""
-    frequencies = torch.exp(torch.arange(0, dim, 2, device=position_ids.device).float() * (-math.log(10000.0) / dim))
-    angles = position_ids[..., None].float() * frequencies  # (..., dim/2)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+    # Float64, where there is any: in float32 the angle of a late position is wrong in its fifth digit.
+    precision = torch.float32 if position_ids.device.type == "mps" else torch.float64
+    steps = torch.arange(0, dim, 2, device=position_ids.device, dtype=precision)
+    angles = position_ids[..., None].to(precision) * 10000 ** (-steps / dim)  # (..., dim/2)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
 
 
 class SinusoidalPositions(nn.Module):
@@ -156,6 +158,14 @@ class SinusoidalPositions(nn.Module):
         """Fills the table; called again after loading, which leaves buffers that are not saved empty."""
         rows, dim = self.table.shape
         init.copy_(self.table, sinusoidal_positions(torch.arange(rows, device=self.table.device), dim))
+
+    def _apply(self, fn, recurse=True):
+        """Keeps the table in float32 when `model.to(torch.bfloat16)` or `model.half()` casts everything."""
+        super()._apply(fn, recurse)
+        if self.table.dtype != torch.float32:
+            self.table = torch.empty_like(self.table, dtype=torch.float32)
+            self.reset_parameters()
+        return self
 
     def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
         """(B,T) -> (B,T,dim); no position is at or above `length`."""
@@ -523,11 +533,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         """Source ids (B,S) and target ids (B,T) -> `last_hidden_state` (B,T,d).
 
         `attention_mask` (B,S) hides source positions from the encoder and from cross-attention; without one, padding
-        is found by `pad_token_id`. `encoder_outputs` stands in for the source, `inputs_embeds` (B,S,d) for its ids.
+        is found by `pad_token_id`. One of (B,1,S,S) is for the encoder alone. `encoder_outputs` stands in for the source, `inputs_embeds` (B,S,d) for its ids.
         Raises ValueError without a source or a target.
         """
         if attention_mask is None and input_ids is not None:
             attention_mask = padding_mask(input_ids, self.config)
+        encoder_attention_mask = attention_mask
+        if attention_mask is not None and attention_mask.ndim == 4 and attention_mask.shape[2] > 1:
+            # A mask with a row for each source position says nothing of what the target may look at.
+            encoder_attention_mask = None if input_ids is None else padding_mask(input_ids, self.config)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         elif not isinstance(encoder_outputs, BaseModelOutput):
@@ -537,7 +551,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_input_ids,
             decoder_attention_mask,
             encoder_hidden_states=encoder_outputs.last_hidden_state,
-            encoder_attention_mask=attention_mask,
+            encoder_attention_mask=encoder_attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -565,7 +579,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """Projection, softmax, label-smoothed cross-entropy and their gradient, a few rows of logits at a time.
 
     The gradient is known as soon as the logits are, so both are worked out in the forward pass, and the (N,V) logits
-    of a batch, the largest tensor in training, never exist.
+    of a batch, the largest tensor in training, never exist. Sums are in float32, whatever the weights are.
     """
 
     @staticmethod
@@ -703,6 +717,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to predict `labels` (B,T): the start token, then all labels but the last (Figure 1)."""
+        if self.config.decoder_start_token_id is None:
+            raise ValueError("`decoder_start_token_id` of the config is None; set it, for the decoder to begin with.")
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
         # What stands at padding does not matter, as long as it is a token: no real position looks at it.
