@@ -61,14 +61,14 @@ def main():
         keep_freed_memory()
     disable_progress_bar()  # of transformers, which saves these models in no time
 
-    # ---------------------------------------------------------------------------------------------------------- data
+    # ------------------------------------------------------------------------------------------------------------ data
     with accelerator.main_process_first():
         pairs = load_pairs(args)
         tokenizer = make_tokenizer(args, pairs["train"], checkpoint)
         config = make_config(args, tokenizer)
         splits = tokenize_splits(pairs, tokenizer, args, config, accelerator)
 
-    # --------------------------------------------------------------------------------------------------------- model
+    # ----------------------------------------------------------------------------------------------------------- model
     torch.manual_seed(args.seed)
     model = make_model(args, config).to(accelerator.device)
     model.generation_config = make_generation_config(args, model.config)
@@ -76,7 +76,7 @@ def main():
     scored = model if ema is None else ema.module
     accelerator.print(f"{model.num_parameters():,} parameters, {model.config.vocab_size:,} token types")
 
-    # ------------------------------------------------------------------------------------------- optimiser and resume
+    # -------------------------------------------------------------------------------------------- optimiser and resume
     optimizer = make_optimizer(model, args)
     state = RunState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer, ema)
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
@@ -92,7 +92,7 @@ def main():
         f"steps {state.step:,} to {max_steps:,}, learning rate up to {peak:.2e} at step {args.warmup_steps:,}"
     )
 
-    # --------------------------------------------------------------------------------------------------------- train
+    # ----------------------------------------------------------------------------------------------------------- train
     if accelerator.is_main_process:
         output_dir.mkdir(parents=True, exist_ok=True)
         write_recipe(args, model.config, output_dir / "recipe.yaml")
@@ -110,17 +110,17 @@ def main():
         bar.update()
 
         must_evaluate = args.eval_steps and step % args.eval_steps == 0 and step < max_steps
-        must_save = step == max_steps or step % (args.save_steps or args.eval_steps or max_steps) == 0
-        if step % args.logging_steps == 0 or must_evaluate or must_save:
+        must_save = must_evaluate or step == max_steps or step % (args.save_steps or max_steps) == 0
+        if step % args.logging_steps == 0 or must_save:
             entry = state.log(step, window, time.perf_counter() - clock, learning_rate(step))
             bar.set_postfix_str(describe(entry))
-            accelerator.log({f"train/{key}": value for key, value in entry.items()}, step=step)
+            accelerator.log(entry, step=step)
             window.zero_()
             clock = time.perf_counter()
         if must_evaluate:
             scores = evaluate(scored, tokenizer, splits["validation"], "eval", args, accelerator)
             state.log_scores(scores)
-            accelerator.log({f"eval/{key}": value for key, value in scores.items()}, step=step)
+            accelerator.log(numbers_of(scores), step=step)
         if must_save:
             if accelerator.is_main_process:
                 save_checkpoint(output_dir / f"checkpoint-{step}", model, tokenizer, optimizer.optimizer, state, ema)
@@ -128,7 +128,6 @@ def main():
                     output_dir, max(args.save_total_limit, args.average_checkpoints), state.best_step
                 )
             accelerator.wait_for_everyone()
-        if must_evaluate or must_save:
             clock = time.perf_counter()
         if args.early_stopping_patience and state.evaluations_without_improvement >= args.early_stopping_patience:
             bar.write(f"Stopping early: BLEU has not risen above the {state.best_bleu:.2f} of step {state.best_step}.")
@@ -142,6 +141,7 @@ def main():
     state.log_scores(results)
     if "test" in splits:
         results |= evaluate(scored, tokenizer, splits["test"], "test", args, accelerator)
+    accelerator.log(numbers_of(results), step=state.step)
     if accelerator.is_main_process:
         scored.save_pretrained(output_dir)
         tokenizer.save_pretrained(output_dir)
@@ -152,7 +152,7 @@ def main():
     accelerator.end_training()
 
 
-# ------------------------------------------------------------------------------------------------- the parts of a run
+# -------------------------------------------------------------------------------------------------- the parts of a run
 
 
 def find_checkpoint(args, output_dir: Path) -> Path | None:
@@ -161,8 +161,8 @@ def find_checkpoint(args, output_dir: Path) -> Path | None:
     if args.resume_from_checkpoint is None:
         if there or (output_dir / "config.json").exists():
             raise UserError(
-                f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or choose "
-                "another directory."
+                f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or "
+                "choose another directory."
             )
         return None
     if args.resume_from_checkpoint != "newest":
@@ -255,6 +255,11 @@ def describe(entry: dict) -> str:
     )
 
 
+def numbers_of(results: dict) -> dict:
+    """What a tracker can draw of the results."""
+    return {key: value for key, value in results.items() if isinstance(value, int | float)}
+
+
 def evaluate(model, tokenizer, split, name: str, args, accelerator: Accelerator) -> dict:
     """Loss, BLEU and chrF of a split under the names `{name}_loss` ..., printed with some translations."""
     model.eval()
@@ -265,13 +270,19 @@ def evaluate(model, tokenizer, split, name: str, args, accelerator: Accelerator)
     translator = Translator(model, tokenizer, args.per_device_eval_max_tokens)
     translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
     scores = TranslationQuality().compute(predictions=translations, references=references)
+    triples = list(zip(sources, references, translations, strict=True))[:EXAMPLES]
+    examples = [dict(zip(("source", "reference", "translation"), triple, strict=True)) for triple in triples]
     if accelerator.is_main_process:
-        lines = [f"{name}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}"]
-        for triple in list(zip(sources, references, translations, strict=True))[:EXAMPLES]:
-            lines += [f"  {what:<12} {text}" for what, text in zip(("source", "reference", "translation"), triple)]
-        tqdm.write("\n".join(lines))
-    signatures = {f"{metric}_signature": scores[f"{metric}_signature"] for metric in ("bleu", "chrf")}
-    return {f"{name}_loss": loss, f"{name}_bleu": scores["bleu"], f"{name}_chrf": scores["chrf"], **signatures}
+        tqdm.write(f"{name}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}")
+        tqdm.write("\n".join(f"  {what:<12} {text}" for example in examples for what, text in example.items()))
+    return {
+        f"{name}_loss": loss,
+        f"{name}_bleu": scores["bleu"],
+        f"{name}_chrf": scores["chrf"],
+        "bleu_signature": scores["bleu_signature"],
+        "chrf_signature": scores["chrf_signature"],
+        "examples": examples,
+    }
 
 
 def load_final_weights(model, args, output_dir: Path, state: RunState, accelerator: Accelerator):
@@ -308,3 +319,5 @@ if __name__ == "__main__":
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"train.py: error: {reason}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit("train.py: stopped; --resume_from_checkpoint goes on from the newest checkpoint, if there is one.")

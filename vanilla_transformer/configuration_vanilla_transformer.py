@@ -161,7 +161,7 @@ class VanillaTransformerConfig(PretrainedConfig):
             )
         if self.activation_function not in ACT2FN:
             raise ValueError(
-                f"`activation_function` is {self.activation_function!r}; it must be one of {', '.join(sorted(ACT2FN))}."
+                f"`activation_function` is {self.activation_function!r}; it must be one of {', '.join(sorted(ACT2FN))}"
             )
         for side in ["encoder", "decoder"]:
             heads = getattr(self, f"{side}_attention_heads")

@@ -1,4 +1,4 @@
-"""Sentence pairs: a dataset from the Hub or from disk -> token ids -> batches of so many tokens in a repeatable order."""
+"""Sentence pairs: a dataset from the Hub or from disk -> token ids -> batches of so many tokens, in a known order."""
 
 import itertools
 from collections.abc import Iterator
@@ -192,7 +192,7 @@ def sentences(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | 
     return (text for text in texts if is_filled(text)), length
 
 
-# ---------------------------------------------------------------------------------------------------------- token ids
+# ----------------------------------------------------------------------------------------------------------- token ids
 
 KEPT, EMPTY, TOO_LONG = range(3)
 
@@ -209,8 +209,8 @@ def tokenize_pairs(
 
     Pairs of which a side is empty, missing or no text, or longer than its limit in tokens (the end-of-sentence token
     counts), are dropped; none is cut off. The columns `input_ids`, `labels`, `source_length` and `target_length` come
-    to `source` and `target`. Map-style datasets are tokenised at once, with a progress bar, and cached by `datasets`; a stream
-    as it is read.
+    to `source` and `target`. Map-style datasets are tokenised at once, with a progress bar, and cached by `datasets`;
+    a stream as it is read.
 
     Raises:
         UserError: No pair is left.
@@ -247,8 +247,8 @@ def tokenize_pairs(
     drops = {"empty": int((fate == EMPTY).sum()), "too long": int((fate == TOO_LONG).sum())}
     if not (fate == KEPT).any():
         raise UserError(
-            f"No usable pair is left of the {len(fate)} of the {split} split: {drops['empty']} have an empty or missing "
-            f"side, {drops['too long']} are longer than --max_source_length {max_source_length} or "
+            f"No usable pair is left of the {len(fate)} of the {split} split: {drops['empty']} have an empty or "
+            f"missing side, {drops['too long']} are longer than --max_source_length {max_source_length} or "
             f"--max_target_length {max_target_length} tokens."
         )
     if any(drops.values()):
@@ -260,7 +260,7 @@ def is_filled(text) -> bool:
     return isinstance(text, str) and bool(text.strip())
 
 
-# -------------------------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------------------------- batches
 
 
 def plan_epoch(

@@ -1,5 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""The encoder-decoder Transformer of *Attention Is All You Need* (Vaswani et al., 2017, arXiv 1706.03762), in one file.
+"""The Transformer of *Attention Is All You Need* (Vaswani et al., 2017, arXiv 1706.03762), in one file.
 
     what                                          section of the paper      shapes
     eager_attention_forward                       3.2.1 Equation 1          (B,h,T,k) (B,h,S,k) (B,h,S,k) -> (B,T,h,k)
@@ -14,8 +14,8 @@
     label_smoothed_cross_entropy                  5.4                       (N,d) (V,d) (N,) -> ()
     VanillaTransformerForConditionalGeneration    Figure 1 with its head    (B,S) (B,T) -> (B,T,V)
 
-Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head (d / h), f inner width
-of the feed-forward network, V token types, N real target tokens. In self-attention S is the length attended to.
+Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head (d / h), f inner
+width of the feed-forward network, V token types, N real target tokens. In self-attention S is the length attended to.
 """
 
 import math
@@ -80,7 +80,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 class VanillaTransformerAttention(nn.Module):
-    """Multi-head attention (section 3.2.2, Figure 2): self-attention, or cross-attention if given `key_value_states`."""
+    """Multi-head attention (section 3.2.2, Figure 2), to itself or, if given `key_value_states`, to them."""
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int, is_causal: bool, layer_idx: int):
         super().__init__()
@@ -137,7 +137,10 @@ class VanillaTransformerAttention(nn.Module):
 
 
 def sinusoidal_positions(position_ids: torch.Tensor, dim: int) -> torch.Tensor:
-    """`PE(pos, 2i) = sin(pos / 10000^(2i/d))`, `PE(pos, 2i+1) = cos(...)` (section 3.5): (...) -> (..., dim), float32."""
+    """`PE(pos, 2i) = sin(pos / 10000^(2i/d))`, `PE(pos, 2i+1) = cos(...)` (section 3.5): (...) -> (..., dim).
+
+    In float32, whatever the model's dtype.
+    """
     # Float64, where there is any: in float32 the angle of a late position is wrong in its fifth digit.
     precision = torch.float32 if position_ids.device.type == "mps" else torch.float64
     steps = torch.arange(0, dim, 2, device=position_ids.device, dtype=precision)
@@ -190,21 +193,36 @@ class LearnedPositions(nn.Embedding):
 # ------------------------------------------------------------------------------------------- layers, sections 3.1, 3.3
 
 
+class Dropout(nn.Dropout):
+    """`nn.Dropout`, which on a CPU draws a random byte for each element and not a float, at a quarter of the time.
+
+    There the probability is a multiple of 1/256, `p` rounded and at least one; the scale is exact for it.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.p == 0 or x.device.type != "cpu":
+            return super().forward(x)
+        dropped = max(1, round(256 * self.p))  # of 256 bytes
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
+        kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
+        return x * kept.to(x.dtype).mul_(256 / (256 - dropped))
+
+
 class VanillaTransformerLayer(GradientCheckpointingLayer):
     """What encoder and decoder layers share: the residual around each sublayer and the feed-forward network."""
 
     def __init__(self, config: VanillaTransformerConfig, ffn_dim: int):
         super().__init__()
         self.norm_first = config.norm_first
-        self.dropout = nn.Dropout(config.dropout)
-        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.dropout)
+        self.activation_dropout = Dropout(config.activation_dropout)
         self.activation_fn = ACT2FN[config.activation_function]
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def residual(self, x: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
-        """`LayerNorm(x + Dropout(Sublayer(x)))` as in sections 3.1 and 5.4, or its pre-norm form (B,T,d) -> (B,T,d)."""
+        """`LayerNorm(x + Dropout(Sublayer(x)))` (sections 3.1, 5.4), or its pre-norm form: (B,T,d) -> (B,T,d)."""
         if self.norm_first:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
@@ -325,7 +343,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         positions = LearnedPositions if config.position_embedding_type == "learned" else SinusoidalPositions
         position_dim = config.d_model // num_heads if self.is_rotary else config.d_model
         self.embed_positions = positions(config.max_position_embeddings, position_dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         # A pre-norm stack ends in a sum, which needs a norm of its own; a post-norm stack ends in one.
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.gradient_checkpointing = False
@@ -337,7 +355,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         past_length: int | torch.Tensor,
         length: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scaled embeddings with their positions (sections 3.4, 3.5): the first layer's input, and rotary angles if any.
+        """Scaled embeddings with their positions (sections 3.4, 3.5): the first layer's input, and rotary angles.
 
         Positions count the tokens that a 2D mask leaves, so that padding on the left moves nothing.
         """
@@ -436,7 +454,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """`input_ids` (B,T) or `inputs_embeds` (B,T,d), `encoder_hidden_states` (B,S,d) -> `last_hidden_state` (B,T,d).
+        """Target `input_ids` (B,T) or `inputs_embeds` (B,T,d) and the encoder's output (B,S,d) -> (B,T,d).
 
         With a cache, T counts the new tokens only, and a 2D `attention_mask` covers the past ones too. Raises
         ValueError unless exactly one of ids and embeddings is given.
@@ -484,7 +502,7 @@ def padding_mask(input_ids: torch.Tensor, config: VanillaTransformerConfig) -> t
     return real.long()
 
 
-# ---------------------------------------------------------------------------------------------------- model, Figure 1
+# ----------------------------------------------------------------------------------------------------- model, Figure 1
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -533,8 +551,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         """Source ids (B,S) and target ids (B,T) -> `last_hidden_state` (B,T,d).
 
         `attention_mask` (B,S) hides source positions from the encoder and from cross-attention; without one, padding
-        is found by `pad_token_id`. One of (B,1,S,S) is for the encoder alone. `encoder_outputs` stands in for the source, `inputs_embeds` (B,S,d) for its ids.
-        Raises ValueError without a source or a target.
+        is found by `pad_token_id`. One of (B,1,S,S) is for the encoder alone. `encoder_outputs` stands in for the
+        source, `inputs_embeds` (B,S,d) for its ids. Raises ValueError without a source or a target.
         """
         if attention_mask is None and input_ids is not None:
             attention_mask = padding_mask(input_ids, self.config)
@@ -569,7 +587,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         )
 
 
-# ----------------------------------------------------------------------------------------------------- loss, section 5.4
+# --------------------------------------------------------------------------------------------------- loss, section 5.4
 
 # Logits in one chunk of the loss; a chunk of this many float32 values takes 16 MiB, whatever the vocabulary.
 LOGITS_PER_CHUNK = 2**22
@@ -716,7 +734,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the decoder reads to predict `labels` (B,T): the start token, then all labels but the last (Figure 1)."""
+        """What the decoder reads to predict `labels` (B,T): the start token, then all but the last (Figure 1)."""
         if self.config.decoder_start_token_id is None:
             raise ValueError("`decoder_start_token_id` of the config is None; set it, for the decoder to begin with.")
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)

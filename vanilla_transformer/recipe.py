@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, Optional, get_origin
+from typing import Literal, get_origin
 
 import yaml
 from transformers import HfArgumentParser
@@ -85,7 +85,7 @@ class TrainingOptions:
     attn_implementation: str | None = option(None, "eager, sdpa, flex_attention, ... (default: what is fastest)")
     torch_compile: bool = option(False, "compile the model")
     eval_steps: int | None = option(None, "evaluate every so many steps (default: at the end only)")
-    save_steps: int | None = option(None, "write a checkpoint every so many steps (default: at each evaluation)")
+    save_steps: int | None = option(None, "save every so many steps, besides at each evaluation and at the end")
     logging_steps: int = option(10, "log every so many steps")
     save_total_limit: int = option(2, "checkpoints to keep; the best is kept besides")
     resume_from_checkpoint: str | None = option(
@@ -113,7 +113,7 @@ def make_model_options() -> type:
             default = getattr(defaults, item.name)
             kind = item.type if get_origin(item.type) is Literal else type(default)
             text = " ".join(texts[item.name].split()) + f" (default: {default})"
-            fields.append((item.name, Optional[kind], option(None, text, **(SWITCH if kind is bool else {}))))
+            fields.append((item.name, kind | None, option(None, text, **(SWITCH if kind is bool else {}))))
     return dataclasses.make_dataclass("ModelOptions", fields, namespace={"_argument_group_name": "model"})
 
 
@@ -131,6 +131,7 @@ def make_parser() -> Parser:
     parser = Parser(
         [DataOptions, MODEL_OPTIONS, TrainingOptions],
         prog="accelerate launch train.py",
+        usage="accelerate launch train.py [--config FILE.yaml] [--option value ...]",
         description="Train an encoder-decoder Transformer on sentence pairs. Without a recipe or a dataset it trains "
         "recipes/sample.yaml. Mixed precision and several GPUs come from accelerate launch, e.g. "
         "accelerate launch --mixed_precision bf16 --num_processes 4 train.py --config recipes/multi30k_en_de.yaml",

@@ -99,7 +99,7 @@ def load_tokenizer(name_or_path: str, **kwargs) -> PreTrainedTokenizerBase:
 
 
 def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
-    """The config fields that follow from the tokenizer; the decoder starts with bos, or with eos where there is none."""
+    """The config fields that follow from the tokenizer; the decoder starts with bos, or eos where there is none."""
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     return {
         "pad_token_id": tokenizer.pad_token_id,

@@ -51,7 +51,7 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
     return lambda step: peak * factor(step)
 
 
-# --------------------------------------------------------------------------------------------------- optimiser and step
+# -------------------------------------------------------------------------------------------------- optimiser and step
 
 
 def make_optimizer(model: nn.Module, args) -> torch.optim.AdamW:
@@ -119,7 +119,7 @@ def count_tokens(batch: dict) -> tuple[int, int, int]:
     return int((batch["labels"] != -100).sum()), int(batch["attention_mask"].sum()), positions
 
 
-# ------------------------------------------------------------------------------------------------ state and checkpoints
+# ----------------------------------------------------------------------------------------------- state and checkpoints
 
 
 @dataclass
@@ -153,8 +153,8 @@ class RunState:
         }
         if not math.isfinite(entry["loss"]):
             raise UserError(
-                f"The loss is {entry['loss']} at step {step}, learning rate {learning_rate:.2e}; nothing was overwritten. "
-                "Lower --learning_rate, lengthen --warmup_steps or clip harder by --max_grad_norm."
+                f"The loss is {entry['loss']} at step {step}, learning rate {learning_rate:.2e}; no checkpoint was "
+                "overwritten. Lower --learning_rate, lengthen --warmup_steps or clip harder by --max_grad_norm."
             )
         self.step = step
         self.train_runtime += seconds
