@@ -54,12 +54,7 @@ def main():
     args = parse_options(sys.argv[1:])
     output_dir = Path(args.output_dir)
     checkpoint = find_checkpoint(args, output_dir)
-    trackers = [name for name in args.report_to.split(",") if name != "none"]
-    accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir)
-    if accelerator.device.type == "cpu":
-        use_all_cores(accelerator.num_processes)
-        keep_freed_memory()
-    disable_progress_bar()  # of transformers, which saves these models in no time
+    accelerator = make_accelerator(args)
 
     # ------------------------------------------------------------------------------------------------------------ data
     with accelerator.main_process_first():
@@ -99,12 +94,12 @@ def main():
     accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
     bar = tqdm(total=max_steps, initial=state.step, desc="Training", disable=not accelerator.is_local_main_process)
     micro_batches = iter(batches)
-    window, clock = torch.zeros(5, device=accelerator.device), time.perf_counter()
+    window, clock = [], time.perf_counter()  # what is not logged yet, and since when
     for step in range(state.step + 1, max_steps + 1):
         seed_step(args.seed, step, accelerator.process_index)
         model.train()
         batch = [next(micro_batches) for _ in range(args.gradient_accumulation_steps)]
-        window += optimizer_step(wrapped, optimizer, batch, learning_rate(step), args, accelerator)
+        window.append(optimizer_step(wrapped, optimizer, batch, learning_rate(step), args, accelerator))
         if ema is not None:
             ema.update_parameters(model)
         bar.update()
@@ -115,7 +110,7 @@ def main():
             entry = state.log(step, window, time.perf_counter() - clock, learning_rate(step))
             bar.set_postfix_str(describe(entry))
             accelerator.log(entry, step=step)
-            window.zero_()
+            window.clear()
             clock = time.perf_counter()
         if must_evaluate:
             scores = evaluate(scored, tokenizer, splits["validation"], "eval", args, accelerator)
@@ -170,6 +165,25 @@ def find_checkpoint(args, output_dir: Path) -> Path | None:
     if not there:
         raise UserError(f"--resume_from_checkpoint finds no checkpoint in {output_dir}; leave it out to begin anew.")
     return there[-1]
+
+
+def make_accelerator(args) -> Accelerator:
+    """Accelerate as it was launched, with the trackers of `--report_to`; on a CPU also with all cores and memory kept.
+
+    Raises UserError for a tracker that does not exist or is not installed.
+    """
+    trackers = [name for name in args.report_to.split(",") if name != "none"]
+    try:
+        accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir)
+    except ValueError as error:
+        raise UserError(f"--report_to {args.report_to}: {error}") from error
+    if trackers and not accelerator.log_with:
+        raise UserError(f"--report_to {args.report_to} is not installed; pip install it, or choose another.")
+    if accelerator.device.type == "cpu":
+        use_all_cores(accelerator.num_processes)
+        keep_freed_memory()
+    disable_progress_bar()  # of transformers, which saves these models in no time
+    return accelerator
 
 
 def use_all_cores(num_processes: int):

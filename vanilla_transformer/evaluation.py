@@ -37,7 +37,7 @@ class TranslationQuality(evaluate.Metric):
 def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, accelerator) -> float:
     """Cross-entropy in nats per real target token, without label smoothing, over the batches of all processes."""
     model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    parts = [(0.0, 0)]  # the loss and the number of tokens of each batch
     for batch in batches:
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         labels = batch.pop("labels")
@@ -46,9 +46,9 @@ def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, ac
                 **batch, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels), use_cache=False
             ).last_hidden_state
             loss = label_smoothed_cross_entropy(hidden, model.lm_head, labels, num_items_in_batch=1)
-        total += torch.stack([loss.double(), (labels != -100).sum().double()])
-    loss, tokens = accelerator.reduce(total).tolist()
-    return loss / tokens
+        parts.append((loss.item(), int((labels != -100).sum())))
+    losses, tokens = zip(*gather_object(parts), strict=True)
+    return sum(losses) / sum(tokens)
 
 
 def translate_split(translator: Translator, sources: list[str], accelerator, label: str, **generation) -> list[str]:

@@ -94,14 +94,14 @@ def optimizer_step(model, optimizer, batches: list[dict], learning_rate: float, 
     counts = accelerator.reduce(counts.to(accelerator.device))
     target_tokens = counts[0].clamp(min=1)
     loss = torch.zeros((), device=accelerator.device)
-    for batch in batches:
+    for number, batch in enumerate(batches, start=1):
         batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
-        # Gradients are summed over the processes once, with the last batch.
-        last = batch["labels"].data_ptr() == batches[-1]["labels"].data_ptr()
-        with contextlib.nullcontext() if last else accelerator.no_sync(model):
+        # Processes exchange their gradients once, with the last batch.
+        is_last = number == len(batches)
+        with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
             smoothing = args.label_smoothing_factor
             part = model(**batch, label_smoothing=smoothing, num_items_in_batch=target_tokens).loss
-            # Processes average their gradients; times their number, it is the sum.
+            # They average them; times the number of processes, it is the sum.
             accelerator.backward(part * accelerator.num_processes)
         loss += part.detach()
     grad_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or math.inf)
@@ -137,17 +137,20 @@ class RunState:
     evaluations_without_improvement: int = 0
     history: list[dict] = field(default_factory=list)  # what was logged, for the curves
 
-    def log(self, step: int, window: torch.Tensor, seconds: float, learning_rate: float) -> dict:
-        """Adds what the steps since the last call came to, a sum of [`optimizer_step`]'s tensors; returns the entry.
+    def log(self, step: int, window: list[torch.Tensor], seconds: float, learning_rate: float) -> dict:
+        """Adds what the steps since the last call came to, the tensors of [`optimizer_step`]; returns the log's entry.
 
         Raises:
             UserError: The loss is no number any more.
         """
-        loss_sum, target_tokens, source_tokens, positions, _ = window.tolist()
+        loss_sum, target_tokens, source_tokens, positions, norms = (
+            torch.stack(window).cpu().double().sum(dim=0).tolist()
+        )
         entry = {
             "step": step,
             "loss": loss_sum / max(1, target_tokens),
             "learning_rate": learning_rate,
+            "grad_norm": norms / len(window),
             "target_tokens_per_second": target_tokens / seconds,
             "padding_fraction": 1 - (source_tokens + target_tokens) / max(1, positions),
         }
