@@ -423,7 +423,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     """N decoder layers over the embedded target, looking at the encoder's output (Figure 1, right)."""
 
     _can_record_outputs = {
-        "hidden_states": OutputRecorder(VanillaTransformerDecoderLayer, num_hidden_layers_key="decoder_layers"),
+        "hidden_states": VanillaTransformerDecoderLayer,
         "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="encoder_attn"),
     }
