@@ -27,7 +27,9 @@ from vanilla_transformer.curves import plot_training_curves
 from vanilla_transformer.data import evaluation_batches, load_pairs, sentences, tokenize_pairs, training_batches
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import TranslationQuality, evaluate_loss, translate_split
+from vanilla_transformer.model_card import public_name, write_model_card
 from vanilla_transformer.recipe import model_fields, parse_options, write_recipe
+from vanilla_transformer.sharing import check_token, push
 from vanilla_transformer.tokenization import load_tokenizer, special_token_ids, train_tokenizer
 from vanilla_transformer.training import (
     RunState,
@@ -54,6 +56,8 @@ def main():
     args = parse_options(sys.argv[1:])
     output_dir = Path(args.output_dir)
     checkpoint = find_checkpoint(args, output_dir)
+    if args.push_to_hub:
+        check_token(args.hub_model_id, output_dir)
     accelerator = make_accelerator(args)
 
     # ------------------------------------------------------------------------------------------------------------ data
@@ -143,7 +147,10 @@ def main():
         plot_training_curves(state.history, output_dir / "training_curves.png")
         text = json.dumps(results | describe_run(args, accelerator), indent=2, ensure_ascii=False)
         (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
-    accelerator.print(f"The model is in {output_dir}.")
+        write_model_card(output_dir)
+        print(f"The model is in {output_dir}.")
+        if args.push_to_hub:
+            print(f"It is on the Hub: {push(output_dir, args.hub_model_id).commit_url}")
     accelerator.end_training()
 
 
@@ -315,7 +322,7 @@ def describe_run(args, accelerator: Accelerator) -> dict:
     device = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else f"{platform.machine()} CPU"
     packages = ("vanilla-transformer", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     return {
-        "dataset": args.dataset_name or args.train_file,
+        "dataset": public_name(args.dataset_name or args.train_file),
         "source_lang": args.source_lang or args.source_column,
         "target_lang": args.target_lang or args.target_column,
         "hardware": f"{accelerator.num_processes} x {device}",
