@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
@@ -82,7 +83,9 @@ def main():
     share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
     batches = training_batches(splits["train"], tokenizer, args, state.step * batches_per_step, **share)
     max_steps = args.max_steps or math.ceil(args.num_train_epochs * batches.batches_per_epoch() / batches_per_step)
-    peak = args.learning_rate or paper_learning_rate(model.config.d_model, args.warmup_steps)
+    peak = args.learning_rate
+    if peak is None:
+        peak = paper_learning_rate(model.config.d_model, args.warmup_steps)
     learning_rate = learning_rate_schedule(args.lr_scheduler_type, peak, args.warmup_steps, max_steps)
     if args.torch_compile:
         model.compile(dynamic=True)
@@ -168,7 +171,10 @@ def find_checkpoint(args, output_dir: Path) -> Path | None:
             )
         return None
     if args.resume_from_checkpoint != "newest":
-        return Path(args.resume_from_checkpoint)
+        checkpoint = Path(args.resume_from_checkpoint)
+        if not (checkpoint / "trainer_state.json").exists():
+            raise UserError(f"--resume_from_checkpoint {checkpoint} is no checkpoint-N folder of train.py.")
+        return checkpoint
     if not there:
         raise UserError(f"--resume_from_checkpoint finds no checkpoint in {output_dir}; leave it out to begin anew.")
     return there[-1]
@@ -245,17 +251,17 @@ def make_model(args, config: VanillaTransformerConfig) -> VanillaTransformerForC
     """A new model, or the one that is tuned, with its own sizes and the dropout that is given."""
     if args.attn_implementation is None and not torch.cuda.is_available():
         args.attn_implementation = "eager"  # the fastest to train with on a CPU, where sentences are short
-    attention = {"attn_implementation": args.attn_implementation}
-    if args.model_name_or_path is None:
-        return VanillaTransformerForConditionalGeneration._from_config(config, **attention)
-    dropouts = {key: value for key, value in model_fields(args).items() if "dropout" in key}
+    options = {"attn_implementation": args.attn_implementation, "dtype": torch.float32}
     try:
-        return VanillaTransformerForConditionalGeneration.from_pretrained(
-            args.model_name_or_path, dtype=torch.float32, **dropouts, **attention
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"--model_name_or_path {args.model_name_or_path} cannot be loaded: {reason}") from error
+        if args.model_name_or_path is None:
+            return VanillaTransformerForConditionalGeneration._from_config(config, **options)
+        options |= {name: value for name, value in model_fields(args).items() if "dropout" in name}
+        return VanillaTransformerForConditionalGeneration.from_pretrained(args.model_name_or_path, **options)
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        model = f"--model_name_or_path {args.model_name_or_path}" if args.model_name_or_path else "A model"
+        attention = f"--attn_implementation {args.attn_implementation}"
+        raise UserError(f"{model} with {attention} cannot be made: {reason}") from error
 
 
 def make_generation_config(args, config: VanillaTransformerConfig) -> GenerationConfig:
@@ -319,7 +325,9 @@ def load_final_weights(model, args, output_dir: Path, state: RunState, accelerat
 
 def describe_run(args, accelerator: Accelerator) -> dict:
     """What, where and with which versions was trained, for the model card."""
-    device = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else f"{platform.machine()} CPU"
+    device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    if accelerator.device.type == "cuda":
+        device = torch.cuda.get_device_name()
     packages = ("vanilla-transformer", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     return {
         "dataset": public_name(args.dataset_name or args.train_file),

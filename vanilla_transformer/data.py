@@ -1,19 +1,31 @@
 """Sentence pairs: a dataset from the Hub or from disk -> token ids -> batches of so many tokens, in a known order."""
 
+import csv
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
 import numpy as np
+import torch
 from datasets import Dataset, DatasetDict, IterableDataset
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Sampler
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .errors import UserError
 
 SPLITS = ("train", "validation", "test")
-LOADERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
+CSV = {"keep_default_na": False}  # "None" and "null" are words
+TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}  # where a quotation mark is one
+LOADERS = {
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".csv": ("csv", CSV),
+    ".tsv": ("csv", TSV),
+    ".parquet": ("parquet", {}),
+    ".txt": ("text", {}),
+}
 POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
 STREAM_POOL_SIZE = 2**13  # the same in a stream, where a pool must be read before its first batch
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
@@ -60,11 +72,10 @@ def load_dataset(args) -> DatasetDict:
     try:
         return datasets.load_dataset(args.dataset_name, args.dataset_config_name, streaming=args.streaming)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        # `datasets` says what is missing, and which configurations there are, in its first line.
-        reason = str(error).strip().split("\n")[0]
+        # `datasets` lists the configurations there are where --dataset_config_name is missing or wrong.
         raise UserError(
-            f"The dataset {args.dataset_name} could not be loaded: {reason} "
-            "Give --dataset_name a Hub id or a local directory, or name your files by --train_file."
+            f"The dataset {args.dataset_name} could not be loaded: {reason_of(error)} Give --dataset_name a Hub id or "
+            "a local directory, with --dataset_config_name where it has several, or name your files by --train_file."
         ) from error
 
 
@@ -74,21 +85,33 @@ def load_files(args) -> DatasetDict:
     for split, name in files.items():
         if not Path(name).is_file():
             raise UserError(f"--{split}_file {name} does not exist.")
+        if Path(name).stat().st_size == 0:
+            raise UserError(f"--{split}_file {name} is empty.")
     suffixes = {Path(name).suffix for name in files.values()}
     if len(suffixes) > 1 or not suffixes <= LOADERS.keys():
         raise UserError(
             f"The data files end in {', '.join(sorted(suffixes))}; they must all be of one kind: {', '.join(LOADERS)}."
         )
-    suffix = suffixes.pop()
-    options = {"sep": "\t"} if suffix == ".tsv" else {}
+    loader, options = LOADERS[suffixes.pop()]
     try:
-        raw = datasets.load_dataset(LOADERS[suffix], data_files=files, streaming=args.streaming, **options)
+        raw = datasets.load_dataset(loader, data_files=files, streaming=args.streaming, **options)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise UserError(f"The files {', '.join(files.values())} could not be read: {reason}") from error
-    if suffix == ".txt":
-        return raw.map(split_at_tab, batched=True, remove_columns=["text"])
+        raise UserError(f"The files {', '.join(files.values())} could not be read: {reason_of(error)}") from error
+    if loader == "text":
+        pair = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
+        for split, name in files.items():
+            with open(name, encoding="utf-8") as lines:
+                if not any("\t" in line for line in itertools.islice(lines, 10_000)):
+                    raise UserError(f"--{split}_file {name} has no tab; a .txt file holds source<TAB>target lines.")
+        options = {"batched": True, "remove_columns": ["text"], "features": pair}
+        return {split: dataset.map(split_at_tab, **options) for split, dataset in raw.items()}
     return raw
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong in one line, with the cause that `datasets` wraps."""
+    text = " ".join(f"{error} {error.__cause__ or ''}".split())
+    return text if len(text) <= 600 else f"{text[:600]} ..."
 
 
 def split_at_tab(batch: dict) -> dict:
@@ -118,7 +141,12 @@ def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[
     In this order: the columns that are named, two columns named after the languages, a `translation` column with both
     languages, and, if neither languages nor columns are named, the only two columns of text.
     """
-    features = dataset.features or {name: datasets.Value("string") for name in next(iter(dataset))}
+    features = dataset.features
+    if features is None:
+        first = next(iter(dataset), None)
+        if first is None:
+            raise UserError(f"{where(args)} has no pairs.")
+        features = {name: datasets.Value("string") for name in first}
     text = [name for name, feature in features.items() if is_text(feature)]
     if args.source_column or args.target_column:
         for option in ["source_column", "target_column"]:
@@ -135,27 +163,33 @@ def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[
     languages = [args.source_lang, args.target_lang]
     if all(language in text for language in languages):
         return args.source_lang, args.target_lang
-    nested = features.get("translation")
-    if nested is not None:
-        nested = list(getattr(nested, "languages", nested))
-        if languages == [None, None] and len(nested) == 2:
-            languages = nested
-        if all(language in nested for language in languages):
-            return ("translation", languages[0]), ("translation", languages[1])
+    nested = languages_of(features.get("translation"))
+    if languages == [None, None] and len(nested) == 2:
+        languages = nested
+    if nested and all(language in nested for language in languages):
+        return ("translation", languages[0]), ("translation", languages[1])
     if languages == [None, None] and {"source", "target"} <= set(text):
         return "source", "target"
     if languages == [None, None] and len(text) == 2:
         return text[0], text[1]
-    if nested is not None:
+    if nested:
         raise UserError(
             f"--source_lang {args.source_lang} and --target_lang {args.target_lang} must be two of the languages of "
             f"{where(args)}: {', '.join(nested)}."
         )
+    for language in languages:
+        if language in features and language not in text:
+            raise UserError(f"The column {language} holds no text; columns of text: {', '.join(text) or 'none'}.")
     raise UserError(
         f"No columns named --source_lang {args.source_lang} and --target_lang {args.target_lang} in {where(args)}; "
         f"its columns: {', '.join(features)}. Name two by --source_lang and --target_lang, or --source_column and "
         "--target_column."
     )
+
+
+def languages_of(feature) -> list[str]:
+    """The languages of a `translation` column, which is of its own type or a plain struct."""
+    return list(feature) if isinstance(feature, dict) else list(getattr(feature, "languages", []))
 
 
 def is_text(feature) -> bool:
@@ -178,7 +212,9 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
     missing = {source, target} - set(dataset.features or (source, target))
     if missing:
         raise UserError(f"The {split} split has no column {' and '.join(sorted(missing))}.")
-    return dataset.select_columns([source, target]).rename_columns({source: "source", target: "target"})
+    names = {old: new for old, new in ((source, "source"), (target, "target")) if old != new}
+    dataset = dataset.select_columns([source, target])
+    return dataset.rename_columns(names) if names else dataset
 
 
 def sentences(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | None]:
@@ -377,13 +413,23 @@ class StreamedBatches:
 
 
 class PairCollator:
-    """Pads a list of pairs to tensors `input_ids`, `attention_mask` (B,S) and `labels` (B,T), -100 at padding."""
+    """Pads a list of pairs to tensors `input_ids`, `attention_mask` (B,S) and `labels` (B,T).
+
+    Padding stands on the right, whatever side the tokenizer has it on: the decoder reads labels from position 0 on.
+    Labels are -100 there, so that an end of sentence that is also the padding token is still learnt.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.pad = DataCollatorForSeq2Seq(tokenizer)
+        self.pad_token_id = tokenizer.pad_token_id
 
-    def __call__(self, pairs: list[dict]) -> dict:
-        return dict(self.pad([{"input_ids": pair["input_ids"], "labels": pair["labels"]} for pair in pairs]))
+    def __call__(self, pairs: list[dict]) -> dict[str, torch.Tensor]:
+        sources = [torch.tensor(pair["input_ids"]) for pair in pairs]
+        targets = [torch.tensor(pair["labels"]) for pair in pairs]
+        return {
+            "input_ids": pad_sequence(sources, batch_first=True, padding_value=self.pad_token_id),
+            "attention_mask": pad_sequence([torch.ones_like(ids) for ids in sources], batch_first=True),
+            "labels": pad_sequence(targets, batch_first=True, padding_value=-100),
+        }
 
 
 class PairLoader(DataLoader):

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -178,7 +179,8 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
 def read_recipe(path: Path, parser: Parser) -> list[str]:
     """The recipe as a command line, so that both are checked alike."""
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # Every value as the text it is: YAML's own rules make `no`, the language, false and 5e-4 a word.
+        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"The recipe {path} cannot be read: {reason}") from error
@@ -191,7 +193,7 @@ def read_recipe(path: Path, parser: Parser) -> list[str]:
             raise UserError(f"'{key}' in {path} is not an option{closest(str(key), options)}")
         if isinstance(value, (dict, list)):
             raise UserError(f"'{key}' in {path} must be one value, not {value}.")
-        if value is not None:
+        if value not in ("", "null"):
             argv += [f"--{key}={value}"]
     return argv
 
@@ -209,9 +211,10 @@ AT_LEAST_ONE = [
 ]
 AT_LEAST_ONE += ["eval_steps", "save_steps", "logging_steps", "save_total_limit", "num_beams", "max_source_length"]
 AT_LEAST_ONE += ["max_target_length", "max_train_samples", "max_eval_samples", "max_predict_samples"]
-AT_LEAST_ONE += ["early_stopping_patience"]
+AT_LEAST_ONE += ["early_stopping_patience", "preprocessing_num_workers"]
 NOT_NEGATIVE = ["learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "average_checkpoints"]
-NOT_NEGATIVE += ["dataloader_num_workers", "seed"]
+NOT_NEGATIVE += ["dataloader_num_workers", "seed", "adam_epsilon"]
+BELOW_ONE = ["label_smoothing_factor", "adam_beta1", "adam_beta2"]
 
 
 def check_options(args: argparse.Namespace):
@@ -220,10 +223,11 @@ def check_options(args: argparse.Namespace):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
     for name in NOT_NEGATIVE:
-        if getattr(args, name) is not None and not getattr(args, name) >= 0:
-            raise UserError(f"--{name} is {getattr(args, name)}; it must not be negative.")
-    if not 0 <= args.label_smoothing_factor < 1:
-        raise UserError(f"--label_smoothing_factor is {args.label_smoothing_factor}; it must lie in [0, 1).")
+        if getattr(args, name) is not None and not 0 <= getattr(args, name) < math.inf:
+            raise UserError(f"--{name} is {getattr(args, name)}; it must be 0 or more.")
+    for name in BELOW_ONE:
+        if not 0 <= getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}; it must lie in [0, 1).")
     if args.ema_decay is not None and not 0 < args.ema_decay < 1:
         raise UserError(f"--ema_decay is {args.ema_decay}; it must lie between 0 and 1.")
     if not args.num_train_epochs > 0:
@@ -232,6 +236,9 @@ def check_options(args: argparse.Namespace):
         raise UserError(f"--validation_split_percentage is {args.validation_split_percentage}; it must be 1 to 99.")
     if args.dataset_name and args.train_file:
         raise UserError("--dataset_name and --train_file are both given; choose one.")
+    for name in ["validation_file", "test_file"]:
+        if getattr(args, name) and not args.train_file:
+            raise UserError(f"--{name} goes with --train_file, not with --dataset_name; leave one of them out.")
     if args.streaming and args.max_steps is None:
         raise UserError("--streaming needs --max_steps, as a stream does not tell how long an epoch is.")
 

@@ -75,8 +75,8 @@ def load_tokenizer(name_or_path: str, **kwargs) -> PreTrainedTokenizerBase:
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except Exception as error:  # a damaged file can make the library raise anything
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise UserError(f"No tokenizer could be loaded from --tokenizer_name {name_or_path}: {reason}") from error
     if tokenizer.eos_token is None:
         if tokenizer.sep_token is None:
@@ -89,13 +89,27 @@ def load_tokenizer(name_or_path: str, **kwargs) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.is_fast:
-        end_with_eos(tokenizer)
-    elif tokenizer("x").input_ids[-1] != tokenizer.eos_token_id:
+        return plain(tokenizer)
+    if tokenizer("x").input_ids[-1] != tokenizer.eos_token_id:
         raise UserError(
             f"The tokenizer {name_or_path} does not end a sentence with its end-of-sentence token, and is not one "
             "whose template can be changed; choose a fast tokenizer."
         )
     return tokenizer
+
+
+def plain(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same tokens without what a class of its own does: build its template anew, or add token types."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
+        split_special_tokens=tokenizer.split_special_tokens,
+        model_max_length=tokenizer.model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        **tokenizer.special_tokens_map,
+    )
+    end_with_eos(wrapped)
+    return wrapped
 
 
 def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:

@@ -226,9 +226,13 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer, ema=None) -
         for name, tensor in load_file(folder / "optimizer.safetensors").items():
             parameter, key = name.rsplit("/", 1)
             saved.setdefault(parameter, {})[key] = tensor
+        for name, moments in whole["state"].items():
+            if name not in saved or saved[name]["exp_avg"].shape != moments["exp_avg"].shape:
+                raise ValueError(f"the optimiser's state of '{name}' is missing or of another shape.")
         set_optimizer_state_dict(model, optimizer, {**whole, "state": saved}, options=options)
         if ema is not None:
             load_weights(ema.module, load_file(folder / "ema.safetensors"))
+            ema.n_averaged.fill_(1)  # at 0 the next update would start anew
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(

@@ -10,7 +10,14 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from .data import fill_batches
 from .errors import UserError
@@ -60,20 +67,21 @@ class Translator:
             # The longest first, so that a batch that does not fit the memory shows at once.
             for batch in reversed(list(fill_batches(lengths, lengths, self.max_tokens))):
                 source = self.tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt")
-                output = self.model.generate(**source.to(self.model.device), **self.limits(source, generation))
+                bound = self.bound(torch.from_numpy(lengths[batch]), generation)
+                output = self.model.generate(**source.to(self.model.device), **bound, **generation)
                 for i, text in zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
                     translations[filled[i]] = text
                 bar.update(len(batch))
         return translations
 
-    def limits(self, source, generation: dict) -> dict:
-        """`generation` with a bound on the length where none is given: the source's plus 50 (section 6.1)."""
+    def bound(self, lengths: torch.Tensor, generation: dict) -> dict:
+        """Ends each translation at the length of its source plus 50 (section 6.1), unless `generation` has a bound."""
         if {"max_length", "max_new_tokens"} & generation.keys():
-            return generation
-        bound = source["input_ids"].shape[1] + 50
+            return {}
+        longest = lengths + 50
         if self.model.config.position_embedding_type == "learned":
-            bound = min(bound, self.model.config.max_position_embeddings)
-        return {**generation, "max_length": bound}
+            longest = longest.clamp(max=self.model.config.max_position_embeddings)
+        return {"max_length": int(longest.max()), "stopping_criteria": StoppingCriteriaList([LongestOutput(longest)])}
 
     def refuse_too_long(self, lengths: np.ndarray, numbers: list[int]):
         config = self.model.config
@@ -82,6 +90,17 @@ class Translator:
                 f"Text {numbers[lengths.argmax()] + 1} has {lengths.max()} tokens, and the learned positions of this "
                 f"model end at {config.max_position_embeddings}; split it into shorter ones."
             )
+
+
+class LongestOutput(StoppingCriteria):
+    """Ends each output of a batch at a length of its own, `longest` (B)."""
+
+    def __init__(self, longest: torch.Tensor):
+        self.longest = longest
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+        beams = input_ids.shape[0] // self.longest.shape[0]
+        return input_ids.shape[1] >= self.longest.to(input_ids.device).repeat_interleave(beams)
 
 
 def main():
@@ -93,14 +112,18 @@ def main():
     parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens in a batch (default: %(default)s)")
     options = parser.parse_args()
     chosen = {"num_beams": options.num_beams, "length_penalty": options.length_penalty}
+    sys.stdin.reconfigure(encoding="utf-8", newline="\n")
+    sys.stdout.reconfigure(encoding="utf-8")
     lines = [line.rstrip("\r\n") for line in sys.stdin]
     try:
         translator = Translator.from_pretrained(options.model, options.max_tokens)
         translations = translator(lines, "Translating", **{k: v for k, v in chosen.items() if v is not None})
-    except (UserError, OSError) as error:
+    except UserError as error:
         sys.exit(f"translation: {error}")
-    # A translation is one line, whatever the model wrote.
-    print(*(" ".join(text.split("\n")) for text in translations), sep="\n")
+    except (OSError, ValueError) as error:
+        sys.exit(f"translation: {options.model} cannot be loaded: {' '.join(str(error).split())}")
+    for text in translations:
+        print(" ".join(text.split("\n")))  # one line, whatever the model wrote
 
 
 if __name__ == "__main__":
