@@ -12,10 +12,12 @@ import os
 import platform
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -23,7 +25,7 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, __version__
 from vanilla_transformer.curves import plot_training_curves
 from vanilla_transformer.data import evaluation_batches, load_pairs, sentences, tokenize_pairs, training_batches
 from vanilla_transformer.errors import UserError
@@ -64,13 +66,15 @@ def main():
     # ------------------------------------------------------------------------------------------------------------ data
     with accelerator.main_process_first():
         pairs = load_pairs(args)
-        tokenizer = make_tokenizer(args, pairs["train"], checkpoint)
-        config = make_config(args, tokenizer)
+    tokenizer = make_tokenizer(args, pairs["train"], checkpoint) if accelerator.is_main_process else None
+    tokenizer = broadcast_object_list([tokenizer])[0]
+    config = make_config(args, tokenizer)
+    with accelerator.main_process_first():
         splits = tokenize_splits(pairs, tokenizer, args, config, accelerator)
 
     # ----------------------------------------------------------------------------------------------------------- model
     torch.manual_seed(args.seed)
-    model = make_model(args, config).to(accelerator.device)
+    model = make_model(args, config, accelerator.device)
     model.generation_config = make_generation_config(args, model.config)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay)) if args.ema_decay else None
     scored = model if ema is None else ema.module
@@ -79,6 +83,8 @@ def main():
     # -------------------------------------------------------------------------------------------- optimiser and resume
     optimizer = make_optimizer(model, args)
     state = RunState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer, ema)
+    if checkpoint is not None and checkpoint.resolve().parent != output_dir.resolve():
+        state.best_bleu, state.best_step = -1.0, 0  # the best so far stays where it was
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
     share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
     batches = training_batches(splits["train"], tokenizer, args, state.step * batches_per_step, **share)
@@ -111,7 +117,9 @@ def main():
             ema.update_parameters(model)
         bar.update()
 
-        must_evaluate = args.eval_steps and step % args.eval_steps == 0 and step < max_steps
+        # The last step is evaluated below, unless it may turn out not to be the best.
+        is_due = args.eval_steps and step % args.eval_steps == 0
+        must_evaluate = (is_due and step < max_steps) or (args.early_stopping_patience and step == max_steps)
         must_save = must_evaluate or step == max_steps or step % (args.save_steps or max_steps) == 0
         if step % args.logging_steps == 0 or must_save:
             entry = state.log(step, window, time.perf_counter() - clock, learning_rate(step))
@@ -132,7 +140,7 @@ def main():
             accelerator.wait_for_everyone()
             clock = time.perf_counter()
         if args.early_stopping_patience and state.evaluations_without_improvement >= args.early_stopping_patience:
-            bar.write(f"Stopping early: BLEU has not risen above the {state.best_bleu:.2f} of step {state.best_step}.")
+            accelerator.print(f"Stopping early: the best BLEU is {state.best_bleu:.2f}, of step {state.best_step}.")
             break
     bar.close()
 
@@ -187,7 +195,9 @@ def make_accelerator(args) -> Accelerator:
     """
     trackers = [name for name in args.report_to.split(",") if name != "none"]
     try:
-        accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir)
+        # The main process may tokenise for hours while the others wait.
+        patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))
+        accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[patience])
     except ValueError as error:
         raise UserError(f"--report_to {args.report_to}: {error}") from error
     if trackers and not accelerator.log_with:
@@ -200,7 +210,7 @@ def make_accelerator(args) -> Accelerator:
 
 
 def use_all_cores(num_processes: int):
-    """Undoes the single thread that `accelerate launch` gives a process on a CPU unless it is told otherwise."""
+    """Undoes the single thread that `accelerate launch` gives a process on a CPU unless it is told of more."""
     if torch.get_num_threads() == 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, cores // num_processes))
@@ -216,9 +226,16 @@ def make_tokenizer(args, dataset, checkpoint: Path | None):
 
 
 def make_config(args, tokenizer) -> VanillaTransformerConfig:
-    """The model's config: the options that are given, and what follows from the tokenizer."""
-    fields = model_fields(args) | {"vocab_size": len(tokenizer)} | special_token_ids(tokenizer)
-    config = VanillaTransformerConfig(**fields)
+    """The config of the model that is tuned, or the options that are given and what follows from the tokenizer.
+
+    Raises UserError if a model that is tuned is not of this kind, or is to have other sizes than it has.
+    """
+    fields = model_fields(args)
+    if args.model_name_or_path:
+        return tuned_config(args, fields)
+    if "vocab_size" in fields and args.tokenizer_name:
+        raise UserError(f"--vocab_size is that of --tokenizer_name {args.tokenizer_name}; leave one of them out.")
+    config = VanillaTransformerConfig(**fields | {"vocab_size": len(tokenizer)} | special_token_ids(tokenizer))
     longest = max(args.max_source_length, args.max_target_length)
     if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:
         raise UserError(
@@ -226,6 +243,28 @@ def make_config(args, tokenizer) -> VanillaTransformerConfig:
             "learned positions do not reach beyond their table: raise it, or lower --max_source_length and "
             "--max_target_length."
         )
+    return config
+
+
+def tuned_config(args, fields: dict) -> VanillaTransformerConfig:
+    """The config of `--model_name_or_path`, with the dropout that is given."""
+    name = args.model_name_or_path
+    try:
+        kind = VanillaTransformerConfig.get_config_dict(name)[0].get("model_type")
+    except OSError as error:
+        raise UserError(f"--model_name_or_path {name} cannot be read: {' '.join(str(error).split())}") from error
+    if kind != VanillaTransformerConfig.model_type:
+        raise UserError(
+            f"--model_name_or_path {name} is a {kind} model; convert it by vanilla_transformer.conversion and save it."
+        )
+    dropouts = {field: value for field, value in fields.items() if "dropout" in field}
+    config = VanillaTransformerConfig.from_pretrained(name, **dropouts)
+    for field, value in fields.items():
+        # A tokenizer may have fewer types than it was asked for.
+        if value != getattr(config, field) and not (field == "vocab_size" and value > config.vocab_size):
+            raise UserError(f"--{field} is {value}, and {getattr(config, field)} in --model_name_or_path {name}.")
+    if args.tokenizer_name:
+        raise UserError(f"--tokenizer_name cannot be given with --model_name_or_path {name}, which has its own.")
     return config
 
 
@@ -247,25 +286,25 @@ def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConf
     return splits
 
 
-def make_model(args, config: VanillaTransformerConfig) -> VanillaTransformerForConditionalGeneration:
-    """A new model, or the one that is tuned, with its own sizes and the dropout that is given."""
-    if args.attn_implementation is None and not torch.cuda.is_available():
-        args.attn_implementation = "eager"  # the fastest to train with on a CPU, where sentences are short
-    options = {"attn_implementation": args.attn_implementation, "dtype": torch.float32}
+def make_model(args, config: VanillaTransformerConfig, device: torch.device):
+    """A new model, or the one that is tuned."""
+    # On a CPU eager attention is the fastest to train with, where sentences are short.
+    attention = args.attn_implementation or ("eager" if device.type == "cpu" else None)
+    options = {"attn_implementation": attention, "dtype": torch.float32}
     try:
         if args.model_name_or_path is None:
-            return VanillaTransformerForConditionalGeneration._from_config(config, **options)
-        options |= {name: value for name, value in model_fields(args).items() if "dropout" in name}
-        return VanillaTransformerForConditionalGeneration.from_pretrained(args.model_name_or_path, **options)
+            return VanillaTransformerForConditionalGeneration._from_config(config, **options).to(device)
+        return VanillaTransformerForConditionalGeneration.from_pretrained(
+            args.model_name_or_path, config=config, **options
+        ).to(device)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
         model = f"--model_name_or_path {args.model_name_or_path}" if args.model_name_or_path else "A model"
-        attention = f"--attn_implementation {args.attn_implementation}"
-        raise UserError(f"{model} with {attention} cannot be made: {reason}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{model} with --attn_implementation {attention} cannot be made: {reason}") from error
 
 
 def make_generation_config(args, config: VanillaTransformerConfig) -> GenerationConfig:
-    """What `generate` does by default with the trained model: what it was scored with."""
+    """What `generate` does by default with the trained model: the beams it was scored with, up to a length."""
     ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
     beams = {"num_beams": args.num_beams, "length_penalty": args.length_penalty} if args.num_beams > 1 else {}
     longest = args.max_target_length + 1
@@ -316,26 +355,28 @@ def load_final_weights(model, args, output_dir: Path, state: RunState, accelerat
     """Leaves in `model` what the run hands out: averaged, moving-average, best (if stopping early) or last weights."""
     if args.average_checkpoints:
         folders = list_checkpoints(output_dir)[-args.average_checkpoints :]
-        load_weights(model, average_checkpoints(folders))
+        load_weights(model, average_checkpoints(folders, is_ema=bool(args.ema_decay)))
         accelerator.print(f"Averaged the weights of {', '.join(folder.name for folder in folders)}.")
     elif args.early_stopping_patience and state.best_step:
-        load_weights(model, read_weights(output_dir / f"checkpoint-{state.best_step}"))
+        load_weights(model, read_weights(output_dir / f"checkpoint-{state.best_step}", is_ema=bool(args.ema_decay)))
         accelerator.print(f"Took the best weights, those of step {state.best_step}.")
 
 
 def describe_run(args, accelerator: Accelerator) -> dict:
     """What, where and with which versions was trained, for the model card."""
-    device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    if accelerator.device.type == "cuda":
+    kind = accelerator.device.type
+    device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads" if kind == "cpu" else kind
+    if kind == "cuda":
         device = torch.cuda.get_device_name()
-    packages = ("vanilla-transformer", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+    packages = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+    versions = {name: importlib.metadata.version(name) for name in packages}
     return {
         "dataset": public_name(args.dataset_name or args.train_file),
         "source_lang": args.source_lang or args.source_column,
         "target_lang": args.target_lang or args.target_column,
         "hardware": f"{accelerator.num_processes} x {device}",
         "mixed_precision": accelerator.mixed_precision,
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": {"vanilla-transformer": __version__} | versions,
     }
 
 

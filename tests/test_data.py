@@ -23,7 +23,7 @@ from vanilla_transformer.data import (
     evaluation_batches,
     fill_batches,
     load_pairs,
-    plan_epoch,
+    plan_batches,
     sentences,
     tokenize_pairs,
     training_batches,
@@ -454,7 +454,7 @@ def pools(request, monkeypatch):
 
 @pytest.mark.parametrize("max_tokens", [50, 400, 10**6])
 def test_an_epoch_has_every_pair_once_within_the_budget(lengths, max_tokens, pools):
-    batches = plan_epoch(*lengths, max_tokens, 1, 0)
+    batches = plan_batches(*lengths, max_tokens, 1, 0)
     assert sorted(itertools.chain(*plain(batches))) == list(range(2000))
     longest = np.maximum(*lengths)
     for batch in batches:
@@ -469,8 +469,8 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch(lengths, pools):
     for seed, epoch in itertools.product([1, 2], [0, 1, 2]):
         np.random.seed(seed * epoch)  # what the global generator is at does not matter
         torch.manual_seed(epoch)
-        plans[seed, epoch] = plain(plan_epoch(*lengths, 400, seed, epoch))
-        assert plain(plan_epoch(*lengths, 400, seed, epoch)) == plans[seed, epoch]
+        plans[seed, epoch] = plain(plan_batches(*lengths, 400, seed, epoch))
+        assert plain(plan_batches(*lengths, 400, seed, epoch)) == plans[seed, epoch]
     orders = [str(plan) for plan in plans.values()]
     assert len(set(orders)) == len(orders)
     # Not only the batches' order changes: other pairs come together.
@@ -479,7 +479,7 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch(lengths, pools):
 
 
 def test_batches_do_not_come_sorted_by_length(lengths, pools):
-    means = [np.maximum(*lengths)[batch].mean() for batch in plan_epoch(*lengths, 400, 1, 0)]
+    means = [np.maximum(*lengths)[batch].mean() for batch in plan_batches(*lengths, 400, 1, 0)]
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
 
 
@@ -490,7 +490,7 @@ def padding(batches, lengths) -> float:
 
 
 def test_little_padding(lengths):
-    planned = plan_epoch(*lengths, 400, 1, 0)
+    planned = plan_batches(*lengths, 400, 1, 0)
     random = np.array_split(np.random.default_rng(0).permutation(2000), len(planned))
     assert padding(planned, lengths) < 0.15
     assert padding(random, lengths) > 2.5 * padding(planned, lengths)
@@ -509,8 +509,8 @@ def test_processes_share_out_the_same_batches(lengths, num_processes):
     dealt = [take(share, count) for share in shares]
     assert [batch for turn in zip(*dealt, strict=True) for batch in turn][:count] == expected
     for epoch in range(2):
-        plan = plain(plan_epoch(*lengths, 400, 1, epoch))
-        start = epoch * len(expected) and len(plain(plan_epoch(*lengths, 400, 1, 0)))
+        plan = plain(plan_batches(*lengths, 400, 1, epoch))
+        start = epoch * len(expected) and len(plain(plan_batches(*lengths, 400, 1, 0)))
         assert expected[start : start + len(plan)] == plan
 
 
@@ -612,6 +612,15 @@ def test_training_batches(source, tokenized, tokenizer):
         shares = [training_batches(source, tokenizer, options(), 6, i, num_processes) for i in range(num_processes)]
         dealt = zip(*(itertools.islice(share, 10) for share in shares), strict=True)
         assert [as_pairs(b) for turn in dealt for b in turn] == stream[6 : 6 + 10 * num_processes]
+
+
+def test_other_pairs_share_a_pool_of_the_stream_in_each_epoch(tokenized, tokenizer, monkeypatch):
+    monkeypatch.setattr(data, "STREAM_POOL_SIZE", 16)
+    batches = training_batches(tokenized.to_iterable_dataset(), tokenizer, options())
+    pairs = [pair for batch in itertools.islice(batches, 60) for pair in as_pairs(batch)]
+    first_pools = [set(pairs[start : start + 16]) for start in (0, 50, 100)]
+    assert all(len(pool) == 16 for pool in first_pools)
+    assert first_pools[0] != first_pools[1] != first_pools[2] != first_pools[0]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -238,15 +238,6 @@ def test_rotary_scores_depend_on_the_distance_only():
     assert_close(modeling.rotate(q, sinusoidal_positions(torch.tensor([[9]]), 8).double()).norm(), q.norm(), 1e-6)
 
 
-@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
-def test_table_stays_exact_when_the_model_is_cast(make_model, position_embedding_type):
-    model = make_model(position_embedding_type=position_embedding_type)
-    exact = model.model.encoder.embed_positions.table.clone()
-    model.to(torch.bfloat16)
-    assert model.lm_head.weight.dtype == torch.bfloat16
-    assert torch.equal(model.model.encoder.embed_positions.table, exact)
-
-
 def test_a_mask_with_a_row_for_each_position_is_for_the_encoder_alone(make_model):
     """It may hold for a source of any length, and cross-attention still hides padding."""
     model = make_model()

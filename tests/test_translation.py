@@ -57,10 +57,12 @@ def test_every_text_is_translated_as_it_is_alone(translator, max_tokens, num_bea
     assert translator((text for text in TEXTS[:2]), **generation) == expected[:2]
 
 
-def test_what_does_not_end_is_cut_off_as_it_is_alone(translator):
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_what_does_not_end_is_cut_off_as_it_is_alone(translator, num_beams):
     never_end(translator)
-    texts = ["No!", "Two children play in the park today."]
-    assert translator(texts) == [translator([text])[0] for text in texts]
+    texts = ["No!", "Two children play in the park today.", "A man"]
+    alone = [translator([text], num_beams=num_beams)[0] for text in texts]
+    assert translator(texts, num_beams=num_beams) == alone
 
 
 def test_beams_lead_to_other_translations(translator):

@@ -5,7 +5,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # read by pyproject.toml
 __all__ = ["VanillaTransformerConfig", "VanillaTransformerForConditionalGeneration", "VanillaTransformerModel"]
 
 # `Auto*.from_pretrained` finds the classes without remote code where this package is installed ...

@@ -8,6 +8,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
+from accelerate import PartialState
 from datasets import Dataset, DatasetDict, IterableDataset
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Sampler
@@ -71,7 +72,7 @@ def load_dataset(args) -> DatasetDict:
     """Loads `args.dataset_name`, a Hub id or a local directory."""
     try:
         return datasets.load_dataset(args.dataset_name, args.dataset_config_name, streaming=args.streaming)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         # `datasets` lists the configurations there are where --dataset_config_name is missing or wrong.
         raise UserError(
             f"The dataset {args.dataset_name} could not be loaded: {reason_of(error)} Give --dataset_name a Hub id or "
@@ -129,7 +130,9 @@ def hold_out_validation(pairs: dict, args):
     count = max(1, len(pairs["train"]) * args.validation_split_percentage // 100)
     if count >= len(pairs["train"]):
         raise UserError(f"{where(args)} has {len(pairs['train'])} pairs, too few to hold some out for validation.")
-    print(f"{where(args)} has no validation split: the last {count:,} pairs of the training split are held out.")
+    PartialState().print(
+        f"{where(args)} has no validation split: the last {count:,} pairs of the training split are held out."
+    )
     rest = len(pairs["train"]) - count
     pairs["validation"] = pairs["train"].skip(rest)
     pairs["train"] = pairs["train"].take(rest)
@@ -279,7 +282,7 @@ def tokenize_pairs(
         num_proc=num_proc if num_proc and len(dataset) > 1000 * num_proc else None,
         desc=f"Tokenising {split}",
     )
-    fate = np.asarray(encoded["fate"], dtype=np.int8)
+    fate = np.asarray(encoded["fate"][:], dtype=np.int8)
     drops = {"empty": int((fate == EMPTY).sum()), "too long": int((fate == TOO_LONG).sum())}
     if not (fate == KEPT).any():
         raise UserError(
@@ -299,21 +302,21 @@ def is_filled(text) -> bool:
 # ------------------------------------------------------------------------------------------------------------- batches
 
 
-def plan_epoch(
-    source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int, seed: int, epoch: int
+def plan_batches(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int, seed: int, epoch: int, part: int = 0
 ) -> list[np.ndarray]:
-    """The batches of one epoch, as arrays of indices: a pure function of the lengths, the seed and the epoch.
+    """The batches of an epoch, or of a part of it, as arrays of indices: a pure function of its arguments.
 
     All pairs are shuffled and cut into pools; the pairs of a pool are sorted by length, stably, so that equals stay
     shuffled, and fill batches; then all batches are shuffled.
     """
-    random = np.random.default_rng([seed, epoch])
-    order = random.permutation(len(source_lengths))
+    generator = np.random.default_rng([seed, epoch, part])
+    order = generator.permutation(len(source_lengths))
     batches = []
     for start in range(0, len(order), POOL_SIZE):
         pool = order[start : start + POOL_SIZE]
         batches += [pool[batch] for batch in fill_batches(source_lengths[pool], target_lengths[pool], max_tokens)]
-    return [batches[i] for i in random.permutation(len(batches))]
+    return [batches[i] for i in generator.permutation(len(batches))]
 
 
 def fill_batches(source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
@@ -359,7 +362,7 @@ class TokenBatchSampler(Sampler):
     def __iter__(self) -> Iterator[list[int]]:
         number = 0
         for epoch in itertools.count():
-            batches = plan_epoch(*self.lengths, self.max_tokens, self.seed, epoch)
+            batches = plan_batches(*self.lengths, self.max_tokens, self.seed, epoch)
             for batch in batches:
                 if number >= self.start and number % self.num_processes == self.process_index:
                     yield batch.tolist()
@@ -367,7 +370,7 @@ class TokenBatchSampler(Sampler):
 
     def batches_per_epoch(self) -> int:
         """The number of batches of the first epoch; later ones differ by a few, as other pairs share a pool."""
-        return len(plan_epoch(*self.lengths, self.max_tokens, self.seed, 0))
+        return len(plan_batches(*self.lengths, self.max_tokens, self.seed, 0))
 
 
 class StreamedBatches:
@@ -403,7 +406,7 @@ class StreamedBatches:
             pool_number = 0
             while pool := list(itertools.islice(pairs, STREAM_POOL_SIZE)):
                 lengths = [np.array([pair[f"{side}_length"] for pair in pool]) for side in ("source", "target")]
-                for batch in plan_epoch(*lengths, self.max_tokens, self.seed + pool_number, epoch):
+                for batch in plan_batches(*lengths, self.max_tokens, self.seed, epoch, pool_number):
                     if number >= self.start and number % self.num_processes == self.process_index:
                         yield self.collate([pool[i] for i in batch])
                     number += 1
@@ -445,7 +448,7 @@ def training_batches(dataset, tokenizer, args, start: int = 0, process_index: in
     share = {"seed": args.seed, "start": start, "process_index": process_index, "num_processes": num_processes}
     if isinstance(dataset, IterableDataset):
         return StreamedBatches(dataset, collate, args.per_device_train_max_tokens, **share)
-    lengths = [np.asarray(dataset[f"{side}_length"], dtype=np.int32) for side in ("source", "target")]
+    lengths = [np.asarray(dataset[f"{side}_length"][:], dtype=np.int32) for side in ("source", "target")]
     sampler = TokenBatchSampler(*lengths, args.per_device_train_max_tokens, **share)
     workers = {"num_workers": args.dataloader_num_workers, "persistent_workers": args.dataloader_num_workers > 0}
     return PairLoader(dataset, batch_sampler=sampler, collate_fn=collate, **workers)
@@ -453,6 +456,6 @@ def training_batches(dataset, tokenizer, args, start: int = 0, process_index: in
 
 def evaluation_batches(dataset, tokenizer, max_tokens: int, process_index: int = 0, num_processes: int = 1):
     """Padded batches of every pair once, sorted by length, dealt out to the processes in turn."""
-    lengths = [np.asarray(dataset[f"{side}_length"], dtype=np.int32) for side in ("source", "target")]
+    lengths = [np.asarray(dataset[f"{side}_length"][:], dtype=np.int32) for side in ("source", "target")]
     batches = [batch.tolist() for batch in fill_batches(*lengths, max_tokens)][process_index::num_processes]
     return DataLoader(dataset, batch_sampler=batches, collate_fn=PairCollator(tokenizer))

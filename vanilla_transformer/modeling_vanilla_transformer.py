@@ -11,7 +11,8 @@
     VanillaTransformerEncoder                     3.1, 3.4                  (B,S) -> (B,S,d)
     VanillaTransformerDecoder                     3.1, 3.4                  (B,T) (B,S,d) -> (B,T,d)
     VanillaTransformerModel                       Figure 1                  (B,S) (B,T) -> (B,T,d)
-    label_smoothed_cross_entropy                  5.4                       (N,d) (V,d) (N,) -> ()
+    ChunkedCrossEntropy                           5.4                       (N,d) (V,d) (N,) -> ()
+    label_smoothed_cross_entropy                  5.4                       (B,T,d) (B,T) -> ()
     VanillaTransformerForConditionalGeneration    Figure 1 with its head    (B,S) (B,T) -> (B,T,V)
 
 Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head (d / h), f inner
@@ -89,6 +90,7 @@ class VanillaTransformerAttention(nn.Module):
         self.is_causal = is_causal  # read by the backends: without a mask, look only at the past
         self.head_dim = config.d_model // num_heads
         self.scaling = self.head_dim**-0.5
+        # With biases, which the paper's formula leaves out, and torch.nn.Transformer, BART and Marian have.
         self.q_proj = nn.Linear(config.d_model, config.d_model)
         self.k_proj = nn.Linear(config.d_model, config.d_model)
         self.v_proj = nn.Linear(config.d_model, config.d_model)
@@ -119,8 +121,8 @@ class VanillaTransformerAttention(nn.Module):
             if rotary is not None:
                 queries, keys = rotate(queries, rotary), rotate(keys, rotary)
             if past_key_values is not None:
-                half = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
-                keys, values = half.update(keys, values, self.layer_idx)
+                cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
+                keys, values = cache.update(keys, values, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = past_key_values.is_updated.get(self.layer_idx) or is_cross
 
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -153,7 +155,6 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, num_positions: int, dim: int):
         super().__init__()
-        # Float32 whatever the model's dtype: bfloat16 cannot tell position 257 from 258.
         self.register_buffer("table", torch.empty(num_positions, dim, dtype=torch.float32), persistent=False)
         self.reset_parameters()
 
@@ -161,14 +162,6 @@ class SinusoidalPositions(nn.Module):
         """Fills the table; called again after loading, which leaves buffers that are not saved empty."""
         rows, dim = self.table.shape
         init.copy_(self.table, sinusoidal_positions(torch.arange(rows, device=self.table.device), dim))
-
-    def _apply(self, fn, recurse=True):
-        """Keeps the table in float32 when `model.to(torch.bfloat16)` or `model.half()` casts everything."""
-        super()._apply(fn, recurse)
-        if self.table.dtype != torch.float32:
-            self.table = torch.empty_like(self.table, dtype=torch.float32)
-            self.reset_parameters()
-        return self
 
     def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
         """(B,T) -> (B,T,dim); no position is at or above `length`."""
@@ -202,7 +195,7 @@ class Dropout(nn.Dropout):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0 or x.device.type != "cpu":
             return super().forward(x)
-        dropped = max(1, round(256 * self.p))  # of 256 bytes
+        dropped = min(max(1, round(256 * self.p)), 255)  # of 256 bytes
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
         kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
         return x * kept.to(x.dtype).mul_(256 / (256 - dropped))
@@ -325,15 +318,18 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """As in transformers; a shared vocabulary stays one."""
+        """As in transformers, for a vocabulary that source and target share; raises ValueError if they do not."""
+        if not self.config.share_encoder_decoder_embeddings:
+            raise ValueError("Source and target have vocabularies of their own; which of them to resize is not clear.")
         embeddings = super().resize_token_embeddings(*args, **kwargs)
-        if self.config.share_encoder_decoder_embeddings:
-            self.config.decoder_vocab_size = self.config.vocab_size
+        self.config.decoder_vocab_size = self.config.vocab_size
         return embeddings
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     """What the encoder and the decoder share: embeddings and positions at the bottom, a norm at the top."""
+
+    _fsdp_plan = {"layers.*": "free_full_weight"}
 
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int, num_heads: int):
         super().__init__(config)
@@ -355,7 +351,9 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         past_length: int | torch.Tensor,
         length: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scaled embeddings with their positions (sections 3.4, 3.5): the first layer's input, and rotary angles.
+        """Scaled embeddings with their positions (sections 3.4, 3.5): the first layer's input.
+
+        Rotary positions are not added here; their sines and cosines are returned beside it, for [`rotate`].
 
         Positions count the tokens that a 2D mask leaves, so that padding on the left moves nothing.
         """
@@ -385,7 +383,6 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         "layers.*.fc1": "colwise",
         "layers.*.fc2": "rowwise",
     }
-    _fsdp_plan = {"layers.*": "free_full_weight"}
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.vocab_size, config.encoder_attention_heads)
@@ -434,7 +431,6 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         "layers.*.encoder_attn.v_proj": "colwise",
         "layers.*.encoder_attn.out_proj": "rowwise",
     }
-    _fsdp_plan = {"layers.*": "free_full_weight"}
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.decoder_vocab_size, config.decoder_attention_heads)
@@ -606,12 +602,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         projection, num_types = weight.to(dtype), weight.shape[0]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        grad_bias = torch.zeros(num_types, dtype=torch.float32, device=hidden.device)
+        if needs_grad:
+            grad_hidden = torch.empty_like(hidden)
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+            grad_bias = torch.zeros(num_types, dtype=torch.float32, device=hidden.device)
         rows = max(1, LOGITS_PER_CHUNK // num_types)
-        for x, grad_x, target in zip(hidden.split(rows), grad_hidden.split(rows), targets.split(rows), strict=True):
-            x, target = x.to(dtype), target[:, None]
+        for start in range(0, hidden.shape[0], rows):
+            x, target = hidden[start : start + rows].to(dtype), targets[start : start + rows, None]
             logits = (x @ projection.T).float()  # (n,V)
             if bias is not None:
                 logits += bias
@@ -629,9 +626,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             grad.scatter_add_(1, target, torch.full_like(target, label_smoothing - 1, dtype=grad.dtype))
             grad_bias += grad.sum(dim=0)
             grad = grad.to(dtype)
-            grad_x.copy_(grad @ projection)
+            grad_hidden[start : start + rows] = grad @ projection
             grad_weight += grad.T @ x
-        ctx.grads = grad_hidden, grad_weight.to(weight.dtype), None if bias is None else grad_bias.to(bias.dtype)
+        if needs_grad:
+            ctx.grads = grad_hidden, grad_weight.to(weight.dtype), None if bias is None else grad_bias.to(bias.dtype)
         return loss
 
     @staticmethod

@@ -100,8 +100,9 @@ class TrainingOptions:
     hub_model_id: str | None = option(None, "the repository to push to (default: the name of output_dir)")
 
 
-# The tokenizer decides on these, and a Transformer without a decoder is another model.
-NOT_OPTIONS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "is_encoder_decoder"}
+# The tokenizer, which is one for both languages, decides on these.
+NOT_OPTIONS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "decoder_vocab_size"}
+NOT_OPTIONS |= {"is_encoder_decoder"}  # which is always true
 
 
 def make_model_options() -> type:
@@ -249,10 +250,11 @@ def model_fields(args: argparse.Namespace) -> dict:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
+OF_ONE_RUN = {"config", "resume_from_checkpoint", "push_to_hub", "hub_model_id"}  # not to be repeated
+
+
 def write_recipe(args: argparse.Namespace, config: VanillaTransformerConfig, path: Path):
     """Writes every option as it was in force, as a recipe that `--config` reads."""
-    options = {key: value for key, value in vars(args).items() if key not in ("config", "resume_from_checkpoint")}
+    options = {key: value for key, value in vars(args).items() if key not in OF_ONE_RUN}
     options |= {item.name: getattr(config, item.name) for item in dataclasses.fields(MODEL_OPTIONS)}
-    if config.decoder_vocab_size == config.vocab_size:
-        options["decoder_vocab_size"] = None
     path.write_text(yaml.safe_dump(options, sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -30,6 +30,8 @@ from .errors import UserError
 def inverse_square_root(step: int, warmup_steps: int) -> float:
     """The paper's schedule as a share of its peak (section 5.3, Equation 3): linear warm-up, then step^-0.5.
 
+    transformers has it too, by this name; it stands here for all to see.
+
     Equation 3 peaks at step `warmup_steps`, at (d_model warmup_steps)^-0.5. `step` counts from 1.
     """
     warmup_steps = max(1, warmup_steps)
@@ -87,15 +89,15 @@ def optimizer_step(model, optimizer, batches: list[dict], learning_rate: float, 
     """Updates the weights once by the batches of this and all other processes, as if they were one big batch.
 
     The loss is the sum over the real target tokens of all of them divided by their number. Returns a tensor of 5: the
-    sum of the loss (nats), the real target tokens, the real source tokens, the positions they were padded to, over all
-    processes, and the norm of the gradient. It is not read here, so that a GPU need not wait.
+    sum of the loss (nats), the real target tokens, the real source tokens, both with padding, over all processes, and
+    the norm of the gradient.
     """
     counts = torch.tensor([count_tokens(batch) for batch in batches], dtype=torch.float32).sum(dim=0)
     counts = accelerator.reduce(counts.to(accelerator.device))
     target_tokens = counts[0].clamp(min=1)
     loss = torch.zeros((), device=accelerator.device)
     for number, batch in enumerate(batches, start=1):
-        batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         # Processes exchange their gradients once, with the last batch.
         is_last = number == len(batches)
         with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
@@ -114,9 +116,9 @@ def optimizer_step(model, optimizer, batches: list[dict], learning_rate: float, 
 
 
 def count_tokens(batch: dict) -> tuple[int, int, int]:
-    """Real target tokens, real source tokens, and positions of both sides with padding."""
-    positions = batch["input_ids"].numel() + batch["labels"].numel()
-    return int((batch["labels"] != -100).sum()), int(batch["attention_mask"].sum()), positions
+    """Real target tokens, real source tokens, and padded_tokens of both sides with padding."""
+    padded_tokens = batch["input_ids"].numel() + batch["labels"].numel()
+    return int((batch["labels"] != -100).sum()), int(batch["attention_mask"].sum()), padded_tokens
 
 
 # ----------------------------------------------------------------------------------------------- state and checkpoints
@@ -131,7 +133,7 @@ class RunState:
     loss_sum: float = 0.0  # nats, over all real target tokens so far
     target_tokens: int = 0
     source_tokens: int = 0
-    positions: int = 0
+    padded_tokens: int = 0
     best_bleu: float = -1.0
     best_step: int = 0
     evaluations_without_improvement: int = 0
@@ -143,7 +145,7 @@ class RunState:
         Raises:
             UserError: The loss is no number any more.
         """
-        loss_sum, target_tokens, source_tokens, positions, norms = (
+        loss_sum, target_tokens, source_tokens, padded_tokens, norms = (
             torch.stack(window).cpu().double().sum(dim=0).tolist()
         )
         entry = {
@@ -152,7 +154,7 @@ class RunState:
             "learning_rate": learning_rate,
             "grad_norm": norms / len(window),
             "target_tokens_per_second": target_tokens / seconds,
-            "padding_fraction": 1 - (source_tokens + target_tokens) / max(1, positions),
+            "padding_fraction": 1 - (source_tokens + target_tokens) / max(1, padded_tokens),
         }
         if not math.isfinite(entry["loss"]):
             raise UserError(
@@ -164,7 +166,7 @@ class RunState:
         self.loss_sum += loss_sum
         self.target_tokens += int(target_tokens)
         self.source_tokens += int(source_tokens)
-        self.positions += int(positions)
+        self.padded_tokens += int(padded_tokens)
         self.history.append(entry)
         return entry
 
@@ -184,7 +186,7 @@ class RunState:
             "train_loss": self.loss_sum / max(1, self.target_tokens),
             "train_target_tokens": self.target_tokens,
             "train_target_tokens_per_second": self.target_tokens / max(1e-9, self.train_runtime),
-            "padding_fraction": 1 - (self.source_tokens + self.target_tokens) / max(1, self.positions),
+            "padding_fraction": 1 - (self.source_tokens + self.target_tokens) / max(1, self.padded_tokens),
         }
 
 
@@ -193,7 +195,8 @@ def save_checkpoint(
 ):
     """Writes a loadable model directory that also holds the optimiser and the run's state.
 
-    It is written beside its place and renamed at the end, so that a checkpoint is whole or is not there.
+    It is written beside its place and renamed at the end, so that a checkpoint is whole or is not there. The optimiser
+    is saved by the names of its parameters, as safetensors, which tie it to no order of parameters or processes.
     """
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -231,7 +234,7 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer, ema=None) -
                 raise ValueError(f"the optimiser's state of '{name}' is missing or of another shape.")
         set_optimizer_state_dict(model, optimizer, {**whole, "state": saved}, options=options)
         if ema is not None:
-            load_weights(ema.module, load_file(folder / "ema.safetensors"))
+            load_weights(ema.module, read_weights(folder, is_ema=True))
             ema.n_averaged.fill_(1)  # at 0 the next update would start anew
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -242,9 +245,9 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer, ema=None) -
     return state
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint, each shared one once."""
-    return load_file(folder / "model.safetensors")
+def read_weights(folder: Path, is_ema: bool = False) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint, or their moving average, each shared one once."""
+    return load_file(folder / ("ema.safetensors" if is_ema else "model.safetensors"))
 
 
 @torch.no_grad()
@@ -272,10 +275,10 @@ def delete_old_checkpoints(output_dir: Path, keep: int, best_step: int):
             shutil.rmtree(folder)
 
 
-def average_checkpoints(folders: list[Path]) -> dict[str, torch.Tensor]:
+def average_checkpoints(folders: list[Path], is_ema: bool = False) -> dict[str, torch.Tensor]:
     """The mean of the weights of several checkpoints (section 6.1), computed in float32."""
     total: dict[str, torch.Tensor] = {}
     for folder in folders:
-        for name, tensor in read_weights(folder).items():
+        for name, tensor in read_weights(folder, is_ema).items():
             total[name] = total.get(name, 0) + tensor.float() / len(folders)
     return total

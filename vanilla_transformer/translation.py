@@ -117,11 +117,12 @@ def main():
     lines = [line.rstrip("\r\n") for line in sys.stdin]
     try:
         translator = Translator.from_pretrained(options.model, options.max_tokens)
+    except (OSError, ValueError) as error:
+        sys.exit(f"translation: {options.model} cannot be loaded: {' '.join(str(error).split())}")
+    try:
         translations = translator(lines, "Translating", **{k: v for k, v in chosen.items() if v is not None})
     except UserError as error:
         sys.exit(f"translation: {error}")
-    except (OSError, ValueError) as error:
-        sys.exit(f"translation: {options.model} cannot be loaded: {' '.join(str(error).split())}")
     for text in translations:
         print(" ".join(text.split("\n")))  # one line, whatever the model wrote
 
