@@ -129,8 +129,8 @@ def card_body(results: dict, recipe: dict, name: str, repo_id: str | None, has_c
         "## Training",
         table(["", ""], training_facts(results)),
         *curves,
-        "The main options; `recipe.yaml` holds all of them, and `train.py --config recipe.yaml` repeats the run, if it is "
-        "launched as this one was.",
+        "The main options; `recipe.yaml` holds all of them, and `train.py --config recipe.yaml` repeats the run, if "
+        "it is launched as this one was.",
         table(["option", "value"], main_options(recipe)),
         "## Limits",
         limits(recipe),
