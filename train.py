@@ -233,8 +233,11 @@ def make_config(args, tokenizer) -> VanillaTransformerConfig:
     fields = model_fields(args)
     if args.model_name_or_path:
         return tuned_config(args, fields)
-    if "vocab_size" in fields and args.tokenizer_name:
-        raise UserError(f"--vocab_size is that of --tokenizer_name {args.tokenizer_name}; leave one of them out.")
+    if args.tokenizer_name and fields.get("vocab_size", len(tokenizer)) != len(tokenizer):
+        raise UserError(
+            f"--vocab_size is {fields['vocab_size']}, and --tokenizer_name {args.tokenizer_name} has {len(tokenizer)} "
+            "types; leave one of them out."
+        )
     config = VanillaTransformerConfig(**fields | {"vocab_size": len(tokenizer)} | special_token_ids(tokenizer))
     longest = max(args.max_source_length, args.max_target_length)
     if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:

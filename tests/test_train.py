@@ -390,10 +390,6 @@ def test_an_existing_tokenizer_whose_pad_is_eos(pairs, train, word_tokenizer, tm
     assert translated[-1] == 0 and len(translated) < 10
 
 
-RESOLVED = "vocab_size is written into the recipe, and refused beside tokenizer_name"
-
-
-@pytest.mark.xfail(strict=True, reason=RESOLVED)
 def test_the_recipe_of_a_run_with_an_existing_tokenizer(pairs, train, word_tokenizer, tmp_path):
     argv = options(pairs, tmp_path / "model", "--max_steps", "1", model=MODEL.replace("--vocab_size 280", ""))
     assert train([*argv, "--tokenizer_name", word_tokenizer, "--max_eval_samples", "1"])[0] == 0
