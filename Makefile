@@ -1,4 +1,4 @@
-.PHONY: style quality test slow bench
+.PHONY: style quality test bench
 
 style:    ## rewrite the code in the project's format
 	ruff check --fix .
@@ -11,9 +11,6 @@ quality:  ## check the format, the code and the sample dataset
 
 test:     ## the tests that take minutes at most
 	pytest
-
-slow:     ## the tests that take longer
-	pytest -m slow
 
 bench:    ## the speed against others, a page of results each
 	@ls benchmarks/*.py >/dev/null 2>&1 || { echo "There are no benchmarks yet."; exit 1; }

@@ -15,6 +15,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
@@ -383,14 +384,23 @@ def describe_run(args, accelerator: Accelerator) -> dict:
     }
 
 
+def refuse(reason):
+    """Ends with one sentence on stderr and no traceback, neither ours nor the launcher's."""
+    # Every process finds the same mistake; one of them says it.
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"train.py: error: {reason}", file=sys.stderr)
+    parent = psutil.Process().parent()
+    if parent is not None and "LOCAL_RANK" not in os.environ and "launch" in parent.cmdline():
+        parent.terminate()  # `accelerate launch` would print a traceback of its own
+    sys.exit(2)
+
+
 if __name__ == "__main__":
     try:
         main()
-    except (UserError, StrictDataclassError) as error:
-        reason = error.__cause__ if isinstance(error, StrictDataclassError) else error
-        # Every process finds the same mistake; one of them says it.
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"train.py: error: {reason}", file=sys.stderr)
-        sys.exit(2)
+    except StrictDataclassError as error:
+        refuse(error.__cause__)
+    except UserError as error:
+        refuse(error)
     except KeyboardInterrupt:
         sys.exit("train.py: stopped; --resume_from_checkpoint goes on from the newest checkpoint, if there is one.")

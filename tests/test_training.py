@@ -245,12 +245,13 @@ def test_the_number_of_tokens_is_exact_over_a_long_window():
     assert state.target_tokens == 2**24 + 2
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_stops_the_run(loss):
+@pytest.mark.parametrize("loss, norm", [("nan", 7.0), ("inf", 7.0), (3.0, "nan"), (3.0, "inf")])
+def test_a_loss_or_a_gradient_that_is_no_number_stops_the_run(loss, norm):
     state = RunState(step=10, history=[{"step": 10}])
-    window = [torch.tensor([9.0, 20.0, 30.0, 100.0, 7.0]), torch.tensor([loss, 20.0, 30.0, 100.0, 7.0])]
-    with pytest.raises(UserError, match=rf"loss is {loss} at step 20, learning rate 1.00e-01; .*--learning_rate"):
-        state.log(20, window, 2.0, 0.1)
+    steps = [[9.0, 20.0, 30.0, 100.0, 7.0], [float(loss), 20.0, 30.0, 100.0, float(norm)]]
+    said = r"The loss is .* the norm of its gradient .* at step 20, with learning rate 1.00e-01; .*--learning_rate"
+    with pytest.raises(UserError, match=said):
+        state.log(20, [torch.tensor(step) for step in steps], 2.0, 0.1)
     assert state == RunState(step=10, history=[{"step": 10}])
 
 

@@ -96,14 +96,14 @@ def load_files(args) -> DatasetDict:
     loader, options = LOADERS[suffixes.pop()]
     try:
         raw = datasets.load_dataset(loader, data_files=files, streaming=args.streaming, **options)
+        for split, name in files.items() if loader == "text" else ():
+            with open(name, encoding="utf-8") as lines:
+                if not any("\t" in line for line in itertools.islice(lines, 10_000)):
+                    raise UserError(f"--{split}_file {name} has no tab; a .txt file holds source<TAB>target lines.")
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         raise UserError(f"The files {', '.join(files.values())} could not be read: {reason_of(error)}") from error
     if loader == "text":
         pair = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
-        for split, name in files.items():
-            with open(name, encoding="utf-8") as lines:
-                if not any("\t" in line for line in itertools.islice(lines, 10_000)):
-                    raise UserError(f"--{split}_file {name} has no tab; a .txt file holds source<TAB>target lines.")
         options = {"batched": True, "remove_columns": ["text"], "features": pair}
         return {split: dataset.map(split_at_tab, **options) for split, dataset in raw.items()}
     return raw

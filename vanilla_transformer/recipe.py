@@ -194,7 +194,7 @@ def read_recipe(path: Path, parser: Parser) -> list[str]:
             raise UserError(f"'{key}' in {path} is not an option{closest(str(key), options)}")
         if isinstance(value, (dict, list)):
             raise UserError(f"'{key}' in {path} must be one value, not {value}.")
-        if value not in ("", "null"):
+        if value not in ("", "null", "~"):
             argv += [f"--{key}={value}"]
     return argv
 

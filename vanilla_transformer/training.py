@@ -156,10 +156,11 @@ class RunState:
             "target_tokens_per_second": target_tokens / seconds,
             "padding_fraction": 1 - (source_tokens + target_tokens) / max(1, padded_tokens),
         }
-        if not math.isfinite(entry["loss"]):
+        if not math.isfinite(entry["loss"] + entry["grad_norm"]):
             raise UserError(
-                f"The loss is {entry['loss']} at step {step}, learning rate {learning_rate:.2e}; no checkpoint was "
-                "overwritten. Lower --learning_rate, lengthen --warmup_steps or clip harder by --max_grad_norm."
+                f"The loss is {entry['loss']} and the norm of its gradient {entry['grad_norm']} at step {step}, with "
+                f"learning rate {learning_rate:.2e}; no checkpoint was overwritten. Lower --learning_rate, lengthen "
+                "--warmup_steps or clip harder by --max_grad_norm."
             )
         self.step = step
         self.train_runtime += seconds

@@ -1,0 +1,54 @@
+"""The README keeps what it says: its code runs, its files and options are there. Run: pytest tests/test_readme.py"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer.recipe import make_parser
+from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """In place of outputs/sample: a model that has learnt nothing."""
+    from conftest import TINY
+
+    from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("sample")
+    tokenizer = train_tokenizer(["The cat sleeps.", "Die Katze schläft."], 300)
+    config = VanillaTransformerConfig(**{**TINY, "vocab_size": len(tokenizer), **special_token_ids(tokenizer)})
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("code", BLOCKS, ids=[f"block {i}" for i in range(1, len(BLOCKS) + 1)])
+def test_the_python_code_runs(code, trained):
+    names = {}
+    exec(code.replace("outputs/sample", trained.as_posix()), names)
+    assert len(names) > 1
+
+
+def test_there_is_code():
+    assert len(BLOCKS) >= 3
+
+
+def test_files_that_are_linked_are_there():
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert len(links) >= 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_options_that_are_named_exist():
+    own = set(make_parser()._option_string_actions) | {"--help"}
+    others = {"--num_processes", "--mixed_precision", "--cpu", "--nproc_per_node"}  # of the launchers
+    others |= {"--repo_id", "--dry_run", "--private", "--revision", "--commit_message", "--create_pr", "--model"}
+    named = set(re.findall(r"(?<![\w-])--[a-z_]+", README))
+    assert len(named) >= 15
+    assert named <= own | others
