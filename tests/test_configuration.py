@@ -42,7 +42,7 @@ REFUSED = {
     "dropout of 1": ({"dropout": 1.0}, "dropout", "1.0", "[0, 1)"),
     "negative dropout": ({"attention_dropout": -0.1}, "attention_dropout", "-0.1", "[0, 1)"),
     "NaN dropout": ({"activation_dropout": float("nan")}, "activation_dropout", "nan", "[0, 1)"),
-    "eps of 0": ({"layer_norm_eps": 0}, "layer_norm_eps", "0", "between 0 and 1"),
+    "eps of 0": ({"layer_norm_eps": 0}, "layer_norm_eps", "0", "positive"),
     "activation": ({"activation_function": "relo"}, "activation_function", "relo", "relu"),
     "positions": ({"position_embedding_type": "alibi"}, "position_embedding_type", "alibi", "rotary"),
     "heads": ({"d_model": 512, "encoder_attention_heads": 7}, "encoder_attention_heads", "7", "512", "divide"),

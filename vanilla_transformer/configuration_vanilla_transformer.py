@@ -153,8 +153,8 @@ class VanillaTransformerConfig(PretrainedConfig):
         for name in ["dropout", "attention_dropout", "activation_dropout"]:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}; it must lie in [0, 1).")
-        if not 0 < self.layer_norm_eps < 1:
-            raise ValueError(f"`layer_norm_eps` is {self.layer_norm_eps}; it must lie between 0 and 1.")
+        if not 0 < self.layer_norm_eps < math.inf:
+            raise ValueError(f"`layer_norm_eps` is {self.layer_norm_eps}; it must be positive and finite.")
         if not self.is_encoder_decoder:
             raise ValueError(
                 "`is_encoder_decoder` is False; this model has an encoder and a decoder, so it must be True."
