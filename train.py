@@ -67,8 +67,7 @@ def main():
     # ------------------------------------------------------------------------------------------------------------ data
     with accelerator.main_process_first():
         pairs = load_pairs(args)
-    tokenizer = make_tokenizer(args, pairs["train"], checkpoint) if accelerator.is_main_process else None
-    tokenizer = broadcast_object_list([tokenizer])[0]
+    tokenizer = make_tokenizer_once(args, pairs["train"], checkpoint, accelerator)
     config = make_config(args, tokenizer)
     with accelerator.main_process_first():
         splits = tokenize_splits(pairs, tokenizer, args, config, accelerator)
@@ -84,12 +83,16 @@ def main():
     # -------------------------------------------------------------------------------------------- optimiser and resume
     optimizer = make_optimizer(model, args)
     state = RunState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer, ema)
-    if checkpoint is not None and checkpoint.resolve().parent != output_dir.resolve():
-        state.best_bleu, state.best_step = -1.0, 0  # the best so far stays where it was
+    if not (output_dir / f"checkpoint-{state.best_step}").exists():
+        state.best_bleu, state.best_step = -1.0, 0  # it is elsewhere, or deleted
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
     share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
     batches = training_batches(splits["train"], tokenizer, args, state.step * batches_per_step, **share)
     max_steps = args.max_steps or math.ceil(args.num_train_epochs * batches.batches_per_epoch() / batches_per_step)
+    if state.step > max_steps:
+        raise UserError(
+            f"--max_steps is {max_steps}, and {checkpoint} is after step {state.step}; raise it to train on."
+        )
     peak = args.learning_rate
     if peak is None:
         peak = paper_learning_rate(model.config.d_model, args.warmup_steps)
@@ -103,7 +106,7 @@ def main():
 
     # ----------------------------------------------------------------------------------------------------------- train
     if accelerator.is_main_process:
-        output_dir.mkdir(parents=True, exist_ok=True)
+        output_dir.mkdir(parents=True, exist_ok=True)  # of a run that is resumed from elsewhere
         write_recipe(args, model.config, output_dir / "recipe.yaml")
     accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
     bar = tqdm(total=max_steps, initial=state.step, desc="Training", disable=not accelerator.is_local_main_process)
@@ -170,7 +173,10 @@ def main():
 
 
 def find_checkpoint(args, output_dir: Path) -> Path | None:
-    """The checkpoint to resume from, if that is asked for. Raises UserError rather than overwrite a model."""
+    """The checkpoint to resume from, if that is asked for, and the output directory made for what is to come.
+
+    Raises UserError rather than overwrite anything, and where the directory cannot be made.
+    """
     there = list_checkpoints(output_dir)
     if args.resume_from_checkpoint is None:
         if there or (output_dir / "config.json").exists():
@@ -178,15 +184,31 @@ def find_checkpoint(args, output_dir: Path) -> Path | None:
                 f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or "
                 "choose another directory."
             )
+        # A run that was stopped before its first checkpoint leaves its recipe.
+        if output_dir.is_dir() and {path.name for path in output_dir.iterdir()} - {"recipe.yaml"}:
+            raise UserError(
+                f"--output_dir {output_dir} is not empty, and nothing in it is overwritten; choose another."
+            )
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--output_dir {output_dir} cannot be made: {error.strerror}.") from error
         return None
-    if args.resume_from_checkpoint != "newest":
-        checkpoint = Path(args.resume_from_checkpoint)
-        if not (checkpoint / "trainer_state.json").exists():
-            raise UserError(f"--resume_from_checkpoint {checkpoint} is no checkpoint-N folder of train.py.")
-        return checkpoint
-    if not there:
-        raise UserError(f"--resume_from_checkpoint finds no checkpoint in {output_dir}; leave it out to begin anew.")
-    return there[-1]
+    if args.resume_from_checkpoint == "newest":
+        if not there:
+            raise UserError(
+                f"--resume_from_checkpoint finds no checkpoint in {output_dir}; leave it out to begin anew."
+            )
+        return there[-1]
+    checkpoint = Path(args.resume_from_checkpoint)
+    if not (checkpoint / "trainer_state.json").exists():
+        raise UserError(f"--resume_from_checkpoint {checkpoint} is no checkpoint-N folder of train.py.")
+    if checkpoint.resolve() in [path.resolve() for path in there[:-1]]:
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint} is older than {there[-1]}, which the run would mix with its own; "
+            "remove what is newer, or choose another --output_dir."
+        )
+    return checkpoint
 
 
 def make_accelerator(args) -> Accelerator:
@@ -217,11 +239,28 @@ def use_all_cores(num_processes: int):
         torch.set_num_threads(max(1, cores // num_processes))
 
 
+def make_tokenizer_once(args, dataset, checkpoint: Path | None, accelerator: Accelerator):
+    """[`make_tokenizer`] on the main process, for all of them; so is the UserError that it may raise."""
+    made = None
+    if accelerator.is_main_process:
+        try:
+            made = make_tokenizer(args, dataset, checkpoint)
+        except UserError as error:
+            made = error
+    made = broadcast_object_list([made])[0]
+    if isinstance(made, UserError):
+        raise made
+    return made
+
+
 def make_tokenizer(args, dataset, checkpoint: Path | None):
     """The tokenizer of the run that is resumed, of the model that is tuned, the one that is named, or a new one."""
-    name = checkpoint or args.model_name_or_path or args.tokenizer_name
-    if name is not None:
-        return load_tokenizer(str(name))
+    if checkpoint is not None:
+        return load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
+    if args.model_name_or_path is not None:
+        return load_tokenizer(args.model_name_or_path, "--model_name_or_path")
+    if args.tokenizer_name is not None:
+        return load_tokenizer(args.tokenizer_name)
     texts, length = sentences(dataset)
     return train_tokenizer(texts, args.vocab_size or VanillaTransformerConfig().vocab_size, length)
 
@@ -402,5 +441,7 @@ if __name__ == "__main__":
         refuse(error.__cause__)
     except UserError as error:
         refuse(error)
+    except OSError as error:  # a full disk, a directory that is gone
+        refuse(f"{error}; checkpoints that were written are whole, and --resume_from_checkpoint goes on from them.")
     except KeyboardInterrupt:
         sys.exit("train.py: stopped; --resume_from_checkpoint goes on from the newest checkpoint, if there is one.")

@@ -338,3 +338,11 @@ def test_the_papers_recipes_make_the_papers_models(size, parameters):
     assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.98, 1e-9)
     assert config.dropout == {"base": 0.1, "big": 0.3}[size]
     assert args.max_steps == {"base": 100_000, "big": 300_000}[size]
+
+
+def test_the_command_line_overrules_what_does_not_go_with_it(recipe):
+    argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
+    assert parse_options([*argv, "--num_train_epochs", "3"]).max_steps is None
+    args = parse_options([*argv, "--train_file=x.csv"])
+    assert (args.train_file, args.dataset_name, args.dataset_config_name) == ("x.csv", None, None)
+    assert parse_options([*argv, "--max_steps=7", "--num_train_epochs=3"]).max_steps == 7

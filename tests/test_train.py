@@ -307,7 +307,7 @@ def test_a_loss_that_is_no_number_harms_nothing(finished, pairs, train, tmp_path
     argv = options(pairs, tmp_path / "model", "--max_steps", "20", "--resume_from_checkpoint", "--max_grad_norm", "0")
     status, _, errors = train([*argv, "--learning_rate", "1e38"])
     assert status != 0
-    assert "The loss is nan at step" in errors and "Traceback" not in errors
+    assert "The loss is nan and the norm of its gradient" in errors and "Traceback" not in errors
     assert {**files(tmp_path / "model"), "recipe.yaml": before["recipe.yaml"]} == before
 
 
@@ -445,9 +445,14 @@ BAD = {
     "no checkpoint": (["--resume_from_checkpoint"], ["--resume_from_checkpoint", "{tmp}/model"]),
     "foreign checkpoint": (["--resume_from_checkpoint", "{finished}"], ["--resume_from_checkpoint {finished}"]),
     "cut checkpoint": (["--resume_from_checkpoint", "{cut}"], ["--resume_from_checkpoint {cut}"]),
+    "the same column twice": (["--target_lang", "en"], ["same, en"]),
+    "not enough steps": (
+        ["--resume_from_checkpoint", "{finished}/checkpoint-8"],
+        ["--max_steps is 2", "after step 8"],
+    ),
     "checkpoint of other sizes": (
         ["--resume_from_checkpoint", "{finished}/checkpoint-8", "--d_model", "32"],
-        ["--resume_from_checkpoint {finished}/checkpoint-8", "shape"],
+        ["--resume_from_checkpoint {finished}/checkpoint-8", "`d_model` is 16, and that of this run 32"],
     ),
 }
 
@@ -510,3 +515,21 @@ def test_two_processes_are_one(pairs, cache, train, tmp_path):
     scores = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
     assert (two["test_bleu"], two["test_chrf"]) == (scores["bleu"], scores["chrf"])
     assert scores["chrf"] > 0
+
+
+def test_files_of_others_are_not_overwritten(pairs, train, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "README.md").write_text("mine")
+    status, _, errors = train(options(pairs, tmp_path / "model", "--max_steps", "1"))
+    assert status != 0 and "is not empty" in one_sentence(errors)
+    assert files(tmp_path / "model").keys() == {"README.md"}
+
+
+def test_an_older_checkpoint_is_not_mixed_with_newer_ones(finished, pairs, train, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "model")
+    older = sorted(tmp_path.glob("model/checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))[0]
+    before = files(tmp_path / "model")
+    argv = options(pairs, tmp_path / "model", "--max_steps", "9", "--resume_from_checkpoint", str(older))
+    status, _, errors = train(argv)
+    assert status != 0 and "is older than" in one_sentence(errors)
+    assert files(tmp_path / "model") == before

@@ -404,12 +404,14 @@ def test_a_damaged_checkpoint_is_named(damage, checkpoint, make_model):
 @pytest.mark.parametrize(
     "config, culprit",
     [
-        ({"d_model": 32}, r"has shape \[.*16\], not \[.*32\]"),
-        ({"vocab_size": 38}, r"has shape \[37, 16\], not \[38, 16\]"),
-        ({"encoder_layers": 3}, r"'model.encoder.layers.2.* is missing"),
-        ({"decoder_layers": 1}, r"'model.decoder.layers.1.* is no parameter of this model"),
-        ({"lm_head_bias": True}, "'lm_head.bias' is missing"),
-        ({"position_embedding_type": "learned"}, "position.* is missing"),
+        ({"d_model": 32}, "its `d_model` is 16, and that of this run 32"),
+        ({"vocab_size": 38}, "its `vocab_size` is 37, and that of this run 38"),
+        ({"encoder_layers": 3}, "its `encoder_layers` is 2, and that of this run 3"),
+        ({"lm_head_bias": True}, "its `lm_head_bias` is False"),
+        # Of the same shapes, and yet another function.
+        ({"decoder_attention_heads": 8}, "its `decoder_attention_heads` is"),
+        ({"activation_function": "gelu"}, "its `activation_function` is relu"),
+        ({"position_embedding_type": "rotary"}, "its `position_embedding_type` is sinusoidal"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(config, culprit, checkpoint, make_model):
@@ -438,7 +440,8 @@ def test_the_optimiser_of_another_model_is_refused(checkpoint, make_model, token
 def test_old_checkpoints_are_deleted(keep, best, left, tmp_path):
     for name in ["checkpoint-9", "checkpoint-10", "checkpoint-20", "checkpoint-100"]:
         (tmp_path / name).mkdir()
-    others = ["checkpoint-200.unfinished", "checkpoint-best", "runs"]
+        (tmp_path / name / "trainer_state.json").touch()
+    others = ["checkpoint-200.unfinished", "checkpoint-300", "checkpoint-best", "runs"]
     for name in others:
         (tmp_path / name).mkdir()
     delete_old_checkpoints(tmp_path, keep, best)
@@ -458,3 +461,26 @@ def test_averaged_checkpoints_are_the_mean(make_model, tmp_path):
         torch.testing.assert_close(value, sum(state[name] for state in states) / 3, rtol=1e-6, atol=1e-6)
     alone = average_checkpoints(folders[1:2])
     assert all(torch.equal(value, alone[name]) for name, value in read_weights(folders[1]).items())
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"step": 1000000}', "null", ""])
+def test_a_state_that_is_not_whole_is_refused(text, checkpoint, make_model):
+    (checkpoint / "trainer_state.json").write_text(text)
+    with pytest.raises(UserError, match="cannot be resumed from"):
+        Run(make_model()).load(checkpoint)
+
+
+def test_a_state_of_another_step_is_refused(checkpoint, make_model):
+    state = json.loads((checkpoint / "trainer_state.json").read_text()) | {"step": 7}
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match="of step 7"):
+        Run(make_model()).load(checkpoint)
+
+
+def test_weights_that_are_not_finite_are_not_saved(make_model, tokenizer, accelerator, tmp_path):
+    run = Run(make_model()).train(accelerator, 1)
+    with torch.no_grad():
+        run.model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="not finite"):
+        run.save(tmp_path / "checkpoint-1", tokenizer)
+    assert list(tmp_path.iterdir()) == []

@@ -227,3 +227,8 @@ def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(learned, tmp_p
     learned.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(SystemExit, match=r"translation: Text 2 has 15 tokens"):
         run_main(monkeypatch, b"a\nbbbbbbbbbbbbb\n", "--model", str(tmp_path))
+
+
+def test_one_text_is_not_taken_for_a_list_of_letters(translator):
+    with pytest.raises(TypeError, match="list of texts"):
+        translator("The dog.")

@@ -180,6 +180,8 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
     Source: `transformers/models/marian/modeling_marian.py` of transformers 5.23; Marian is Junczys-Dowmunt et al.,
     2018, arXiv 1804.00344.
     """
+    if not isinstance(model, MarianMTModel):
+        raise ValueError(f"The model is a {type(model).__name__}; it must be a MarianMTModel.")
     theirs = model.state_dict(keep_vars=True)
     source, target = theirs["model.encoder.embed_tokens.weight"], theirs["model.decoder.embed_tokens.weight"]
     if source is not target:
@@ -245,6 +247,8 @@ def from_torch_transformer(
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
+    if not isinstance(transformer, nn.Transformer):
+        raise ValueError(f"The transformer is a {type(transformer).__name__}; it must be a torch.nn.Transformer.")
     for side, stack, layer in [
         ("encoder", nn.TransformerEncoder, nn.TransformerEncoderLayer),
         ("decoder", nn.TransformerDecoder, nn.TransformerDecoderLayer),

@@ -25,7 +25,7 @@ LOADERS = {
     ".csv": ("csv", CSV),
     ".tsv": ("csv", TSV),
     ".parquet": ("parquet", {}),
-    ".txt": ("text", {}),
+    ".txt": ("text", {"encoding": "utf-8-sig"}),
 }
 POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
 STREAM_POOL_SIZE = 2**13  # the same in a stream, where a pool must be read before its first batch
@@ -44,6 +44,13 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     Raises:
         UserError: The dataset, a split, a column or a language does not exist; says which do.
     """
+    try:
+        return load_splits(args)
+    except (ValueError, datasets.exceptions.DatasetsError) as error:  # of a stream, which is read here and not before
+        raise UserError(f"{where(args)} could not be read: {reason_of(error)}") from error
+
+
+def load_splits(args) -> dict[str, Dataset | IterableDataset]:
     raw = load_files(args) if args.train_file else load_dataset(args)
     names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
     for split, name in names.items():
@@ -53,6 +60,10 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     if "validation" not in pairs:
         hold_out_validation(pairs, args)
     columns = find_columns(pairs["train"], args)
+    if columns[0] == columns[1]:
+        raise UserError(f"Source and target are the same, {columns[0]}; name two that differ.")
+    source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
+    PartialState().print(f"translating from column '{source}' to column '{target}' of {where(args)}")
     pairs = {split: select_pair(dataset, *columns, split) for split, dataset in pairs.items()}
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, dataset in pairs.items():
@@ -183,10 +194,15 @@ def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[
     for language in languages:
         if language in features and language not in text:
             raise UserError(f"The column {language} holds no text; columns of text: {', '.join(text) or 'none'}.")
+    if languages == [None, None]:
+        raise UserError(
+            f"Which columns of {where(args)} hold the pairs is not clear; its columns are {', '.join(features)}, "
+            f"those of text {', '.join(text) or 'none'}. Name two by --source_lang and --target_lang, or "
+            "--source_column and --target_column."
+        )
     raise UserError(
-        f"No columns named --source_lang {args.source_lang} and --target_lang {args.target_lang} in {where(args)}; "
-        f"its columns: {', '.join(features)}. Name two by --source_lang and --target_lang, or --source_column and "
-        "--target_column."
+        f"--source_lang {args.source_lang} and --target_lang {args.target_lang} must both be columns of "
+        f"{where(args)}, which are: {', '.join(features)}; or name two by --source_column and --target_column."
     )
 
 

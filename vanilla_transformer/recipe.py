@@ -170,15 +170,28 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         given.config = SAMPLE_RECIPE
     if given.config is not None and not unknown:
         # The recipe comes first, so that what is on the command line replaces it.
-        given, unknown = parser.parse_known_args(read_recipe(Path(given.config), parser) + argv)
+        given, unknown = parser.parse_known_args(read_recipe(Path(given.config), parser, overruled(argv)) + argv)
     if unknown:
         raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], parser._option_string_actions)}")
     check_options(given)
     return given
 
 
-def read_recipe(path: Path, parser: Parser) -> list[str]:
-    """The recipe as a command line, so that both are checked alike."""
+OVERRULES = {
+    "--num_train_epochs": {"max_steps"},
+    "--dataset_name": {"dataset_config_name", "train_file", "validation_file", "test_file"},
+    "--train_file": {"dataset_name", "dataset_config_name", "validation_file", "test_file"},
+}
+
+
+def overruled(argv: list[str]) -> set[str]:
+    """The keys of a recipe that what stands on the command line puts out of force, besides those that it replaces."""
+    given = {argument.split("=")[0] for argument in argv}
+    return set().union(*(keys for option, keys in OVERRULES.items() if option in given))
+
+
+def read_recipe(path: Path, parser: Parser, left_out: set[str] = frozenset()) -> list[str]:
+    """The recipe as a command line, so that both are checked alike, without the keys that are `left_out`."""
     try:
         # Every value as the text it is: YAML's own rules make `no`, the language, false and 5e-4 a word.
         recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
@@ -194,7 +207,7 @@ def read_recipe(path: Path, parser: Parser) -> list[str]:
             raise UserError(f"'{key}' in {path} is not an option{closest(str(key), options)}")
         if isinstance(value, (dict, list)):
             raise UserError(f"'{key}' in {path} must be one value, not {value}.")
-        if value not in ("", "null", "~"):
+        if value not in ("", "null", "~") and key not in left_out:
             argv += [f"--{key}={value}"]
     return argv
 
@@ -225,7 +238,7 @@ def check_options(args: argparse.Namespace):
             raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
     for name in NOT_NEGATIVE:
         if getattr(args, name) is not None and not 0 <= getattr(args, name) < math.inf:
-            raise UserError(f"--{name} is {getattr(args, name)}; it must be 0 or more.")
+            raise UserError(f"--{name} is {getattr(args, name)}; it must be a finite number, 0 or more.")
     for name in BELOW_ONE:
         if not 0 <= getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must lie in [0, 1).")
@@ -235,6 +248,10 @@ def check_options(args: argparse.Namespace):
         raise UserError(f"--num_train_epochs is {args.num_train_epochs}; it must be more than 0.")
     if not 1 <= args.validation_split_percentage <= 99:
         raise UserError(f"--validation_split_percentage is {args.validation_split_percentage}; it must be 1 to 99.")
+    if args.seed >= 2**63:
+        raise UserError(f"--seed is {args.seed}; it must be less than 2^63.")
+    if not math.isfinite(args.length_penalty):
+        raise UserError(f"--length_penalty is {args.length_penalty}; it must be a finite number.")
     if args.dataset_name and args.train_file:
         raise UserError("--dataset_name and --train_file are both given; choose one.")
     for name in ["validation_file", "test_file"]:

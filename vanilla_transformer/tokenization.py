@@ -64,11 +64,15 @@ def end_with_eos(tokenizer: PreTrainedTokenizerFast):
     )
 
 
-def load_tokenizer(name_or_path: str, **kwargs) -> PreTrainedTokenizerBase:
+def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name", **kwargs) -> PreTrainedTokenizerBase:
     """Loads an existing tokenizer and makes it end every sentence with its end-of-sentence token.
 
     A tokenizer that has a separator but no end-of-sentence token (BERT's) uses it as one, and one without a padding
     token (GPT-2's) pads with the end of sentence. What is saved with the model then encodes as training did.
+
+    Args:
+        name_or_path: A Hub id or a directory.
+        option: Which option named it, for the message.
 
     Raises:
         UserError: There is no such tokenizer, or it has no token that could end a sentence.
@@ -76,8 +80,8 @@ def load_tokenizer(name_or_path: str, **kwargs) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
     except Exception as error:  # a damaged file can make the library raise anything
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise UserError(f"No tokenizer could be loaded from --tokenizer_name {name_or_path}: {reason}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"No tokenizer could be loaded from {option} {name_or_path}: {reason}") from error
     if tokenizer.eos_token is None:
         if tokenizer.sep_token is None:
             raise UserError(

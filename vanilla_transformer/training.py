@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
+from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
 
 # ------------------------------------------------------------------------------------------------------------ schedule
@@ -49,7 +50,11 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
         return lambda step: peak * inverse_square_root(step, warmup_steps)
     # transformers hands out a schedule only with an optimiser to drive; what is wanted is its function of the step.
     unused = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=peak)
-    factor = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=max_steps).lr_lambdas[0]
+    try:
+        scheduler = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=max_steps)
+    except ValueError as error:
+        raise UserError(f"--lr_scheduler_type {name} with --learning_rate {peak}: {error}") from error
+    factor = scheduler.lr_lambdas[0]
     return lambda step: peak * factor(step)
 
 
@@ -198,7 +203,16 @@ def save_checkpoint(
 
     It is written beside its place and renamed at the end, so that a checkpoint is whole or is not there. The optimiser
     is saved by the names of its parameters, as safetensors, which tie it to no order of parameters or processes.
+
+    Raises:
+        UserError: A weight is no finite number.
     """
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise UserError(
+                f"'{name}' holds numbers that are not finite after step {state.step}, which is not saved; lower "
+                "--learning_rate or lengthen --warmup_steps."
+            )
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)
@@ -222,7 +236,8 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer, ema=None) -
         UserError: The folder is no checkpoint of train.py, is damaged, or is one of another model.
     """
     try:
-        state = RunState(**json.loads((folder / "trainer_state.json").read_text(encoding="utf-8")))
+        state = read_state(folder)
+        refuse_other_config(folder, model.config)
         load_weights(model, read_weights(folder))
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole = get_optimizer_state_dict(model, optimizer, options=options)
@@ -234,6 +249,8 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer, ema=None) -
             if name not in saved or saved[name]["exp_avg"].shape != moments["exp_avg"].shape:
                 raise ValueError(f"the optimiser's state of '{name}' is missing or of another shape.")
         set_optimizer_state_dict(model, optimizer, {**whole, "state": saved}, options=options)
+        if ema is not None and not (folder / "ema.safetensors").exists():
+            raise ValueError("it was written without --ema_decay; leave that out.")
         if ema is not None:
             load_weights(ema.module, read_weights(folder, is_ema=True))
             ema.n_averaged.fill_(1)  # at 0 the next update would start anew
@@ -244,6 +261,24 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer, ema=None) -
             "It must be a whole checkpoint-N folder that train.py wrote with the same model options."
         ) from error
     return state
+
+
+def read_state(folder: Path) -> RunState:
+    """The run's state; raises ValueError if it is not whole."""
+    saved = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    if not isinstance(saved, dict) or saved.keys() != asdict(RunState()).keys():
+        raise ValueError("trainer_state.json is not what save_checkpoint writes.")
+    if f"checkpoint-{saved['step']}" != folder.resolve().name:
+        raise ValueError(f"trainer_state.json is of step {saved['step']}.")
+    return RunState(**saved)
+
+
+def refuse_other_config(folder: Path, config: VanillaTransformerConfig):
+    """Raises ValueError if the checkpoint's weights are those of a model that computes something else."""
+    saved = VanillaTransformerConfig.from_pretrained(folder)
+    for name in VanillaTransformerConfig.__annotations__:
+        if "dropout" not in name and getattr(saved, name) != getattr(config, name):
+            raise ValueError(f"its `{name}` is {getattr(saved, name)}, and that of this run {getattr(config, name)}.")
 
 
 def read_weights(folder: Path, is_ema: bool = False) -> dict[str, torch.Tensor]:
@@ -265,7 +300,8 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """The whole checkpoints, oldest first."""
-    found = [p for p in output_dir.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdecimal()]
+    whole = [path.parent for path in output_dir.glob("checkpoint-*/trainer_state.json")]
+    found = [p for p in whole if p.name.removeprefix("checkpoint-").isdecimal()]
     return sorted(found, key=lambda p: int(p.name.removeprefix("checkpoint-")))
 
 

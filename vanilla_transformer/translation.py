@@ -53,8 +53,11 @@ class Translator:
             progress: The label of a progress bar on stderr; None: no bar.
 
         Raises:
+            TypeError: `texts` is one text and not a list of them.
             UserError: A text is longer than the learned positions of the model; names it.
         """
+        if isinstance(texts, str):
+            raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
         texts = list(texts)
         filled = [index for index, text in enumerate(texts) if text.strip()]
         translations = [""] * len(texts)
@@ -114,7 +117,12 @@ def main():
     chosen = {"num_beams": options.num_beams, "length_penalty": options.length_penalty}
     sys.stdin.reconfigure(encoding="utf-8", newline="\n")
     sys.stdout.reconfigure(encoding="utf-8")
-    lines = [line.rstrip("\r\n") for line in sys.stdin]
+    try:
+        lines = [line.rstrip("\r\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        sys.exit(f"translation: the input is not UTF-8: {error}")
+    if options.num_beams is not None and options.num_beams < 1:
+        sys.exit(f"translation: --num_beams is {options.num_beams}; it must be at least 1.")
     try:
         translator = Translator.from_pretrained(options.model, options.max_tokens)
     except (OSError, ValueError) as error:
