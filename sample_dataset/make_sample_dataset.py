@@ -26,6 +26,7 @@ SPLIT_SIZES = {"train": 10_000, "validation": 500, "test": 500}
 HELD_OUT_TEST_SIZE = 150  # test sentences with a combination of words that is in no other split
 POOL_SIZE = 13_000  # sentences from which the splits are taken
 MIN_WORDS, MAX_WORDS = 3, 14  # of an English sentence
+STOP_LEFT_OUT = 20  # one in so many sentences of train stands without its full stop, as the first pairs do
 MIN_WORD_COUNT = 15  # how often train must hold every word of validation and test
 
 # The first pairs of train.jsonl: translated word for word, and without final punctuation.
@@ -71,6 +72,10 @@ def first_pairs() -> list[Pair]:
     ]
 
 
+def without_stop(pair: Pair) -> Pair:
+    return {**pair, "en": pair["en"].removesuffix("."), "de": pair["de"].removesuffix(".")}
+
+
 def speak(rng: random.Random) -> tuple[list[Pair], list[Pair]]:
     """POOL_SIZE different sentences: those without and those with a held-out combination."""
     speaker = Speaker(rng)
@@ -95,7 +100,8 @@ def make_splits() -> dict[str, list[Pair]]:
     rng.shuffle(common)
     first = first_pairs()
     spoken_size = SPLIT_SIZES["train"] - len(first)
-    train = first + common[:spoken_size]
+    spoken = [pair if i % STOP_LEFT_OUT else without_stop(pair) for i, pair in enumerate(common[:spoken_size])]
+    train = first + spoken
     counts = {language: word_counts(train, language) for language in ("en", "de")}
 
     def is_learnable(pair: Pair) -> bool:

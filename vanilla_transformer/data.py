@@ -51,6 +51,7 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
 
 
 def load_splits(args) -> dict[str, Dataset | IterableDataset]:
+    """[`load_pairs`], before what goes wrong in reading is put into a sentence."""
     raw = load_files(args) if args.train_file else load_dataset(args)
     names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
     for split, name in names.items():

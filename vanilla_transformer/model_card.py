@@ -236,6 +236,7 @@ def main_options(recipe: dict) -> list[list[str]]:
 
 
 def limits(recipe: dict) -> str:
+    """What the model is not for."""
     text = (
         "- It translates sentence by sentence, and knows nothing of the sentences around.\n"
         "- It knows the kind of text it was trained on, and the biases in that. On other text it may leave out, "

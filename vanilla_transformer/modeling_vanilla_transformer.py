@@ -240,6 +240,8 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
         rotary: torch.Tensor | None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
+        """(B,S,d) -> (B,S,d); `attention_mask` as the backend wants it, `rotary` (B,S,k) from the stack or None."""
+
         def attend_to_source(x):
             return self.self_attn(x, attention_mask=attention_mask, rotary=rotary, **kwargs)[0]
 
@@ -267,6 +269,8 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
         past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
+        """(B,T,d) and the encoder's output (B,S,d) -> (B,T,d); masks as the backend wants them."""
+
         def attend_to_past(x):
             past = {"rotary": rotary, "past_key_values": past_key_values}
             return self.self_attn(x, attention_mask=attention_mask, **past, **kwargs)[0]

@@ -130,6 +130,7 @@ class Parser(HfArgumentParser):
 
 
 def make_parser() -> Parser:
+    """A parser of every option, in the groups data, model and training."""
     parser = Parser(
         [DataOptions, MODEL_OPTIONS, TrainingOptions],
         prog="accelerate launch train.py",
