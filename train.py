@@ -5,6 +5,7 @@ accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_d
 accelerate launch train.py --help                                               # every option
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -428,9 +429,10 @@ def refuse(reason):
     # Every process finds the same mistake; one of them says it.
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"train.py: error: {reason}", file=sys.stderr)
-    parent = psutil.Process().parent()
-    if parent is not None and "LOCAL_RANK" not in os.environ and "launch" in parent.cmdline():
-        parent.terminate()  # `accelerate launch` would print a traceback of its own
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process().parent()
+        if parent is not None and "LOCAL_RANK" not in os.environ and "launch" in parent.cmdline():
+            parent.terminate()  # `accelerate launch` would print a traceback of its own
     sys.exit(2)
 
 
