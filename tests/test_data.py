@@ -257,6 +257,18 @@ def test_a_configuration_that_is_not_named(hub_like):
     assert all(name in message for name in ("--dataset_config_name", "en-de", "en-fr"))
 
 
+def test_a_directory_that_has_changed_is_read_anew(tmp_path):
+    """`datasets` caches a directory with a card by its name alone."""
+    folder = tmp_path / "set"
+    card = ["---", "configs:", "- config_name: default", "  data_files:"]
+    card += [f"  - {{split: {split}, path: {split}.jsonl}}" for split in ("train", "validation")]
+    for word in ("old", "new"):
+        for split in ("train", "validation"):
+            write(folder / f"{split}.jsonl", rows(pairs=[(f"{word} {i}", "x") for i in range(9)]))
+        (folder / "README.md").write_text("\n".join([*card, "---", ""]))
+        assert texts(load("--dataset_name", folder)["train"])[0] == (f"{word} 0", "x")
+
+
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_a_split_that_does_not_exist(split, hub_like):
     message = refusal("--dataset_name", hub_like, "--dataset_config_name=en-de", f"--{split}_split=tset")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict, IterableDataset
+from datasets.fingerprint import Hasher
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
@@ -83,13 +84,31 @@ def where(args) -> str:
 def load_dataset(args) -> DatasetDict:
     """Loads `args.dataset_name`, a Hub id or a local directory."""
     try:
-        return datasets.load_dataset(args.dataset_name, args.dataset_config_name, streaming=args.streaming)
+        return datasets.load_dataset(
+            args.dataset_name,
+            args.dataset_config_name,
+            streaming=args.streaming,
+            cache_dir=cache_of_directory(Path(args.dataset_name)),
+        )
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         # `datasets` lists the configurations there are where --dataset_config_name is missing or wrong.
         raise UserError(
             f"The dataset {args.dataset_name} could not be loaded: {reason_of(error)} Give --dataset_name a Hub id or "
             "a local directory, with --dataset_config_name where it has several, or name your files by --train_file."
         ) from error
+
+
+def cache_of_directory(directory: Path) -> str | None:
+    """A cache for a local dataset as it is now; None, the usual one, for a dataset on the Hub.
+
+    `datasets` goes by the name of a directory whose card lists its files, and would hand out what they once held.
+    """
+    if not directory.is_dir():
+        return None
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    state = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    key = Hasher.hash((directory.resolve().as_posix(), state))
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / key)
 
 
 def load_files(args) -> DatasetDict:
