@@ -61,6 +61,7 @@ def main():
     args = parse_options(sys.argv[1:])
     output_dir = Path(args.output_dir)
     checkpoint = find_checkpoint(args, output_dir)
+    make_output_dir(output_dir, checkpoint)
     if args.push_to_hub:
         check_token(args.hub_model_id, output_dir)
     accelerator = make_accelerator(args)
@@ -107,7 +108,6 @@ def main():
 
     # ----------------------------------------------------------------------------------------------------------- train
     if accelerator.is_main_process:
-        output_dir.mkdir(parents=True, exist_ok=True)  # of a run that is resumed from elsewhere
         write_recipe(args, model.config, output_dir / "recipe.yaml")
     accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
     bar = tqdm(total=max_steps, initial=state.step, desc="Training", disable=not accelerator.is_local_main_process)
@@ -158,12 +158,8 @@ def main():
         results |= evaluate(scored, tokenizer, splits["test"], "test", args, accelerator)
     accelerator.log(numbers_of(results), step=state.step)
     if accelerator.is_main_process:
-        scored.save_pretrained(output_dir)
-        tokenizer.save_pretrained(output_dir)
-        plot_training_curves(state.history, output_dir / "training_curves.png")
-        text = json.dumps(results | describe_run(args, accelerator), indent=2, ensure_ascii=False)
-        (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
-        write_model_card(output_dir)
+        results |= describe_run(args, accelerator)
+        save_run(output_dir, scored, tokenizer, results, state)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             print(f"It is on the Hub: {push(output_dir, args.hub_model_id).commit_url}")
@@ -174,32 +170,13 @@ def main():
 
 
 def find_checkpoint(args, output_dir: Path) -> Path | None:
-    """The checkpoint to resume from, if that is asked for, and the output directory made for what is to come.
-
-    Raises UserError rather than overwrite anything, and where the directory cannot be made.
-    """
+    """The checkpoint to resume from, if that is asked for; raises UserError where there is none to go on from."""
     there = list_checkpoints(output_dir)
     if args.resume_from_checkpoint is None:
-        if there or (output_dir / "config.json").exists():
-            raise UserError(
-                f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or "
-                "choose another directory."
-            )
-        # A run that was stopped before its first checkpoint leaves its recipe.
-        if output_dir.is_dir() and {path.name for path in output_dir.iterdir()} - {"recipe.yaml"}:
-            raise UserError(
-                f"--output_dir {output_dir} is not empty, and nothing in it is overwritten; choose another."
-            )
-        try:
-            output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--output_dir {output_dir} cannot be made: {error.strerror}.") from error
         return None
     if args.resume_from_checkpoint == "newest":
         if not there:
-            raise UserError(
-                f"--resume_from_checkpoint finds no checkpoint in {output_dir}; leave it out to begin anew."
-            )
+            raise UserError(f"--resume_from_checkpoint finds no checkpoint in {output_dir}; leave it out to begin.")
         return there[-1]
     checkpoint = Path(args.resume_from_checkpoint)
     if not (checkpoint / "trainer_state.json").exists():
@@ -210,6 +187,24 @@ def find_checkpoint(args, output_dir: Path) -> Path | None:
             "remove what is newer, or choose another --output_dir."
         )
     return checkpoint
+
+
+def make_output_dir(output_dir: Path, checkpoint: Path | None):
+    """Makes the directory, unless it is that of the checkpoint; raises UserError rather than overwrite anything."""
+    if checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve():
+        return
+    if list_checkpoints(output_dir) or (output_dir / "config.json").exists():
+        raise UserError(
+            f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or choose "
+            "another directory."
+        )
+    # A run that was stopped before its first checkpoint leaves its recipe.
+    if output_dir.is_dir() and {path.name for path in output_dir.iterdir()} - {"recipe.yaml"}:
+        raise UserError(f"--output_dir {output_dir} is not empty, and is not overwritten; choose another.")
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {output_dir} cannot be made: {error.strerror}.") from error
 
 
 def make_accelerator(args) -> Accelerator:
@@ -404,6 +399,16 @@ def load_final_weights(model, args, output_dir: Path, state: RunState, accelerat
     elif args.early_stopping_patience and state.best_step:
         load_weights(model, read_weights(output_dir / f"checkpoint-{state.best_step}", is_ema=bool(args.ema_decay)))
         accelerator.print(f"Took the best weights, those of step {state.best_step}.")
+
+
+def save_run(output_dir: Path, model, tokenizer, results: dict, state: RunState):
+    """Writes what the run hands out: model and tokenizer, results, curves and model card."""
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    text = json.dumps(results, indent=2, ensure_ascii=False)
+    (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
+    plot_training_curves(state.history, output_dir / "training_curves.png")
+    write_model_card(output_dir)
 
 
 def describe_run(args, accelerator: Accelerator) -> dict:

@@ -533,3 +533,14 @@ def test_an_older_checkpoint_is_not_mixed_with_newer_ones(finished, pairs, train
     status, _, errors = train(argv)
     assert status != 0 and "is older than" in one_sentence(errors)
     assert files(tmp_path / "model") == before
+
+
+def test_another_model_is_not_overwritten_by_a_run_that_is_resumed(finished, pairs, train, tmp_path):
+    for name in ("one", "other"):
+        shutil.copytree(finished[0], tmp_path / name)
+    before = files(tmp_path)
+    newest = max(tmp_path.glob("one/checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    argv = options(pairs, tmp_path / "other", "--max_steps", "20", "--resume_from_checkpoint", str(newest))
+    status, _, errors = train(argv)
+    assert status != 0 and "already holds a model" in one_sentence(errors)
+    assert files(tmp_path) == before

@@ -247,33 +247,9 @@ def from_torch_transformer(
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
-    if not isinstance(transformer, nn.Transformer):
-        raise ValueError(f"The transformer is a {type(transformer).__name__}; it must be a torch.nn.Transformer.")
-    for side, stack, layer in [
-        ("encoder", nn.TransformerEncoder, nn.TransformerEncoderLayer),
-        ("decoder", nn.TransformerDecoder, nn.TransformerDecoderLayer),
-    ]:
-        module = getattr(transformer, side)
-        if type(module) is not stack or any(type(x) is not layer for x in module.layers):
-            raise ValueError(
-                f"The {side} of the transformer is custom; it must be a `torch.nn.{stack.__name__}` whose layers are "
-                f"`torch.nn.{layer.__name__}`."
-            )
+    norm_first = _check_torch_transformer(transformer)
     encoder, decoder = transformer.encoder, transformer.decoder
     layers = [*encoder.layers, *decoder.layers]
-    for layer in layers:
-        if layer.linear1.bias is None:
-            raise ValueError("The transformer was built with `bias=False`; every map here has a bias.")
-    norm_first = _the_one("norm_first", (layer.norm_first for layer in layers))
-    for side, stack in [("encoder", encoder), ("decoder", decoder)]:
-        if norm_first and stack.norm is None:
-            raise ValueError(f"The {side} of this pre-norm transformer needs its final norm, `{side}.norm`.")
-        if not norm_first and stack.norm is not None:
-            raise ValueError(
-                f"The {side} of this post-norm transformer normalises twice at its end, in its last layer and in "
-                f"`{side}.norm`; the paper does it once. Set `transformer.{side}.norm = None` before training it."
-            )
-
     source, target = _weight(source_embeddings), _weight(source_embeddings)
     if target_embeddings is not None:
         target = _weight(target_embeddings)
@@ -318,6 +294,37 @@ def from_torch_transformer(
     read["activation_function"] = activation or _the_one("activation", map(_activation_name, layers))
     dtype = _the_one("dtype", (tensor.dtype for tensor in theirs.values()))
     return build(VanillaTransformerConfig(**read, **config), rename(theirs, TORCH_TRANSFORMER), dtype, source.device)
+
+
+def _check_torch_transformer(transformer: nn.Transformer) -> bool:
+    """Whether it is pre-norm. Raises ValueError if it is one that has no counterpart here."""
+    if not isinstance(transformer, nn.Transformer):
+        raise ValueError(f"The transformer is a {type(transformer).__name__}; it must be a torch.nn.Transformer.")
+    for side, stack, layer in [
+        ("encoder", nn.TransformerEncoder, nn.TransformerEncoderLayer),
+        ("decoder", nn.TransformerDecoder, nn.TransformerDecoderLayer),
+    ]:
+        module = getattr(transformer, side)
+        if type(module) is not stack or any(type(x) is not layer for x in module.layers):
+            raise ValueError(
+                f"The {side} of the transformer is custom; it must be a `torch.nn.{stack.__name__}` whose layers are "
+                f"`torch.nn.{layer.__name__}`."
+            )
+    encoder, decoder = transformer.encoder, transformer.decoder
+    layers = [*encoder.layers, *decoder.layers]
+    for layer in layers:
+        if layer.linear1.bias is None:
+            raise ValueError("The transformer was built with `bias=False`; every map here has a bias.")
+    norm_first = _the_one("norm_first", (layer.norm_first for layer in layers))
+    for side, stack in [("encoder", encoder), ("decoder", decoder)]:
+        if norm_first and stack.norm is None:
+            raise ValueError(f"The {side} of this pre-norm transformer needs its final norm, `{side}.norm`.")
+        if not norm_first and stack.norm is not None:
+            raise ValueError(
+                f"The {side} of this post-norm transformer normalises twice at its end, in its last layer and in "
+                f"`{side}.norm`; the paper does it once. Set `transformer.{side}.norm = None` before training it."
+            )
+    return norm_first
 
 
 def _weight(embeddings: nn.Embedding | torch.Tensor) -> torch.Tensor:

@@ -187,7 +187,7 @@ class LearnedPositions(nn.Embedding):
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout`, which on a CPU draws a random byte for each element and not a float, at a quarter of the time.
+    """`nn.Dropout`, which on a CPU draws a random byte for each element, which is faster than a float.
 
     There the probability is a multiple of 1/256, `p` rounded and at least one; the scale is exact for it.
     """

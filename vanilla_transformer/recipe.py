@@ -83,7 +83,7 @@ class TrainingOptions:
     ema_decay: float | None = option(None, "also keep an exponential moving average of the weights, and score that")
     average_checkpoints: int = option(0, "average the weights of the last so many checkpoints at the end, section 6.1")
     seed: int = option(42, "of the initial weights, the order of the pairs and the dropout")
-    attn_implementation: str | None = option(None, "eager, sdpa, flex_attention, ... (default: what is fastest)")
+    attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
     torch_compile: bool = option(False, "compile the model")
     eval_steps: int | None = option(None, "evaluate every so many steps (default: at the end only)")
     save_steps: int | None = option(None, "save every so many steps, besides at each evaluation and at the end")
