@@ -13,14 +13,15 @@ import os
 import platform
 import sys
 import time
-from datetime import timedelta
+from collections.abc import Sized
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm.auto import tqdm
@@ -55,15 +56,16 @@ from vanilla_transformer.training import (
 from vanilla_transformer.translation import Translator
 
 EXAMPLES = 3  # translations that each evaluation prints
+SAMPLES = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}
 
 
 def main():
     args = parse_options(sys.argv[1:])
     output_dir = Path(args.output_dir)
     checkpoint = find_checkpoint(args, output_dir)
-    make_output_dir(output_dir, checkpoint)
     if args.push_to_hub:
         check_token(args.hub_model_id, output_dir)
+    make_output_dir(output_dir, checkpoint)
     accelerator = make_accelerator(args)
 
     # ------------------------------------------------------------------------------------------------------------ data
@@ -158,11 +160,11 @@ def main():
         results |= evaluate(scored, tokenizer, splits["test"], "test", args, accelerator)
     accelerator.log(numbers_of(results), step=state.step)
     if accelerator.is_main_process:
-        results |= describe_run(args, accelerator)
+        results |= describe_run(args, splits, accelerator)
         save_run(output_dir, scored, tokenizer, results, state)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
-            print(f"It is on the Hub: {push(output_dir, args.hub_model_id).commit_url}")
+            push_run(output_dir, args.hub_model_id)
     accelerator.end_training()
 
 
@@ -290,7 +292,7 @@ def tuned_config(args, fields: dict) -> VanillaTransformerConfig:
     name = args.model_name_or_path
     try:
         kind = VanillaTransformerConfig.get_config_dict(name)[0].get("model_type")
-    except OSError as error:
+    except (OSError, HTTPError) as error:
         raise UserError(f"--model_name_or_path {name} cannot be read: {' '.join(str(error).split())}") from error
     if kind != VanillaTransformerConfig.model_type:
         raise UserError(
@@ -336,7 +338,7 @@ def make_model(args, config: VanillaTransformerConfig, device: torch.device):
         return VanillaTransformerForConditionalGeneration.from_pretrained(
             args.model_name_or_path, config=config, **options
         ).to(device)
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, HTTPError) as error:
         model = f"--model_name_or_path {args.model_name_or_path}" if args.model_name_or_path else "A model"
         reason = " ".join(str(error).split())
         raise UserError(f"{model} with --attn_implementation {attention} cannot be made: {reason}") from error
@@ -411,7 +413,16 @@ def save_run(output_dir: Path, model, tokenizer, results: dict, state: RunState)
     write_model_card(output_dir)
 
 
-def describe_run(args, accelerator: Accelerator) -> dict:
+def push_run(output_dir: Path, repo_id: str | None):
+    """Pushes what was trained; raises UserError that tells how to do it later, if it cannot be done now."""
+    try:
+        print(f"It is on the Hub: {push(output_dir, repo_id).commit_url}")
+    except UserError as error:
+        later = f"python push_to_hub.py {output_dir}" + (f" --repo_id {repo_id}" if repo_id else "")
+        raise UserError(f"{error} The model itself is whole; push it later by {later}") from error
+
+
+def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
     """What, where and with which versions was trained, for the model card."""
     kind = accelerator.device.type
     device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads" if kind == "cpu" else kind
@@ -419,12 +430,14 @@ def describe_run(args, accelerator: Accelerator) -> dict:
         device = torch.cuda.get_device_name()
     packages = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     versions = {name: importlib.metadata.version(name) for name in packages}
-    return {
+    sizes = {SAMPLES[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)}  # not a stream's
+    return sizes | {
         "dataset": public_name(args.dataset_name or args.train_file),
         "source_lang": args.source_lang or args.source_column,
         "target_lang": args.target_lang or args.target_column,
         "hardware": f"{accelerator.num_processes} x {device}",
         "mixed_precision": accelerator.mixed_precision,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"vanilla-transformer": __version__} | versions,
     }
 

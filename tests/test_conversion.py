@@ -1,14 +1,19 @@
 """Converted weights compute the same as their source. Run: pytest tests/test_conversion.py"""
 
 import copy
+import json
 import math
+import os
+import sys
 
 import pytest
 import torch
 from conftest import randomise
+from safetensors.torch import load_file
 from torch import nn
 from transformers import MarianConfig, MarianMTModel
 
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, conversion
 from vanilla_transformer.conversion import (
     MARIAN,
     TORCH_TRANSFORMER,
@@ -363,3 +368,54 @@ def test_converted_model_is_saved_and_loaded(tmp_path):
     again = type(ours).from_pretrained(tmp_path)
     assert torch.equal(again(SOURCE, MASK, TARGET).logits, ours(SOURCE, MASK, TARGET).logits)
     assert again.generation_config.bad_words_ids == [[0]]
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def run_main(monkeypatch, *argv):
+    monkeypatch.setattr(sys, "argv", ["conversion", *map(str, argv)])
+    conversion.main()
+
+
+def test_the_command_converts_a_marian_model(tmp_path, monkeypatch):
+    marian = make_marian()
+    marian.save_pretrained(tmp_path / "marian")
+    run_main(monkeypatch, tmp_path / "marian", tmp_path / "ours")
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours").state_dict()
+    expected = from_marian(marian).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+
+
+class Trap:
+    """What a pickle of it does when it is read."""
+
+    def __reduce__(self):
+        return os.mkdir, (TRAP,)
+
+
+TRAP = "/tmp/vanilla_transformer_trap"
+
+
+def test_the_command_reads_a_pickle_and_runs_nothing_in_it(make_model, tmp_path, monkeypatch):
+    model = make_model()
+    model.save_pretrained(tmp_path / "ours")
+    weights = tmp_path / "ours" / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "ours" / "pytorch_model.bin")
+    weights.unlink()
+    run_main(monkeypatch, tmp_path / "ours", tmp_path / "new")
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "new").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(SystemExit, match="is there already"):
+        run_main(monkeypatch, tmp_path / "ours", tmp_path / "new")
+    torch.save({"x": Trap()}, tmp_path / "ours" / "pytorch_model.bin")
+    with pytest.raises(SystemExit, match="cannot be converted"):
+        run_main(monkeypatch, tmp_path / "ours", tmp_path / "newer")
+    assert not (tmp_path / "newer").exists() and not os.path.exists(TRAP)
+
+
+@pytest.mark.parametrize("kind", [{"model_type": "t5"}, {}])
+def test_the_command_names_what_it_cannot_convert(kind, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(kind))
+    with pytest.raises(SystemExit, match=f"a {kind.get('model_type', 'nameless')} model cannot be converted"):
+        run_main(monkeypatch, tmp_path, tmp_path / "new")

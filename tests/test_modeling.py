@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 from conftest import TINY, randomise
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -238,9 +240,11 @@ def test_rotary_scores_depend_on_the_distance_only():
     assert_close(modeling.rotate(q, sinusoidal_positions(torch.tensor([[9]]), 8).double()).norm(), q.norm(), 1e-6)
 
 
-def test_a_mask_with_a_row_for_each_position_is_for_the_encoder_alone(make_model):
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_mask_with_a_row_for_each_position_is_for_the_encoder_alone(make_model, backend):
     """It may hold for a source of any length, and cross-attention still hides padding."""
     model = make_model()
+    model.set_attn_implementation(backend)
     source = torch.tensor([[5, 6, 7, 8, 0, 0], [5, 6, 7, 8, 9, 10]])
     target = torch.tensor([[1, 5, 6, 7], [1, 5, 6, 7]])
     whole = (source != 0)[:, None, None, :].expand(-1, 1, 6, 6)
@@ -543,6 +547,18 @@ def test_chunked_loss_and_gradients_equal_the_closed_form(chunks, bias, num_item
         assert_close(lm_head.bias.grad.double(), gradient.sum((0, 1)), 1e-6)
 
 
+@pytest.mark.parametrize("needs_grad", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_operator_of_the_loss_is_what_torch_takes_it_for(bias, needs_grad):
+    """Its schema, its fake shapes, its gradient, and all of them under dynamic shapes."""
+    hidden = torch.randn(3, 5, 16, requires_grad=needs_grad)
+    weight = torch.randn(37, 16, requires_grad=needs_grad)
+    bias = torch.randn(37, requires_grad=needs_grad) if bias else None
+    torch.library.opcheck(
+        modeling.chunked_cross_entropy, (hidden, weight, bias, LABELS, 0.1, torch.float32, needs_grad)
+    )
+
+
 @pytest.mark.parametrize("options", [{}, {"lm_head_bias": True}, {"tie_word_embeddings": False}])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_loss_in_eval_and_training_equals_the_closed_form(make_model, chunks, options, label_smoothing):
@@ -705,6 +721,67 @@ def test_resized_vocabulary_stays_shared(make_model, tie_word_embeddings, tmp_pa
     assert model.model.encoder.embed_tokens.weight is model.model.decoder.embed_tokens.weight
     model.save_pretrained(tmp_path)
     assert_same_tensors(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path), model)
+
+
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_vocabularies_of_their_own_are_resized_one_by_one(make_model, tie_word_embeddings, tmp_path):
+    model = make_model(
+        share_encoder_decoder_embeddings=False,
+        decoder_vocab_size=29,
+        tie_word_embeddings=tie_word_embeddings,
+        lm_head_bias=True,
+    )
+    target = TARGET.clamp(max=28)
+    before = model(SOURCE, MASK, target).logits
+    model.resize_token_embeddings(41)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (41, 29)
+    assert torch.equal(model(SOURCE, MASK, target).logits, before)
+    assert model(SOURCE.clamp(max=40) + 1, MASK, target).logits.shape[-1] == 29
+    assert model.resize_decoder_token_embeddings(33).num_embeddings == 33
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (41, 33)
+    after = model(SOURCE, MASK, target, labels=target + 4)
+    assert torch.equal(after.logits[..., :29], before) and after.logits.shape[-1] == 33
+    assert (model.lm_head.weight is model.model.decoder.embed_tokens.weight) == tie_word_embeddings
+    model.save_pretrained(tmp_path)
+    assert_same_tensors(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path), model)
+    with pytest.raises(ValueError, match="share one vocabulary"):
+        make_model().resize_decoder_token_embeddings(50)
+
+
+DAMAGE = {
+    "missing": (lambda w: w.pop("model.encoder.layers.1.fc1.bias"), r"1 missing \(such as .*layers\.1\.fc1\.bias\)"),
+    "left over": (lambda w: w.update({"x.bias": torch.ones(3)}), r"1 unknown \(such as x\.bias\)"),
+    "of another shape": (
+        lambda w: w.update({"model.shared.weight": torch.ones(3, 16)}),
+        r"1 of another shape \(such as .*shared\.weight\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("loader", [VanillaTransformerForConditionalGeneration, VanillaTransformerModel])
+def test_a_checkpoint_is_never_half_loaded(make_model, tmp_path, kind, loader):
+    damage, message = DAMAGE[kind]
+    make_model().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    damage(weights)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RuntimeError, match=message):
+        loader.from_pretrained(tmp_path)
+    loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True, ignore_mismatched_sizes=True)
+    assert any(info.values()) and not any(parameter.is_meta for parameter in loaded.parameters())
+
+
+def test_a_pickle_is_not_loaded_unasked(make_model, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    command = f"`python -m vanilla_transformer.conversion {tmp_path} NEW_DIR`"
+    with pytest.raises(OSError, match="holds no model.safetensors.*" + re.escape(command)):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    asked = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, use_safetensors=False)
+    assert_same_tensors(asked, model)
 
 
 # A fresh process, isolated from the environment and this folder; {guard} decides about the package.

@@ -1,5 +1,6 @@
-"""The README keeps what it says: its code runs, its files and options are there. Run: pytest tests/test_readme.py"""
+"""README and docs/huggingface.md: code runs, files and options are there. Run: pytest tests/test_readme.py"""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -10,7 +11,14 @@ from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+TOOLS = (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8")
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+BLOCKS = python_blocks(README)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +30,9 @@ def trained(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("sample")
     tokenizer = train_tokenizer(["The cat sleeps.", "Die Katze schläft."], 300)
-    config = VanillaTransformerConfig(**{**TINY, "vocab_size": len(tokenizer), **special_token_ids(tokenizer)})
+    config = VanillaTransformerConfig(
+        **TINY | {"vocab_size": len(tokenizer), "max_position_embeddings": 100} | special_token_ids(tokenizer)
+    )
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -36,7 +46,19 @@ def test_the_python_code_runs(code, trained):
 
 
 def test_there_is_code():
-    assert len(BLOCKS) >= 3
+    assert len(BLOCKS) >= 3 and len(python_blocks(TOOLS)) >= 8
+
+
+@pytest.mark.slow
+def test_the_code_for_other_tools_runs_from_top_to_bottom(trained, tmp_path, monkeypatch):
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "sample").symlink_to(trained)
+    (tmp_path / "sample_dataset").symlink_to(ROOT / "sample_dataset")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code in python_blocks(TOOLS):
+        if "torchao" not in code or importlib.util.find_spec("torchao"):
+            exec(code, names)
 
 
 def test_files_that_are_linked_are_there():
@@ -48,7 +70,16 @@ def test_files_that_are_linked_are_there():
 def test_options_that_are_named_exist():
     own = set(make_parser()._option_string_actions) | {"--help"}
     others = {"--num_processes", "--mixed_precision", "--cpu", "--nproc_per_node"}  # of the launchers
-    others |= {"--repo_id", "--dry_run", "--private", "--revision", "--commit_message", "--create_pr", "--model"}
+    others |= {
+        "--repo_id",
+        "--dry_run",
+        "--private",
+        "--revision",
+        "--commit_message",
+        "--create_pr",
+        "--model",
+        "--too_long",
+    }
     named = set(re.findall(r"(?<![\w-])--[a-z_]+", README))
     assert len(named) >= 15
     assert named <= own | others

@@ -16,7 +16,7 @@ import torch
 import yaml
 from conftest import TINY, randomise
 from hub import LoopbackHub
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, parse_eval_result_entries
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig
 
@@ -26,6 +26,7 @@ from vanilla_transformer.model_card import duration, language_code, write_model_
 from vanilla_transformer.recipe import parse_options, write_recipe
 from vanilla_transformer.sharing import check_model_directory, check_token, files_to_upload, push
 from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
+from vanilla_transformer.translation import Translator
 
 SCRIPT = Path(__file__).parents[1] / "push_to_hub.py"
 PAIRS = [
@@ -34,7 +35,8 @@ PAIRS = [
     ("Where is the house?", "Wo ist das Haus?"),
 ]
 FILES = ["README.md", "all_results.json", "config.json", "configuration_vanilla_transformer.py"]
-FILES += ["generation_config.json", "model.safetensors", "modeling_vanilla_transformer.py", "recipe.yaml"]
+FILES += ["generation_config.json", "model.safetensors", "modeling_vanilla_transformer.py"]
+FILES += ["pipeline_vanilla_transformer.py", "recipe.yaml"]
 FILES += ["tokenizer.json", "tokenizer_config.json", "training_curves.png"]
 
 RESULTS = {
@@ -56,6 +58,8 @@ RESULTS = {
     "dataset": "/home/somebody/private/pairs",
     "source_lang": "en",
     "target_lang": "de",
+    "date": "2026-11-21T10:00:00+00:00",
+    "train_samples": 29000,
     "hardware": "2 x Abacus 9000",
     "mixed_precision": "bf16",
     "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
@@ -136,6 +140,13 @@ def test_card_of_a_hub_dataset_without_a_test_split(trained):
     assert card.data.datasets == ["me/pairs"] and card.data.base_model == "team/bigger"
     assert card.data.language == ["en", "no"]  # Norwegian, and not YAML's false
     assert {result.dataset_split for result in card.data.eval_results} == {"dev"}
+    entries = yaml.safe_load((trained / ".eval_results" / "me_pairs.yaml").read_text(encoding="utf-8"))
+    bleu, chrf = parse_eval_result_entries(entries)
+    assert [(entry.dataset_id, entry.task_id, entry.value) for entry in (bleu, chrf)] == [
+        ("me/pairs", "default_dev_bleu", 31.4159),
+        ("me/pairs", "default_dev_chrf", 55.5),
+    ]
+    assert bleu.date == RESULTS["date"] and bleu.notes.startswith(RESULTS["bleu_signature"])
     assert "(https://huggingface.co/datasets/me/pairs)" in card.text and "tuned from `team/bigger`" in card.text
 
 
@@ -144,7 +155,7 @@ def test_files_are_no_hub_dataset(trained):
     edit(trained / "all_results.json", dataset="data/train.jsonl")
     edit(trained / "recipe.yaml", dataset_name=None, train_file="data/train.jsonl")
     card = ModelCard.load(write_model_card(trained))
-    assert card.data.datasets is None
+    assert card.data.datasets is None and not (trained / ".eval_results").exists()
     assert yaml.safe_load(files_to_upload(trained)["recipe.yaml"])["train_file"] == "train.jsonl"
 
 
@@ -370,8 +381,9 @@ def test_pushed_model_loads_as_it_was(trained, hub, tmp_path):
         logits = model(**inputs, decoder_input_ids=inputs.input_ids).logits
     for name in ("disk", "hub"):
         assert torch.equal(torch.load(tmp_path / f"{name}.pt"), logits)
-    expected = str(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True))
-    assert shown.stdout.splitlines() == [expected, expected]
+    texts = tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
+    (as_pipeline,) = Translator(model, tokenizer)([PAIRS[0][0]])
+    assert shown.stdout.splitlines() == [str([{"translation_text": as_pipeline}]), str(texts)] * 2
 
 
 def load_script():
@@ -417,6 +429,7 @@ def test_revision_message_and_token(trained, at_hub, monkeypatch):
     refs = at_hub.repos["team/toy"].refs
     assert [commit.message for commit in refs["v2"]] == ["initial commit", "one", "two"]
     assert len(refs["main"]) == 1
+    assert b'\nrevision = "v2"' in refs["v2"][-1].files["README.md"]
 
 
 def test_pull_request(trained, at_hub):

@@ -1,17 +1,19 @@
 """Text in, text out, each line where it was. Run: pytest tests/test_translation.py"""
 
 import io
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from transformers import pipeline
 
 from vanilla_transformer import translation
-from vanilla_transformer.errors import UserError
+from vanilla_transformer.pipeline_vanilla_transformer import cut
 from vanilla_transformer.tokenization import train_tokenizer
-from vanilla_transformer.translation import Translator
+from vanilla_transformer.translation import TextTooLong, Translator
 
 TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a\tb", "Yes."]
 
@@ -108,18 +110,63 @@ def learned(make_model, tokenizer):
     return Translator(model, tokenizer)
 
 
-def test_a_text_beyond_learned_positions_is_named(learned, tokenizer):
+@pytest.mark.parametrize("too_long", ["split", "refuse"])
+def test_a_word_beyond_learned_positions_is_named(learned, tokenizer, too_long):
+    learned.too_long = too_long
     longest = "b" * 12
     assert len(tokenizer(longest).input_ids) == 14
     assert learned([longest])[0]
     for texts in [["", "No!", longest + "b"], ["No!", longest, longest + "b", longest]]:
-        with pytest.raises(UserError, match=r"Text 3 has 15 tokens, .* end at 14; "):
+        with pytest.raises(TextTooLong, match=r"Text 3 has 15 tokens, .* 14\.") as caught:
             learned(texts)
+        assert (caught.value.number, caught.value.tokens, caught.value.limit) == (2, 15, 14)
+
+
+PARAGRAPH = "A dog sleeps. Two children play, in the park, today. No! A man"
+
+
+def test_a_text_that_is_too_long_is_translated_in_pieces(translator):
+    pieces = ["A dog sleeps.", "Two children play,", "in the park, today.", "No! A man"]
+    limit = max(len(ids) for ids in translator.encode(pieces))
+    shorter = Translator(translator.model, translator.tokenizer, max_source_length=limit)
+    found = shorter(["Yes.", PARAGRAPH, ""], max_new_tokens=8)
+    assert found == [
+        directly(translator, "Yes.", max_new_tokens=8),
+        " ".join(directly(translator, piece, max_new_tokens=8) for piece in pieces),
+        "",
+    ]
+    refusing = Translator(translator.model, translator.tokenizer, max_source_length=limit, too_long="refuse")
+    with pytest.raises(TextTooLong, match="Text 2 has "):
+        refusing(["Yes.", PARAGRAPH, ""])
+
+
+@pytest.mark.parametrize("longest", [4, 7, 10, 20, 30, 100])
+@pytest.mark.parametrize("text", [PARAGRAPH, "他走了。我来了，你呢？好！", "a" * 6, "One two three four five. Six"])
+def test_pieces_fit_and_make_up_the_text(text, longest):
+    pieces = cut(text, lambda piece: len(piece.strip()) <= longest)
+    assert "".join(pieces) == text
+    for piece in pieces:
+        assert len(piece.strip()) <= longest or not piece.strip().count(" ")
+    if longest >= 40:
+        assert all(piece.strip()[-1] in ".!。！？" for piece in pieces[:-1])  # whole sentences
+
+
+def test_what_is_no_text_is_named(translator):
+    for wrong in [None, 3, b"A man", float("nan")]:
+        with pytest.raises(TypeError, match="Text 2 is "):
+            translator(["A man", wrong])
+    with pytest.raises(ValueError, match="Text 2 holds half a character"):
+        translator(["A man", "\udc80"])
+    with pytest.raises(ValueError, match="one translation of each text"):
+        translator(["A man"], num_beams=2, num_return_sequences=2)
+    with pytest.raises(ValueError, match="`too_long` is 'cut'"):
+        Translator(translator.model, translator.tokenizer, too_long="cut")
 
 
 def test_translations_stay_within_learned_positions(learned):
     never_end(learned)
     assert all(learned(["No!", "b" * 12], num_beams=beams) for beams in (1, 2))
+    assert all(learned(["No!", "b" * 12], **{bound: 99}) for bound in ("max_length", "max_new_tokens"))
 
 
 @pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
@@ -157,7 +204,7 @@ def upper(monkeypatch):
 
     class Upper:
         @classmethod
-        def from_pretrained(cls, name, max_tokens):
+        def from_pretrained(cls, name, **options):
             return cls()
 
         def __call__(self, texts, progress=None, **generation):
@@ -187,6 +234,23 @@ def test_as_many_lines_come_out_as_went_in(name, upper, monkeypatch):
         assert found == expected
 
 
+def test_lines_that_are_not_read_at_once_stay_in_order(upper, monkeypatch):
+    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
+    assert run_main(monkeypatch, b"a\nb\n\nc\nd\n\n\ne", "--model", "x") == b"A\nB\n\nC\nD\n\n\nE\n"
+
+
+def test_input_that_is_not_utf8_ends_the_command_with_a_sentence(upper, monkeypatch):
+    with pytest.raises(SystemExit, match="the input is not UTF-8"):
+        run_main(monkeypatch, b"a\n\xff\n", "--model", "x")
+
+
+@pytest.mark.parametrize("option", ["--num_beams", "--max_tokens", "--max_source_length", "--max_new_tokens"])
+def test_numbers_below_one_are_refused(option, upper, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, b"a\n", "--model", "x", option, "0")
+    assert "0 is no number from 1 on" in capsys.readouterr().err
+
+
 def test_text_is_utf8_whatever_the_locale(upper, monkeypatch):
     assert run_main(monkeypatch, "grün\n".encode(), "--model", "x", encoding="latin-1") == "GRÜN\n".encode()
 
@@ -209,6 +273,16 @@ def test_the_command_line_in_a_process_of_its_own(folder, translator):
     assert result.stdout.decode() == "".join(f"{line}\n" for line in expected)
 
 
+def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
+    command = f"yes 'No!' | head -3 | {sys.executable} -m vanilla_transformer.translation --model {folder} | true"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        ["bash", "-c", f"{command}; echo ${{PIPESTATUS[2]}}"], capture_output=True, env=environment, timeout=300
+    )
+    assert result.stdout == b"141\n"
+    assert b"Traceback" not in result.stderr and b"Exception ignored" not in result.stderr
+
+
 @pytest.mark.parametrize(
     "kind",
     ["missing", "foreign"],
@@ -225,10 +299,61 @@ def test_a_model_that_cannot_be_loaded_is_named(kind, tmp_path, monkeypatch):
 def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(learned, tmp_path, monkeypatch):
     learned.model.save_pretrained(tmp_path)
     learned.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match=r"translation: Text 2 has 15 tokens"):
+    with pytest.raises(SystemExit, match=r"translation: line 2 has 15 tokens"):
         run_main(monkeypatch, b"a\nbbbbbbbbbbbbb\n", "--model", str(tmp_path))
 
 
 def test_one_text_is_not_taken_for_a_list_of_letters(translator):
     with pytest.raises(TypeError, match="list of texts"):
         translator("The dog.")
+
+
+# ------------------------------------------------------------------------------------------------------------ pipeline
+
+WITHOUT_THE_PACKAGE = """
+import json, sys
+sys.modules["vanilla_transformer"] = None
+from transformers import pipeline
+
+folder, copy, texts = json.load(sys.stdin)
+translate = pipeline("vanilla-translation", model=folder, trust_remote_code=True)
+found = [translate(texts, max_new_tokens=8), translate(texts[0], max_new_tokens=8)]
+translate.save_pretrained(copy)
+found.append(pipeline(model=copy, trust_remote_code=True, num_beams=2, max_new_tokens=8)(texts))
+print(json.dumps(found))
+"""
+
+
+def test_the_pipeline_travels_with_the_model(folder, translator, tmp_path):
+    """It works where the package is not, and goes on travelling with what is saved there."""
+    task = json.dumps([folder, str(tmp_path / "copy"), ["No!", "", *TEXTS]])
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_PACKAGE],
+        input=task, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    many, one, beams = json.loads(result.stdout.splitlines()[-1])
+    expected = translator(["No!", "", *TEXTS], max_new_tokens=8)
+    assert [found["translation_text"] for found in many] == expected
+    assert one == [{"translation_text": expected[0]}]
+    assert [found["translation_text"] for found in beams] == translator(
+        ["No!", "", *TEXTS], num_beams=2, max_new_tokens=8
+    )
+
+
+def test_a_pipeline_of_a_model_in_memory(translator):
+    translate = pipeline(
+        "vanilla-translation", model=translator.model, tokenizer=translator.tokenizer, max_source_length=8
+    )
+    shorter = Translator(translator.model, translator.tokenizer, max_source_length=8)
+    texts = [PARAGRAPH.replace(",", ", "), "No!"]
+    expected = [{"translation_text": text} for text in shorter(texts, max_new_tokens=4)]
+    assert translate(texts, max_new_tokens=4) == expected == translate(iter(texts), max_new_tokens=4)
+    with pytest.raises(TextTooLong):
+        translate(texts, too_long="refuse")
+
+
+def test_the_pipeline_runs_no_code_unasked(folder):
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        pipeline("vanilla-translation", model=folder)

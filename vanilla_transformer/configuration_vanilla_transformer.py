@@ -16,6 +16,7 @@ from transformers.activations import ACT2FN
 TRANSFORMERS_KEYS = {
     "attn_implementation",
     "auto_map",
+    "custom_pipelines",
     "experts_implementation",
     "model_type",
     "name_or_path",
@@ -122,6 +123,15 @@ class VanillaTransformerConfig(PretrainedConfig):
                 "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
                 "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
                 "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+            },
+        )
+        kwargs.setdefault(
+            "custom_pipelines",
+            {
+                "vanilla-translation": {
+                    "impl": "pipeline_vanilla_transformer.VanillaTranslationPipeline",
+                    "pt": ["AutoModelForSeq2SeqLM"],
+                }
             },
         )
         super().__post_init__(**kwargs)

@@ -1,17 +1,22 @@
 """Weights of other systems' Transformers in this one: MarianMTModel and torch.nn.Transformer.
 
+python -m vanilla_transformer.conversion DIR_OR_ID NEW_DIRECTORY        # a Marian model, or one of ours in a pickle
+
 Each system has a table, their module -> ours, where `{i}` is the number of a layer. Every tensor of theirs goes to one
 place, every tensor of ours comes from one, and shapes agree; otherwise an error names the tensor.
 """
 
+import argparse
 import copy
 import re
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import MarianMTModel
+from transformers import AutoTokenizer, MarianMTModel, PretrainedConfig, PreTrainedModel
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_positions
@@ -351,4 +356,49 @@ def _activation_name(layer: nn.Module) -> str:
     return name
 
 
+def load_trusted(name_or_path: str) -> PreTrainedModel:
+    """A Marian model as one of these, or one of these from whatever it was saved in.
+
+    Raises ValueError for a model of another kind, and what `from_pretrained` does.
+    """
+    kind = PretrainedConfig.get_config_dict(name_or_path)[0].get("model_type")
+    if kind == "marian":
+        return from_marian(MarianMTModel.from_pretrained(name_or_path, weights_only=True))
+    if kind == VanillaTransformerConfig.model_type:
+        return VanillaTransformerForConditionalGeneration.from_pretrained(
+            name_or_path, use_safetensors=None, weights_only=True
+        )
+    raise ValueError(f"a {kind or 'nameless'} model cannot be converted; a marian or vanilla_transformer one can.")
+
+
+def main():
+    """Converts a Marian model, or one of these that is kept in a pickle, to a directory that loads anywhere."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vanilla_transformer.conversion",
+        description="Writes a Marian model, or a vanilla_transformer model that is kept in a pickle, as safetensors "
+        "with the code to load them. A pickle is read by torch.load(weights_only=True), which runs no code in it.",
+    )
+    parser.add_argument("model", help="a directory or a Hub id")
+    parser.add_argument("output_dir", help="a directory that is not there yet")
+    options = parser.parse_args()
+    if Path(options.output_dir).exists():
+        sys.exit(f"conversion: {options.output_dir} is there already, and is not overwritten; choose another.")
+    try:
+        model = load_trusted(options.model)
+    except Exception as error:  # a damaged pickle can make torch raise anything
+        sys.exit(f"conversion: {options.model} cannot be converted: {' '.join(str(error).split())}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
+    except Exception as error:  # likewise
+        tokenizer = None
+        print(f"It has no tokenizer that can be loaded: {' '.join(str(error).split())}", file=sys.stderr)
+    for part in [model, tokenizer]:
+        if part is not None:
+            part.save_pretrained(options.output_dir)
+    print(f"The model is in {options.output_dir}.")
+
+
 __all__ = ["from_marian", "from_torch_transformer"]
+
+if __name__ == "__main__":
+    main()

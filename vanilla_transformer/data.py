@@ -11,6 +11,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict, IterableDataset
 from datasets.fingerprint import Hasher
+from huggingface_hub.errors import HTTPError
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
@@ -47,7 +48,7 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     """
     try:
         return load_splits(args)
-    except (ValueError, datasets.exceptions.DatasetsError) as error:  # of a stream, which is read here and not before
+    except (ValueError, HTTPError, datasets.exceptions.DatasetsError) as error:  # of a stream, which is read only here
         raise UserError(f"{where(args)} could not be read: {reason_of(error)}") from error
 
 
@@ -90,7 +91,7 @@ def load_dataset(args) -> DatasetDict:
             streaming=args.streaming,
             cache_dir=cache_of_directory(Path(args.dataset_name)),
         )
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError, HTTPError) as error:
         # `datasets` lists the configurations there are where --dataset_config_name is missing or wrong.
         raise UserError(
             f"The dataset {args.dataset_name} could not be loaded: {reason_of(error)} Give --dataset_name a Hub id or "

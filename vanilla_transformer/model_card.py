@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -19,6 +19,8 @@ SENTENCE = "The dog sleeps."  # to translate, where the run left no example
 
 def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path:
     """Writes README.md, the model card, from `all_results.json` and `recipe.yaml` of a finished run.
+
+    Beside it, if the dataset lives on the Hub, the scores as the Hub collects them for it: `.eval_results/*.yaml`.
 
     Args:
         repo_id: What the code in the card loads; None: the directory, by its name.
@@ -40,6 +42,8 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
     path = output_dir / "README.md"
     card.save(path)
+    if is_hub_dataset(results, recipe):
+        write_eval_results(output_dir, results, recipe)
     return path
 
 
@@ -107,6 +111,27 @@ def eval_results(results: dict, recipe: dict) -> list[EvalResult]:
     return found
 
 
+def write_eval_results(output_dir: Path, results: dict, recipe: dict):
+    """Writes `.eval_results/{dataset}.yaml`, the scores on each split, for the page of the dataset on the Hub.
+
+    Source: https://huggingface.co/docs/hub/eval-results.
+    """
+    entries = [
+        EvalResultEntry(
+            dataset_id=results["dataset"],
+            task_id=f"{recipe.get('dataset_config_name') or 'default'}_{split}_{metric}",
+            value=round(results[f"{prefix}_{metric}"], 4),
+            date=results.get("date"),
+            notes=f"{results[f'{metric}_signature']}, {recipe['num_beams']} beams",
+        )
+        for prefix, split in scored_splits(results, recipe)
+        for metric in ("bleu", "chrf")
+    ]
+    path = output_dir / ".eval_results" / f"{results['dataset'].replace('/', '_')}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False), encoding="utf-8")
+
+
 def card_body(results: dict, recipe: dict, name: str, repo_id: str | None, has_curves: bool) -> str:
     """The text of the card."""
     languages = [results.get("source_lang"), results.get("target_lang")]
@@ -134,6 +159,8 @@ def card_body(results: dict, recipe: dict, name: str, repo_id: str | None, has_c
         table(["option", "value"], main_options(recipe)),
         "## Limits",
         limits(recipe),
+        "## Licence",
+        "Apache-2.0, code and weights. What the model was trained on has a licence of its own.",
         "## Citation",
         CITATION,
     ]
@@ -164,22 +191,27 @@ def signatures(results: dict) -> list[str]:
 
 
 def usage(results: dict, model_id: str) -> str:
-    """Code that runs as printed. [`files_to_upload`] puts the repository's id into its line `model_id`."""
+    """Code that runs as printed. [`files_to_upload`] puts the repository's id and revision into its lines for them."""
     source = json.dumps((results.get("examples") or [{"source": SENTENCE}])[0]["source"], ensure_ascii=False)
     return f"""```python
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 model_id = {json.dumps(model_id, ensure_ascii=False)}  # this directory, or the id of its repository on the Hub
-tokenizer = AutoTokenizer.from_pretrained(model_id, trust_remote_code=True)
-model = AutoModelForSeq2SeqLM.from_pretrained(model_id, trust_remote_code=True)
+revision = "main"  # a commit's hash in its place makes sure that code and weights stay as you know them
 
+translate = pipeline("vanilla-translation", model=model_id, revision=revision, trust_remote_code=True)
+print(translate([{source}]))
+
+tokenizer = AutoTokenizer.from_pretrained(model_id, revision=revision, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(model_id, revision=revision, trust_remote_code=True)
 inputs = tokenizer([{source}], return_tensors="pt", padding=True)
 outputs = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)
 print(tokenizer.batch_decode(outputs, skip_special_tokens=True))
 ```
 
-`trust_remote_code=True` runs the model's code that lies beside its weights; after `import vanilla_transformer`, where
-that is installed, it is not needed."""
+The pipeline takes any number of texts, puts them in batches by length, keeps their order, and splits what is too long.
+`trust_remote_code=True` runs the code that lies beside the weights; after `import vanilla_transformer`, where that is
+installed, model and tokenizer load without it, and its `Translator` does what the pipeline does."""
 
 
 def examples(results: dict) -> list[str]:
@@ -201,12 +233,14 @@ def training_facts(results: dict) -> list[list[str]]:
     versions = ", ".join(f"{package} {version}" for package, version in results["versions"].items())
     return [
         ["parameters", f"{results['num_parameters']:,}"],
+        *([["training pairs", f"{results['train_samples']:,}"]] if "train_samples" in results else []),
         ["steps", f"{results['train_steps']:,}"],
         ["target tokens, padding left out", f"{results['train_target_tokens']:,}"],
         ["target tokens per second", f"{results['train_target_tokens_per_second']:,.0f}"],
         ["padding", f"{results['padding_fraction']:.1%}"],
         ["training loss, with label smoothing", f"{results['train_loss']:.3f}"],
         ["time", duration(results["train_runtime"])],
+        *([["date", results["date"]]] if "date" in results else []),
         ["hardware", results["hardware"]],
         ["mixed precision", results["mixed_precision"]],
         ["versions", versions],

@@ -11,7 +11,7 @@
     VanillaTransformerEncoder                     3.1, 3.4                  (B,S) -> (B,S,d)
     VanillaTransformerDecoder                     3.1, 3.4                  (B,T) (B,S,d) -> (B,T,d)
     VanillaTransformerModel                       Figure 1                  (B,S) (B,T) -> (B,T,d)
-    ChunkedCrossEntropy                           5.4                       (N,d) (V,d) (N,) -> ()
+    chunked_cross_entropy                         5.4                       (B,T,d) (V,d) (B,T) -> ()
     label_smoothed_cross_entropy                  5.4                       (B,T,d) (B,T) -> ()
     VanillaTransformerForConditionalGeneration    Figure 1 with its head    (B,S) (B,T) -> (B,T,V)
 
@@ -21,6 +21,7 @@ width of the feed-forward network, V token types, N real target tokens. In self-
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -44,6 +45,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
+if TYPE_CHECKING:  # never run: transformers copies what is imported here beside a saved model, and so it travels
+    from .pipeline_vanilla_transformer import VanillaTranslationPipeline  # noqa: F401
+
 # ---------------------------------------------------------------------------------------------- attention, section 3.2
 
 
@@ -52,7 +56,7 @@ def eager_attention_forward(
     query: torch.Tensor,  # (B,h,T,k)
     key: torch.Tensor,  # (B,h,S,k)
     value: torch.Tensor,  # (B,h,S,k)
-    attention_mask: torch.Tensor | None,  # (B,1,T,S), added to the scores: 0 to attend, very negative not to
+    attention_mask: torch.Tensor | None,  # (B,1,T,S), added to the scores: 0 to attend, very negative not to; or bool
     scaling: float,
     dropout: float = 0.0,
     **kwargs,
@@ -63,7 +67,9 @@ def eager_attention_forward(
     weights (B,h,T,S), whose rows sum to one.
     """
     scores = query @ key.transpose(-2, -1) * scaling  # (B,h,T,S)
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
         scores = scores + attention_mask
     weights = scores.softmax(dim=-1)
     output = nn.functional.dropout(weights, p=dropout, training=module.training) @ value  # (B,h,T,k)
@@ -193,7 +199,7 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.p == 0 or x.device.type != "cpu":
+        if not self.training or self.p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         dropped = min(max(1, round(256 * self.p)), 255)  # of 256 bytes
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
@@ -321,13 +327,66 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, SinusoidalPositions):
             module.reset_parameters()
 
-    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """As in transformers, for a vocabulary that source and target share; raises ValueError if they do not."""
-        if not self.config.share_encoder_decoder_embeddings:
-            raise ValueError("Source and target have vocabularies of their own; which of them to resize is not clear.")
-        embeddings = super().resize_token_embeddings(*args, **kwargs)
-        self.config.decoder_vocab_size = self.config.vocab_size
-        return embeddings
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path,
+        *args,
+        use_safetensors: bool | None = True,
+        ignore_mismatched_sizes: bool = False,
+        output_loading_info: bool = False,
+        **kwargs,
+    ):
+        """As in transformers, but the whole of a checkpoint or nothing, and a pickle only if `use_safetensors=False`.
+
+        Raises RuntimeError that names weights which are missing, left over or of another shape, where transformers
+        warns. `output_loading_info=True` returns the names of the first two instead, `ignore_mismatched_sizes=True`
+        allows the third. Raises OSError where there are no safetensors.
+        """
+        name = pretrained_model_name_or_path
+        loading = {"use_safetensors": use_safetensors, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        try:
+            model, info = super().from_pretrained(name, *args, **loading, **kwargs)
+        except OSError as error:
+            if not use_safetensors or "safetensors" not in str(error):
+                raise
+            raise OSError(
+                f"{name} holds no model.safetensors. A pickle such as pytorch_model.bin, which could run any code, is "
+                f"not loaded; convert one that you trust by `python -m vanilla_transformer.conversion {name} NEW_DIR`."
+            ) from error
+        problems = {}
+        if not output_loading_info and name is not None:  # without a name, weights are given as a `state_dict`
+            problems = {"missing": info["missing_keys"], "unknown": info["unexpected_keys"]}
+        if not ignore_mismatched_sizes:
+            problems["of another shape"] = [key for key, *_ in info["mismatched_keys"]]
+        said = [f"{len(keys)} {kind} (such as {min(keys)})" for kind, keys in problems.items() if keys]
+        if said:
+            raise RuntimeError(
+                f"{name} is no whole {cls.__name__}: of its weights, {' and '.join(said)}; get it anew."
+            )
+        return (model, info) if output_loading_info else model
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
+        """As in transformers; where the target has a vocabulary of its own, that of the source alone."""
+        if self.config.share_encoder_decoder_embeddings:
+            embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+            self.config.decoder_vocab_size = self.config.vocab_size
+            return embeddings
+        if self.base_model is not self:  # which has no output projection to resize along
+            return self.base_model.resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
+        """The vocabulary that the target has of its own; raises ValueError where it shares that of the source."""
+        if self.config.share_encoder_decoder_embeddings:
+            raise ValueError("Source and target share one vocabulary; resize it by `resize_token_embeddings`.")
+        decoder = self.get_decoder()
+        decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens)
+        self.config.decoder_vocab_size = new_num_tokens
+        if self.get_output_embeddings() is not None:
+            self.set_output_embeddings(self._get_resized_lm_head(self.get_output_embeddings(), new_num_tokens))
+        self.tie_weights()
+        return decoder.embed_tokens
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
@@ -352,19 +411,24 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self,
         inputs_embeds: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        past_length: int | torch.Tensor,
         length: int,
+        past_length: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Scaled embeddings with their positions (sections 3.4, 3.5): the first layer's input.
 
         Rotary positions are not added here; their sines and cosines are returned beside it, for [`rotate`].
 
-        Positions count the tokens that a 2D mask leaves, so that padding on the left moves nothing.
+        Positions count the tokens that a mask leaves, so that padding on the left moves nothing.
         """
         if attention_mask is not None and attention_mask.ndim == 2:
             position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
+        elif attention_mask is not None and attention_mask.ndim == 4 and past_length is not None:
+            # A causal mask (B,1,T,S), which `generate` makes of the 2D one for a static cache.
+            seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+            position_ids = (seen[:, 0].sum(dim=-1) - 1).clamp(min=0)
         else:
-            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None] + past_length
+            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
+            position_ids = position_ids if past_length is None else position_ids + past_length
         positions = self.embed_positions(position_ids, length).to(inputs_embeds.dtype)  # (B,T,d), (B,T,k) if rotary
         x = inputs_embeds * self.embed_scale
         if self.is_rotary:
@@ -414,7 +478,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
             inputs_embeds = self.embed_tokens(input_ids)
 
         mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
-        x, rotary = self.embed(inputs_embeds, attention_mask, 0, inputs_embeds.shape[1])
+        x, rotary = self.embed(inputs_embeds, attention_mask, inputs_embeds.shape[1])
         for layer in self.layers:
             x = layer(x, mask, rotary, **kwargs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(x))
@@ -466,19 +530,23 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
 
-        past_length, length = 0, inputs_embeds.shape[1]
-        self_cache = None
+        length = inputs_embeds.shape[1]
+        self_cache = past_length = None
         if past_key_values is not None:
             self_cache = past_key_values.self_attention_cache
             past_length = self_cache.get_seq_length()
-            # The length of a static cache is a tensor, which must not be read while compiling; its capacity is known.
-            length = length + past_length if isinstance(past_length, int) else self_cache.get_max_length()
+            if isinstance(past_length, torch.Tensor):  # of a static cache
+                # While compiling it must not be read, but the capacity is known.
+                is_compiling = torch.compiler.is_compiling()
+                length = self_cache.get_max_length() if is_compiling else length + int(past_length)
+            else:
+                length = length + past_length
 
         mask = create_causal_mask(self.config, inputs_embeds, attention_mask, self_cache)
         encoder_mask = create_bidirectional_mask(
             self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
         )
-        x, rotary = self.embed(inputs_embeds, attention_mask, past_length, length)
+        x, rotary = self.embed(inputs_embeds, attention_mask, length, past_length)
         for layer in self.layers:
             x = layer(x, mask, encoder_hidden_states, encoder_mask, rotary, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
@@ -507,6 +575,8 @@ def padding_mask(input_ids: torch.Tensor, config: VanillaTransformerConfig) -> t
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder without the output projection (Figure 1)."""
+
+    _keys_to_ignore_on_load_unexpected = [r"lm_head\."]
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
@@ -593,53 +663,84 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 LOGITS_PER_CHUNK = 2**22
 
 
-class ChunkedCrossEntropy(torch.autograd.Function):
+# An operator of its own, which `torch.compile` takes as one step however many real tokens there are. It is named after
+# the module, of which a process may hold two: the package's and one that came with a model.
+@torch.library.custom_op(f"{__name__.replace('.', '_')}::chunked_cross_entropy", mutates_args=())
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    label_smoothing: float,
+    dtype: torch.dtype,
+    needs_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Projection, softmax, label-smoothed cross-entropy and their gradient, a few rows of logits at a time.
 
     The gradient is known as soon as the logits are, so both are worked out in the forward pass, and the (N,V) logits
-    of a batch, the largest tensor in training, never exist. Sums are in float32, whatever the weights are.
+    of a batch, the largest tensor in training, never exist. Matrices are multiplied in `dtype`, sums are in float32.
+
+    Returns the loss () summed over the real tokens, and its gradients by `hidden` (B,T,d), `weight` (V,d) and `bias`
+    (V,), which are empty unless `needs_grad`.
     """
+    real = labels != -100
+    num_types = weight.shape[0]
+    projection = weight.to(dtype)
+    states, targets = hidden[real].to(dtype), labels[real][:, None]  # (N,d), (N,1)
+    loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    grad_states = torch.empty_like(states if needs_grad else states[:0])
+    grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=torch.float32)
+    grad_bias = torch.zeros_like(grad_weight[:, 0])
+    rows = max(1, LOGITS_PER_CHUNK // num_types)
+    for start in range(0, states.shape[0], rows):
+        x, target = states[start : start + rows], targets[start : start + rows]
+        logits = (x @ projection.T).float()  # (n,V)
+        if bias is not None:
+            logits += bias
+        log_normaliser = logits.logsumexp(dim=1, keepdim=True)
+        likelihood = (1 - label_smoothing) * logits.gather(1, target)
+        if label_smoothing:
+            likelihood += label_smoothing * logits.mean(dim=1, keepdim=True)
+        loss += (log_normaliser - likelihood).sum()
+        if not needs_grad:
+            continue
 
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, label_smoothing, needs_grad):
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        projection, num_types = weight.to(dtype), weight.shape[0]
-        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        if needs_grad:
-            grad_hidden = torch.empty_like(hidden)
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-            grad_bias = torch.zeros(num_types, dtype=torch.float32, device=hidden.device)
-        rows = max(1, LOGITS_PER_CHUNK // num_types)
-        for start in range(0, hidden.shape[0], rows):
-            x, target = hidden[start : start + rows].to(dtype), targets[start : start + rows, None]
-            logits = (x @ projection.T).float()  # (n,V)
-            if bias is not None:
-                logits += bias
-            log_normaliser = logits.logsumexp(dim=1, keepdim=True)
-            likelihood = (1 - label_smoothing) * logits.gather(1, target)
-            if label_smoothing:
-                likelihood += label_smoothing * logits.mean(dim=1, keepdim=True)
-            loss += (log_normaliser - likelihood).sum()
-            if not needs_grad:
-                continue
+        # The gradient of the loss by the logits: softmax minus the smoothed target distribution.
+        grad = logits.sub_(log_normaliser).exp_()
+        grad -= label_smoothing / num_types
+        grad.scatter_add_(1, target, torch.full_like(target, label_smoothing - 1, dtype=grad.dtype))
+        grad_bias += grad.sum(dim=0)
+        grad = grad.to(dtype)
+        grad_states[start : start + rows] = grad @ projection
+        grad_weight += grad.T @ x
 
-            # The gradient of the loss by the logits: softmax minus the smoothed target distribution.
-            grad = logits.sub_(log_normaliser).exp_()
-            grad -= label_smoothing / num_types
-            grad.scatter_add_(1, target, torch.full_like(target, label_smoothing - 1, dtype=grad.dtype))
-            grad_bias += grad.sum(dim=0)
-            grad = grad.to(dtype)
-            grad_hidden[start : start + rows] = grad @ projection
-            grad_weight += grad.T @ x
-        if needs_grad:
-            ctx.grads = grad_hidden, grad_weight.to(weight.dtype), None if bias is None else grad_bias.to(bias.dtype)
-        return loss
+    grad_hidden = torch.zeros_like(hidden if needs_grad else hidden[:0])
+    if needs_grad:
+        grad_hidden[real] = grad_states.to(hidden.dtype)
+    return loss, grad_hidden, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
 
-    @staticmethod
-    def backward(ctx, grad_loss):
-        scaled = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.grads]
-        return *scaled, None, None, None
+
+@chunked_cross_entropy.register_fake
+def _(hidden, weight, bias, labels, label_smoothing, dtype, needs_grad):
+    """The shapes of what it returns."""
+    if not needs_grad:
+        hidden, weight = hidden[:0], weight[:0]
+    loss = hidden.new_empty((), dtype=torch.float32)
+    return loss, torch.empty_like(hidden), torch.empty_like(weight), weight.new_empty(weight.shape[0])
+
+
+def keep_gradients(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # of the gradients, which nothing asks for
+    ctx.save_for_backward(*output[1:])
+    ctx.has_bias = inputs[2] is not None
+
+
+def scale_gradients(ctx, grad_loss, *_):
+    hidden, weight, bias = (grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors)
+    return hidden, weight, bias if ctx.has_bias else None, None, None, None, None
+
+
+chunked_cross_entropy.register_autograd(scale_gradients, setup_context=keep_gradients)
 
 
 def label_smoothed_cross_entropy(
@@ -654,11 +755,12 @@ def label_smoothed_cross_entropy(
     `hidden` (B,T,d), `labels` (B,T) with -100 where there is no target. The sum over the N real tokens is divided by
     `num_items_in_batch`, or by N: with the number of a whole optimiser step, gradients of its parts add up exactly.
     """
-    real = labels != -100
-    hidden, targets = hidden[real], labels[real]  # (N,d), (N,)
-    needs_grad = torch.is_grad_enabled()
-    loss = ChunkedCrossEntropy.apply(hidden, lm_head.weight, lm_head.bias, targets, label_smoothing, needs_grad)
-    return loss / (max(targets.numel(), 1) if num_items_in_batch is None else num_items_in_batch)
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else lm_head.weight.dtype
+    loss, *_ = chunked_cross_entropy(
+        hidden, lm_head.weight, lm_head.bias, labels, float(label_smoothing), dtype, torch.is_grad_enabled()
+    )
+    return loss / ((labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
@@ -687,16 +789,18 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        label_smoothing: float = 0.0,
         num_items_in_batch: int | torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Source ids (B,S) and target ids (B,T) -> `logits` (B,T,V), and `loss` if `labels` are given.
 
         `labels` (B,T) are the target tokens themselves, -100 where there is none; the decoder then reads them shifted
-        right by one, unless it is given inputs of its own. `label_smoothing` and `num_items_in_batch` are those of
-        [`label_smoothed_cross_entropy`]. In training mode with labels, `logits` is None: they are never all held.
+        right by one, unless it is given inputs of its own. `num_items_in_batch` and, among `kwargs`, `label_smoothing`
+        are those of [`label_smoothed_cross_entropy`]. In training mode with labels, `logits` is None: they are never
+        all held.
         """
+        # No parameter: transformers' Trainer takes all that have "label" in their name for labels of the dataset.
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -712,8 +816,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             **kwargs,
         )
         hidden = outputs.last_hidden_state
-        # A head that an adapter or a quantiser has replaced is more than its weight, and is called in full.
-        in_chunks = labels is not None and self.training and type(self.lm_head) is nn.Linear
+        # A head that an adapter or a quantiser has changed is more than its weight, and is called in full.
+        is_plain = type(self.lm_head) is nn.Linear and type(self.lm_head.weight) in (nn.Parameter, torch.Tensor)
+        in_chunks = labels is not None and self.training and is_plain
         logits = None if in_chunks else self.lm_head(hidden)  # (B,T,V)
         loss = None
         if in_chunks:
@@ -744,12 +849,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         # What stands at padding does not matter, as long as it is a token: no real position looks at it.
         return shifted.masked_fill(shifted == -100, self.config.decoder_start_token_id)
 
-    def _prepare_model_inputs(self, inputs=None, bos_token_id=None, model_kwargs=None):
-        """Lets `generate` mask padding as `forward` does; it infers no mask for encoder-decoder models any more."""
-        inputs, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
-        if name == "input_ids" and model_kwargs.get("attention_mask") is None:
-            model_kwargs["attention_mask"] = padding_mask(inputs, self.config)
-        return inputs, name, model_kwargs
+    def generate(self, inputs: torch.Tensor | None = None, *args, **kwargs):
+        """As in transformers, with padding masked as in `forward`: there it is not, if no mask is given."""
+        input_ids = kwargs.get("input_ids") if inputs is None else inputs
+        if input_ids is not None and kwargs.get("attention_mask") is None:
+            kwargs["attention_mask"] = padding_mask(input_ids, self.config)
+        return super().generate(inputs, *args, **kwargs)
 
 
 __all__ = [

@@ -139,12 +139,14 @@ def translate_in_fresh_process(output_dir: Path) -> str:
     return answer["translation"]
 
 
-def files_to_upload(output_dir: str | Path, repo_id: str | None = None) -> dict[str, Path | bytes]:
+def files_to_upload(
+    output_dir: str | Path, repo_id: str | None = None, revision: str | None = None
+) -> dict[str, Path | bytes]:
     """What a push sends, by its path in the repository: a file as it is, or its contents where these are changed.
 
     Sent are config, tokenizer, card, results and pictures by name, the weights that `from_pretrained` would load, and
     the code that `auto_map` names with what it imports. Local paths in the recipe and the results are reduced to
-    their last part, and the code in the card names `repo_id`; the files on disk stay as they are.
+    their last part, and the code in the card names `repo_id` and `revision`; the files on disk stay as they are.
 
     Raises:
         UserError: The weights, or code that is named, are not there, or a file cannot be read.
@@ -164,7 +166,10 @@ def files_to_upload(output_dir: str | Path, repo_id: str | None = None) -> dict[
         ).encode()
     if "README.md" in files and repo_id is not None:
         card = read(files["README.md"], str, str)
-        contents["README.md"] = re.sub(r'(?m)^model_id = ".*$', f'model_id = "{repo_id}"', card).encode()
+        card = re.sub(r'(?m)^model_id = ".*$', f'model_id = "{repo_id}"', card)
+        if revision is not None:
+            card = re.sub(r'(?m)^revision = ".*"', f'revision = "{revision}"', card)
+        contents["README.md"] = card.encode()
     return dict(sorted((files | contents).items()))
 
 
@@ -331,7 +336,7 @@ def push(
     check_model_directory(output_dir)
     if not (Path(output_dir) / "README.md").exists():
         write_model_card(output_dir)
-    files = files_to_upload(output_dir, repo_id)
+    files = files_to_upload(output_dir, repo_id, revision)
     api = HfApi(token=token)
     with hub_errors(repo_id):
         api.create_repo(repo_id, private=private or None, exist_ok=True)

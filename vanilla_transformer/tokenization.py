@@ -64,7 +64,7 @@ def end_with_eos(tokenizer: PreTrainedTokenizerFast):
     )
 
 
-def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name", **kwargs) -> PreTrainedTokenizerBase:
+def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTrainedTokenizerBase:
     """Loads an existing tokenizer and makes it end every sentence with its end-of-sentence token.
 
     A tokenizer that has a separator but no end-of-sentence token (BERT's) uses it as one, and one without a padding
@@ -75,10 +75,10 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name", **kwargs
         option: Which option named it, for the message.
 
     Raises:
-        UserError: There is no such tokenizer, or it has no token that could end a sentence.
+        UserError: There is no such tokenizer, it needs code of its own, or it has no token that could end a sentence.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)  # None would ask
     except Exception as error:  # a damaged file can make the library raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"No tokenizer could be loaded from {option} {name_or_path}: {reason}") from error

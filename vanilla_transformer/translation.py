@@ -1,138 +1,95 @@
-"""Translate: text in, text out.
+"""Translate: text in, text out; the [`Translator`] itself lies in the file that travels with the models.
 
 python -m vanilla_transformer.translation --model DIR_OR_ID < in.txt > out.txt
 """
 
 import argparse
+import os
 import sys
-from collections.abc import Iterable
+from itertools import islice
 
-import numpy as np
-import torch
-from tqdm.auto import tqdm
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers.utils.logging import disable_progress_bar
 
-from .data import fill_batches
-from .errors import UserError
+from .pipeline_vanilla_transformer import TextTooLong, Translator
+
+__all__ = ["TextTooLong", "Translator"]
+
+LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
 
 
-class Translator:
-    """A model and its tokenizer as a function from texts to texts.
-
-        Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
-
-    Texts are translated in batches of similar length, sentences times source tokens at most `max_tokens`, and come
-    back in their order; an empty text stays empty.
-    """
-
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int = 4096):
-        self.model = model
-        self.tokenizer = tokenizer
-        self.max_tokens = max_tokens
-
-    @classmethod
-    def from_pretrained(cls, name_or_path: str, max_tokens: int = 4096, **kwargs) -> "Translator":
-        """Loads model and tokenizer from a directory or a Hub id; `kwargs` go to `from_pretrained` of both."""
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **kwargs).eval()
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(model.to(device), tokenizer, max_tokens)
-
-    @torch.no_grad()
-    def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
-        """Translates `texts`; `generation` goes to `generate` (`num_beams`, `length_penalty`, `max_new_tokens`, ...).
-
-        Args:
-            progress: The label of a progress bar on stderr; None: no bar.
-
-        Raises:
-            TypeError: `texts` is one text and not a list of them.
-            UserError: A text is longer than the learned positions of the model; names it.
-        """
-        if isinstance(texts, str):
-            raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
-        texts = list(texts)
-        filled = [index for index, text in enumerate(texts) if text.strip()]
-        translations = [""] * len(texts)
-        if not filled:
-            return translations
-        ids = self.tokenizer([texts[index] for index in filled], return_attention_mask=False).input_ids
-        lengths = np.array([len(source) for source in ids])
-        self.refuse_too_long(lengths, filled)
-        with tqdm(total=len(filled), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
-            # The longest first, so that a batch that does not fit the memory shows at once.
-            for batch in reversed(list(fill_batches(lengths, lengths, self.max_tokens))):
-                source = self.tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt")
-                bound = self.bound(torch.from_numpy(lengths[batch]), generation)
-                output = self.model.generate(**source.to(self.model.device), **bound, **generation)
-                for i, text in zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True), strict=True):
-                    translations[filled[i]] = text
-                bar.update(len(batch))
-        return translations
-
-    def bound(self, lengths: torch.Tensor, generation: dict) -> dict:
-        """Ends each translation at the length of its source plus 50 (section 6.1), unless `generation` has a bound."""
-        if {"max_length", "max_new_tokens"} & generation.keys():
-            return {}
-        longest = lengths + 50
-        if self.model.config.position_embedding_type == "learned":
-            longest = longest.clamp(max=self.model.config.max_position_embeddings)
-        return {"max_length": int(longest.max()), "stopping_criteria": StoppingCriteriaList([LongestOutput(longest)])}
-
-    def refuse_too_long(self, lengths: np.ndarray, numbers: list[int]):
-        config = self.model.config
-        if config.position_embedding_type == "learned" and lengths.max() > config.max_position_embeddings:
-            raise UserError(
-                f"Text {numbers[lengths.argmax()] + 1} has {lengths.max()} tokens, and the learned positions of this "
-                f"model end at {config.max_position_embeddings}; split it into shorter ones."
-            )
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m vanilla_transformer.translation",
+        description="Translates standard input to standard output, line by line. Empty lines stay empty.",
+        epilog="example: python -m vanilla_transformer.translation --model outputs/sample < in.txt > out.txt",
+    )
+    parser.add_argument("--model", required=True, help="a model directory or a Hub id")
+    parser.add_argument("--revision", help="the commit, branch or tag of the Hub (default: main)")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that the Hub has for the tokenizer")
+    parser.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
+    parser.add_argument("--length_penalty", type=float, help="the exponent of the length in beam search")
+    parser.add_argument("--max_new_tokens", type=positive, help="of the output (default: source + 50)")
+    parser.add_argument(
+        "--max_source_length", type=positive, help="tokens of the longest line translated as one (default: what fits)"
+    )
+    parser.add_argument(
+        "--too_long",
+        choices=["split", "refuse"],
+        default="split",
+        help="what becomes of a longer line: its sentences are translated in pieces, or it ends the command, which "
+        "says its number (default: %(default)s)",
+    )
+    parser.add_argument("--max_tokens", type=positive, default=4096, help="tokens in a batch (default: %(default)s)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (default: as the model was saved)")
+    return parser.parse_args()
 
 
-class LongestOutput(StoppingCriteria):
-    """Ends each output of a batch at a length of its own, `longest` (B)."""
-
-    def __init__(self, longest: torch.Tensor):
-        self.longest = longest
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
-        beams = input_ids.shape[0] // self.longest.shape[0]
-        return input_ids.shape[1] >= self.longest.to(input_ids.device).repeat_interleave(beams)
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1 on")
+    return int(text)
 
 
 def main():
     """Translates standard input to standard output, line by line."""
-    parser = argparse.ArgumentParser(description=main.__doc__, prog="python -m vanilla_transformer.translation")
-    parser.add_argument("--model", required=True, help="a model directory or a Hub id")
-    parser.add_argument("--num_beams", type=int, default=None, help="beams (default: those of the model)")
-    parser.add_argument("--length_penalty", type=float, default=None, help="the exponent of the length in beam search")
-    parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens in a batch (default: %(default)s)")
-    options = parser.parse_args()
-    chosen = {"num_beams": options.num_beams, "length_penalty": options.length_penalty}
+    options = parse_options()
+    generation = {name: getattr(options, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
+    generation = {name: value for name, value in generation.items() if value is not None}
     sys.stdin.reconfigure(encoding="utf-8", newline="\n")
     sys.stdout.reconfigure(encoding="utf-8")
+    disable_progress_bar()  # of transformers, while it loads
+    loading = {"max_tokens", "max_source_length", "too_long", "device", "dtype", "revision", "trust_remote_code"}
     try:
-        lines = [line.rstrip("\r\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        sys.exit(f"translation: the input is not UTF-8: {error}")
-    if options.num_beams is not None and options.num_beams < 1:
-        sys.exit(f"translation: --num_beams is {options.num_beams}; it must be at least 1.")
-    try:
-        translator = Translator.from_pretrained(options.model, options.max_tokens)
-    except (OSError, ValueError) as error:
+        translator = Translator.from_pretrained(
+            options.model, **{name: value for name, value in vars(options).items() if name in loading and value}
+        )
+    except Exception as error:  # a damaged file can make the libraries raise anything
         sys.exit(f"translation: {options.model} cannot be loaded: {' '.join(str(error).split())}")
+    done = 0
+    # From a terminal each line is answered when it is typed.
+    size = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
     try:
-        translations = translator(lines, "Translating", **{k: v for k, v in chosen.items() if v is not None})
-    except UserError as error:
-        sys.exit(f"translation: {error}")
-    for text in translations:
-        print(" ".join(text.split("\n")))  # one line, whatever the model wrote
+        while lines := [line.rstrip("\r\n") for line in islice(sys.stdin, size)]:
+            label = f"Translating from line {done + 1:,}" if done else "Translating"
+            for text in translator(lines, label, **generation):
+                print(" ".join(text.split("\n")))  # one line, whatever the model wrote
+            sys.stdout.flush()
+            done += len(lines)
+    except UnicodeDecodeError as error:
+        sys.exit(f"translation: the input is not UTF-8 after line {done}: {error}")
+    except TextTooLong as error:
+        remedy = "shorten it" if options.too_long == "split" else "shorten it, or choose --too_long split"
+        sys.exit(
+            f"translation: line {done + error.number + 1} has {error.tokens} tokens, and the longest that can be "
+            f"translated as one {error.limit}; {remedy}."
+        )
+    except BrokenPipeError:
+        # Who reads the output has had enough; without this Python would complain when it closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # what a shell reports for a program that SIGPIPE ends
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,656 @@
+"""One model by every route of PyTorch and transformers: attention backends, torch.compile, checkpointing, resizing,
+placement, precision, quantisation. Run: pytest tests/test_backends.py"""
+
+import copy
+import io
+import json
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    CompileConfig,
+    DynamicCache,
+    EncoderDecoderCache,
+    StaticCache,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
+MASK = (SOURCE != 0).long()
+LEFT = torch.stack([row.roll(6 - int(mask.sum())) for row, mask in zip(SOURCE, MASK, strict=True)])
+TARGET = torch.tensor([[1, 10, 6, 22, 5], [1, 3, 14, 9, 4], [1, 12, 9, 31, 7]])
+LABELS = torch.tensor([[10, 6, 22, 5, 2], [3, 14, 2, -100, -100], [-100, 9, 2, -100, -100]])
+BACKENDS = ["eager", "sdpa", "flex_attention"]
+# Of models whose translations of SOURCE have several different tokens; a test says so, should others be needed.
+SEEDS = {"sinusoidal": 120, "learned": 266, "rotary": 24}
+
+norms = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+positions = pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "learned", "rotary"])
+
+
+def assert_close(ours, theirs, tolerance=1e-5):
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same_gradients(ours: dict, theirs: dict, tolerance=1e-5):
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert gradient.abs().max() > 0, name
+        assert_close(ours[name], gradient, tolerance)
+
+
+@pytest.fixture
+def make_lively(make_model):
+    """make_lively(type, **config) -> a model that repeats itself little and ends its sentences at different steps."""
+
+    def make(position_embedding_type="sinusoidal", **config):
+        torch.manual_seed(SEEDS[position_embedding_type])
+        lively = {"norm_first": True, "tie_word_embeddings": False, "lm_head_bias": True}
+        model = make_model(position_embedding_type=position_embedding_type, **lively | config)
+        with torch.no_grad():
+            model.lm_head.bias[2] += 1.5
+        return model
+
+    return make
+
+
+@positions
+def test_the_translations_compared_below_differ(make_lively, position_embedding_type):
+    translated = make_lively(position_embedding_type).generate(SOURCE, max_new_tokens=8)
+    assert len(translated.unique()) >= 9 and len({(row == 2).int().argmax().item() for row in translated}) == 3
+
+
+# ------------------------------------------------------------------------------------------------- attention backends
+
+
+@pytest.fixture
+def uncompiled():
+    """Flex attention compiles itself, for a minute on a CPU; its formula can be had without."""
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield
+
+
+def own_mask(model) -> torch.Tensor:
+    """Each position looks at itself and the two before it: (3,1,6,6), added to the scores."""
+    near = torch.ones(6, 6, dtype=torch.bool).tril() & torch.ones(6, 6, dtype=torch.bool).triu(-2)
+    return torch.zeros(3, 1, 6, 6, dtype=model.dtype).masked_fill(~near, torch.finfo(model.dtype).min)
+
+
+@torch.no_grad()
+def everything(model) -> dict[str, torch.Tensor]:
+    """Logits of every kind of call that differs in its masks."""
+    pad = torch.tensor([[0, 0], [0, 1], [1, 1]])  # as ids and as their mask
+    inputs = {
+        "padding": {"attention_mask": MASK},
+        "no mask": {},
+        "padding on the left": {"input_ids": LEFT, "attention_mask": (LEFT != 0).long()},
+        "nothing hidden": {"attention_mask": torch.ones_like(MASK)},
+        "a mask of one's own": {"attention_mask": own_mask(model)},
+        "a target mask of one's own": {"decoder_attention_mask": own_mask(model)[..., 1:, 1:]},
+    }
+    logits = {
+        name: model(**{"input_ids": SOURCE, "decoder_input_ids": TARGET, **given}).logits
+        for name, given in inputs.items()
+    }
+    padded, mask = torch.cat([pad, TARGET], 1), torch.cat([pad, torch.ones_like(TARGET)], 1)
+    logits["target padding"] = model(SOURCE, MASK, padded, mask).logits[mask.bool()]
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    for start, stop in [(0, 2), (2, 3), (3, 5)]:
+        step = {"decoder_input_ids": TARGET[:, start:stop], "past_key_values": cache, "use_cache": True}
+        logits[f"cached {start}"] = model(SOURCE, MASK, **step).logits
+    return logits
+
+
+@norms
+@positions
+def test_backends_agree(make_model, uncompiled, norm_first, position_embedding_type):
+    model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type).double()
+    results = {}
+    for backend in BACKENDS:
+        model.set_attn_implementation(backend)
+        results[backend] = everything(model)
+    for name, logits in results["eager"].items():
+        assert logits.isfinite().all()
+        for backend in BACKENDS[1:]:
+            assert_close(results[backend][name], logits, 1e-9)
+    # The masks do something.
+    for name in ["nothing hidden", "a mask of one's own", "a target mask of one's own"]:
+        assert (results["eager"][name] - results["eager"]["padding"]).abs().max() > 1e-2
+
+
+@positions
+def test_backends_generate_the_same(make_lively, uncompiled, position_embedding_type):
+    model = make_lively(position_embedding_type).double()
+    for num_beams in [1, 3]:
+        translated = []
+        for backend in BACKENDS:
+            model.set_attn_implementation(backend)
+            translated.append(model.generate(SOURCE, attention_mask=MASK, num_beams=num_beams, max_new_tokens=8))
+        assert all(torch.equal(other, translated[0]) for other in translated[1:])
+
+
+@pytest.mark.slow
+def test_flex_attention_compiled_agrees(make_lively):
+    model = make_lively()
+    expected = model(SOURCE, MASK, TARGET).logits.detach(), model.generate(SOURCE, max_new_tokens=4)
+    model.set_attn_implementation("flex_attention")
+    with torch.no_grad():
+        assert_close(model(SOURCE, MASK, TARGET).logits, expected[0])
+    assert torch.equal(model.generate(SOURCE, max_new_tokens=4), expected[1])
+
+
+def test_flex_attention_learns_nothing_on_a_cpu(make_model, uncompiled):
+    model = make_model()
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        model(SOURCE, MASK, labels=LABELS)
+
+
+def test_flash_attention_where_there_is_none(make_model, tmp_path):
+    model = make_model()
+    assert model._supports_flash_attn
+    with pytest.raises(ImportError, match="FlashAttention2"):
+        model.set_attn_implementation("flash_attention_2")
+    assert model.config._attn_implementation == "sdpa"
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ImportError, match="FlashAttention2"):
+        type(model).from_pretrained(tmp_path, attn_implementation="flash_attention_2")
+
+
+@pytest.fixture
+def counted():
+    """A backend registered under the name `counted`; the list of the modules that called it."""
+    calls = []
+
+    def attend(module, *args, **kwargs):
+        calls.append(module)
+        return sdpa_attention_forward(module, *args, **kwargs)
+
+    AttentionInterface.register("counted", attend)
+    AttentionMaskInterface.register("counted", sdpa_mask)
+    yield calls
+    for interface in [AttentionInterface, AttentionMaskInterface]:
+        del interface._global_mapping["counted"]
+
+
+def test_a_backend_of_ones_own(make_lively, counted):
+    model = make_lively().double()
+    expected, translated = everything(model), model.generate(SOURCE, max_new_tokens=8)
+    model.set_attn_implementation("counted")
+    model(SOURCE, MASK, TARGET)
+    assert counted == [
+        *(layer.self_attn for layer in model.model.encoder.layers),
+        *(attention for layer in model.model.decoder.layers for attention in (layer.self_attn, layer.encoder_attn)),
+    ]
+    for name, logits in everything(model).items():
+        assert_close(logits, expected[name], 1e-12)
+    assert torch.equal(model.generate(SOURCE, max_new_tokens=8), translated)
+
+
+def test_the_backend_is_chosen_when_loaded_and_switched_later(make_model, counted, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    assert model.config._attn_implementation == "sdpa"
+    for make in [
+        lambda name: AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation=name),
+        lambda name: AutoModelForSeq2SeqLM.from_config(model.config, attn_implementation=name),
+        lambda name: model.set_attn_implementation(name) or model,
+    ]:
+        for name in ["eager", "sdpa", "counted"]:
+            made = make(name)
+            for part in [made, made.model, made.get_encoder(), made.get_decoder()]:
+                assert part.config._attn_implementation == name
+            counted.clear()
+            output = made(SOURCE, MASK, TARGET, output_attentions=True)
+            assert bool(output.cross_attentions) == (name == "eager") and bool(counted) == (name == "counted")
+    with pytest.raises(ValueError, match="nonsense"):
+        model.set_attn_implementation("nonsense")
+
+
+# ------------------------------------------------------------------------------------ attentions and states on request
+
+RECORDED = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
+RECORDED += ["encoder_hidden_states", "decoder_hidden_states"]
+
+
+@pytest.fixture
+def bart(make_model):
+    config = make_model().config.to_dict()
+    sizes = [key for key in config if key.startswith(("encoder", "decoder", "d_model", "vocab", "dropout"))]
+    tokens = [key for key in config if key.endswith("token_id")]
+    return BartForConditionalGeneration(BartConfig(**{key: config[key] for key in [*sizes, *tokens]})).eval()
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_what_is_recorded_has_the_form_of_bart(make_model, bart, backend):
+    """Which, on a backend that has no attention weights, is an empty tuple of them."""
+    model, forms = make_model(), []
+    for either in [model, bart]:
+        either.set_attn_implementation(backend)
+        inputs = {"attention_mask": MASK, "decoder_input_ids": TARGET}
+        output = either(SOURCE, **inputs, output_attentions=True, output_hidden_states=True)
+        translated = either.generate(
+            SOURCE,
+            attention_mask=MASK,
+            min_new_tokens=3,
+            max_new_tokens=3,
+            output_attentions=True,
+            output_hidden_states=True,
+            return_dict_in_generate=True,
+        )
+        forms.append(
+            [torch.utils._pytree.tree_map(lambda x: x.shape, result[k]) for k in RECORDED for result in [output]]
+        )
+        forms[-1] += [torch.utils._pytree.tree_map(lambda x: x.shape, translated[k]) for k in RECORDED]
+    assert forms[0] == forms[1]
+    assert all(len(states) == 3 for states in forms[0][3:5])
+    assert all(len(weights) == (2 if backend == "eager" else 0) for weights in forms[0][:3])
+
+
+def test_the_config_asks_as_the_call_does(make_model):
+    model = make_model()
+    model.set_attn_implementation("eager")
+    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "decoder_input_ids": TARGET}
+    expected = model(**inputs, output_attentions=True, output_hidden_states=True)
+    assert all(output is None for output in [model(**inputs)[key] for key in RECORDED if key in model(**inputs)])
+    model.config.output_attentions = model.config.output_hidden_states = True
+    for use_cache in [False, True]:
+        output = model(**inputs, use_cache=use_cache)
+        for key in RECORDED:
+            assert len(output[key]) == len(expected[key]) > 0
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(output[key], expected[key], strict=True))
+    model.config.output_attentions = False
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="output_attentions.* sdpa"):
+        model.config.output_attentions = True
+
+
+def test_attentions_of_a_cached_step_are_the_last_rows(make_model):
+    model = make_model()
+    model.set_attn_implementation("eager")
+    whole = model(SOURCE, MASK, TARGET, output_attentions=True, output_hidden_states=True)
+    cache = model(SOURCE, MASK, TARGET[:, :3], use_cache=True).past_key_values
+    step = model(
+        SOURCE,
+        MASK,
+        TARGET[:, 3:],
+        past_key_values=cache,
+        use_cache=True,
+        output_attentions=True,
+        output_hidden_states=True,
+    )
+    for key in ["decoder_attentions", "cross_attentions", "decoder_hidden_states"]:
+        for ours, theirs in zip(step[key], whole[key], strict=True):
+            assert_close(ours, theirs[..., 3:, :])
+
+
+# ------------------------------------------------------------------------------------------------------- torch.compile
+
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}  # which is compiled in half the time
+
+
+class Graphs(list):
+    """A backend of torch.compile that runs what it is given as it is; the list of the graphs."""
+
+    def __call__(self, graph, inputs):
+        self.append(graph)
+        return graph
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def no_recompilation():
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+
+
+@pytest.fixture(params=[{}, {"tie_word_embeddings": False, "lm_head_bias": True}], ids=["tied", "untied"])
+def model(request, make_model):
+    return make_model(**SHALLOW, **request.param)
+
+
+def batch(sentences: int = 3, source: int = 6, target: int = 5) -> dict[str, torch.Tensor]:
+    """Random sentences, the first source and the last target of them only half as long."""
+    lengths = torch.full((sentences, 1), source), torch.full((sentences, 1), target)
+    lengths[0][0], lengths[1][-1] = -(-source // 2), -(-target // 2)
+    mask, real = (torch.arange(n)[None] < length for n, length in zip((source, target), lengths, strict=True))
+    ids, labels = torch.randint(3, 37, mask.shape), torch.randint(3, 37, real.shape)
+    return {"input_ids": ids * mask, "attention_mask": mask.long(), "labels": labels.masked_fill(~real, -100)}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_training_equals_uncompiled(model, backend):
+    compiled = torch.compile(model.train(), fullgraph=True, backend=backend)
+    for options in [{"label_smoothing": 0.1}, {"num_items_in_batch": torch.tensor(7)}]:
+        expected = model(SOURCE, MASK, labels=LABELS, **options).loss
+        loss = compiled(SOURCE, MASK, labels=LABELS, **options).loss
+        assert_close(loss, expected, 1e-6)
+        assert_same_gradients(gradients(model, loss), gradients(model, expected))
+
+
+def test_compiled_training_under_autocast_equals_uncompiled(make_model):
+    model = make_model(**SHALLOW).train()
+    results = []
+    for run in [model, torch.compile(model, fullgraph=True, backend="aot_eager")]:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = run(SOURCE, MASK, labels=LABELS, label_smoothing=0.1).loss
+        assert loss.dtype == torch.float32
+        results.append((loss, gradients(model, loss)))
+    (loss, expected), (compiled_loss, compiled_gradients) = results
+    assert_close(compiled_loss, loss, 2e-3)
+    for name, gradient in expected.items():
+        assert (compiled_gradients[name] - gradient).norm() <= 0.02 * gradient.norm() + 1e-3, name
+
+
+@pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout"])
+def test_compiled_training_drops_out(make_model, kind):
+    model = make_model(**SHALLOW, **{kind: 0.1}).train()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    losses = []
+    for _ in range(4):
+        loss = compiled(SOURCE, MASK, labels=LABELS).loss
+        assert all(gradient.isfinite().all() for gradient in gradients(model, loss).values())
+        losses.append(loss.item())
+    assert len(set(losses)) == 4
+    exact = model.eval()(SOURCE, MASK, labels=LABELS).loss.item()
+    assert all(abs(loss - exact) < 0.5 * exact for loss in losses)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@positions
+def test_compiled_evaluation_equals_uncompiled(make_model, position_embedding_type, backend):
+    model = make_model(**SHALLOW, position_embedding_type=position_embedding_type)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        ours, theirs = (either(SOURCE, decoder_input_ids=TARGET).logits for either in (compiled, model))
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_real_lengths_inside_a_bucket_recompile_nothing(make_model, no_recompilation, mode):
+    model, graphs = getattr(make_model(**SHALLOW), mode)(), Graphs()
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    whole = {name: value.clone() for name, value in batch().items()}
+    whole["attention_mask"], whole["labels"] = torch.ones(3, 6, dtype=torch.long), torch.full((3, 5), 9)
+    for inputs in [batch(), whole, {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}]:
+        assert_close(compiled(**inputs).loss, model(**inputs).loss)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_one_dynamic_graph_serves_all_lengths(make_model, no_recompilation, mode):
+    model = getattr(make_model(**SHALLOW), mode)()
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    for sizes in [(3, 6, 5), (2, 9, 4), (5, 4, 11), (4, 7, 7)]:
+        inputs = batch(*sizes)
+        assert_close(compiled(**inputs).loss, model(**inputs).loss)
+
+
+@positions
+def test_a_compiled_step_of_decoding_is_compiled_once(make_model, no_recompilation, position_embedding_type):
+    """For every step, every sentence and every real length of the source."""
+    model, graphs = make_model(position_embedding_type=position_embedding_type), Graphs()
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    for mask in [MASK, torch.ones_like(MASK), MASK.flip(0)]:
+        source = SOURCE.masked_fill(mask == 0, 0)
+        cache = EncoderDecoderCache(
+            StaticCache(config=model.config, max_cache_len=8), StaticCache(config=model.config, max_cache_len=6)
+        )
+        steps = []
+        with torch.no_grad():
+            inputs = {"encoder_outputs": model.get_encoder()(source, mask), "attention_mask": mask}
+            inputs |= {"past_key_values": cache, "use_cache": True}
+            for t in range(TARGET.shape[1]):
+                run = model if t == 0 else compiled  # the first also fills the cache of the encoder's keys
+                steps.append(run(decoder_input_ids=TARGET[:, t : t + 1], **inputs).logits)
+            assert_close(torch.cat(steps, 1), model(source, mask, TARGET).logits)
+    assert len(graphs) == 1
+
+
+@positions
+def test_generate_compiles_its_step_once(make_lively, no_recompilation, position_embedding_type):
+    model, graphs = make_lively(position_embedding_type), Graphs()
+    # A function, of which, unlike of the object, transformers' deep copies are itself.
+    compile_config = CompileConfig(fullgraph=True, backend=lambda graph, inputs: graphs(graph, inputs), mode=None)
+    compile_config._compile_all_devices = True  # else on accelerators alone
+    for source in [SOURCE, SOURCE.flip(0), SOURCE.masked_fill(torch.arange(6) > 2, 0)]:
+        inputs = {"attention_mask": (source != 0).long(), "max_new_tokens": 8}
+        expected = model.generate(source, **inputs)
+        static = {"cache_implementation": "static", "compile_config": compile_config}
+        assert torch.equal(model.generate(source, **inputs, **static), expected)
+    assert len(graphs) == 1
+
+
+# ----------------------------------------------------------------------------------------------------- checkpointing
+
+
+@pytest.mark.parametrize("use_reentrant", [None, False, True])
+@pytest.mark.parametrize("enable", ["activation_checkpointing_enable", "gradient_checkpointing_enable"])
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_checkpointing_of_either_kind_gives_the_same_gradients(make_model, enable, use_reentrant):
+    model = make_model(dropout=0.1, attention_dropout=0.1, norm_first=True).train()
+    calls, results = [], []
+    model.model.decoder.layers[0].fc1.register_forward_hook(lambda *args: calls.append(1))
+    options = () if use_reentrant is None else ({"use_reentrant": use_reentrant},)
+    for how_often, asked in [(1, False), (2, False), (2, True)]:
+        if how_often == 2:
+            getattr(model, enable)(*options)
+            assert model.is_activation_checkpointing
+        torch.manual_seed(1)
+        calls.clear()
+        output = model(SOURCE, MASK, labels=LABELS, label_smoothing=0.1, output_hidden_states=asked)
+        results.append((output.loss, gradients(model, output.loss)))
+        assert len(calls) == how_often
+    states = output.encoder_hidden_states, output.decoder_hidden_states
+    assert all(len(kind) == 3 for kind in states)
+    model.activation_checkpointing_disable()
+    torch.manual_seed(1)
+    plain = model(SOURCE, MASK, labels=LABELS, output_hidden_states=True)
+    plain = plain.encoder_hidden_states, plain.decoder_hidden_states
+    for ours, theirs in zip([*states[0], *states[1]], [*plain[0], *plain[1]], strict=True):
+        assert_close(ours, theirs)
+    (expected, expected_gradients), *others = results
+    for loss, ours in others:
+        assert torch.equal(loss, expected)
+        assert_same_gradients(ours, expected_gradients, 1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------ resizing
+
+EMBEDDINGS = {
+    "shared, tied": {},
+    "shared, tied, bias": {"lm_head_bias": True},
+    "shared, untied": {"tie_word_embeddings": False},
+    "shared, untied, bias": {"tie_word_embeddings": False, "lm_head_bias": True},
+    "separate, tied": {"share_encoder_decoder_embeddings": False},
+    "separate, untied, bias": {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+        "decoder_vocab_size": 35,
+    },
+}
+
+
+def assert_ties_and_sizes(model):
+    encoder, decoder = model.model.encoder.embed_tokens, model.model.decoder.embed_tokens
+    config, head = model.config, model.lm_head
+    assert (encoder.weight is decoder.weight) == config.share_encoder_decoder_embeddings
+    assert (head.weight is decoder.weight) == config.tie_word_embeddings
+    assert config.vocab_size == encoder.num_embeddings == encoder.weight.shape[0]
+    assert config.decoder_vocab_size == decoder.num_embeddings == decoder.weight.shape[0]
+    assert config.decoder_vocab_size == head.out_features == head.weight.shape[0]
+    assert head.bias is None or len(head.bias) == head.out_features
+
+
+@pytest.mark.parametrize("embeddings", EMBEDDINGS)
+@pytest.mark.parametrize(
+    ("asked", "multiple", "size"),
+    [(45, None, 45), (33, None, 33), (41, 8, 48), (None, 8, 40)],
+    ids=["up", "down", "up to a multiple", "to a multiple"],
+)
+def test_a_resized_vocabulary(make_model, tmp_path, embeddings, asked, multiple, size):
+    model = make_model(**EMBEDDINGS[embeddings])
+    is_shared = model.config.share_encoder_decoder_embeddings
+    with torch.no_grad():
+        before = model(SOURCE, MASK, TARGET).logits
+    resized = model.resize_token_embeddings(asked, pad_to_multiple_of=multiple)
+    assert resized is model.get_input_embeddings() and resized.num_embeddings == size == model.config.vocab_size
+    assert_ties_and_sizes(model)
+    if is_shared:
+        assert model.config.decoder_vocab_size == size
+    after = model(SOURCE, MASK, TARGET).logits
+    same = min(before.shape[-1], after.shape[-1])
+    assert torch.equal(after[..., :same], before[..., :same])
+    for mode in ["train", "eval"]:
+        loss = getattr(model, mode)()(SOURCE, MASK, labels=LABELS).loss
+        assert all(gradient.isfinite().all() for gradient in gradients(model, loss).values())
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert_ties_and_sizes(loaded)
+    assert torch.equal(loaded(SOURCE, MASK, TARGET).logits, after)
+    assert torch.equal(loaded.generate(SOURCE, max_new_tokens=6), model.generate(SOURCE, max_new_tokens=6))
+
+
+# --------------------------------------------------------------------------------------- loading, placement, precision
+
+
+@pytest.fixture(params=[{}, {"tie_word_embeddings": True}, {"share_encoder_decoder_embeddings": False}], ids=str)
+def saved(request, make_lively, tmp_path):
+    """A model, its logits, its translations, and the folder that it is saved in."""
+    model = make_lively(**request.param)
+    model.save_pretrained(tmp_path / "saved")
+    with torch.no_grad():
+        return model, model(SOURCE, MASK, TARGET).logits, model.generate(SOURCE, max_new_tokens=8), tmp_path / "saved"
+
+
+def assert_same_results(loaded, saved):
+    _, logits, translated, _ = saved
+    with torch.no_grad():
+        assert torch.equal(loaded(SOURCE, MASK, TARGET).logits, logits)
+    assert torch.equal(loaded.generate(SOURCE, max_new_tokens=8), translated)
+
+
+@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}, None], ids=str)
+def test_loaded_onto_a_device(saved, device_map):
+    loaded = type(saved[0]).from_pretrained(saved[3], device_map=device_map)
+    assert_same_results(loaded, saved)
+    assert not any(tensor.is_meta for tensor in [*loaded.parameters(), *loaded.buffers()])
+    assert_ties_and_sizes(loaded)
+
+
+@pytest.mark.parametrize("where", ["layers", "all", "auto"])
+def test_parts_left_on_the_disk(saved, tmp_path, where):
+    placed = {"device_map": {"": "disk"}}
+    if where == "auto":  # what does not fit into memory
+        placed = {"device_map": "auto", "max_memory": {"cpu": 20_000}}
+    elif where == "layers":
+        on_disk = ["model.encoder.layers.1", "model.decoder.layers"]
+        names = {".".join(name.split(".")[:3]) for name, _ in saved[0].named_parameters(remove_duplicate=False)}
+        names = {name for name in names if "layers" not in name} | {"model.shared", "lm_head"}
+        names |= {"model.encoder.embed_positions", "model.decoder.embed_positions", "model.encoder.layers.0"}
+        placed["device_map"] = dict.fromkeys(sorted(names), "cpu") | dict.fromkeys(on_disk, "disk")
+    loaded = type(saved[0]).from_pretrained(saved[3], offload_folder=tmp_path / "offload", **placed)
+    assert "disk" in loaded.hf_device_map.values()
+    assert loaded.model.decoder.layers[0].fc1.weight.is_meta
+    assert where == "all" or not loaded.model.encoder.embed_tokens.weight.is_meta
+    assert_same_results(loaded, saved)
+
+
+def test_loaded_in_another_precision(saved):
+    model, logits, _, folder = saved
+    for dtype, expected, error in [
+        ("auto", torch.float32, 0),
+        (torch.bfloat16, torch.bfloat16, 0.05),
+        ("float16", torch.float16, 0.01),
+        (torch.float64, torch.float64, 1e-5),
+    ]:
+        loaded = type(model).from_pretrained(folder, dtype=dtype)
+        assert loaded.config.dtype == loaded.dtype == expected
+        assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
+        assert_ties_and_sizes(loaded)
+        with torch.no_grad():
+            ours = loaded(SOURCE, MASK, TARGET).logits
+        assert ours.dtype == expected and (ours - logits).abs().max() <= error * logits.abs().max()
+        assert loaded.generate(SOURCE, max_new_tokens=8).shape[0] == 3
+    model.bfloat16().save_pretrained(folder)
+    assert type(model).from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
+    assert type(model).from_pretrained(folder, dtype=torch.float32).dtype == torch.float32
+
+
+def test_saved_in_several_files(saved, tmp_path):
+    model, logits, *_ = saved
+    model.save_pretrained(tmp_path / "shards", max_shard_size="5KB")
+    index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())
+    files = {path.name for path in (tmp_path / "shards").glob("*.safetensors")}
+    assert files == set(index["weight_map"].values()) and len(files) > 3
+    # What is tied is written, and counted, once.
+    assert len(index["weight_map"]) == len(list(model.parameters()))
+    assert index["metadata"]["total_size"] == sum(parameter.nbytes for parameter in model.parameters())
+    loaded = type(model).from_pretrained(tmp_path / "shards")
+    assert_same_results(loaded, saved)
+    assert_ties_and_sizes(loaded)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("cast", ["half", "bfloat16"])
+@positions
+def test_cast_to_another_precision(make_lively, position_embedding_type, cast, backend):
+    model = make_lively(position_embedding_type)
+    model.set_attn_implementation(backend)
+    expected = model(SOURCE, MASK, TARGET).logits
+    exact = gradients(model, model.train()(SOURCE, MASK, labels=LABELS).loss)
+    getattr(model, cast)()
+    loss = model(SOURCE, MASK, labels=LABELS).loss
+    assert loss.dtype == torch.float32
+    for name, gradient in gradients(model, loss).items():
+        assert gradient.dtype == model.dtype
+        if "k_proj.bias" not in name:  # of which the gradient is zero, or rounding
+            assert (gradient - exact[name]).norm() < 0.2 * exact[name].norm(), name
+    output = model.eval()(SOURCE, MASK, TARGET)
+    assert output.logits.dtype == output.encoder_last_hidden_state.dtype == model.dtype
+    assert (output.logits - expected).norm() < 0.02 * expected.norm()
+
+
+def test_copied_and_pickled(saved):
+    model, logits, *_ = saved
+    model.generation_config.max_new_tokens = 7
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for twin in [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]:
+        assert_same_results(twin, saved)
+        assert_ties_and_sizes(twin)
+        assert twin.generation_config.max_new_tokens == 7
+        with torch.no_grad():  # a copy, and not the same
+            twin.lm_head.weight.zero_()
+    assert torch.equal(model(SOURCE, MASK, TARGET).logits, logits)
+
+
+def test_a_state_dict_is_saved_and_loaded(saved, tmp_path):
+    model = saved[0]
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    other = type(model)(model.config).eval()
+    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert_same_results(other, saved)
+    assert_ties_and_sizes(other)

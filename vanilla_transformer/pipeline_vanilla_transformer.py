@@ -1,0 +1,236 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""Texts in, translations out: [`Translator`], and the same as a pipeline. This file travels with every saved model."""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from tqdm.auto import tqdm
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Pipeline,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+
+class Translator:
+    """A model and its tokenizer as a function from texts to texts.
+
+        Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
+
+    Texts are translated in batches of similar length, sentences times source tokens at most `max_tokens`, and come
+    back in their order; an empty text stays empty.
+
+    Args:
+        max_tokens: Source tokens in a batch, padding included.
+        max_source_length: Tokens of the longest text that is translated as one; None: what the model can read.
+        too_long: What becomes of a longer text. `split`: its sentences are translated in pieces that fit, or its
+            clauses or words, where a sentence does not. `refuse`: none of the texts is translated.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_tokens: int = 4096,
+        max_source_length: int | None = None,
+        too_long: Literal["split", "refuse"] = "split",
+    ):
+        if too_long not in ("split", "refuse"):
+            raise ValueError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.too_long = too_long
+        is_learned = model.config.position_embedding_type == "learned"
+        self.reach = model.config.max_position_embeddings if is_learned else sys.maxsize
+        self.longest_source = min(max_source_length or sys.maxsize, tokenizer.model_max_length, self.reach)
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_path: str, *, device: str | torch.device | None = None, dtype="auto", **kwargs
+    ) -> "Translator":
+        """Loads model and tokenizer from a directory or a Hub id.
+
+        Args:
+            device: Where to translate. None: the GPU, if there is one.
+            dtype: Of the weights. "auto": as they were saved.
+            kwargs: `max_tokens`, `max_source_length` and `too_long`; all others, such as `revision` and
+                `trust_remote_code`, go to `from_pretrained` of both.
+        """
+        own = {key: kwargs.pop(key) for key in ("max_tokens", "max_source_length", "too_long") if key in kwargs}
+        kwargs.setdefault("trust_remote_code", False)  # None would ask on standard input
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs).eval()
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(model.to(device), tokenizer, **own)
+
+    @torch.no_grad()
+    def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
+        """Translates `texts`; `generation` goes to `generate` (`num_beams`, `length_penalty`, `max_new_tokens`, ...).
+
+        Args:
+            progress: The label of a progress bar on stderr; None: no bar.
+
+        Raises:
+            TypeError: `texts` is one text and not a list of them, or holds what is no text.
+            TextTooLong: A text is refused for its length, or cannot be split; nothing has been translated then.
+        """
+        if isinstance(texts, str):
+            raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
+        if generation.get("num_return_sequences", 1) != 1:
+            raise ValueError("A Translator gives one translation of each text; for more, call the model's `generate`.")
+        texts = list(texts)
+        numbers, ids = self.tokenize(texts)
+        translated = [""] * len(ids)
+        with tqdm(total=len(ids), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
+            for batch in self.batches([len(source) for source in ids]):
+                found = self.translate([ids[index] for index in batch], generation)
+                for index, text in zip(batch, found, strict=True):
+                    translated[index] = text
+                bar.update(len(batch))
+        translations = [[] for _ in texts]
+        for number, text in zip(numbers, translated, strict=True):
+            translations[number].append(text)
+        return [" ".join(parts) for parts in translations]
+
+    def tokenize(self, texts: list[str]) -> tuple[list[int], list[list[int]]]:
+        """Token ids of all that is translated as one, texts or pieces of them, and the number of the text of each."""
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"Text {number + 1} is {text!r}, of type {type(text).__name__}; give texts only.")
+            if not text.isascii() and re.search("[\ud800-\udfff]", text):
+                raise ValueError(f"Text {number + 1} holds half a character (a lone surrogate); decode it anew.")
+        filled = [number for number, text in enumerate(texts) if text.strip()]
+        if not filled:
+            return [], []
+        numbers, ids = [], []
+        for number, source in zip(filled, self.encode([texts[number] for number in filled]), strict=True):
+            sources = [source] if len(source) <= self.longest_source else self.split(texts[number], number)
+            numbers += [number] * len(sources)
+            ids += sources
+        return numbers, ids
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return self.tokenizer(texts, return_attention_mask=False, verbose=False).input_ids
+
+    def split(self, text: str, number: int) -> list[list[int]]:
+        """Token ids of the pieces in which a text is translated that is too long as a whole."""
+
+        def fits(piece: str) -> bool:
+            return len(self.encode([piece.strip()])[0]) <= self.longest_source
+
+        pieces = cut(text, fits) if self.too_long == "split" else [text]
+        if not all(fits(piece) for piece in pieces):
+            raise TextTooLong(number, len(self.encode([text])[0]), self.longest_source)
+        return self.encode([piece.strip() for piece in pieces])
+
+    def batches(self, lengths: list[int]) -> Iterator[list[int]]:
+        """Indices in batches of at most `max_tokens`, padding included.
+
+        The longest come first, so that a batch that does not fit the memory shows at once.
+        """
+        order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+        start = 0
+        while start < len(order):
+            end = start + max(1, self.max_tokens // lengths[order[start]])
+            yield order[start:end]
+            start = end
+
+    def translate(self, sources: list[list[int]], generation: dict) -> list[str]:
+        """The translations of one batch of token ids."""
+        inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
+        output = self.model.generate(**inputs, **generation | self.bound(inputs.attention_mask.sum(dim=1), generation))
+        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+
+    def bound(self, lengths: torch.Tensor, generation: dict) -> dict:
+        """Ends each translation at the length of its source plus 50 (section 6.1), unless `generation` has a bound.
+
+        In any case, and in silence, at the end of learned positions.
+        """
+        if "generation_config" in generation:
+            return {}
+        bounds = {
+            name: min(generation[name], self.reach) for name in ("max_length", "max_new_tokens") if name in generation
+        }
+        if bounds:
+            return {"max_length": None} | bounds  # in the place of the model's own
+        longest = (lengths + 50).clamp(max=self.reach)
+        criteria = [*generation.get("stopping_criteria", []), LongestOutput(longest)]
+        return {"max_length": int(longest.max()), "stopping_criteria": StoppingCriteriaList(criteria)}
+
+
+class TextTooLong(ValueError):
+    """Text `number` (from 0 on) has more tokens than can be translated as one."""
+
+    def __init__(self, number: int, tokens: int, limit: int):
+        super().__init__(f"Text {number + 1} has {tokens} tokens, and the longest that can be translated {limit}.")
+        self.number, self.tokens, self.limit = number, tokens, limit
+
+
+class LongestOutput(StoppingCriteria):
+    """Ends each output of a batch at a length of its own, `longest` (B)."""
+
+    def __init__(self, longest: torch.Tensor):
+        self.longest = longest
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+        beams = input_ids.shape[0] // self.longest.shape[0]
+        return input_ids.shape[1] >= self.longest.to(input_ids.device).repeat_interleave(beams)
+
+
+# Where a text may be cut: after sentences, or where these are too long after clauses, or else between words.
+CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
+
+
+def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
+    """Pieces of `text`, each as many of its sentences, clauses or words in a row as `fits`; a word stays whole."""
+    if fits(text) or level == len(CUTS):
+        return [text]
+    places = [0, *(found.end() for found in CUTS[level].finditer(text)), len(text)]
+    pieces = [""]
+    for start, end in pairwise(places):
+        part = text[start:end]
+        if fits(pieces[-1] + part):
+            pieces[-1] += part
+        else:
+            pieces += cut(part, fits, level + 1)
+    return [piece for piece in pieces if piece.strip()]
+
+
+class VanillaTranslationPipeline(Pipeline):
+    """`pipeline("vanilla-translation", model=..., trust_remote_code=True)`: a [`Translator`] in transformers' shape.
+
+    Takes a text or a list of them and returns `[{"translation_text": ...}, ...]`. Options of [`Translator`] and of
+    `generate` are given when the pipeline is made or when it is called.
+    """
+
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+    _load_tokenizer = True
+
+    def _sanitize_parameters(self, max_tokens=None, max_source_length=None, too_long=None, **generation):
+        own = {"max_tokens": max_tokens, "max_source_length": max_source_length, "too_long": too_long}
+        return {}, {key: value for key, value in own.items() if value is not None} | generation, {}
+
+    def __call__(self, texts: str | Iterable[str], **kwargs) -> list[dict[str, str]]:
+        # As one input, however many texts: they are put in batches by length.
+        return super().__call__({"texts": [texts] if isinstance(texts, str) else list(texts)}, **kwargs)
+
+    def preprocess(self, inputs):
+        return inputs
+
+    def _forward(self, inputs, max_tokens=4096, max_source_length=None, too_long="split", **generation):
+        translator = Translator(self.model, self.tokenizer, max_tokens, max_source_length, too_long)
+        return translator(inputs["texts"], **generation)
+
+    def postprocess(self, translations):
+        return [{"translation_text": text} for text in translations]
