@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import TINY, randomise
+from conftest import TINY, lively_model, randomise
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, OnnxConfig, OnnxExporter
@@ -30,12 +30,7 @@ kinds = ["sinusoidal", *(pytest.param(kind, marks=pytest.mark.slow) for kind in 
 @pytest.fixture(scope="module", params=kinds)
 def model(request):
     """With norms first and an output projection of its own, which repeats itself little and ends its sentences."""
-    torch.manual_seed(SEEDS[request.param])
-    lively = {"norm_first": True, "tie_word_embeddings": False, "lm_head_bias": True, "encoder_layers": 1}
-    config = VanillaTransformerConfig(**{**TINY, **lively, "position_embedding_type": request.param})
-    model = randomise(VanillaTransformerForConditionalGeneration(config)).eval()
-    with torch.no_grad():
-        model.lm_head.bias[END] += 1.5
+    model = lively_model(SEEDS[request.param], position_embedding_type=request.param, encoder_layers=1)
     model.generation_config = GenerationConfig(
         pad_token_id=PAD, decoder_start_token_id=START, eos_token_id=END, max_new_tokens=STEPS
     )

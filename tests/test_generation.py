@@ -6,12 +6,10 @@ from threading import Thread
 
 import pytest
 import torch
+from conftest import lively_model, make_cache
 from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
     GenerationConfig,
     LogitsProcessorList,
-    StaticCache,
     StoppingCriteriaList,
     TextIteratorStreamer,
     TextStreamer,
@@ -38,33 +36,16 @@ def assert_close(ours, theirs, tolerance=1e-5):
 
 
 @pytest.fixture
-def make_lively(make_model):
+def make_lively():
     """make_lively(type, **config) -> a model in double precision that repeats itself little and ends its sentences."""
-
-    def make(position_embedding_type="sinusoidal", **config):
-        torch.manual_seed(SEEDS[position_embedding_type])
-        lively = {"norm_first": True, "tie_word_embeddings": False, "lm_head_bias": True}
-        model = make_model(position_embedding_type=position_embedding_type, **lively | config)
-        with torch.no_grad():
-            model.lm_head.bias[END] += 1.5
-        return model.double()
-
-    return make
+    return lambda kind="sinusoidal", **config: lively_model(
+        SEEDS[kind], position_embedding_type=kind, **config
+    ).double()
 
 
 @pytest.fixture(params=SEEDS)
 def model(request, make_lively):
     return make_lively(request.param)
-
-
-def make_cache(model, kind, length=STEPS + 4):
-    config = model.config
-    if kind == "dynamic":
-        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-    source_length = SOURCE.shape[1]
-    return EncoderDecoderCache(
-        StaticCache(config=config, max_cache_len=length), StaticCache(config=config, max_cache_len=source_length)
-    )
 
 
 def cut(tokens, ends=(END,)):

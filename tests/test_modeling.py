@@ -10,11 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, randomise
+from conftest import (
+    LABELS,
+    MASK,
+    SOURCE,
+    TARGET,
+    TINY,
+    assert_close,
+    assert_same_gradients,
+    gradients,
+    make_cache,
+    norms,
+    positions,
+    randomise,
+)
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -32,32 +45,6 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 
 ROOT = Path(__file__).parents[1]
-SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
-MASK = (SOURCE != 0).long()
-TARGET = torch.tensor([[1, 10, 6, 22, 5], [1, 3, 14, 9, 4], [1, 12, 9, 31, 7]])
-LABELS = torch.tensor([[10, 6, 22, 5, 2], [3, 14, 2, -100, -100], [-100, 9, 2, -100, -100]])
-
-norms = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
-positions = pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "learned", "rotary"])
-
-
-def assert_close(ours, theirs, tolerance=1e-5):
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
-def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-def assert_same_gradients(ours: dict, theirs: dict, tolerance=1e-5):
-    assert ours.keys() == theirs.keys()
-    for name, gradient in theirs.items():
-        assert gradient.abs().max() > 0, name
-        torch.testing.assert_close(
-            ours[name], gradient, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n} {m}"
-        )
 
 
 # ----------------------------------------------------------------------------------------------------- attention (3.2)
@@ -440,15 +427,6 @@ def test_padded_target_equals_alone(make_model, position_embedding_type):
 # --------------------------------------------------------------------------------------------------------------- cache
 
 
-def make_cache(model, kind):
-    config = model.config
-    if kind == "dynamic":
-        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-    return EncoderDecoderCache(
-        StaticCache(config=config, max_cache_len=8), StaticCache(config=config, max_cache_len=SOURCE.shape[1])
-    )
-
-
 @norms
 @positions
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -478,31 +456,6 @@ def test_cached_equals_uncached_after_left_padding(make_model, position_embeddin
             steps.append(model(SOURCE, MASK, **inputs, past_key_values=cache, use_cache=True).logits)
     uncached = model(SOURCE, MASK, target, decoder_attention_mask=mask).logits
     assert_close(torch.cat(steps, 1)[:, 2:], uncached[:, 2:], 1e-9)
-
-
-@norms
-@positions
-def test_generate_is_the_same_with_any_cache(make_model, norm_first, position_embedding_type):
-    model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type).double()
-    for num_beams in [1, 3]:
-        search = {"attention_mask": MASK, "num_beams": num_beams, "max_new_tokens": 8}
-        search |= {"output_scores": True, "return_dict_in_generate": True}
-        uncached = model.generate(SOURCE, use_cache=False, **search)
-        assert len(uncached.scores) > 3
-        for cache in ["dynamic", "static"]:
-            cached = model.generate(SOURCE, cache_implementation=cache, **search)
-            assert torch.equal(cached.sequences, uncached.sequences)
-            for ours, theirs in zip(cached.scores, uncached.scores, strict=True):
-                assert_close(ours, theirs, 1e-9)
-
-
-def test_greedy_generation_is_the_argmax_of_forward(make_model):
-    model = make_model()
-    translated = model.generate(SOURCE, max_new_tokens=8)
-    expected = model(SOURCE, MASK, translated[:, :-1]).logits.argmax(-1)
-    for ours, theirs in zip(translated[:, 1:].tolist(), expected.tolist(), strict=True):
-        length = ours.index(2) + 1 if 2 in ours else len(ours)  # up to the end of the sentence
-        assert ours[:length] == theirs[:length]
 
 
 # ---------------------------------------------------------------------------------------------------------- loss (5.4)
@@ -700,14 +653,6 @@ def test_rotary_table_is_right_after_loading(make_model, tmp_path):
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.bfloat16)
     for stack, width in [(loaded.model.encoder, 4), (loaded.model.decoder, 8)]:
         assert torch.equal(stack.embed_positions.table, sinusoidal_positions(torch.arange(40), width))
-
-
-@pytest.mark.parametrize("options", [options for options, _ in EMBEDDINGS.values()], ids=EMBEDDINGS)
-def test_ties_share_one_parameter_from_the_start(make_model, options):
-    model = make_model(**options)
-    encoder, decoder = model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight
-    assert (encoder is decoder) == model.config.share_encoder_decoder_embeddings
-    assert (model.lm_head.weight is decoder) == model.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])

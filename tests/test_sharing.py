@@ -276,7 +276,7 @@ def import_the_package(folder):
 UNLOADABLE = {
     "weights": (
         rename_a_weight,
-        "1 missing (such as model.encoder.layers.0.fc1.bias) and 1 unexpected (such as extra)",
+        "1 missing (such as model.encoder.layers.0.fc1.bias) and 1 unknown (such as extra)",
     ),
     "code": (import_the_package, "vanilla_transformer"),
 }

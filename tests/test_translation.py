@@ -74,7 +74,9 @@ def test_beams_lead_to_other_translations(translator):
 
 def test_the_models_own_default_holds(translator):
     translator.model.generation_config.update(num_beams=3, max_new_tokens=9, max_length=None)
-    assert translator(TEXTS, max_new_tokens=9) == translator(TEXTS, num_beams=3, max_new_tokens=9)
+    assert translator(TEXTS) == translator(TEXTS, num_beams=3, max_new_tokens=9)
+    assert translator(TEXTS) != translator(TEXTS, num_beams=1, max_new_tokens=9)
+    assert translator(TEXTS) != translator(TEXTS, num_beams=3, max_new_tokens=8)
 
 
 def test_empty_texts_stay_empty_where_they_are(translator):
@@ -140,7 +142,7 @@ def test_a_text_that_is_too_long_is_translated_in_pieces(translator):
         refusing(["Yes.", PARAGRAPH, ""])
 
 
-@pytest.mark.parametrize("longest", [4, 7, 10, 20, 30, 100])
+@pytest.mark.parametrize("longest", [4, 7, 10, 20, 30, 45, 100])
 @pytest.mark.parametrize("text", [PARAGRAPH, "他走了。我来了，你呢？好！", "a" * 6, "One two three four five. Six"])
 def test_pieces_fit_and_make_up_the_text(text, longest):
     pieces = cut(text, lambda piece: len(piece.strip()) <= longest)
@@ -171,9 +173,14 @@ def test_translations_stay_within_learned_positions(learned):
 
 @pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
 def test_other_positions_have_no_end(make_model, tokenizer, position_embedding_type):
-    model = make_model(vocab_size=len(tokenizer), max_position_embeddings=14)
-    model.config.position_embedding_type = position_embedding_type
-    assert len(Translator(model, tokenizer)(["b" * 100], max_new_tokens=3)) == 1
+    model = make_model(
+        vocab_size=len(tokenizer), position_embedding_type=position_embedding_type, max_position_embeddings=14
+    )
+    translator, split = Translator(model, tokenizer), Translator(model, tokenizer, max_source_length=14)
+    never_end(translator)
+    found = translator([PARAGRAPH], max_new_tokens=20)
+    assert found == [directly(translator, PARAGRAPH, max_new_tokens=20)] != split([PARAGRAPH], max_new_tokens=20)
+    assert found != translator([PARAGRAPH], max_new_tokens=14)
 
 
 # -------------------------------------------------------------------------------------------------------- command line

@@ -356,8 +356,8 @@ def _activation_name(layer: nn.Module) -> str:
     return name
 
 
-def load_trusted(name_or_path: str) -> PreTrainedModel:
-    """A Marian model as one of these, or one of these from whatever it was saved in.
+def load_foreign(name_or_path: str) -> PreTrainedModel:
+    """A Marian model, converted, or a vanilla_transformer model from safetensors or a pickle.
 
     Raises ValueError for a model of another kind, and what `from_pretrained` does.
     """
@@ -372,7 +372,7 @@ def load_trusted(name_or_path: str) -> PreTrainedModel:
 
 
 def main():
-    """Converts a Marian model, or one of these that is kept in a pickle, to a directory that loads anywhere."""
+    """Converts a Marian model, or one of these that is kept in a pickle, to safetensors with the code to load them."""
     parser = argparse.ArgumentParser(
         prog="python -m vanilla_transformer.conversion",
         description="Writes a Marian model, or a vanilla_transformer model that is kept in a pickle, as safetensors "
@@ -384,7 +384,7 @@ def main():
     if Path(options.output_dir).exists():
         sys.exit(f"conversion: {options.output_dir} is there already, and is not overwritten; choose another.")
     try:
-        model = load_trusted(options.model)
+        model = load_foreign(options.model)
     except Exception as error:  # a damaged pickle can make torch raise anything
         sys.exit(f"conversion: {options.model} cannot be converted: {' '.join(str(error).split())}")
     try:

@@ -35,6 +35,8 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
     try:
         data = card_data(results, recipe, name)
         body = card_body(results, recipe, name, repo_id, (output_dir / "training_curves.png").exists())
+        if is_hub_dataset(results, recipe):
+            write_eval_results(output_dir, results, recipe)
     except KeyError as error:
         raise UserError(
             f"{output_dir} lacks {error} in all_results.json or recipe.yaml; train.py writes it."
@@ -42,8 +44,6 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
     path = output_dir / "README.md"
     card.save(path)
-    if is_hub_dataset(results, recipe):
-        write_eval_results(output_dir, results, recipe)
     return path
 
 

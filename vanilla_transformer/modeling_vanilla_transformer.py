@@ -11,7 +11,7 @@
     VanillaTransformerEncoder                     3.1, 3.4                  (B,S) -> (B,S,d)
     VanillaTransformerDecoder                     3.1, 3.4                  (B,T) (B,S,d) -> (B,T,d)
     VanillaTransformerModel                       Figure 1                  (B,S) (B,T) -> (B,T,d)
-    chunked_cross_entropy                         5.4                       (B,T,d) (V,d) (B,T) -> ()
+    chunked_cross_entropy                         5.4                       (B,T,d) (V,d) (B,T) -> () and its gradients
     label_smoothed_cross_entropy                  5.4                       (B,T,d) (B,T) -> ()
     VanillaTransformerForConditionalGeneration    Figure 1 with its head    (B,S) (B,T) -> (B,T,V)
 
@@ -129,7 +129,8 @@ class VanillaTransformerAttention(nn.Module):
             if past_key_values is not None:
                 cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
                 keys, values = cache.update(keys, values, self.layer_idx)
-                past_key_values.is_updated[self.layer_idx] = past_key_values.is_updated.get(self.layer_idx) or is_cross
+                if is_cross:
+                    past_key_values.is_updated[self.layer_idx] = True
 
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
@@ -176,11 +177,27 @@ class SinusoidalPositions(nn.Module):
         return self.table[position_ids]
 
 
+def count_positions(
+    x: torch.Tensor, attention_mask: torch.Tensor | None, past_length: int | torch.Tensor = 0, is_static: bool = False
+) -> torch.Tensor:
+    """Positions (B or 1,T) of the tokens `x` (B,T,d), after `past_length` others that are in a cache.
+
+    Tokens that a mask hides are not counted, so that padding on the left moves nothing.
+    """
+    if attention_mask is not None and attention_mask.ndim == 2:
+        return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -x.shape[1] :]
+    if attention_mask is not None and is_static:
+        # The causal mask (B,1,T,S) of a static cache, which `generate` makes of the 2D one.
+        seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        return (seen[:, 0].sum(dim=-1) - 1).clamp(min=0)
+    return torch.arange(x.shape[1], device=x.device)[None] + past_length
+
+
 class LearnedPositions(nn.Embedding):
     """A learned vector for each position (Table 3, row E)."""
 
     def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
-        """(B,T) -> (B,T,dim). Raises ValueError if `length`, above which no position lies, exceeds the table."""
+        """(B,T) -> (B,T,dim). Raises ValueError if the table ends before `length`, which no position reaches."""
         if length > self.num_embeddings:
             raise ValueError(
                 f"A sequence of {length} tokens does not fit the learned positions of this model, which end at "
@@ -337,11 +354,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         output_loading_info: bool = False,
         **kwargs,
     ):
-        """As in transformers, but the whole of a checkpoint or nothing, and a pickle only if `use_safetensors=False`.
+        """As in transformers, but the whole of a checkpoint or nothing, and a pickle only if asked for one.
 
         Raises RuntimeError that names weights which are missing, left over or of another shape, where transformers
         warns. `output_loading_info=True` returns the names of the first two instead, `ignore_mismatched_sizes=True`
-        allows the third. Raises OSError where there are no safetensors.
+        allows the third. Raises OSError where there are no safetensors, unless `use_safetensors` is False or None.
         """
         name = pretrained_model_name_or_path
         loading = {"use_safetensors": use_safetensors, "ignore_mismatched_sizes": True, "output_loading_info": True}
@@ -407,28 +424,14 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.gradient_checkpointing = False
 
-    def embed(
-        self,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        length: int,
-        past_length: int | torch.Tensor | None = None,
+    def add_positions(
+        self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Scaled embeddings with their positions (sections 3.4, 3.5): the first layer's input.
 
-        Rotary positions are not added here; their sines and cosines are returned beside it, for [`rotate`].
-
-        Positions count the tokens that a mask leaves, so that padding on the left moves nothing.
+        Rotary positions are not added here; their sines and cosines are returned beside it, for [`rotate`]. No
+        position is at or above `length`.
         """
-        if attention_mask is not None and attention_mask.ndim == 2:
-            position_ids = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
-        elif attention_mask is not None and attention_mask.ndim == 4 and past_length is not None:
-            # A causal mask (B,1,T,S), which `generate` makes of the 2D one for a static cache.
-            seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
-            position_ids = (seen[:, 0].sum(dim=-1) - 1).clamp(min=0)
-        else:
-            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
-            position_ids = position_ids if past_length is None else position_ids + past_length
         positions = self.embed_positions(position_ids, length).to(inputs_embeds.dtype)  # (B,T,d), (B,T,k) if rotary
         x = inputs_embeds * self.embed_scale
         if self.is_rotary:
@@ -478,7 +481,8 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
             inputs_embeds = self.embed_tokens(input_ids)
 
         mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
-        x, rotary = self.embed(inputs_embeds, attention_mask, inputs_embeds.shape[1])
+        position_ids = count_positions(inputs_embeds, attention_mask)
+        x, rotary = self.add_positions(inputs_embeds, position_ids, inputs_embeds.shape[1])
         for layer in self.layers:
             x = layer(x, mask, rotary, **kwargs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(x))
@@ -530,8 +534,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
 
-        length = inputs_embeds.shape[1]
-        self_cache = past_length = None
+        past_length, length = 0, inputs_embeds.shape[1]
+        self_cache = None
         if past_key_values is not None:
             self_cache = past_key_values.self_attention_cache
             past_length = self_cache.get_seq_length()
@@ -546,7 +550,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         encoder_mask = create_bidirectional_mask(
             self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
         )
-        x, rotary = self.embed(inputs_embeds, attention_mask, length, past_length)
+        is_static = self_cache is not None and self_cache.is_compileable
+        position_ids = count_positions(inputs_embeds, attention_mask, past_length, is_static)
+        x, rotary = self.add_positions(inputs_embeds, position_ids, length)
         for layer in self.layers:
             x = layer(x, mask, encoder_hidden_states, encoder_mask, rotary, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
@@ -730,7 +736,7 @@ def _(hidden, weight, bias, labels, label_smoothing, dtype, needs_grad):
 
 
 def keep_gradients(ctx, inputs, output):
-    ctx.set_materialize_grads(False)  # of the gradients, which nothing asks for
+    ctx.set_materialize_grads(False)  # no zeros for the gradients by what is returned beside the loss
     ctx.save_for_backward(*output[1:])
     ctx.has_bias = inputs[2] is not None
 
@@ -757,10 +763,17 @@ def label_smoothed_cross_entropy(
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else lm_head.weight.dtype
-    loss, *_ = chunked_cross_entropy(
+    total, *_ = chunked_cross_entropy(
         hidden, lm_head.weight, lm_head.bias, labels, float(label_smoothing), dtype, torch.is_grad_enabled()
     )
-    return loss / ((labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+    return per_token(total, labels, num_items_in_batch)
+
+
+def per_token(
+    total: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None
+) -> torch.Tensor:
+    """A sum over real target tokens () divided by their number, or by that of a whole optimiser step if given."""
+    return total / ((labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
@@ -796,8 +809,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
         `labels` (B,T) are the target tokens themselves, -100 where there is none; the decoder then reads them shifted
         right by one, unless it is given inputs of its own. `num_items_in_batch` and, among `kwargs`, `label_smoothing`
-        are those of [`label_smoothed_cross_entropy`]. In training mode with labels, `logits` is None: they are never
-        all held.
+        are those of [`label_smoothed_cross_entropy`]. In training mode with labels, `logits` is None, since all of
+        them are never in memory; unless an adapter or a quantiser has changed the head.
         """
         # No parameter: transformers' Trainer takes all that have "label" in their name for labels of the dataset.
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
@@ -824,10 +837,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if in_chunks:
             loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, label_smoothing, num_items_in_batch)
         elif labels is not None:
-            loss = nn.functional.cross_entropy(
+            total = nn.functional.cross_entropy(
                 logits.float().flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=label_smoothing
             )
-            loss = loss / ((labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+            loss = per_token(total, labels, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -850,7 +863,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return shifted.masked_fill(shifted == -100, self.config.decoder_start_token_id)
 
     def generate(self, inputs: torch.Tensor | None = None, *args, **kwargs):
-        """As in transformers, with padding masked as in `forward`: there it is not, if no mask is given."""
+        """As in transformers, with padding masked as in `forward` if no mask is given."""
         input_ids = kwargs.get("input_ids") if inputs is None else inputs
         if input_ids is not None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = padding_mask(input_ids, self.config)

@@ -29,10 +29,15 @@ class Translator:
     back in their order; an empty text stays empty.
 
     Args:
+        model: A vanilla_transformer model, in evaluation mode.
+        tokenizer: Its tokenizer.
         max_tokens: Source tokens in a batch, padding included.
         max_source_length: Tokens of the longest text that is translated as one; None: what the model can read.
         too_long: What becomes of a longer text. `split`: its sentences are translated in pieces that fit, or its
             clauses or words, where a sentence does not. `refuse`: none of the texts is translated.
+
+    Raises:
+        ValueError: `too_long` is neither.
     """
 
     def __init__(
@@ -64,11 +69,13 @@ class Translator:
             dtype: Of the weights. "auto": as they were saved.
             kwargs: `max_tokens`, `max_source_length` and `too_long`; all others, such as `revision` and
                 `trust_remote_code`, go to `from_pretrained` of both.
+
+        Raises what `from_pretrained` does. Code from the Hub is not run unless `trust_remote_code=True`.
         """
         own = {key: kwargs.pop(key) for key in ("max_tokens", "max_source_length", "too_long") if key in kwargs}
         kwargs.setdefault("trust_remote_code", False)  # None would ask on standard input
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs).eval()
+        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(model.to(device), tokenizer, **own)
 
@@ -82,6 +89,7 @@ class Translator:
         Raises:
             TypeError: `texts` is one text and not a list of them, or holds what is no text.
             TextTooLong: A text is refused for its length, or cannot be split; nothing has been translated then.
+            ValueError: A text holds half a character, or several translations of each are asked for.
         """
         if isinstance(texts, str):
             raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
@@ -153,7 +161,7 @@ class Translator:
     def bound(self, lengths: torch.Tensor, generation: dict) -> dict:
         """Ends each translation at the length of its source plus 50 (section 6.1), unless `generation` has a bound.
 
-        In any case, and in silence, at the end of learned positions.
+        But for a `generation_config`, which is taken as it is, also at the end of learned positions.
         """
         if "generation_config" in generation:
             return {}

@@ -73,7 +73,7 @@ def main():
         while lines := [line.rstrip("\r\n") for line in islice(sys.stdin, size)]:
             label = f"Translating from line {done + 1:,}" if done else "Translating"
             for text in translator(lines, label, **generation):
-                print(" ".join(text.split("\n")))  # one line, whatever the model wrote
+                print(text.replace("\n", " "))  # one line, whatever the model wrote
             sys.stdout.flush()
             done += len(lines)
     except UnicodeDecodeError as error:
