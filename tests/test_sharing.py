@@ -296,6 +296,14 @@ def test_directories_that_do_not_load(original, tmp_path):
         assert "does not load in a fresh process" in messages[name] and text in messages[name]
 
 
+@pytest.mark.parametrize("name", ["weights.dat", "pytorch_model.bin", "../model.safetensors"])
+def test_shards_that_are_no_safetensors_are_refused(trained, name):
+    (trained / "model.safetensors").rename(trained / "weights.dat")
+    (trained / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(UserError, match="which is no safetensors file beside it"):
+        files_to_upload(trained)
+
+
 def test_files_to_upload(trained):
     write_model_card(trained)
     files = files_to_upload(trained, "me/other")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from transformers import pipeline
+from transformers import MarianConfig, MarianMTModel, pipeline
 
 from vanilla_transformer import translation
 from vanilla_transformer.pipeline_vanilla_transformer import cut
@@ -153,6 +153,29 @@ def test_pieces_fit_and_make_up_the_text(text, longest):
         assert all(piece.strip()[-1] in ".!。！？" for piece in pieces[:-1])  # whole sentences
 
 
+def test_a_long_text_is_cut_without_reading_it_again_for_each_word():
+    """What is measured of it grows with its length times a logarithm, and not with its square."""
+    measured = []
+
+    def fits(piece: str) -> bool:
+        measured.append(len(piece))
+        return len(piece.strip()) <= 100
+
+    text = "word " * 4000
+    pieces = cut(text, fits)
+    assert "".join(pieces) == text and len(pieces) == 200
+    assert sum(measured) < 25 * len(text)
+
+
+def test_without_a_limit_of_its_own_a_text_ends_with_the_positions(make_model, tokenizer):
+    model = make_model(vocab_size=len(tokenizer), max_position_embeddings=14)
+    assert Translator(model, tokenizer).longest_source == 14
+    assert Translator(model, tokenizer, max_source_length=99).longest_source == 99
+    for name in ("max_tokens", "max_source_length"):
+        with pytest.raises(ValueError, match=f"`{name}` is 0"):
+            Translator(model, tokenizer, **{name: 0})
+
+
 def test_what_is_no_text_is_named(translator):
     for wrong in [None, 3, b"A man", float("nan")]:
         with pytest.raises(TypeError, match="Text 2 is "):
@@ -176,7 +199,7 @@ def test_other_positions_have_no_end(make_model, tokenizer, position_embedding_t
     model = make_model(
         vocab_size=len(tokenizer), position_embedding_type=position_embedding_type, max_position_embeddings=14
     )
-    translator, split = Translator(model, tokenizer), Translator(model, tokenizer, max_source_length=14)
+    translator, split = Translator(model, tokenizer, max_source_length=999), Translator(model, tokenizer)
     never_end(translator)
     found = translator([PARAGRAPH], max_new_tokens=20)
     assert found == [directly(translator, PARAGRAPH, max_new_tokens=20)] != split([PARAGRAPH], max_new_tokens=20)
@@ -247,7 +270,7 @@ def test_lines_that_are_not_read_at_once_stay_in_order(upper, monkeypatch):
 
 
 def test_input_that_is_not_utf8_ends_the_command_with_a_sentence(upper, monkeypatch):
-    with pytest.raises(SystemExit, match="the input is not UTF-8"):
+    with pytest.raises(SystemExit, match="line 2 is not UTF-8"):
         run_main(monkeypatch, b"a\n\xff\n", "--model", "x")
 
 
@@ -278,6 +301,43 @@ def test_the_command_line_in_a_process_of_its_own(folder, translator):
     assert result.returncode == 0, result.stderr.decode()
     expected = [" ".join(text.split("\n")) for text in translator(lines)]
     assert result.stdout.decode() == "".join(f"{line}\n" for line in expected)
+
+
+@pytest.mark.parametrize(
+    "ending, message",
+    [
+        ("> /dev/full", "the output cannot be written: No space left on device."),
+        (">&-", "standard input or output is closed"),
+        ("<&-", "standard input or output is closed"),
+    ],
+)
+def test_streams_that_fail_end_the_command_with_a_sentence(folder, ending, message):
+    command = f"echo 'No!' | {sys.executable} -m vanilla_transformer.translation --model {folder} {ending}"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"translation: {message}")
+
+
+@pytest.mark.parametrize(
+    "option, value, message",
+    [("--device", "abacus", "abacus is no device"), ("--dtype", "float3", "invalid choice: 'float3'")],
+)
+def test_devices_and_dtypes_that_do_not_exist_are_refused(option, value, message, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, b"a\n", "--model", "x", option, value)
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_of_another_kind_is_named(tmp_path, tokenizer, monkeypatch):
+    sizes = dict.fromkeys(["encoder_layers", "decoder_layers"], 1) | dict.fromkeys(
+        ["d_model", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads"], 16
+    )
+    ids = {"pad_token_id": 3, "decoder_start_token_id": 3}
+    MarianMTModel(MarianConfig(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit, match="is a marian model; convert a marian one by `python -m "):
+        run_main(monkeypatch, b"a\n", "--model", str(tmp_path))
 
 
 def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
@@ -320,7 +380,7 @@ def test_one_text_is_not_taken_for_a_list_of_letters(translator):
 WITHOUT_THE_PACKAGE = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
-from transformers import pipeline
+from transformers import MarianConfig, MarianMTModel, pipeline
 
 folder, copy, texts = json.load(sys.stdin)
 translate = pipeline("vanilla-translation", model=folder, trust_remote_code=True)
@@ -359,6 +419,8 @@ def test_a_pipeline_of_a_model_in_memory(translator):
     assert translate(texts, max_new_tokens=4) == expected == translate(iter(texts), max_new_tokens=4)
     with pytest.raises(TextTooLong):
         translate(texts, too_long="refuse")
+    with pytest.raises(TypeError, match="not a mapping"):
+        translate({"text": "No!"})
 
 
 def test_the_pipeline_runs_no_code_unasked(folder):

@@ -381,12 +381,21 @@ def main():
     parser.add_argument("model", help="a directory or a Hub id")
     parser.add_argument("output_dir", help="a directory that is not there yet")
     options = parser.parse_args()
-    if Path(options.output_dir).exists():
-        sys.exit(f"conversion: {options.output_dir} is there already, and is not overwritten; choose another.")
+    output_dir = Path(options.output_dir)
+    try:
+        output_dir.mkdir(parents=True)
+    except FileExistsError:
+        sys.exit(f"conversion: {output_dir} is there already, and is not overwritten; choose another.")
+    except OSError as error:
+        sys.exit(f"conversion: {output_dir} cannot be made: {error.strerror}.")
     try:
         model = load_foreign(options.model)
     except Exception as error:  # a damaged pickle can make torch raise anything
-        sys.exit(f"conversion: {options.model} cannot be converted: {' '.join(str(error).split())}")
+        output_dir.rmdir()
+        reason = " ".join(str(error).split())
+        if "weights_only" in reason:  # torch advises to load it all the same
+            reason = "its pickle holds more than tensors, which may be code, and is not loaded."
+        sys.exit(f"conversion: {options.model} cannot be converted: {reason}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     except Exception as error:  # likewise
@@ -394,8 +403,8 @@ def main():
         print(f"It has no tokenizer that can be loaded: {' '.join(str(error).split())}", file=sys.stderr)
     for part in [model, tokenizer]:
         if part is not None:
-            part.save_pretrained(options.output_dir)
-    print(f"The model is in {options.output_dir}.")
+            part.save_pretrained(output_dir)
+    print(f"The model is in {output_dir}.")
 
 
 __all__ = ["from_marian", "from_torch_transformer"]

@@ -275,7 +275,8 @@ def limits(recipe: dict) -> str:
         "- It translates sentence by sentence, and knows nothing of the sentences around.\n"
         "- It knows the kind of text it was trained on, and the biases in that. On other text it may leave out, "
         "invent or repeat: no translation of it should be relied on unread.\n"
-        f"- It was trained on sentences of up to {recipe['max_source_length']} tokens, and longer ones come out worse."
+        f"- It was trained on sentences of up to {recipe['max_source_length']} tokens. Longer ones come out worse; "
+        f"`max_source_length={recipe['max_source_length']}` makes the pipeline translate them in pieces."
     )
     if recipe["position_embedding_type"] == "learned":
         text += f" Its learned positions end at {recipe['max_position_embeddings']}, beyond which it reads nothing."

@@ -21,6 +21,7 @@ width of the feed-forward network, V token types, N real target tokens. In self-
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -365,7 +366,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         try:
             model, info = super().from_pretrained(name, *args, **loading, **kwargs)
         except OSError as error:
-            if not use_safetensors or "safetensors" not in str(error):
+            is_at_hub = "`use_safetensors=True`" in str(error)  # which transformers says of a Hub's repository
+            is_pickle = is_at_hub or any(Path(str(name)).glob("pytorch_model*.bin"))
+            if not use_safetensors or not is_pickle:
                 raise
             raise OSError(
                 f"{name} holds no model.safetensors. A pickle such as pytorch_model.bin, which could run any code, is "

@@ -3,8 +3,8 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -32,12 +32,13 @@ class Translator:
         model: A vanilla_transformer model, in evaluation mode.
         tokenizer: Its tokenizer.
         max_tokens: Source tokens in a batch, padding included.
-        max_source_length: Tokens of the longest text that is translated as one; None: what the model can read.
+        max_source_length: Tokens of the longest text that is translated as one. None: `max_position_embeddings` of the
+            model, beyond which only positions that are not learned reach, and more than it saw in training.
         too_long: What becomes of a longer text. `split`: its sentences are translated in pieces that fit, or its
             clauses or words, where a sentence does not. `refuse`: none of the texts is translated.
 
     Raises:
-        ValueError: `too_long` is neither.
+        ValueError: An argument is not one of these, the model is of another kind, or the tokenizer cannot pad.
     """
 
     def __init__(
@@ -50,13 +51,23 @@ class Translator:
     ):
         if too_long not in ("split", "refuse"):
             raise ValueError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
+        if model.config.model_type != "vanilla_transformer":
+            raise ValueError(
+                f"The model is a {model.config.model_type} model; convert a marian one by `python -m "
+                "vanilla_transformer.conversion`, others cannot be used."
+            )
+        if tokenizer.pad_token is None:
+            raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
+        for name, number in [("max_tokens", max_tokens), ("max_source_length", max_source_length)]:
+            if number is not None and number < 1:
+                raise ValueError(f"`{name}` is {number}; it must be at least 1.")
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.too_long = too_long
-        is_learned = model.config.position_embedding_type == "learned"
-        self.reach = model.config.max_position_embeddings if is_learned else sys.maxsize
-        self.longest_source = min(max_source_length or sys.maxsize, tokenizer.model_max_length, self.reach)
+        positions = model.config.max_position_embeddings
+        self.reach = positions if model.config.position_embedding_type == "learned" else sys.maxsize
+        self.longest_source = min(max_source_length or positions, tokenizer.model_max_length, self.reach)
 
     @classmethod
     def from_pretrained(
@@ -93,6 +104,7 @@ class Translator:
         """
         if isinstance(texts, str):
             raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
+        generation = {name: value for name, value in generation.items() if value is not None}
         if generation.get("num_return_sequences", 1) != 1:
             raise ValueError("A Translator gives one translation of each text; for more, call the model's `generate`.")
         texts = list(texts)
@@ -203,13 +215,21 @@ def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
     if fits(text) or level == len(CUTS):
         return [text]
     places = [0, *(found.end() for found in CUTS[level].finditer(text)), len(text)]
-    pieces = [""]
-    for start, end in pairwise(places):
-        part = text[start:end]
-        if fits(pieces[-1] + part):
-            pieces[-1] += part
-        else:
-            pieces += cut(part, fits, level + 1)
+    pieces = []
+    start = 0  # of the next piece, in `places`
+    while start < len(places) - 1:
+
+        def fits_to(end: int, start=start) -> bool:
+            return fits(text[places[start] : places[end]])
+
+        # From here on the first end that is too far, within twice the distance of one that is not.
+        near, far = start + 1, start + 2
+        while far < len(places) and fits_to(far):
+            near, far = far, 2 * far - start
+        far = min(far, len(places))
+        end = near + bisect_left(range(near + 1, far), True, key=lambda end: not fits_to(end))
+        pieces += cut(text[places[start] : places[end]], fits, level + 1)
+        start = end
     return [piece for piece in pieces if piece.strip()]
 
 
@@ -230,6 +250,8 @@ class VanillaTranslationPipeline(Pipeline):
         return {}, {key: value for key, value in own.items() if value is not None} | generation, {}
 
     def __call__(self, texts: str | Iterable[str], **kwargs) -> list[dict[str, str]]:
+        if isinstance(texts, Mapping):
+            raise TypeError("Give a text or a list of them, and not a mapping.")
         # As one input, however many texts: they are put in batches by length.
         return super().__call__({"texts": [texts] if isinstance(texts, str) else list(texts)}, **kwargs)
 

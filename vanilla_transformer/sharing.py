@@ -168,7 +168,11 @@ def weight_files(output_dir: Path) -> list[Path]:
         return [single]
     if not index.exists():
         raise UserError(f"{output_dir} has no weights; save them there as model.safetensors by save_pretrained.")
-    shards = sorted({output_dir / name for name in read_json(index).get("weight_map", {}).values()})
+    names = sorted(set(read_json(index).get("weight_map", {}).values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(f"{index} names '{name}', which is no safetensors file beside it; save the model again.")
+    shards = [output_dir / name for name in names]
     for path in shards:
         if not path.exists():
             raise UserError(f"{index} names the shard {path.name}, which is not there; save the model again.")

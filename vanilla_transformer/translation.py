@@ -8,6 +8,7 @@ import os
 import sys
 from itertools import islice
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from .pipeline_vanilla_transformer import TextTooLong, Translator
@@ -20,7 +21,8 @@ LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vanilla_transformer.translation",
-        description="Translates standard input to standard output, line by line. Empty lines stay empty.",
+        description="Translates standard input to standard output, line by line, in UTF-8. Empty lines stay empty. "
+        f"Lines are read {LINES_AT_A_TIME:,} at a time, and one by one from a terminal.",
         epilog="example: python -m vanilla_transformer.translation --model outputs/sample < in.txt > out.txt",
     )
     parser.add_argument("--model", required=True, help="a model directory or a Hub id")
@@ -30,18 +32,23 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--length_penalty", type=float, help="the exponent of the length in beam search")
     parser.add_argument("--max_new_tokens", type=positive, help="of the output (default: source + 50)")
     parser.add_argument(
-        "--max_source_length", type=positive, help="tokens of the longest line translated as one (default: what fits)"
+        "--max_source_length",
+        type=positive,
+        help="tokens of the longest line translated as one (default: max_position_embeddings of the model)",
     )
     parser.add_argument(
         "--too_long",
         choices=["split", "refuse"],
         default="split",
         help="what becomes of a longer line: its sentences are translated in pieces, or it ends the command, which "
-        "says its number (default: %(default)s)",
+        "says its number, as does a single word that is too long (default: %(default)s)",
     )
     parser.add_argument("--max_tokens", type=positive, default=4096, help="tokens in a batch (default: %(default)s)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (default: as the model was saved)")
+    parser.add_argument(
+        "--device", type=torch_device, help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)"
+    )
+    dtypes = ["auto", "float32", "bfloat16", "float16"]
+    parser.add_argument("--dtype", choices=dtypes, default="auto", help="of the weights (default: as they were saved)")
     return parser.parse_args()
 
 
@@ -51,45 +58,72 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def torch_device(text: str) -> torch.device:
+    try:
+        return torch.device(text)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text} is no device; give cpu, cuda, cuda:1, ...") from error
+
+
 def main():
     """Translates standard input to standard output, line by line."""
     options = parse_options()
-    generation = {name: getattr(options, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
-    generation = {name: value for name, value in generation.items() if value is not None}
-    sys.stdin.reconfigure(encoding="utf-8", newline="\n")
-    sys.stdout.reconfigure(encoding="utf-8")
-    disable_progress_bar()  # of transformers, while it loads
-    loading = {"max_tokens", "max_source_length", "too_long", "device", "dtype", "revision", "trust_remote_code"}
+    if sys.stdin is None or sys.stdout is None:
+        sys.exit("translation: standard input or output is closed; give it one of each.")
     try:
-        translator = Translator.from_pretrained(
-            options.model, **{name: value for name, value in vars(options).items() if name in loading and value}
-        )
-    except Exception as error:  # a damaged file can make the libraries raise anything
-        sys.exit(f"translation: {options.model} cannot be loaded: {' '.join(str(error).split())}")
-    done = 0
-    # From a terminal each line is answered when it is typed.
-    size = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
-    try:
-        while lines := [line.rstrip("\r\n") for line in islice(sys.stdin, size)]:
-            label = f"Translating from line {done + 1:,}" if done else "Translating"
-            for text in translator(lines, label, **generation):
-                print(text.replace("\n", " "))  # one line, whatever the model wrote
-            sys.stdout.flush()
-            done += len(lines)
-    except UnicodeDecodeError as error:
-        sys.exit(f"translation: the input is not UTF-8 after line {done}: {error}")
-    except TextTooLong as error:
-        remedy = "shorten it" if options.too_long == "split" else "shorten it, or choose --too_long split"
-        sys.exit(
-            f"translation: line {done + error.number + 1} has {error.tokens} tokens, and the longest that can be "
-            f"translated as one {error.limit}; {remedy}."
-        )
+        translate_lines(load(options), options)
+        sys.stdout.flush()
     except BrokenPipeError:
         # Who reads the output has had enough; without this Python would complain when it closes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # what a shell reports for a program that SIGPIPE ends
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(f"translation: the output cannot be written: {error.strerror}.")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def load(options: argparse.Namespace) -> Translator:
+    disable_progress_bar()  # of transformers
+    names = ["revision", "trust_remote_code", "max_source_length", "too_long", "max_tokens", "device", "dtype"]
+    try:
+        return Translator.from_pretrained(options.model, **{name: getattr(options, name) for name in names})
+    except Exception as error:  # a damaged file can make the libraries raise anything
+        sys.exit(f"translation: {options.model or '--model'} cannot be loaded: {' '.join(str(error).split())}")
+
+
+def translate_lines(translator: Translator, options: argparse.Namespace):
+    """Translates line by line, some thousand at a time, to sort them by length; from a terminal one at a time."""
+    generation = {name: getattr(options, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
+    sys.stdout.reconfigure(encoding="utf-8")
+    size = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
+    done = 0
+    while raw := list(islice(sys.stdin.buffer, size)):
+        lines = [decode(line, done + number) for number, line in enumerate(raw, 1)]
+        try:
+            label = f"Translating from line {done + 1:,}" if done else "Translating"
+            translations = translator(lines, label, **generation)
+        except TextTooLong as error:
+            remedy = "" if options.too_long == "split" else ", choose --too_long split"
+            sys.exit(
+                f"translation: line {done + error.number + 1} has {error.tokens} tokens, and the longest that can be "
+                f"translated as one {error.limit}; shorten it{remedy}, or raise --max_source_length where positions "
+                "are not learned."
+            )
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            sys.exit(f"translation: lines {done + 1} to {done + len(lines)} failed: {' '.join(str(error).split())}")
+        for text in translations:
+            print(text.replace("\n", " "))  # one line, whatever the model wrote
+        sys.stdout.flush()
+        done += len(lines)
+
+
+def decode(line: bytes, number: int) -> str:
+    try:
+        return line.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        sys.exit(f"translation: line {number} is not UTF-8; convert the input, by iconv for example.")
 
 
 if __name__ == "__main__":
