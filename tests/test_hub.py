@@ -1,5 +1,5 @@
 """A model's and a dataset's life on a Hub, on loopback: train.py, push_to_hub.py and those who come after, each in a
-process of its own with the real client. Run: pytest tests/test_hub.py"""
+process of its own with the real client. Run: pytest -m slow tests/test_hub.py"""
 
 import io
 import json
@@ -23,6 +23,8 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import Translator
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 240  # seconds, of any child process

@@ -357,7 +357,9 @@ def at_hub(hub, monkeypatch, tmp_path):
 def run(arguments, tmp_path, **env) -> subprocess.CompletedProcess:
     """Python in a process of its own, with no token, cache or login but what `env` gives."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
-    env = {**inherited, "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_DISABLE_XET": "1", **env}
+    # As many threads as here: on more of them sums come out in another order, and logits in other bits.
+    env = {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_DISABLE_XET": "1", **env}
+    env = inherited | env
     return subprocess.run(
         [sys.executable, *map(str, arguments)], env=env, cwd=tmp_path, capture_output=True, text=True
     )
