@@ -40,8 +40,9 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("code", BLOCKS, ids=[f"block {i}" for i in range(1, len(BLOCKS) + 1)])
-def test_the_python_code_runs(code, trained):
+def test_the_python_code_runs(code, trained, capsys):
     exec(code.replace("outputs/sample", trained.as_posix()), {})
+    assert bool(capsys.readouterr().out.strip()) == ("print(" in code)
 
 
 @pytest.mark.parametrize("text", [README, TOOLS], ids=IDS)
@@ -65,6 +66,9 @@ def test_the_code_for_other_tools_runs_from_top_to_bottom(trained, tmp_path, mon
     for code in python_blocks(TOOLS):
         if "torchao" not in code or importlib.util.find_spec("torchao"):
             exec(code, names)
+    assert len(names["sentences"]) == 2 and all(names["sentences"])
+    for written in ["tuned/model.safetensors", "adapter/adapter_model.safetensors", "merged/model.safetensors"]:
+        assert (tmp_path / "outputs" / written).exists()
 
 
 @pytest.mark.parametrize("text, folder, least", [(README, ROOT, 5), (TOOLS, ROOT / "docs", 1)], ids=IDS)

@@ -19,6 +19,7 @@ LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
 
 
 def parse_options() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vanilla_transformer.translation",
         description="Translates standard input to standard output, line by line, in UTF-8. Empty lines stay empty. "
@@ -79,7 +80,7 @@ def main():
         sys.exit(141)  # what a shell reports for a program that SIGPIPE ends
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(f"translation: the output cannot be written: {error.strerror}.")
+        sys.exit(f"translation: the input cannot be read or the output not be written: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
 
