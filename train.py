@@ -5,53 +5,58 @@ accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_d
 accelerate launch train.py --help                                               # every option
 """
 
-import contextlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Sized
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import psutil
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, __version__
+from vanilla_transformer.batches import evaluation_batches, lengths_of, padding_fraction, training_batches
+from vanilla_transformer.checkpoint import (
+    Checkpoint,
+    average_checkpoints,
+    compare_settings,
+    delete_old_checkpoints,
+    list_checkpoints,
+    restore_replaced,
+    settings_of,
+)
+from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.curves import plot_training_curves
-from vanilla_transformer.data import evaluation_batches, load_pairs, sentences, tokenize_pairs, training_batches
+from vanilla_transformer.data import fingerprint, load_pairs, sentences, tokenize_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import TranslationQuality, evaluate_loss, translate_split
+from vanilla_transformer.interruption import Interrupted, StopSignal, end_launcher
+from vanilla_transformer.learner import Learner, check_launch, load_weights, number_of_shards
+from vanilla_transformer.memory import estimate, free_memory, largest_batch
 from vanilla_transformer.model_card import public_name, write_model_card
-from vanilla_transformer.recipe import model_fields, parse_options, write_recipe
+from vanilla_transformer.recipe import model_fields, parse_options, resolved_recipe
 from vanilla_transformer.sharing import check_token, push
 from vanilla_transformer.tokenization import load_tokenizer, special_token_ids, train_tokenizer
 from vanilla_transformer.training import (
+    Calendar,
     RunState,
-    average_checkpoints,
-    delete_old_checkpoints,
+    Trouble,
     keep_freed_memory,
     learning_rate_schedule,
-    list_checkpoints,
-    load_checkpoint,
-    load_weights,
-    make_optimizer,
-    optimizer_step,
     paper_learning_rate,
-    read_weights,
-    save_checkpoint,
-    seed_step,
 )
 from vanilla_transformer.translation import Translator
 
@@ -65,103 +70,122 @@ def main():
     checkpoint = find_checkpoint(args, output_dir)
     if args.push_to_hub:
         check_token(args.hub_model_id, output_dir)
-    make_output_dir(output_dir, checkpoint)
+    check_output_dir(output_dir, checkpoint)
     accelerator = make_accelerator(args)
 
     # ------------------------------------------------------------------------------------------------------------ data
-    with accelerator.main_process_first():
+    # One process of each machine prepares what the others then find on its disk; the first, on one that all share.
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(args)
     tokenizer = make_tokenizer_once(args, pairs["train"], checkpoint, accelerator)
     config = make_config(args, tokenizer)
-    with accelerator.main_process_first():
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
         splits = tokenize_splits(pairs, tokenizer, args, config, accelerator)
 
-    # ----------------------------------------------------------------------------------------------------------- model
+    # ------------------------------------------------------------------------------------------------ model, optimiser
     torch.manual_seed(args.seed)
     model = make_model(args, config, accelerator.device)
-    model.generation_config = make_generation_config(args, model.config)
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay)) if args.ema_decay else None
-    scored = model if ema is None else ema.module
+    model.generation_config = make_generation_config(args, model)
     accelerator.print(f"{model.num_parameters():,} parameters, {model.config.vocab_size:,} token types")
+    if args.per_device_train_max_tokens == "auto":
+        args.per_device_train_max_tokens = choose_budget(args, model, splits["train"], checkpoint, accelerator)
+    learner = Learner(model, args, accelerator)
 
-    # -------------------------------------------------------------------------------------------- optimiser and resume
-    optimizer = make_optimizer(model, args)
-    state = RunState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer, ema)
-    if not (output_dir / f"checkpoint-{state.best_step}").exists():
-        state.best_bleu, state.best_step = -1.0, 0  # it is elsewhere, or deleted
+    # ----------------------------------------------------------------------------------------------- resume, schedule
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
-    share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
-    batches = training_batches(splits["train"], tokenizer, args, state.step * batches_per_step, **share)
-    max_steps = args.max_steps or math.ceil(args.num_train_epochs * batches.batches_per_epoch() / batches_per_step)
+    data = fingerprint(splits["train"])
+    settings = settings_of(args, model.config, data, batches_per_step, accelerator.mixed_precision)
+    state = RunState(settings=settings) if checkpoint is None else resume(learner, checkpoint, settings)
+    batches = next_batches(splits["train"], tokenizer, args, state, accelerator)
+    max_steps = args.max_steps or steps_of(args.num_train_epochs, batches, batches_per_step)
     if state.step > max_steps:
         raise UserError(
-            f"--max_steps is {max_steps}, and {checkpoint} is after step {state.step}; raise it to train on."
+            f"The run ends at step {max_steps}, and {checkpoint} is after step {state.step}; raise --max_steps or "
+            "--num_train_epochs to train on."
         )
     peak = args.learning_rate
     if peak is None:
         peak = paper_learning_rate(model.config.d_model, args.warmup_steps)
     learning_rate = learning_rate_schedule(args.lr_scheduler_type, peak, args.warmup_steps, max_steps)
-    if args.torch_compile:
-        model.compile(dynamic=True)
-    wrapped, optimizer = accelerator.prepare(model, optimizer)
+    calendar = Calendar(args, max_steps)
     accelerator.print(
         f"steps {state.step:,} to {max_steps:,}, learning rate up to {peak:.2e} at step {args.warmup_steps:,}"
     )
+    if args.dry_run:
+        return print_plan(args, learner, splits["train"], batches, batches_per_step)
 
     # ----------------------------------------------------------------------------------------------------------- train
     if accelerator.is_main_process:
-        write_recipe(args, model.config, output_dir / "recipe.yaml")
+        make_output_dir(output_dir)
+        for damaged in list_checkpoints(output_dir):
+            if damaged.step > state.step:  # left out by find_checkpoint; the run would take it for its own
+                damaged.rename(".damaged")
+        (output_dir / "recipe.yaml").write_text(resolved_recipe(args, model.config), encoding="utf-8")
+    compare_machines(output_dir, data, accelerator)
     accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
-    bar = tqdm(total=max_steps, initial=state.step, desc="Training", disable=not accelerator.is_local_main_process)
-    micro_batches = iter(batches)
-    window, clock = [], time.perf_counter()  # what is not logged yet, and since when
-    for step in range(state.step + 1, max_steps + 1):
-        seed_step(args.seed, step, accelerator.process_index)
-        model.train()
-        batch = [next(micro_batches) for _ in range(args.gradient_accumulation_steps)]
-        window.append(optimizer_step(wrapped, optimizer, batch, learning_rate(step), args, accelerator))
-        if ema is not None:
-            ema.update_parameters(model)
-        bar.update()
+    is_there = state.step in [saved.step for saved in list_checkpoints(output_dir)]  # and not in another directory
+    saved_step = state.step if is_there and not state.is_interrupted else None
+    window, clock, is_stopping = [], time.perf_counter(), False  # what is not logged yet, and since when
+    progress = {"total": max_steps, "initial": state.step, "disable": not accelerator.is_local_main_process}
+    with StopSignal(accelerator) as stop, tqdm(desc="Training", **progress) as bar:
+        micro_batches = iter(batches)
+        # What follows a step stands before it, so that a run that is resumed begins with what was not done any more.
+        while True:
+            if calendar.evaluates(state.step) and not state.is_evaluated and not is_stopping:
+                try:
+                    with stop.breaking_off():
+                        scores = evaluate(learner.scored(), tokenizer, splits["validation"], "eval", args, accelerator)
+                    state.log_scores(scores)
+                    saved_step = None
+                    accelerator.log(numbers_of(scores), step=state.step)
+                except Interrupted:
+                    is_stopping = True
+            if (calendar.saves(state.step) or is_stopping) and state.step != saved_step:
+                state.stream = batches.state_at(state.position)
+                state.is_interrupted = is_stopping
+                learner.save(output_dir / f"checkpoint-{state.step}", tokenizer, state)
+                saved_step = state.step
+                if accelerator.is_main_process and not is_stopping:
+                    delete_checkpoints(args, output_dir, state)
+            is_over = calendar.is_over(state)
+            if is_stopping or is_over and stop.is_agreed(may_ask_others=True):
+                accelerator.end_training()
+                raise Stopped(state.step, stop)
+            if is_over:
+                break
 
-        # The last step is evaluated below, unless it may turn out not to be the best.
-        is_due = args.eval_steps and step % args.eval_steps == 0
-        must_evaluate = (is_due and step < max_steps) or (args.early_stopping_patience and step == max_steps)
-        must_save = must_evaluate or step == max_steps or step % (args.save_steps or max_steps) == 0
-        if step % args.logging_steps == 0 or must_save:
-            entry = state.log(step, window, time.perf_counter() - clock, learning_rate(step))
-            bar.set_postfix_str(describe(entry))
-            accelerator.log(entry, step=step)
-            window.clear()
-            clock = time.perf_counter()
-        if must_evaluate:
-            scores = evaluate(scored, tokenizer, splits["validation"], "eval", args, accelerator)
-            state.log_scores(scores)
-            accelerator.log(numbers_of(scores), step=step)
-        if must_save:
-            if accelerator.is_main_process:
-                save_checkpoint(output_dir / f"checkpoint-{step}", model, tokenizer, optimizer.optimizer, state, ema)
-                delete_old_checkpoints(
-                    output_dir, max(args.save_total_limit, args.average_checkpoints), state.best_step
-                )
-            accelerator.wait_for_everyone()
-            clock = time.perf_counter()
-        if args.early_stopping_patience and state.evaluations_without_improvement >= args.early_stopping_patience:
-            accelerator.print(f"Stopping early: the best BLEU is {state.best_bleu:.2f}, of step {state.best_step}.")
-            break
-    bar.close()
+            clock = clock if window else time.perf_counter()
+            batch = [next(micro_batches) for _ in range(args.gradient_accumulation_steps)]
+            window.append(learner.step(batch, learning_rate(state.step + 1), state))
+            bar.update()
+            is_stopping = stop.is_agreed(may_ask_others=calendar.logs(state.step))
+            if calendar.logs(state.step) or is_stopping:
+                if trouble := state.find_trouble(window, spikes=args.on_divergence != "ignore"):
+                    state = roll_back(args, trouble, state, batches, learner, checkpoint)
+                    batches = next_batches(splits["train"], tokenizer, args, state, accelerator)
+                    micro_batches, saved_step, is_stopping = iter(batches), state.step, False
+                    bar.n = state.step
+                else:
+                    entry = state.log(window, time.perf_counter() - clock)
+                    bar.set_postfix_str(describe(entry))
+                    accelerator.log(entry, step=state.step)
+                window.clear()
+    if state.step < max_steps:
+        accelerator.print(f"Stopped early, {args.early_stopping_patience} evaluations after the best.")
 
     # ----------------------------------------------------------------------------------------------- evaluate and save
-    load_final_weights(scored, args, output_dir, state, accelerator)
+    final = learner.scored()
+    load_final_weights(final, args, output_dir, state, accelerator)
     results = state.results() | {"num_parameters": model.num_parameters()}
-    results |= evaluate(scored, tokenizer, splits["validation"], "eval", args, accelerator)
-    state.log_scores(results)
+    results |= evaluate(final, tokenizer, splits["validation"], "eval", args, accelerator)
+    if not state.is_evaluated:
+        state.log_scores(results)
     if "test" in splits:
-        results |= evaluate(scored, tokenizer, splits["test"], "test", args, accelerator)
+        results |= evaluate(final, tokenizer, splits["test"], "test", args, accelerator)
     accelerator.log(numbers_of(results), step=state.step)
     if accelerator.is_main_process:
         results |= describe_run(args, splits, accelerator)
-        save_run(output_dir, scored, tokenizer, results, state)
+        save_run(output_dir, final, tokenizer, results, state)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             push_run(output_dir, args.hub_model_id)
@@ -171,56 +195,104 @@ def main():
 # -------------------------------------------------------------------------------------------------- the parts of a run
 
 
-def find_checkpoint(args, output_dir: Path) -> Path | None:
-    """The checkpoint to resume from, if that is asked for; raises UserError where there is none to go on from."""
-    there = list_checkpoints(output_dir)
+def find_checkpoint(args, output_dir: Path) -> Checkpoint | None:
+    """The checkpoint to resume from, if that is asked for and there is one; raises UserError for one that is named.
+
+    Without a name it is the newest whole one, so that the same command begins a run and goes on with it.
+    """
+    restore_replaced(output_dir)
     if args.resume_from_checkpoint is None:
         return None
+    there = list_checkpoints(output_dir)
     if args.resume_from_checkpoint == "newest":
-        if not there:
-            raise UserError(f"--resume_from_checkpoint finds no checkpoint in {output_dir}; leave it out to begin.")
-        return there[-1]
-    checkpoint = Path(args.resume_from_checkpoint)
-    if not (checkpoint / "trainer_state.json").exists():
+        for checkpoint in reversed(there):
+            damage = checkpoint.damage()
+            if damage is None:
+                print_once(f"going on from {checkpoint}")
+                return checkpoint
+            print_once(f"{checkpoint} is damaged, {damage}, and left out")
+        if there:
+            raise UserError(f"Every checkpoint in {output_dir} is damaged; begin anew in another --output_dir.")
+        print_once(f"there is no checkpoint in {output_dir} yet: the run begins")
+        return None
+    checkpoint = Checkpoint(args.resume_from_checkpoint)
+    is_named = re.fullmatch(r"checkpoint-\d+", checkpoint.folder.resolve().name)
+    if not is_named or not (checkpoint.folder / "trainer_state.json").exists():
         raise UserError(f"--resume_from_checkpoint {checkpoint} is no checkpoint-N folder of train.py.")
-    if checkpoint.resolve() in [path.resolve() for path in there[:-1]]:
+    newer = [other for other in there if other.step > checkpoint.step]
+    if newer and checkpoint.folder.resolve().parent == output_dir.resolve():
         raise UserError(
-            f"--resume_from_checkpoint {checkpoint} is older than {there[-1]}, which the run would mix with its own; "
+            f"--resume_from_checkpoint {checkpoint} is older than {newer[-1]}, which the run would mix with its own; "
             "remove what is newer, or choose another --output_dir."
         )
+    if damage := checkpoint.damage():
+        raise UserError(f"--resume_from_checkpoint {checkpoint} is damaged: {damage}; choose another checkpoint.")
     return checkpoint
 
 
-def make_output_dir(output_dir: Path, checkpoint: Path | None):
-    """Makes the directory, unless it is that of the checkpoint; raises UserError rather than overwrite anything."""
-    if checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve():
+def print_once(text: str):
+    """Prints on one process, before there is an accelerator to ask."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text)
+
+
+def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
+    """Raises UserError rather than overwrite anything but what the run of the checkpoint has left."""
+    if checkpoint is not None and checkpoint.folder.resolve().parent == output_dir.resolve():
         return
     if list_checkpoints(output_dir) or (output_dir / "config.json").exists():
         raise UserError(
             f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or choose "
             "another directory."
         )
-    # A run that was stopped before its first checkpoint leaves its recipe.
-    if output_dir.is_dir() and {path.name for path in output_dir.iterdir()} - {"recipe.yaml"}:
-        raise UserError(f"--output_dir {output_dir} is not empty, and is not overwritten; choose another.")
+    # A run that was stopped before its first checkpoint leaves its recipe, and what a tracker wrote.
+    if output_dir.is_dir():
+        others = {path.name for path in output_dir.iterdir() if not path.name.endswith(".unfinished")}
+        if others - {"recipe.yaml"} and "recipe.yaml" not in others:
+            raise UserError(f"--output_dir {output_dir} is not empty, and is not overwritten; choose another.")
+
+
+def make_output_dir(output_dir: Path):
+    """Makes the directory; raises UserError where that is not possible."""
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output_dir {output_dir} cannot be made: {error.strerror}.") from error
 
 
+def compare_machines(output_dir: Path, data: str | None, accelerator: Accelerator):
+    """Raises UserError, on all processes, if they do not see the same output directory or have not the same pairs.
+
+    A machine with a directory of its own would find no checkpoint to go on from, and begin anew beside the others.
+    """
+    accelerator.wait_for_everyone()
+    deadline = time.monotonic() + 60  # of what is not there, a disk in the network may be sure for a while
+    while not (output_dir / "recipe.yaml").exists() and time.monotonic() < deadline:
+        time.sleep(1)
+    seen, fingerprints = zip(*gather_object([((output_dir / "recipe.yaml").exists(), data)]), strict=True)
+    if not all(seen):
+        raise UserError(
+            f"--output_dir {output_dir} is not the same directory on all machines; give it a place that they share."
+        )
+    if len(set(fingerprints)) > 1:
+        raise UserError("The training pairs are not the same on all machines; copy the dataset of one to the others.")
+
+
 def make_accelerator(args) -> Accelerator:
     """Accelerate as it was launched, with the trackers of `--report_to`; on a CPU also with all cores and memory kept.
 
-    Raises UserError for a tracker that does not exist or is not installed.
+    Raises UserError for a tracker that does not exist or is not installed, and for a launch that is not supported.
     """
+    check_launch()
     trackers = [name for name in args.report_to.split(",") if name != "none"]
     try:
         # The main process may tokenise for hours while the others wait.
         patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))
         accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[patience])
     except ValueError as error:
-        raise UserError(f"--report_to {args.report_to}: {error}") from error
+        raise UserError(
+            f"Accelerate cannot be set up as it was launched, with --report_to {args.report_to}: {error}"
+        ) from error
     if trackers and not accelerator.log_with:
         raise UserError(f"--report_to {args.report_to} is not installed; pip install it, or choose another.")
     if accelerator.device.type == "cpu":
@@ -237,7 +309,7 @@ def use_all_cores(num_processes: int):
         torch.set_num_threads(max(1, cores // num_processes))
 
 
-def make_tokenizer_once(args, dataset, checkpoint: Path | None, accelerator: Accelerator):
+def make_tokenizer_once(args, dataset, checkpoint: Checkpoint | None, accelerator: Accelerator):
     """[`make_tokenizer`] on the main process, for all of them; so is the UserError that it may raise."""
     made = None
     if accelerator.is_main_process:
@@ -251,7 +323,7 @@ def make_tokenizer_once(args, dataset, checkpoint: Path | None, accelerator: Acc
     return made
 
 
-def make_tokenizer(args, dataset, checkpoint: Path | None):
+def make_tokenizer(args, dataset, checkpoint: Checkpoint | None):
     """The tokenizer of the run that is resumed, of the model that is tuned, the one that is named, or a new one."""
     if checkpoint is not None:
         return load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
@@ -266,7 +338,7 @@ def make_tokenizer(args, dataset, checkpoint: Path | None):
 def make_config(args, tokenizer) -> VanillaTransformerConfig:
     """The config of the model that is tuned, or the options that are given and what follows from the tokenizer.
 
-    Raises UserError if a model that is tuned is not of this kind, or is to have other sizes than it has.
+    Raises UserError if a model cannot be tuned, or is to have other sizes than it has.
     """
     fields = model_fields(args)
     if args.model_name_or_path:
@@ -288,18 +360,16 @@ def make_config(args, tokenizer) -> VanillaTransformerConfig:
 
 
 def tuned_config(args, fields: dict) -> VanillaTransformerConfig:
-    """The config of `--model_name_or_path`, with the dropout that is given."""
+    """The config of `--model_name_or_path`, one of these models or a Marian one, with the dropout that is given."""
     name = args.model_name_or_path
-    try:
-        kind = VanillaTransformerConfig.get_config_dict(name)[0].get("model_type")
-    except (OSError, HTTPError) as error:
-        raise UserError(f"--model_name_or_path {name} cannot be read: {' '.join(str(error).split())}") from error
-    if kind != VanillaTransformerConfig.model_type:
-        raise UserError(
-            f"--model_name_or_path {name} is a {kind} model; convert it by vanilla_transformer.conversion and save it."
-        )
     dropouts = {field: value for field, value in fields.items() if "dropout" in field}
-    config = VanillaTransformerConfig.from_pretrained(name, **dropouts)
+    try:
+        if VanillaTransformerConfig.get_config_dict(name)[0].get("model_type") == VanillaTransformerConfig.model_type:
+            config = VanillaTransformerConfig.from_pretrained(name, **dropouts)
+        else:  # that of a Marian model follows from its weights, too
+            config = load_foreign(name, use_safetensors=True, **dropouts).config
+    except (OSError, ValueError, RuntimeError, SafetensorError, HTTPError) as error:
+        raise UserError(f"--model_name_or_path {name} cannot be tuned: {' '.join(str(error).split())}") from error
     for field, value in fields.items():
         # A tokenizer may have fewer types than it was asked for.
         if value != getattr(config, field) and not (field == "vocab_size" and value > config.vocab_size):
@@ -334,24 +404,124 @@ def make_model(args, config: VanillaTransformerConfig, device: torch.device):
     options = {"attn_implementation": attention, "dtype": torch.float32}
     try:
         if args.model_name_or_path is None:
-            return VanillaTransformerForConditionalGeneration._from_config(config, **options).to(device)
-        return VanillaTransformerForConditionalGeneration.from_pretrained(
-            args.model_name_or_path, config=config, **options
-        ).to(device)
+            model = VanillaTransformerForConditionalGeneration._from_config(config, **options)
+        else:
+            dropouts = {field: value for field, value in vars(config).items() if field.endswith("dropout")}
+            model = load_foreign(args.model_name_or_path, use_safetensors=True, **dropouts, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, HTTPError) as error:
-        model = f"--model_name_or_path {args.model_name_or_path}" if args.model_name_or_path else "A model"
+        name = f"--model_name_or_path {args.model_name_or_path}" if args.model_name_or_path else "A model"
         reason = " ".join(str(error).split())
-        raise UserError(f"{model} with --attn_implementation {attention} cannot be made: {reason}") from error
+        raise UserError(f"{name} with --attn_implementation {attention} cannot be made: {reason}") from error
+    if args.gradient_checkpointing:
+        # The second is its name in older transformers.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    return model.to(device)
 
 
-def make_generation_config(args, config: VanillaTransformerConfig) -> GenerationConfig:
+# What a Marian model that is tuned may write: no padding, for one, which its decoder starts with.
+KEPT = ("bad_words_ids", "forced_eos_token_id", "renormalize_logits")
+
+
+def make_generation_config(args, model: VanillaTransformerForConditionalGeneration) -> GenerationConfig:
     """What `generate` does by default with the trained model: the beams it was scored with, up to a length."""
+    config = model.config
     ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
+    kept = {name: getattr(model.generation_config, name) for name in KEPT}
     beams = {"num_beams": args.num_beams, "length_penalty": args.length_penalty} if args.num_beams > 1 else {}
     longest = args.max_target_length + 1
     if config.position_embedding_type == "learned":
         longest = min(longest, config.max_position_embeddings)
-    return GenerationConfig(max_length=longest, **beams, **ids)
+    return GenerationConfig(max_length=longest, **beams, **ids, **kept)
+
+
+def choose_budget(args, model, train, checkpoint: Checkpoint | None, accelerator: Accelerator) -> int:
+    """The token budget of `auto`: that of the run that is resumed, or as many tokens as fit."""
+    if checkpoint is not None:
+        with checkpoint.explaining():
+            return checkpoint.state().settings["per_device_train_max_tokens"]
+    budget = largest_batch(model, args, accelerator, longest_sides(train, args), number_of_shards(accelerator))
+    accelerator.print(f"--per_device_train_max_tokens auto: {budget:,} tokens")
+    return budget
+
+
+def longest_sides(train, args) -> np.ndarray:
+    """The length of the longer side of each pair; of a stream, which is not known, the limit."""
+    if isinstance(train, Sized):
+        return np.maximum(*lengths_of(train))
+    return np.array([max(args.max_source_length, args.max_target_length)])
+
+
+def resume(learner: Learner, checkpoint: Checkpoint, settings: dict) -> RunState:
+    """The state of the checkpoint, loaded; says what has changed since, and raises UserError for what must not."""
+    with checkpoint.explaining():
+        before = checkpoint.state().settings
+    for change in compare_settings(checkpoint, before, settings):
+        learner.accelerator.print(f"changed since {checkpoint}: {change}")
+    state = learner.load(checkpoint)
+    state.settings = settings
+    return state
+
+
+def next_batches(train, tokenizer, args, state: RunState, accelerator: Accelerator):
+    """The training batches of this process from where the run is."""
+    share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
+    skipped = frozenset(state.skipped)
+    return training_batches(train, tokenizer, args, state.position, skipped, state=state.stream, **share)
+
+
+def steps_of(num_train_epochs: float, batches, batches_per_step: int) -> int:
+    """How many steps so many epochs are."""
+    return math.ceil(num_train_epochs * len(batches.epoch()) / batches_per_step)
+
+
+def roll_back(
+    args, trouble: Trouble, state: RunState, batches, learner: Learner, begun: Checkpoint | None
+) -> RunState:
+    """The state of the last checkpoint, or the one that the run was begun from, without the batches of the step that
+    went wrong, where that is asked for.
+
+    Raises:
+        UserError: It is not asked for, or is of no use: this is the fifth time after the same checkpoint.
+    """
+    what = trouble.describe(batches, state.settings["batches_per_step"])
+    remedy = "Lower --learning_rate, lengthen --warmup_steps or clip harder by --max_grad_norm"
+    if args.on_divergence != "rollback":
+        raise UserError(
+            f"{what}; no checkpoint was overwritten. {remedy}, or leave such batches out by --on_divergence rollback."
+        )
+    checkpoint = (list_checkpoints(Path(args.output_dir)) or [begun])[-1]
+    before = learner.load(checkpoint)
+    before.settings, skipped_since = state.settings, state.skipped[len(before.skipped) :]
+    if len(skipped_since) >= 4 * state.settings["batches_per_step"]:
+        raise UserError(f"{what}, the fifth time after {checkpoint}, which is whole. {remedy}.")
+    before.skipped += skipped_since
+    before.skip(trouble.position, state.settings["batches_per_step"])
+    learner.accelerator.print(f"{what}. Going back to {checkpoint} and leaving these pairs out.")
+    return before
+
+
+def delete_checkpoints(args, output_dir: Path, state: RunState):
+    """Deletes old checkpoints, but not those that an average or the best weights are taken from at the end."""
+    is_by_score = args.average_checkpoints_by == "score"
+    best = state.ranking(args.metric_for_best_model)[: max(1, args.average_checkpoints if is_by_score else 1)]
+    keep = args.save_total_limit if is_by_score else max(args.save_total_limit, args.average_checkpoints)
+    delete_old_checkpoints(output_dir, keep, best)
+
+
+def print_plan(args, learner: Learner, train, batches, batches_per_step: int):
+    """What `--dry_run` tells, besides what is printed on the way."""
+    show = learner.accelerator.print
+    shards = number_of_shards(learner.accelerator)
+    if isinstance(train, Sized):
+        plan, lengths = batches.epoch(), lengths_of(train)
+        show(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths, plan):.1%} padding")
+        show(f"{len(plan) / batches_per_step:,.1f} steps an epoch, of {batches_per_step} batches each")
+    longest = longest_sides(train, args)
+    needed = estimate(learner.whole, args, learner.accelerator, args.per_device_train_max_tokens, longest, shards)
+    free = free_memory(learner.accelerator)
+    show(f"about {needed / 2**30:.2f} GiB of memory for training, of {free / 2**30:.1f} GiB free on each process")
+    show(f"the recipe, resolved:\n\n{resolved_recipe(args, learner.model.config)}")
+    show("This was a dry run: nothing is trained and nothing written to --output_dir.")
 
 
 def describe(entry: dict) -> str:
@@ -375,7 +545,8 @@ def evaluate(model, tokenizer, split, name: str, args, accelerator: Accelerator)
     loss = evaluate_loss(model, batches, accelerator)
     sources, references = list(split["source"]), list(split["target"])
     translator = Translator(model, tokenizer, args.per_device_eval_max_tokens)
-    translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
+    with accelerator.autocast():
+        translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
     scores = TranslationQuality().compute(predictions=translations, references=references)
     triples = list(zip(sources, references, translations, strict=True))[:EXAMPLES]
     examples = [dict(zip(("source", "reference", "translation"), triple, strict=True)) for triple in triples]
@@ -394,13 +565,21 @@ def evaluate(model, tokenizer, split, name: str, args, accelerator: Accelerator)
 
 def load_final_weights(model, args, output_dir: Path, state: RunState, accelerator: Accelerator):
     """Leaves in `model` what the run hands out: averaged, moving-average, best (if stopping early) or last weights."""
+    there = {checkpoint.step: checkpoint for checkpoint in list_checkpoints(output_dir)}
+    best = [there[step] for step in state.ranking(args.metric_for_best_model) if step in there]
     if args.average_checkpoints:
-        folders = list_checkpoints(output_dir)[-args.average_checkpoints :]
-        load_weights(model, average_checkpoints(folders, is_ema=bool(args.ema_decay)))
-        accelerator.print(f"Averaged the weights of {', '.join(folder.name for folder in folders)}.")
-    elif args.early_stopping_patience and state.best_step:
-        load_weights(model, read_weights(output_dir / f"checkpoint-{state.best_step}", is_ema=bool(args.ema_decay)))
-        accelerator.print(f"Took the best weights, those of step {state.best_step}.")
+        chosen = best if args.average_checkpoints_by == "score" else list(reversed(there.values()))
+        chosen = [checkpoint for checkpoint in chosen if checkpoint.step > 0][: args.average_checkpoints]
+        chosen = sorted(chosen, key=lambda checkpoint: checkpoint.step)
+        names = ", ".join(checkpoint.folder.name for checkpoint in chosen)
+        done = f"Averaged the weights of {names}."
+    elif args.early_stopping_patience and best:
+        chosen = best[:1]
+        done = f"Took the best weights, those of step {best[0].step}."
+    else:
+        return
+    load_weights(model, average_checkpoints(chosen, is_average=bool(args.ema_decay)))
+    accelerator.print(done)
 
 
 def save_run(output_dir: Path, model, tokenizer, results: dict, state: RunState):
@@ -442,26 +621,43 @@ def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
     }
 
 
-def refuse(reason):
+class Stopped(Exception):
+    """The run was asked to stop, and has saved where it is."""
+
+    def __init__(self, step: int, stop: StopSignal):
+        super().__init__(f"stopped after step {step}, which is saved; go on by: {stop.command}")
+        self.exit_status = stop.exit_status
+
+
+def is_of_another_process(error: RuntimeError) -> bool:
+    """Whether it tells that a process of the run cannot be reached; gloo has no kind of error for that."""
+    return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
+
+
+def end(reason, exit_status: int = 2, is_found_by_all: bool = True):
     """Ends with one sentence on stderr and no traceback, neither ours nor the launcher's."""
-    # Every process finds the same mistake; one of them says it.
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"train.py: error: {reason}", file=sys.stderr)
-    with contextlib.suppress(psutil.Error):
-        parent = psutil.Process().parent()
-        if parent is not None and "LOCAL_RANK" not in os.environ and "launch" in parent.cmdline():
-            parent.terminate()  # `accelerate launch` would print a traceback of its own
-    sys.exit(2)
+    # What every process finds is said once on each machine.
+    if os.environ.get("LOCAL_RANK", "0") == "0" or not is_found_by_all:
+        print(f"train.py: {reason}", file=sys.stderr)
+    end_launcher()
+    sys.exit(exit_status)
 
 
 if __name__ == "__main__":
     try:
         main()
+    except Stopped as stopped:
+        end(stopped, stopped.exit_status)
     except StrictDataclassError as error:
-        refuse(error.__cause__)
+        end(f"error: {error.__cause__}")
     except UserError as error:
-        refuse(error)
-    except OSError as error:  # a full disk, a directory that is gone
-        refuse(f"{error}; checkpoints that were written are whole, and --resume_from_checkpoint goes on from them.")
+        end(f"error: {error}")
+    except (OSError, SafetensorError) as error:  # a full disk, a directory that is gone
+        end(f"error: {error}; checkpoints that were written are whole: go on by --resume_from_checkpoint.")
+    except RuntimeError as error:
+        if not is_of_another_process(error):
+            raise
+        reason = f"error: another process of the run is gone: {str(error).split('. ')[0].strip()}"
+        end(f"{reason}; go on from the last checkpoint by --resume_from_checkpoint.", is_found_by_all=False)
     except KeyboardInterrupt:
-        sys.exit("train.py: stopped; --resume_from_checkpoint goes on from the newest checkpoint, if there is one.")
+        end("stopped; --resume_from_checkpoint goes on from the newest checkpoint, if there is one.", 130)

@@ -4,22 +4,25 @@ import copy
 import json
 import math
 import os
+import re
+import shutil
 import sys
 
 import pytest
 import torch
-from conftest import randomise
-from safetensors.torch import load_file
+from conftest import randomise, translate_by_marian
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import MarianConfig, MarianMTModel
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration, conversion
+from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration, conversion
 from vanilla_transformer.conversion import (
     MARIAN,
     TORCH_TRANSFORMER,
     from_marian,
     from_torch_transformer,
     interleave,
+    load_foreign,
     rename,
 )
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
@@ -338,6 +341,42 @@ def test_marian_with_other_positions_or_tensors_is_refused():
         from_marian(theirs)
 
 
+def test_a_marian_model_is_loaded_with_options(marian):
+    expected = from_marian(MarianMTModel.from_pretrained(marian))
+    options = {"dropout": 0.3, "dtype": torch.float64, "attn_implementation": "eager"}
+    ours = load_foreign(str(marian), use_safetensors=True, **options)
+    assert ours.config.to_diff_dict() == expected.config.to_diff_dict() | {"dropout": 0.3, "dtype": "float64"}
+    assert ours.config._attn_implementation == ours.model.decoder.config._attn_implementation == "eager"
+    assert ours.generation_config.to_dict() == expected.generation_config.to_dict()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], tensor.double()), name
+
+
+def test_a_marian_model_that_is_not_whole_is_refused(marian, tmp_path):
+    shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.decoder.layers.0.fc2.bias"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"no whole MarianMTModel: .* 1 missing \(such as .*decoder\.layers\.0\.fc2\.bias"
+    ):
+        load_foreign(str(tmp_path))
+
+
+def test_a_marian_pickle_is_loaded_only_if_it_is_asked_for(marian, tmp_path):
+    shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "pytorch_model.bin")
+    weights.unlink()
+    expected = from_marian(MarianMTModel.from_pretrained(marian)).state_dict()
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in load_foreign(str(tmp_path)).state_dict().items()
+    )
+    command = f"`python -m vanilla_transformer.conversion {tmp_path} NEW_DIR`"
+    with pytest.raises(OSError, match="holds no model.safetensors.*" + re.escape(command)):
+        load_foreign(str(tmp_path), use_safetensors=True)
+
+
 # ---------------------------------------------------------------------------------------------------------------- both
 
 
@@ -385,6 +424,13 @@ def test_the_command_converts_a_marian_model(tmp_path, monkeypatch):
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours").state_dict()
     expected = from_marian(marian).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_command_brings_the_tokenizer_along(marian, marian_pairs, tmp_path, monkeypatch):
+    sources = [source for source, _ in marian_pairs]
+    run_main(monkeypatch, marian, tmp_path / "ours")
+    translated = Translator.from_pretrained(str(tmp_path / "ours"))(sources, num_beams=1)
+    assert translated == translate_by_marian(marian, sources) == [target for _, target in marian_pairs]
 
 
 class Trap:

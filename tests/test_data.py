@@ -1,36 +1,22 @@
-"""Pairs from every kind of source, and batches in a repeatable order. Run: pytest tests/test_data.py"""
+"""Pairs from every kind of source, and their token ids. Run: pytest tests/test_data.py"""
 
 import csv
-import itertools
 import json
+from hashlib import blake2b
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import torch
+from conftest import text_dataset
 from datasets import Dataset, IterableDataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer import data
-from vanilla_transformer.data import (
-    PairCollator,
-    TokenBatchSampler,
-    evaluation_batches,
-    fill_batches,
-    load_pairs,
-    plan_batches,
-    sentences,
-    tokenize_pairs,
-    training_batches,
-)
+from vanilla_transformer.data import PAIR_FEATURES, fingerprint, load_pairs, sentences, tokenize_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.recipe import parse_options
-from vanilla_transformer.tokenization import train_tokenizer
+from vanilla_transformer.tokenization import load_tokenizer, train_tokenizer
 
 PAIRS = [(f"a dog {i}", f"ein Hund für {i}") for i in range(40)]
 
@@ -382,17 +368,12 @@ def tokenizer():
     return train_tokenizer([text for pair in PAIRS for text in pair], 280)
 
 
-def dataset(pairs: list[tuple]) -> Dataset:
-    features = datasets.Features({name: datasets.Value("string") for name in ("source", "target")})
-    return Dataset.from_list(rows("source", "target", pairs), features=features)
-
-
 DIRTY = [("a", "b"), (None, "b"), ("a", None), ("", "b"), ("a", " \t"), ("\u3000", "b"), ("c d", "e"), ("x" * 60, "b")]
 DIRTY += [("a", "y" * 60), (None, None)]
 
 
 def test_unusable_pairs_are_dropped_and_counted(tokenizer):
-    pairs, drops = tokenize_pairs(dataset(DIRTY), tokenizer, 20, 20)
+    pairs, drops = tokenize_pairs(text_dataset(DIRTY), tokenizer, 20, 20)
     assert texts(pairs) == [("a", "b"), ("c d", "e")]
     assert drops == {"empty": 6, "too long": 2}
     for pair in pairs:
@@ -402,19 +383,32 @@ def test_unusable_pairs_are_dropped_and_counted(tokenizer):
 
 
 def test_unusable_pairs_of_a_stream_are_left_out(tokenizer):
-    whole, _ = tokenize_pairs(dataset(DIRTY), tokenizer, 20, 20)
-    stream, drops = tokenize_pairs(dataset(DIRTY).to_iterable_dataset(), tokenizer, 20, 20)
+    whole, _ = tokenize_pairs(text_dataset(DIRTY), tokenizer, 20, 20)
+    stream, drops = tokenize_pairs(text_dataset(DIRTY).to_iterable_dataset(), tokenizer, 20, 20)
     assert drops is None
     assert list(stream) == list(whole)
+
+
+@pytest.mark.parametrize(("copies", "num_proc"), [(1, None), (126, 2)])  # more processes are for thousands of pairs
+def test_a_marian_tokenizer_is_told_which_side_is_the_target(marian, marian_pairs, copies, num_proc):
+    tokenizer = load_tokenizer(str(marian))
+    whole = text_dataset(marian_pairs * copies)
+    pairs, drops = tokenize_pairs(whole, tokenizer, 99, 99, num_proc=num_proc)
+    assert (len(pairs), drops) == (len(whole), {"empty": 0, "too long": 0})
+    for pair, (source, target) in zip(pairs, marian_pairs, strict=False):
+        assert pair["input_ids"] == tokenizer(source).input_ids
+        assert pair["labels"] == tokenizer(text_target=target).input_ids != tokenizer(target).input_ids
+    stream, _ = tokenize_pairs(whole.to_iterable_dataset(), tokenizer, 99, 99)
+    assert next(iter(stream)) == pairs[0]
 
 
 def test_limits_count_the_end_of_sentence(tokenizer):
     pair = ("a dog 1", "ein")
     source, target = (len(tokenizer(text).input_ids) for text in pair)
-    assert len(tokenize_pairs(dataset([pair]), tokenizer, source, target)[0]) == 1
+    assert len(tokenize_pairs(text_dataset([pair]), tokenizer, source, target)[0]) == 1
     for limits in [(source - 1, target), (source, target - 1)]:
         with pytest.raises(UserError, match="1 are longer than"):
-            tokenize_pairs(dataset([pair]), tokenizer, *limits)
+            tokenize_pairs(text_dataset([pair]), tokenizer, *limits)
 
 
 def test_no_pair_left(tokenizer):
@@ -424,226 +418,107 @@ def test_no_pair_left(tokenizer):
         "or --max_target_length 30 tokens"
     )
     with pytest.raises(UserError, match=message):
-        tokenize_pairs(dataset(pairs), tokenizer, 20, 30, "test")
+        tokenize_pairs(text_dataset(pairs), tokenizer, 20, 30, "test")
 
 
-def test_no_pair_left_in_a_stream(tokenizer):
-    stream, _ = tokenize_pairs(dataset([(None, "b")]).to_iterable_dataset(), tokenizer, 20, 20)
-    batches = training_batches(stream, tokenizer, SimpleNamespace(seed=1, per_device_train_max_tokens=99))
-    with pytest.raises(UserError, match="No usable pair is in the stream"):
-        next(iter(batches))
+@pytest.mark.parametrize("text", ["string", "large_string"])
+def test_token_ids_take_little_memory(text, tokenizer):
+    features = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value(text)))
+    numbers, texts = datasets.Value("int32"), datasets.Value("string")
+    sides = dict.fromkeys(("source", "target"), texts)
+    sides |= dict.fromkeys(("input_ids", "labels"), datasets.List(numbers))
+    sides |= dict.fromkeys(("source_length", "target_length"), numbers)
+    for pairs in (DIRTY, DIRTY[:1]):
+        tokenized, _ = tokenize_pairs(text_dataset(pairs).cast(features), tokenizer, 20, 20)
+        assert dict(tokenized.features) == sides
+
+
+def test_tokenising_again_reads_what_is_there(tmp_path):
+    """A tokenizer changes where it is used; what was tokenised by it is found nevertheless."""
+    path = write(tmp_path / "train.jsonl", rows(pairs=[*PAIRS, ("", "b")]))
+    tokenizer = train_tokenizer([text for pair in PAIRS for text in pair], 280)
+    files = []
+    for limits in [(20, 20), (20, 20), (20, 19)]:
+        train = load("--train_file", path, "--validation_file", path)["train"]
+        tokenized, _ = tokenize_pairs(train, tokenizer, *limits)
+        files.append(tokenized.cache_files)
+    assert files[0] == files[1] != files[2]
+
+
+def test_several_processes_tokenise_as_one(tokenizer):
+    pairs = text_dataset([*DIRTY, *((f"a dog {i}", f"ein Hund {i}" if i % 9 else None) for i in range(2500))])
+    alone, drops = tokenize_pairs(pairs, tokenizer, 20, 20)
+    shared, shared_drops = tokenize_pairs(pairs, tokenizer, 20, 20, num_proc=2)
+    assert shared_drops == drops == {"empty": 6 + 278, "too long": 2}
+    assert list(shared) == list(alone)
+    assert fingerprint(shared) == fingerprint(alone)
 
 
 def test_sentences_of_both_sides():
-    found, length = sentences(dataset(DIRTY))
+    found, length = sentences(text_dataset(DIRTY))
     assert length == 2 * len(DIRTY)
     expected = [text for side in zip(*DIRTY, strict=True) for text in side if text and text.strip()]
     assert list(found) == expected
-    found, length = sentences(dataset(DIRTY).to_iterable_dataset())
+    found, length = sentences(text_dataset(DIRTY).to_iterable_dataset())
     assert (list(found), length) == (expected, None)
 
 
-# ------------------------------------------------------------------------------------------------------ order of pairs
+# --------------------------------------------------------------------------------------------------------- fingerprint
 
 
-@pytest.fixture
-def lengths():
-    """Source and target lengths of 2,000 pairs as sentences have them."""
-    random = np.random.default_rng(0)
-    source = np.clip(random.gamma(3, 6, 2000), 2, 100).astype(np.int32)
-    target = np.clip(source * random.uniform(0.7, 1.4, 2000), 2, 120).astype(np.int32)
-    return source, target
+def tokens(pairs: list[tuple]) -> Dataset:
+    """A tokenised dataset of token ids that are given."""
+    columns = {"input_ids": [s for s, _ in pairs], "labels": [t for _, t in pairs]}
+    columns |= {"source_length": [len(s) for s, _ in pairs], "target_length": [len(t) for _, t in pairs]}
+    columns |= dict.fromkeys(("source", "target"), ["x"] * len(pairs))
+    return Dataset.from_dict(columns, PAIR_FEATURES)
 
 
-def plain(batches) -> list[list[int]]:
-    return [np.asarray(batch).tolist() for batch in batches]
-
-
-@pytest.fixture(params=[2**16, 300], ids=["one pool", "several pools"])
-def pools(request, monkeypatch):
-    monkeypatch.setattr(data, "POOL_SIZE", request.param)
-
-
-@pytest.mark.parametrize("max_tokens", [50, 400, 10**6])
-def test_an_epoch_has_every_pair_once_within_the_budget(lengths, max_tokens, pools):
-    batches = plan_batches(*lengths, max_tokens, 1, 0)
-    assert sorted(itertools.chain(*plain(batches))) == list(range(2000))
-    longest = np.maximum(*lengths)
-    for batch in batches:
-        assert len(batch) * longest[batch].max() <= max_tokens or len(batch) == 1
-    # A pair is alone only where it must be: longer than half of the budget, or the rest of a pool.
-    alone = [batch for batch in batches if len(batch) == 1 and longest[batch].max() <= max_tokens / 3]
-    assert len(alone) <= np.ceil(2000 / data.POOL_SIZE)
-
-
-def test_the_order_is_a_pure_function_of_seed_and_epoch(lengths, pools):
-    plans = {}
-    for seed, epoch in itertools.product([1, 2], [0, 1, 2]):
-        np.random.seed(seed * epoch)  # what the global generator is at does not matter
-        torch.manual_seed(epoch)
-        plans[seed, epoch] = plain(plan_batches(*lengths, 400, seed, epoch))
-        assert plain(plan_batches(*lengths, 400, seed, epoch)) == plans[seed, epoch]
-    orders = [str(plan) for plan in plans.values()]
-    assert len(set(orders)) == len(orders)
-    # Not only the batches' order changes: other pairs come together.
-    sets = [{frozenset(batch) for batch in plan} for plan in plans.values()]
-    assert all(len(a & b) < len(a) / 2 for a, b in itertools.combinations(sets, 2))
-
-
-def test_batches_do_not_come_sorted_by_length(lengths, pools):
-    means = [np.maximum(*lengths)[batch].mean() for batch in plan_batches(*lengths, 400, 1, 0)]
-    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
-
-
-def padding(batches, lengths) -> float:
-    source, target = lengths
-    places = sum(len(batch) * (source[batch].max() + target[batch].max()) for batch in batches)
-    return 1 - (source.sum() + target.sum()) / places
-
-
-def test_little_padding(lengths):
-    planned = plan_batches(*lengths, 400, 1, 0)
-    random = np.array_split(np.random.default_rng(0).permutation(2000), len(planned))
-    assert padding(planned, lengths) < 0.15
-    assert padding(random, lengths) > 2.5 * padding(planned, lengths)
-
-
-def take(sampler, count: int) -> list:
-    return list(itertools.islice(sampler, count))
-
-
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_processes_share_out_the_same_batches(lengths, num_processes):
-    alone = TokenBatchSampler(*lengths, 400, seed=1)
-    count = 2 * alone.batches_per_epoch() + 30  # into the third epoch
-    expected = take(alone, count)
-    shares = [TokenBatchSampler(*lengths, 400, 1, 0, index, num_processes) for index in range(num_processes)]
-    dealt = [take(share, count) for share in shares]
-    assert [batch for turn in zip(*dealt, strict=True) for batch in turn][:count] == expected
-    for epoch in range(2):
-        plan = plain(plan_batches(*lengths, 400, 1, epoch))
-        start = epoch * len(expected) and len(plain(plan_batches(*lengths, 400, 1, 0)))
-        assert expected[start : start + len(plan)] == plan
-
-
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_starting_at_an_offset_is_the_same_stream(lengths, num_processes):
-    size = TokenBatchSampler(*lengths, 400, seed=1).batches_per_epoch()
-    steps = [1, size // num_processes, size // num_processes + 1, 2 * size // num_processes + 3]
-    for index in range(num_processes):
-        whole = take(TokenBatchSampler(*lengths, 400, 1, 0, index, num_processes), max(steps) + 20)
-        for step in steps:
-            resumed = TokenBatchSampler(*lengths, 400, 1, step * num_processes, index, num_processes)
-            assert take(resumed, 20) == whole[step : step + 20]
-
-
-def test_fill_batches_keeps_a_giant_apart():
-    lengths = np.array([3, 50, 3, 3, 3, 10])
-    batches = plain(fill_batches(lengths, lengths, 12))
-    assert batches == [[0, 2, 3, 4], [5], [1]]
-
-
-# ------------------------------------------------------------------------------------------------------------- batches
-
-
-def word_tokenizer(pad: str = "<p>", padding_side: str = "right") -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({"<p>": 0, "</s>": 1, "a": 2, "b": 3}, unk_token="a"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = {"pad_token": pad, "eos_token": "</s>", "padding_side": padding_side}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
-
-
-PAIR = [{"input_ids": [2, 3, 1], "labels": [3, 1]}, {"input_ids": [2, 1], "labels": [2, 2, 2, 1]}]
-
-
-@pytest.mark.parametrize("pad, number", [("<p>", 0), ("</s>", 1)], ids=["pad", "pad is eos"])
-def test_collator(pad, number):
-    batch = PairCollator(word_tokenizer(pad))(PAIR)
-    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
-        "input_ids": [[2, 3, 1], [2, 1, number]],
-        "attention_mask": [[1, 1, 1], [1, 1, 0]],
-        "labels": [[3, 1, -100, -100], [2, 2, 2, 1]],
-    }
-    assert all(tensor.dtype == torch.int64 for tensor in batch.values())
-    assert PAIR[0] == {"input_ids": [2, 3, 1], "labels": [3, 1]}  # the dataset is left alone
-
-
-def test_labels_begin_at_the_first_position_whatever_side_the_tokenizer_pads():
-    """The decoder reads them shifted by one, from position 0 on, and has no mask of its own."""
-    batch = PairCollator(word_tokenizer(padding_side="left"))(PAIR)
-    assert batch["labels"].tolist() == [[3, 1, -100, -100], [2, 2, 2, 1]]
-
-
-def options(**kwargs) -> SimpleNamespace:
-    return SimpleNamespace(**{"seed": 1, "per_device_train_max_tokens": 60, "dataloader_num_workers": 0, **kwargs})
-
-
-def as_pairs(batch: dict) -> list[tuple]:
-    """The token ids of a batch without padding."""
-    sources = [
-        ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    ]
-    return [(tuple(s), tuple(t[t != -100].tolist())) for s, t in zip(sources, batch["labels"], strict=True)]
+IDS = [([i % 7 + 3, 5, 2], [i % 5 + 3, 2][: 1 + i % 2]) for i in range(25_000)]
+CHANGES = {
+    "the last token": lambda ids: [*ids[:-1], (ids[-1][0], [*ids[-1][1][:-1], 9])],
+    "the first token": lambda ids: [([99, 5, 2], ids[0][1]), *ids[1:]],
+    "two pairs change places": lambda ids: [*ids[:11_000], ids[11_001], ids[11_000], *ids[11_002:]],
+    "backwards": lambda ids: ids[::-1],
+    "one is missing": lambda ids: [*ids[:12_000], *ids[12_001:]],
+    "one more": lambda ids: [*ids, ids[0]],
+    "a token goes to the next sentence": lambda ids: [
+        (ids[0][0][:-1], ids[0][1]),
+        ([2, *ids[1][0]], ids[1][1]),
+        *ids[2:],
+    ],
+    "the sides change places": lambda ids: [(t, s) for s, t in ids],
+    "a target of another pair": lambda ids: [(ids[0][0], ids[1][1]), (ids[1][0], ids[0][1]), *ids[2:]],
+}
 
 
 @pytest.fixture(scope="module")
-def tokenized(tokenizer):
-    pairs = [(f"a dog {'x ' * (i % 7)}{i}", f"ein Hund {'y ' * (i % 5)}{i}") for i in range(50)]
-    return tokenize_pairs(dataset(pairs), tokenizer, 99, 99)[0]
+def before():
+    return fingerprint(tokens(IDS))
 
 
-@pytest.fixture(params=["whole", "streamed", "streamed in small pools"])
-def source(request, tokenized, monkeypatch):
-    if request.param == "streamed in small pools":
-        monkeypatch.setattr(data, "STREAM_POOL_SIZE", 16)
-    return tokenized if request.param == "whole" else tokenized.to_iterable_dataset()
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_fingerprint_notices_what_has_changed(change, before):
+    changed = CHANGES[change](IDS)
+    assert changed != IDS
+    assert fingerprint(tokens(changed)) != before
 
 
-def test_training_batches(source, tokenized, tokenizer):
-    """Every pair once an epoch, within the budget, from an offset as from the beginning, dealt to processes."""
-    everything = {(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in tokenized}
-    stream = [as_pairs(batch) for batch in itertools.islice(training_batches(source, tokenizer, options()), 60)]
-    epochs, seen = [[]], set()
-    for batch in stream:
-        assert not seen & set(batch)
-        seen |= set(batch)
-        epochs[-1].append(batch)
-        assert len(batch) * max(len(side) for pair in batch for side in pair) <= 60
-        if seen == everything:
-            seen = set()
-            epochs.append([])
-    assert len(epochs) > 3  # so that an epoch ended with every pair seen, and the next began
-    assert epochs[0] != epochs[1]
-    again = itertools.islice(training_batches(source, tokenizer, options(seed=2)), 60)
-    assert [as_pairs(batch) for batch in again] != stream
-
-    for start in [1, len(epochs[0]) - 1, len(epochs[0]), len(epochs[0]) + 3]:
-        resumed = itertools.islice(training_batches(source, tokenizer, options(), start), 9)
-        assert [as_pairs(batch) for batch in resumed] == stream[start : start + 9]
-    for num_processes in [2, 3]:
-        shares = [training_batches(source, tokenizer, options(), 6, i, num_processes) for i in range(num_processes)]
-        dealt = zip(*(itertools.islice(share, 10) for share in shares), strict=True)
-        assert [as_pairs(b) for turn in dealt for b in turn] == stream[6 : 6 + 10 * num_processes]
+def test_a_fingerprint_notices_nothing_else(before, tmp_path):
+    """Neither files, nor how they were cut, nor indices, nor texts; it is the same in every process and place."""
+    parts = [tokens(IDS[:7_001]), tokens(IDS[7_001:7_002]), tokens(IDS[7_002:])]
+    same = {"in parts": datasets.concatenate_datasets(parts)}
+    same["selected"] = tokens(IDS[::-1]).select(range(len(IDS) - 1, -1, -1))
+    same["of more"] = tokens([*IDS[:5], *IDS]).skip(5)
+    tokens(IDS).save_to_disk(tmp_path / "saved", num_shards=3)
+    same["from disk"] = Dataset.load_from_disk(str(tmp_path / "saved"))
+    texts = [f"text {i}" for i in range(len(IDS))]
+    same["other texts"] = tokens(IDS).remove_columns("source").add_column("source", texts)
+    same["of another format"] = tokens(IDS).with_format("numpy")
+    assert {name: fingerprint(dataset) for name, dataset in same.items()} == dict.fromkeys(same, before)
+    numbers = np.array([2, 3, 9, 1, 2], dtype="<i4")  # lengths of the sources and their ids, then of the targets
+    assert fingerprint(tokens([([3, 9], [2])])) == blake2b(numbers, digest_size=16).hexdigest()
 
 
-def test_other_pairs_share_a_pool_of_the_stream_in_each_epoch(tokenized, tokenizer, monkeypatch):
-    monkeypatch.setattr(data, "STREAM_POOL_SIZE", 16)
-    batches = training_batches(tokenized.to_iterable_dataset(), tokenizer, options())
-    pairs = [pair for batch in itertools.islice(batches, 60) for pair in as_pairs(batch)]
-    first_pools = [set(pairs[start : start + 16]) for start in (0, 50, 100)]
-    assert all(len(pool) == 16 for pool in first_pools)
-    assert first_pools[0] != first_pools[1] != first_pools[2] != first_pools[0]
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_worker_processes_keep_the_order(tokenized, tokenizer):
-    few = [as_pairs(b) for b in itertools.islice(training_batches(tokenized, tokenizer, options()), 5)]
-    loader = training_batches(tokenized, tokenizer, options(dataloader_num_workers=2))
-    assert [as_pairs(batch) for batch in itertools.islice(loader, 5)] == few
-
-
-def test_evaluation_batches_hold_every_pair_once(tokenized, tokenizer):
-    everything = sorted((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in tokenized)
-    for num_processes in [1, 2, 3, 60]:
-        shares = [evaluation_batches(tokenized, tokenizer, 60, i, num_processes) for i in range(num_processes)]
-        assert sorted(pair for share in shares for batch in share for pair in as_pairs(batch)) == everything
+def test_a_stream_has_no_fingerprint():
+    assert fingerprint(tokens(IDS[:3]).to_iterable_dataset()) is None

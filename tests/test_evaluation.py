@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from vanilla_transformer import evaluation
-from vanilla_transformer.data import evaluation_batches
+from vanilla_transformer.batches import evaluation_batches
 from vanilla_transformer.evaluation import TranslationQuality, evaluate_loss, translate_split
 from vanilla_transformer.tokenization import train_tokenizer
 

@@ -20,9 +20,11 @@ import yaml
 from conftest import randomise
 from hub import HANG_UP, HOLD, Commit, LoopbackHub, sha1
 from huggingface_hub import ModelCard, parse_eval_result_entries
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
 from vanilla_transformer import Translator
+from vanilla_transformer.conversion import from_marian
 
 pytestmark = pytest.mark.slow
 
@@ -354,6 +356,34 @@ def test_a_token_that_is_revoked_in_training_loses_nothing(trained, hub, folder)
     there = {name.replace("several", "pairs") for name in on_disk(folder / "flat")}
     assert {*SHARED, "checkpoint-4/optimizer.safetensors"} <= there
     assert f"push_to_hub.py {folder / 'flat'}" in message
+
+
+# ------------------------------------------------------------------------------------------------------ a Marian model
+
+
+def test_a_marian_model_of_the_hub_is_begun_from(marian, hub, folder):
+    """From safetensors; a pickle is neither read nor given to anybody to be converted."""
+    whole = {path.name: path.read_bytes() for path in marian.iterdir()}
+    pickle = io.BytesIO()
+    torch.save(load_file(marian / "model.safetensors"), pickle)
+    hub.create("me/opus-mt", files=whole)
+    pickled = {name: content for name, content in whole.items() if name != "model.safetensors"}
+    hub.create("me/opus-mt-pickle", files=pickled | {"pytorch_model.bin": pickle.getvalue()})
+    argv = [*OPTIONS, "--dataset_name", "me/plain", "--learning_rate", "0", "--model_name_or_path"]
+    runs = [
+        ("train.py", [*argv, f"me/{name}", "--output_dir", folder / name], None)
+        for name in ("opus-mt", "opus-mt-pickle")
+    ]
+    trained, refused = run_in_turn(runs, hub, folder)
+    assert trained[0] == "0", trained[2]
+    expected = from_marian(MarianMTModel.from_pretrained(marian)).state_dict()
+    found = AutoModelForSeq2SeqLM.from_pretrained(folder / "opus-mt").state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    assert ModelCard.load(folder / "opus-mt" / "README.md").data.base_model == "me/opus-mt"
+    message = one_sentence("train.py", refused)
+    assert "`python -m vanilla_transformer.conversion me/opus-mt-pickle NEW_DIR`" in message
+    asked = [request for request in hub.requests if "opus-mt-pickle" in request]
+    assert asked and not any("pytorch_model.bin" in request or "/commits/" in request for request in asked)
 
 
 # ------------------------------------------------------------------------------------------ pushed again, and cut off

@@ -15,7 +15,7 @@ from vanilla_transformer.recipe import (
     make_parser,
     model_fields,
     parse_options,
-    write_recipe,
+    resolved_recipe,
 )
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
@@ -83,8 +83,9 @@ def test_numbers_in_a_recipe(recipe, text, value):
 
 @pytest.mark.parametrize("text, value", [("true", True), ("false", False), ("True", True), ("no", False)])
 def test_switches_in_a_recipe(recipe, text, value):
-    args = parse_options(recipe(f"dataset_name: x\nnorm_first: {text}\ntorch_compile: {text}\n"))
-    assert (args.norm_first, args.torch_compile) == (value, value)
+    switches = ["norm_first", "torch_compile", "gradient_checkpointing", "dry_run"]
+    args = parse_options(recipe("dataset_name: x\n" + "".join(f"{name}: {text}\n" for name in switches)))
+    assert [getattr(args, name) for name in switches] == [value] * 4
 
 
 def test_norwegian_in_a_recipe(recipe):
@@ -158,6 +159,11 @@ def test_a_recipe_key_that_is_no_option(recipe, key):
         ("norm_first: perhaps\n", ["norm_first", "perhaps"]),
         ("lr_scheduler_type: sinus\n", ["lr_scheduler_type", "sinus", "inverse_sqrt"]),
         ("position_embedding_type: none\n", ["position_embedding_type", "none", "sinusoidal", "rotary"]),
+        ("on_divergence: retry\n", ["on_divergence", "retry", "stop", "rollback", "ignore"]),
+        ("metric_for_best_model: meteor\n", ["metric_for_best_model", "meteor", "bleu", "chrf", "loss"]),
+        ("average_checkpoints_by: best\n", ["average_checkpoints_by", "best", "last", "score"]),
+        ("per_device_train_max_tokens: many\n", ["--per_device_train_max_tokens is many", "auto"]),
+        ("per_device_train_max_tokens: 5e3\n", ["--per_device_train_max_tokens is 5e3", "auto"]),
         ("dropout: [0.1, 0.2]\n", ["dropout", "one value", "0.1"]),
         ("dropout: {encoder: 0.1}\n", ["dropout", "one value"]),
         ("dropout: [0.1\n", ["cannot be read", "recipe.yaml"]),
@@ -215,6 +221,17 @@ def test_a_recipe_that_is_no_text_or_not_there(tmp_path):
         "adam_epsilon=-1",
         "learning_rate=inf",
         "preprocessing_num_workers=-1",
+        "dataloader_num_workers=-1",
+        "max_eval_samples=0",
+        "max_predict_samples=0",
+        "bpe_dropout=1",
+        "bpe_dropout=-0.1",
+        "bpe_dropout=nan",
+        "r_drop_alpha=-1",
+        "r_drop_alpha=inf",
+        "ema_decay=-0.5",
+        "length_penalty=nan",
+        "seed=9223372036854775808",
     ],
 )
 def test_a_number_out_of_range(given, recipe):
@@ -227,6 +244,42 @@ def test_a_number_out_of_range(given, recipe):
 def test_options_that_do_not_go_together():
     assert "choose one" in refusal(["--dataset_name=x", "--train_file=x.csv"])
     assert "--max_steps" in refusal(["--dataset_name=x", "--streaming"])
+    stream = ["--dataset_name=x", "--streaming", "--max_steps=5"]
+    assert "--dataloader_num_workers does not go with --streaming" in refusal([*stream, "--dataloader_num_workers=1"])
+    assert parse_options(stream).streaming
+
+
+@pytest.mark.parametrize("given", [[], ["--average_checkpoints=3"], ["--eval_steps=3"]])
+def test_averaging_by_score_needs_scores_and_a_number(given):
+    by_score = ["--dataset_name=x", "--average_checkpoints_by=score"]
+    needs = "--average_checkpoints_by score needs --average_checkpoints and --eval_steps."
+    assert refusal([*by_score, *given]) == needs
+    args = parse_options([*by_score, "--average_checkpoints=3", "--eval_steps=3"])
+    assert (args.average_checkpoints_by, args.average_checkpoints) == ("score", 3)
+
+
+def test_stopping_early_needs_evaluations():
+    early = ["--dataset_name=x", "--early_stopping_patience=2"]
+    assert refusal(early) == "--early_stopping_patience needs --eval_steps, which say when to look."
+    assert parse_options([*early, "--eval_steps=3"]).early_stopping_patience == 2
+
+
+@pytest.mark.parametrize("given, value", [([], 4096), (["99"], 99), (["auto"], "auto"), ([" 7 "], 7)])
+def test_a_budget_of_tokens_is_a_number_or_auto(given, value, recipe):
+    option = "per_device_train_max_tokens"
+    argv = [argument for text in given for argument in (f"--{option}", text)]
+    assert getattr(parse_options(["--dataset_name=x", *argv]), option) == value
+    lines = "".join(f"{option}: {text}\n" for text in given)
+    args = parse_options(recipe(f"dataset_name: x\n{lines}"))
+    assert getattr(args, option) == value
+    config = VanillaTransformerConfig(**model_fields(args))
+    assert getattr(parse_options(recipe(resolved_recipe(args, config))), option) == value
+
+
+@pytest.mark.parametrize("text", ["many", "Auto", "12.5", "1e3", "", "0x10"])
+def test_a_budget_that_is_neither_is_refused(text):
+    message = refusal(["--dataset_name=x", f"--per_device_train_max_tokens={text}"])
+    assert message == f"--per_device_train_max_tokens is {text}; it must be a number of tokens, or auto."
 
 
 @pytest.mark.parametrize("name", ["validation_file", "test_file"])
@@ -237,29 +290,29 @@ def test_a_file_that_would_not_be_read_is_refused(name):
 # ------------------------------------------------------------------------------------------- what is written and known
 
 
-def test_a_written_recipe_is_read_back(tmp_path):
+def test_a_written_recipe_is_read_back(recipe):
     argv = ["--train_file=dir with space/ä: #.csv", "--source_lang=no", "--target_lang=de", "--d_model=48", "--seed=3"]
     argv += ["--norm_first", "--learning_rate=5e-4", "--report_to=none", "--max_steps=7", "--output_dir=2026-01-01"]
+    argv += ["--per_device_train_max_tokens=auto", "--bpe_dropout=0.1", "--r_drop_alpha=5", "--gradient_checkpointing"]
+    argv += ["--average_checkpoints=3", "--average_checkpoints_by=score", "--eval_steps=2", "--ema_decay=0.999"]
+    argv += ["--early_stopping_patience=4", "--metric_for_best_model=loss", "--on_divergence=rollback"]
     args = parse_options(argv)
     config = VanillaTransformerConfig(vocab_size=300, **model_fields(args))
-    write_recipe(args, config, tmp_path / "recipe.yaml")
-    again = parse_options(["--config", str(tmp_path / "recipe.yaml")])
+    again = parse_options(recipe(resolved_recipe(args, config)))
     given = {name: value for name, value in vars(args).items() if name not in {"config", *model_options()}}
     assert {name: getattr(again, name) for name in given} == given
     assert VanillaTransformerConfig(**model_fields(again)).to_dict() == config.to_dict()
     # Every model field is written, also where it was left to its default.
     written = {name for name in model_options() if getattr(again, name) is not None}
     assert written == model_options()
-    write_recipe(again, config, tmp_path / "again.yaml")
-    assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "recipe.yaml").read_bytes()
+    assert resolved_recipe(again, config) == resolved_recipe(args, config)
 
 
-def test_a_written_recipe_begins_anew(tmp_path):
+def test_a_written_recipe_begins_anew(recipe):
     """What a resumed run writes trains the same model from the start: nothing to resume from, no other recipe."""
-    args = parse_options(["--resume_from_checkpoint", "--d_model=64"])
-    write_recipe(args, VanillaTransformerConfig(**model_fields(args)), tmp_path / "recipe.yaml")
-    again = parse_options(["--config", str(tmp_path / "recipe.yaml")])
-    assert again.resume_from_checkpoint is None
+    args = parse_options(["--resume_from_checkpoint", "--dry_run", "--d_model=64"])
+    again = parse_options(recipe(resolved_recipe(args, VanillaTransformerConfig(**model_fields(args)))))
+    assert again.resume_from_checkpoint is None and not again.dry_run
     assert again.d_model == 64 and again.dataset_name == "sample_dataset"
 
 
@@ -300,7 +353,8 @@ INTERFACE = (
     "label_smoothing_factor gradient_accumulation_steps max_grad_norm weight_decay adam_beta1 adam_beta2 adam_epsilon "
     "seed eval_steps save_steps logging_steps save_total_limit resume_from_checkpoint early_stopping_patience "
     "report_to num_beams length_penalty torch_compile push_to_hub hub_model_id d_model config "
-    "per_device_train_max_tokens average_checkpoints ema_decay"
+    "per_device_train_max_tokens average_checkpoints ema_decay bpe_dropout dry_run average_checkpoints_by "
+    "r_drop_alpha gradient_checkpointing metric_for_best_model on_divergence"
 )
 
 
@@ -340,9 +394,10 @@ def test_the_papers_recipes_make_the_papers_models(size, parameters):
     assert args.max_steps == {"base": 100_000, "big": 300_000}[size]
 
 
-def test_the_command_line_overrules_what_does_not_go_with_it(recipe):
-    argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
-    assert parse_options([*argv, "--num_train_epochs", "3"]).max_steps is None
-    args = parse_options([*argv, "--train_file=x.csv"])
+@pytest.mark.parametrize("dash", ["_", "-"])
+def test_the_command_line_overrules_what_does_not_go_with_it(dash, recipe):
+    argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n".replace("_", dash))
+    assert parse_options([*argv, f"--num{dash}train{dash}epochs", "3"]).max_steps is None
+    args = parse_options([*argv, f"--train{dash}file=x.csv"])
     assert (args.train_file, args.dataset_name, args.dataset_config_name) == ("x.csv", None, None)
     assert parse_options([*argv, "--max_steps=7", "--num_train_epochs=3"]).max_steps == 7

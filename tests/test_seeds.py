@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.data import PairCollator
+from vanilla_transformer.batches import PairCollator
 from vanilla_transformer.tokenization import load_tokenizer, special_token_ids, train_tokenizer
 from vanilla_transformer.training import learning_rate_schedule, make_optimizer
 from vanilla_transformer.translation import Translator

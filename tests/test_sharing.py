@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, sharing
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.model_card import duration, language_code, write_model_card
-from vanilla_transformer.recipe import parse_options, write_recipe
+from vanilla_transformer.recipe import parse_options, resolved_recipe
 from vanilla_transformer.sharing import check_model_directory, check_token, files_to_upload, push
 from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
 from vanilla_transformer.translation import Translator
@@ -87,7 +87,7 @@ def original(tmp_path_factory) -> Path:
     (output_dir / "notes.txt").write_text("to myself")
     (output_dir / "training_curves.png").write_bytes(b"\x89PNG")
     (output_dir / "all_results.json").write_text(json.dumps(RESULTS, ensure_ascii=False), encoding="utf-8")
-    write_recipe(parse_options(OPTIONS), config, output_dir / "recipe.yaml")
+    (output_dir / "recipe.yaml").write_text(resolved_recipe(parse_options(OPTIONS), config), encoding="utf-8")
     return output_dir
 
 

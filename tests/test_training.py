@@ -1,49 +1,33 @@
-"""Schedules, steps, checkpoints: the parts of a run. Run: pytest tests/test_training.py"""
+"""Schedules, steps, and where a run is: what training is made of. Run: pytest tests/test_training.py"""
 
 import contextlib
 import json
-import shutil
-from pathlib import Path
+import math
+import re
+from dataclasses import asdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
-from conftest import randomise
+from conftest import SOURCES, TARGETS, assert_same_gradients, gradients, make_batch, parts, randomise
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, get_scheduler
+from transformers import get_scheduler
 
-from vanilla_transformer import training
-from vanilla_transformer.errors import UserError
 from vanilla_transformer.recipe import parse_options
-from vanilla_transformer.tokenization import train_tokenizer
 from vanilla_transformer.training import (
+    Calendar,
     RunState,
-    average_checkpoints,
-    delete_old_checkpoints,
+    Step,
+    Trouble,
     inverse_square_root,
     learning_rate_schedule,
-    list_checkpoints,
-    load_checkpoint,
-    load_weights,
     make_optimizer,
     optimizer_step,
     paper_learning_rate,
-    read_weights,
-    save_checkpoint,
-    seed_step,
+    r_drop_loss,
+    seed_batch,
 )
-
-
-@pytest.fixture(scope="module")
-def accelerator():
-    return Accelerator(cpu=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(["a dog"], 260)
 
 
 def options(*argv):
@@ -81,28 +65,6 @@ def test_other_schedules_are_those_of_transformers(name):
 
 # -------------------------------------------------------------------------------------------------- optimiser and step
 
-
-def make_batch(sources: list[list[int]], targets: list[list[int]]) -> dict:
-    """Padded tensors of sentences, each of which ends in 2."""
-
-    def pad(rows, value):
-        width = max(map(len, rows)) + 1
-        return torch.tensor([[*row, 2, *[value] * (width - len(row) - 1)] for row in rows])
-
-    source = pad(sources, 0)
-    return {"input_ids": source, "attention_mask": (source != 0).long(), "labels": pad(targets, -100)}
-
-
-SOURCES = [[5, 9, 11], [8], [3, 4, 5, 6, 7], [30, 31], [12, 12], [20]]
-TARGETS = [[10, 6], [3, 14, 9, 4, 33], [12], [7], [9, 9, 9, 8, 8, 8, 11], [5, 5]]
-
-
-def parts(k: int) -> list[dict]:
-    """The six pairs as `k` batches of very different numbers of tokens."""
-    cuts = {1: [0, 6], 2: [0, 5, 6], 3: [0, 1, 5, 6]}[k]
-    return [make_batch(SOURCES[a:b], TARGETS[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
-
-
 OPTIMISERS = {
     "sgd": lambda model, args: torch.optim.SGD(model.parameters(), lr=0.0),
     "adamw": make_optimizer,
@@ -119,7 +81,9 @@ def test_accumulated_steps_equal_one_big_batch(make_model, accelerator, name, cl
         torch.manual_seed(0)
         model = make_model().train()
         optimizer = OPTIMISERS[name](model, args)
-        returned = [optimizer_step(model, optimizer, parts(k), rate, args, accelerator) for rate in (0.01, 0.02, 0.03)]
+        returned = [
+            optimizer_step(model, optimizer, parts(k), 0, rate, args, accelerator) for rate in (0.01, 0.02, 0.03)
+        ]
         results[k] = model.state_dict(), torch.stack(returned)
     for k in [2, 3]:
         torch.testing.assert_close(results[k][0], results[1][0], rtol=0, atol=1e-6)
@@ -139,7 +103,7 @@ def test_what_a_step_returns(make_model, accelerator):
     tokens = sum(len(target) + 1 for target in TARGETS)
     norm = torch.stack([p.grad.norm() / tokens for p in model.parameters()]).norm()
     model.zero_grad()
-    returned = optimizer_step(model, make_optimizer(model, args), batches, 0.01, args, accelerator)
+    returned = optimizer_step(model, make_optimizer(model, args), batches, 0, 0.01, args, accelerator)
     positions = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
     sources = sum(len(source) + 1 for source in SOURCES)
     expected = torch.tensor([sum(losses).item(), tokens, sources, positions, norm])
@@ -165,17 +129,59 @@ def test_gradients_are_shared_with_the_last_batch_only(device, k):
         return SimpleNamespace(loss=weight * 2)
 
     model.parameters = lambda: [weight]
-    accelerator = SimpleNamespace(
+    accelerator = one_of_several(0, 2, device, no_sync=no_sync)
+    batches = [make_batch(SOURCES[i : i + 1], TARGETS[i : i + 1]) for i in range(k)]
+    optimizer_step(model, torch.optim.SGD([weight], lr=0.1), batches, 0, 0.1, options(), accelerator)
+    assert calls == ["no_sync", "batch"] * (k - 1) + ["batch"]
+
+
+def one_of_several(
+    index: int, count: int, device: str = "cpu", no_sync=contextlib.nullcontext, counts=None
+) -> SimpleNamespace:
+    """What a process sees of Accelerate, if all of them together have so many tokens."""
+    return SimpleNamespace(
         device=torch.device(device),
-        num_processes=2,
-        reduce=lambda tensor: tensor,
+        num_processes=count,
+        process_index=index,
+        scaler=None,
+        reduce=lambda tensor: counts if counts is not None and tensor.shape == (3,) else tensor,
         no_sync=no_sync,
         backward=lambda loss: loss.backward(),
-        clip_grad_norm_=lambda parameters, norm: torch.zeros((), device=device),
+        unscale_gradients=lambda optimizer: None,
     )
-    batches = [make_batch(SOURCES[i : i + 1], TARGETS[i : i + 1]) for i in range(k)]
-    optimizer_step(model, torch.optim.SGD([weight], lr=0.1), batches, 0.1, options(), accelerator)
-    assert calls == ["no_sync", "batch"] * (k - 1) + ["batch"]
+
+
+DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
+
+
+@pytest.mark.parametrize("alpha", [0, 5])
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_the_dropout_of_a_batch_depends_on_its_number_alone(make_model, accelerator, num_processes, alpha):
+    """Processes that deal the batches out among them learn what one learns of them all, with dropout."""
+    args = options("--max_grad_norm=0", f"--r_drop_alpha={alpha}")
+    batches = parts(4)
+
+    def learnt(batches: list[dict], first: int, accelerator) -> tuple[dict, torch.Tensor]:
+        torch.manual_seed(7)
+        model = make_model(**DROPOUTS).train()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        torch.manual_seed(num_processes)  # what the generator is at does not matter
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        sums = optimizer_step(model, optimizer, batches, first, 1.0, args, accelerator)
+        return {name: p.detach() - before[name] for name, p in model.named_parameters()}, sums
+
+    expected, sums = learnt(batches, 8, accelerator)
+    shares = [
+        learnt(batches[i::num_processes], 8, one_of_several(i, num_processes, counts=sums[1:4]))
+        for i in range(num_processes)
+    ]
+    # Processes average their gradients, and here sum their losses.
+    mean = {name: sum(share[name] for share, _ in shares) / num_processes for name in expected}
+    torch.testing.assert_close(mean, expected, rtol=0, atol=1e-6)
+    assert expected["model.shared.weight"].abs().max() > 0.01
+    torch.testing.assert_close(sum(share[0] for _, share in shares), sums[0])
+    elsewhere, _ = learnt(batches, 12, accelerator)
+    assert not torch.allclose(elsewhere["model.shared.weight"], expected["model.shared.weight"], atol=1e-4)
 
 
 def test_weight_decay_spares_biases_and_norms(make_model):
@@ -197,26 +203,159 @@ def test_adam_is_the_papers_by_default(make_model):
     optimizer = make_optimizer(make_model(), options())
     assert optimizer.defaults["betas"] == (0.9, 0.98) and optimizer.defaults["eps"] == 1e-9
     assert all(group["weight_decay"] == 0 for group in optimizer.param_groups)
+    assert optimizer.defaults["fused"]
 
 
-def test_dropout_is_a_function_of_seed_step_and_process():
+def test_dropout_is_a_function_of_seed_and_batch():
     def mask(*key):
-        seed_step(*key)
+        seed_batch(*key)
         return nn.functional.dropout(torch.ones(200)).tolist()
 
-    keys = [(42, 1, 0), (42, 2, 0), (42, 1, 1), (43, 1, 0), (42, 0, 1), (1, 42, 0), (42, 10**6, 511)]
+    keys = [(42, 1), (42, 2), (43, 1), (1, 42), (0, 0), (42, 10**9), (2**63 - 1, 1)]
     masks = [mask(*key) for key in keys]
     assert all(a != b for i, a in enumerate(masks) for b in masks[:i])
     assert [mask(*key) for key in reversed(keys)] == masks[::-1]
 
 
+# -------------------------------------------------------------------------------------------------------------- R-Drop
+
+
+def paper_r_drop(logits, labels, alpha: float, smoothing: float) -> torch.Tensor:
+    """Liang et al. (2021), equations 1 to 4, a token at a time; `logits` and `labels` hold every pair twice."""
+    size = len(labels) // 2
+    total = torch.zeros((), dtype=torch.float64)
+    for sentence in range(size):
+        for t, label in enumerate(labels[sentence].tolist()):
+            if label == -100:
+                continue
+            p1, p2 = (logits[sentence + k * size, t].double().softmax(dim=-1) for k in (0, 1))
+            target = torch.full_like(p1, smoothing / len(p1))
+            target[label] += 1 - smoothing
+            likelihood = -(target * p1.log()).sum() - (target * p2.log()).sum()
+            divergence = ((p1 * (p1 / p2).log()).sum() + (p2 * (p2 / p1).log()).sum()) / 2
+            total = total + likelihood + alpha * divergence
+    return total
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 5.0])
+def test_r_drop_is_half_the_loss_of_its_paper(make_model, alpha, smoothing):
+    model = make_model(**DROPOUTS, lm_head_bias=True).train()
+    batch = parts(1)[0]
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+    tokens = int((batch["labels"] != -100).sum())
+    torch.manual_seed(5)
+    loss = r_drop_loss(model, batch, alpha, smoothing, torch.tensor(float(tokens)))
+    ours = gradients(model, loss)
+    torch.manual_seed(5)
+    start = torch.full((12, 1), model.config.decoder_start_token_id)
+    shifted = torch.cat([start, twice["labels"][:, :-1].clamp(min=model.config.pad_token_id)], dim=1)
+    logits = model(twice["input_ids"], twice["attention_mask"], shifted, use_cache=False).logits
+    expected = paper_r_drop(logits, twice["labels"], alpha, smoothing) / 2 / tokens
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    assert_same_gradients(ours, gradients(model, expected), 1e-6)
+    assert not torch.allclose(logits[:6], logits[6:], atol=0.1)  # it is dropout that R-Drop is about
+
+
+def test_r_drop_without_its_divergence_is_the_plain_loss(make_model):
+    model = make_model(**DROPOUTS).train()
+    batch = parts(1)[0]
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+    torch.manual_seed(5)
+    loss = r_drop_loss(model, batch, 0.0, 0.1, 7)
+    torch.manual_seed(5)
+    plain = model(**twice, label_smoothing=0.1, num_items_in_batch=14).loss
+    torch.testing.assert_close(loss, plain)
+    assert_same_gradients(gradients(model, loss), gradients(model, plain), 1e-6)
+
+
+def test_r_drop_without_dropout_is_the_plain_loss(make_model):
+    model = make_model().train()
+    batch = parts(1)[0]
+    loss = r_drop_loss(model, batch, 5.0, 0.1, 7)
+    plain = model(**batch, label_smoothing=0.1, num_items_in_batch=7).loss
+    torch.testing.assert_close(loss, plain)
+    assert_same_gradients(gradients(model, loss), gradients(model, plain), 1e-6)
+
+
+def test_a_step_with_r_drop(make_model, accelerator):
+    """With other dropout in each batch, and the tokens counted once."""
+    args = options("--r_drop_alpha=3", "--max_grad_norm=0")
+    model = make_model(**DROPOUTS).train()
+    batches = parts(2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    tokens = sum(len(target) + 1 for target in TARGETS)
+    losses = []
+    for number, batch in enumerate(batches, start=4):
+        seed_batch(args.seed, number)
+        losses.append(r_drop_loss(model, batch, 3.0, 0.1, tokens))
+    expected = gradients(model, sum(losses))
+    model.zero_grad()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    returned = optimizer_step(model, optimizer, batches, 4, 1.0, args, accelerator)
+    learnt = {name: before[name] - p.detach() for name, p in model.named_parameters()}
+    torch.testing.assert_close(learnt, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(returned[0], sum(losses).detach() * tokens)
+    assert returned[1] == tokens
+
+
+# ------------------------------------------------------------------------------------------------------------- float16
+
+
+def test_a_step_that_float16_skips_is_no_trouble(make_model, half):
+    """While it looks for its scale the gradient is infinite, nothing is learnt, and nothing is wrong."""
+    args = options()
+    model = make_model(dropout=0.1).train()
+    wrapped = half.prepare_model(model)
+    optimizer = half.prepare_optimizer(make_optimizer(model, args))
+    state, skipped = RunState(), []
+    for _ in range(8):
+        before, scale = model.lm_head.weight.detach().clone(), half.scaler.get_scale()
+        sums = optimizer_step(wrapped, optimizer, parts(2), state.position, 0.01, args, half)
+        state.advance(2)
+        assert state.find_trouble([Step(state.step, state.position - 2, 0.01, sums)]) is None
+        skipped.append(half.scaler.get_scale() < scale)
+        assert torch.equal(model.lm_head.weight, before) == skipped[-1]
+        assert (sums[4] == 0) == skipped[-1] and 0 <= sums[4] < 100
+    assert skipped[:2] == [True, True] and not any(skipped[5:])
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    sums = optimizer_step(wrapped, optimizer, parts(2), 0, 0.01, args, half)
+    assert state.find_trouble([Step(9, 0, 0.01, sums)]) is not None  # a loss that is no number is one all the same
+
+
+def test_float16_clips_the_gradient_without_its_scale(make_model, half):
+    args = options("--max_grad_norm=0.1")
+    half.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model = make_model().train()
+    reference = gradients(model, model(**parts(1)[0], label_smoothing=0.1).loss)
+    model.zero_grad()
+    norm = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
+    assert norm > 1
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = half.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    sums = optimizer_step(half.prepare_model(model), optimizer, parts(1), 0, 1.0, args, half)
+    torch.testing.assert_close(sums[4], norm, rtol=0.01, atol=0)
+    learnt = torch.stack([(p.detach() - before[name]).norm() for name, p in model.named_parameters()]).norm()
+    torch.testing.assert_close(learnt, torch.tensor(0.1), rtol=0.01, atol=0)
+
+
 # --------------------------------------------------------------------------------------------------------------- state
 
 
+def step(number: int, *sums: float, rate: float = 0.1) -> Step:
+    return Step(number, 2 * number - 2, rate, torch.tensor(sums, dtype=torch.float32))
+
+
+def steps(losses, first: int = 1, tokens: int = 20, norm: float = 1.0) -> list[Step]:
+    """Steps of two batches and of so many target tokens each."""
+    return [step(i, loss * tokens, tokens, tokens, 2 * tokens, norm) for i, loss in enumerate(losses, start=first)]
+
+
 def test_what_a_run_logs_and_reports():
-    state = RunState()
-    window = [torch.tensor([20.0, 5.0, 10.0, 40.0, 6.0]), torch.tensor([30.0, 15.0, 20.0, 60.0, 8.0])]
-    assert state.log(10, window, 2.0, 0.1) == {
+    state = RunState(step=10)
+    window = [step(9, 20, 5, 10, 40, 6, rate=0.2), step(10, 30, 15, 20, 60, 8)]
+    assert state.log(window, 2.0) == {
         "step": 10,
         "loss": 2.5,
         "learning_rate": 0.1,
@@ -224,7 +363,8 @@ def test_what_a_run_logs_and_reports():
         "target_tokens_per_second": 10.0,
         "padding_fraction": 0.5,
     }
-    state.log(20, [torch.tensor([30.0, 20.0, 30.0, 50.0, 7.0])], 2.0, 0.2)
+    state.step = 20
+    state.log([step(20, 30, 20, 30, 50, 7, rate=0.2)], 2.0)
     assert state.results() == {
         "train_runtime": 4.0,
         "train_steps": 20,
@@ -234,253 +374,233 @@ def test_what_a_run_logs_and_reports():
         "padding_fraction": pytest.approx(1 - 100 / 150),
     }
     assert [item["step"] for item in state.history] == [10, 20]
+    assert state.recent_losses == [4.0, 2.0, 1.5]
 
 
 def test_the_number_of_tokens_is_exact_over_a_long_window():
     """Sums in float32 would stand still at 2^24."""
     state = RunState()
-    state.log(
-        3, [torch.tensor([0.0, 2.0**24, 1.0, 2.0**25, 0.0]), *[torch.tensor([0.0, 1.0, 1.0, 2.0, 0.0])] * 2], 1, 0
-    )
+    state.log([step(1, 0, 2**24, 1, 2**25, 0), *[step(2, 0, 1, 1, 2, 0)] * 2], 1)
     assert state.target_tokens == 2**24 + 2
 
 
-@pytest.mark.parametrize("loss, norm", [("nan", 7.0), ("inf", 7.0), (3.0, "nan"), (3.0, "inf")])
-def test_a_loss_or_a_gradient_that_is_no_number_stops_the_run(loss, norm):
+@pytest.mark.parametrize("cuts", [[], [50], [1, 2, 99], range(1, 100), [33, 34, 71]])
+def test_totals_do_not_depend_on_where_a_run_was_stopped(cuts):
+    """To the last bit: what is resumed is what was not interrupted."""
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(1, 5000, 100)
+    sums = [(10 ** generator.uniform(-6, 9), t, t + 1, 3 * t, 1.0) for t in tokens.tolist()]
+    window = [step(i, *values) for i, values in enumerate(sums, start=1)]
+
+    def totals(cuts) -> dict:
+        state = RunState()
+        for a, b in zip([0, *cuts], [*cuts, 100], strict=True):
+            state = RunState(**json.loads(json.dumps(asdict(state))))
+            state.log(window[a:b], 1.0)
+        return {key: value for key, value in asdict(state).items() if key not in ("history", "train_runtime")}
+
+    assert totals(cuts) == totals([10, 20, 30, 40])
+
+
+@pytest.mark.parametrize("spikes", [True, False])
+@pytest.mark.parametrize("loss, norm", [("nan", 7.0), ("inf", 7.0), (3.0, "nan"), (3.0, "inf"), ("-inf", 1.0)])
+def test_a_loss_or_a_gradient_that_is_no_number_is_trouble(loss, norm, spikes):
+    """From the first step on, and named by its own step, not by that of the log."""
     state = RunState(step=10, history=[{"step": 10}])
-    steps = [[9.0, 20.0, 30.0, 100.0, 7.0], [float(loss), 20.0, 30.0, 100.0, float(norm)]]
-    said = r"The loss is .* the norm of its gradient .* at step 20, with learning rate 1.00e-01; .*--learning_rate"
-    with pytest.raises(UserError, match=said):
-        state.log(20, [torch.tensor(step) for step in steps], 2.0, 0.1)
+    window = steps([9.0, float(loss), 3.0, math.nan], first=17)
+    window[1].sums[4] = float(norm)
+    trouble = state.find_trouble(window, spikes)
+    assert (trouble.step, trouble.position, trouble.learning_rate) == (18, 34, 0.1)
+    np.testing.assert_equal((trouble.loss, trouble.grad_norm), (float(loss), float(norm)))
     assert state == RunState(step=10, history=[{"step": 10}])
+    said = "The loss is .* the norm of its gradient .* at step 18, with learning rate 1.00e-01, in batches 34 to 35"
+    assert re.search(said, trouble.describe(SimpleNamespace(pairs_of=lambda number: [number]), 2))
 
 
-def test_the_best_evaluation_is_kept_in_mind():
+@pytest.mark.parametrize(
+    "loss, usual, batches_per_step, expected",
+    [
+        (
+            7.25,
+            3.0,
+            1,
+            "The loss is 7.25 after 3.00 on average and the norm of its gradient 1.5 at step 9, with learning rate "
+            "1.00e-03, in batch 40, pairs 400, 401, 402, 403, 404",
+        ),
+        (
+            math.nan,
+            None,
+            2,
+            "The loss is nan and the norm of its gradient 1.5 at step 9, with learning rate 1.00e-03, in batches 40 "
+            "to 41, pairs 400, 401, 402, 403, 404, 410, 411, 412 and 2 more",
+        ),
+    ],
+)
+def test_trouble_is_told_with_its_step_rate_and_pairs(loss, usual, batches_per_step, expected):
+    pairs = SimpleNamespace(pairs_of=lambda number: [10 * number + i for i in range(5)])
+    assert Trouble(9, 40, 1e-3, loss, 1.5, usual).describe(pairs, batches_per_step) == expected
+
+
+STATIONARY = {
+    "noisy": lambda g, n: 3 + 0.5 * g.standard_normal(n),
+    "with long tails": lambda g, n: 2 + g.gamma(4, 0.15, n),
+    "of few tokens": lambda g, n: np.abs(g.standard_normal(n)) * 1.2,
+    "near 0": lambda g, n: 0.003 * g.random(n) + 0.8 * (g.random(n) < 0.01),
+    "exactly the same": lambda g, n: np.full(n, 1.7),
+    "falling from the start": lambda g, n: 2 + 9 * np.exp(-np.arange(n) / 40) + 0.3 * g.standard_normal(n),
+    "falling at once": lambda g, n: np.where(np.arange(n) < 3, 11.0, 2.5) + 0.2 * g.standard_normal(n),
+    "rising slowly": lambda g, n: 2 + np.arange(n) / 500 + 0.3 * g.standard_normal(n),
+}
+
+
+@pytest.mark.parametrize("kind", STATIONARY)
+def test_no_false_alarm(kind):
     state = RunState()
-    for step, bleu in [(1, 0.0), (2, 5.0), (3, 4.0), (4, 5.0)]:
-        state.step = step
-        state.log_scores({"eval_bleu": bleu, "eval_loss": 1.0, "bleu_signature": "x"})
-    assert (state.best_step, state.best_bleu, state.evaluations_without_improvement) == (2, 5.0, 2)
-    assert state.history[1] == {"step": 2, "eval_bleu": 5.0, "eval_loss": 1.0}
-
-
-# --------------------------------------------------------------------------------------------------------- checkpoints
-
-ARGS = options("--weight_decay=0.01", "--ema_decay=0.9")
-CONFIGS = {
-    "tied": {},
-    "separate": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 41},
-    "learned, bias": {"position_embedding_type": "learned", "lm_head_bias": True, "norm_first": True},
-}
-
-
-class Run:
-    """A model in training, with dropout, and all that belongs to it."""
-
-    def __init__(self, model, has_average=True):
-        self.model = model.train()
-        self.optimizer = make_optimizer(model, ARGS)
-        average = get_ema_multi_avg_fn(ARGS.ema_decay)
-        self.ema = AveragedModel(model, multi_avg_fn=average) if has_average else None
-        self.state = RunState()
-
-    def train(self, accelerator, *steps):
-        for step in steps:
-            seed_step(ARGS.seed, step, 0)
-            window = optimizer_step(self.model, self.optimizer, parts(2), 0.01 / step, ARGS, accelerator)
-            if self.ema is not None:
-                self.ema.update_parameters(self.model)
-            self.state.log(step, [window], 1.5, 0.01 / step)
-        return self
-
-    def everything(self) -> dict:
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        average = {} if self.ema is None else self.ema.module.state_dict()
-        tensors |= {f"ema.{name}": value for name, value in average.items()}
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        for parameter, moments in self.optimizer.state.items():
-            tensors |= {f"optimizer.{names[parameter]}.{key}": value for key, value in moments.items()}
-        return {name: value.clone() for name, value in tensors.items()}
-
-    def save(self, folder, tokenizer):
-        save_checkpoint(folder, self.model, tokenizer, self.optimizer, self.state, self.ema)
-
-    def load(self, folder):
-        self.state = load_checkpoint(folder, self.model, self.optimizer, self.ema)
-        return self
-
-
-def assert_identical(ours: dict, theirs: dict):
-    assert ours.keys() == theirs.keys()
-    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
-
-
-@pytest.mark.parametrize("has_average", [False, True], ids=["alone", "average"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_a_step_after_loading_is_the_step_without_a_stop(
-    config, has_average, make_model, tokenizer, accelerator, tmp_path
-):
-    config = {**config, "dropout": 0.3, "attention_dropout": 0.1}
-    run = Run(make_model(**config), has_average).train(accelerator, 1, 2)
-    run.state.log_scores({"eval_bleu": 1.5})
-    run.save(tmp_path / "checkpoint-2", tokenizer)
-    at_2, state_at_2 = run.everything(), RunState(**json.loads(json.dumps(vars(run.state))))
-
-    torch.manual_seed(99)
-    resumed = Run(make_model(**config), has_average).load(tmp_path / "checkpoint-2")
-    assert_identical(resumed.everything(), at_2)
-    assert resumed.state == state_at_2
-    assert any(name.startswith("optimizer.") for name in at_2)
-    assert_identical(resumed.train(accelerator, 3, 4).everything(), run.train(accelerator, 3, 4).everything())
-    assert resumed.state == run.state
-    assert not torch.equal(at_2["model.lm_head.weight"], run.model.lm_head.weight)
-
-
-def test_a_checkpoint_is_a_model_that_loads(make_model, tokenizer, accelerator, tmp_path):
-    run = Run(make_model()).train(accelerator, 1)
-    run.save(tmp_path / "checkpoint-1", tokenizer)
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint-1")
-    assert_identical(model.state_dict(), run.model.state_dict())
-    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint-1")("a dog") == tokenizer("a dog")
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
-
-
-def test_a_stop_while_saving_leaves_the_older_checkpoint(make_model, tokenizer, accelerator, tmp_path, monkeypatch):
-    run = Run(make_model()).train(accelerator, 1)
-    run.save(tmp_path / "checkpoint-1", tokenizer)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "checkpoint-1").iterdir()}
-
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "save_file", stop)
-        for step in [1, 2]:  # over the old one, and beside it
-            with pytest.raises(KeyboardInterrupt):
-                run.save(tmp_path / f"checkpoint-{step}", tokenizer)
-    assert list_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoint-1").iterdir()} == before
-    run.save(tmp_path / "checkpoint-2", tokenizer)  # what was left behind does not stand in the way
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == "") == ["checkpoint-1", "checkpoint-2"]
-
-
-@pytest.fixture
-def checkpoint(make_model, tokenizer, accelerator, tmp_path) -> Path:
-    Run(make_model()).train(accelerator, 1).save(tmp_path / "checkpoint-1", tokenizer)
-    return tmp_path / "checkpoint-1"
-
-
-def cut(name: str):
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:100])
-
-
-def put(name: str, text: str):
-    return lambda folder: (folder / name).write_text(text)
-
-
-DAMAGES = {
-    "no folder": shutil.rmtree,
-    "no state": lambda folder: (folder / "trainer_state.json").unlink(),
-    "cut state": cut("trainer_state.json"),
-    "state of another program": put("trainer_state.json", '{"epoch": 1.0, "global_step": 500}'),
-    "state that is a list": put("trainer_state.json", "[1]"),
-    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
-    "cut weights": cut("model.safetensors"),
-    "weights that are none": put("model.safetensors", "version https://git-lfs.github.com/spec/v1"),
-    "no optimiser": lambda folder: (folder / "optimizer.safetensors").unlink(),
-    "cut optimiser": cut("optimizer.safetensors"),
-    "no average": lambda folder: (folder / "ema.safetensors").unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named(damage, checkpoint, make_model):
-    DAMAGES[damage](checkpoint)
-    with pytest.raises(UserError, match=rf"--resume_from_checkpoint {checkpoint} cannot be resumed from") as caught:
-        Run(make_model()).load(checkpoint)
-    assert "\n" not in str(caught.value)
+    losses = STATIONARY[kind](np.random.default_rng(0), 2000)
+    for start in range(0, 2000, 100):
+        window = steps(losses[start : start + 100], first=start + 1)
+        assert state.find_trouble(window) is None
+        state.log(window, 1.0)
 
 
 @pytest.mark.parametrize(
-    "config, culprit",
-    [
-        ({"d_model": 32}, "its `d_model` is 16, and that of this run 32"),
-        ({"vocab_size": 38}, "its `vocab_size` is 37, and that of this run 38"),
-        ({"encoder_layers": 3}, "its `encoder_layers` is 2, and that of this run 3"),
-        ({"lm_head_bias": True}, "its `lm_head_bias` is False"),
-        # Of the same shapes, and yet another function.
-        ({"decoder_attention_heads": 8}, "its `decoder_attention_heads` is"),
-        ({"activation_function": "gelu"}, "its `activation_function` is relu"),
-        ({"position_embedding_type": "rotary"}, "its `position_embedding_type` is sinusoidal"),
-    ],
+    "kind, logging_steps", [*((kind, 50) for kind in STATIONARY), *(("noisy", n) for n in (1, 7, 500))]
 )
-def test_a_checkpoint_of_another_model_is_refused(config, culprit, checkpoint, make_model):
-    with pytest.raises(UserError, match=culprit):
-        Run(make_model(**config)).load(checkpoint)
+def test_a_spike_is_found_at_its_step(kind, logging_steps):
+    """Whatever the logs, and also right after the run was resumed."""
+    losses = STATIONARY[kind](np.random.default_rng(0), 400)
+    recent = losses[220:320]
+    losses[320:] = recent.mean() + max(2.0, 6 * recent.std()) + 0.1
+    state = RunState()
+    for start in range(0, 400, logging_steps):
+        window = steps(losses[start : start + logging_steps], first=start + 1)
+        trouble = state.find_trouble(window)
+        assert state.find_trouble(window, spikes=False) is None
+        if trouble is not None:
+            break
+        state.log(window, 1.0)
+        state = RunState(**json.loads(json.dumps(asdict(state))))
+    assert (trouble.step, trouble.position) == (321, 640)
+    assert trouble.usual_loss == pytest.approx(recent.mean(), rel=1e-5)
+    assert trouble.loss == pytest.approx(losses[320], rel=1e-5)
 
 
-def test_the_optimiser_of_another_model_is_refused(checkpoint, make_model, tokenizer, accelerator, tmp_path):
-    Run(make_model(encoder_ffn_dim=28)).train(accelerator, 1).save(tmp_path / "other", tokenizer)
-    shutil.copy(tmp_path / "other" / "optimizer.safetensors", checkpoint)
-    with pytest.raises(UserError, match="cannot be resumed from"):
-        Run(make_model()).load(checkpoint)
+def test_a_jump_below_the_threshold_is_none():
+    calm = [3.0] * 100
+    assert RunState(recent_losses=calm).find_trouble(steps([4.99])) is None
+    assert RunState(recent_losses=calm).find_trouble(steps([5.01])).usual_loss == 3.0
+    lively = [2.0, 4.0] * 50  # of deviation 1
+    assert RunState(recent_losses=lively).find_trouble(steps([8.9])) is None
+    assert RunState(recent_losses=lively).find_trouble(steps([9.1])) is not None
+    assert RunState(recent_losses=[3.0] * 49).find_trouble(steps([50.0])) is None  # too few to tell
+
+
+def test_advancing_goes_over_what_is_skipped():
+    state = RunState()
+    state.advance(4)
+    assert (state.step, state.position) == (1, 4)
+    state.skip(4, 4)  # the next step's own, as after a rollback to where it began
+    assert (state.step, state.position, state.skipped) == (1, 8, [4, 5, 6, 7])
+    state.skip(12, 4)  # a later one
+    assert (state.step, state.position) == (1, 8)
+    state.skip(16, 4)
+    state.advance(4)
+    assert (state.step, state.position) == (2, 20)
+    assert state.skipped == [*range(4, 8), *range(12, 20)]
+    state.advance(4)
+    assert (state.step, state.position) == (3, 24)
+
+
+def test_skipping_joins_what_was_skipped_before():
+    state = RunState(skipped=[2, 3], position=0)
+    state.skip(0, 2)
+    assert (state.position, sorted(state.skipped)) == (4, [0, 1, 2, 3])
+
+
+def scored(scores: dict[int, tuple[float, float, float]]) -> RunState:
+    """A state after evaluations at these steps, with their BLEU, chrF and loss."""
+    state = RunState()
+    for number, (bleu, chrf, loss) in scores.items():
+        state.step = number
+        state.log(steps([loss], first=number), 1.0)
+        assert not state.is_evaluated
+        state.log_scores({"eval_bleu": bleu, "eval_chrf": chrf, "eval_loss": loss, "bleu_signature": "x"})
+        assert state.is_evaluated
+    return state
+
+
+SCORES = {1: (0.0, 9.0, 3.0), 2: (5.0, 9.5, 2.0), 3: (4.0, 9.0, 2.5), 4: (5.0, 8.0, 1.5), 5: (1.0, 7.0, 1.5)}
 
 
 @pytest.mark.parametrize(
-    "keep, best, left",
-    [
-        (1, 0, [100]),
-        (1, 9, [9, 100]),
-        (2, 100, [20, 100]),
-        (2, 9, [9, 20, 100]),
-        (0, 0, [100]),
-        (9, 0, [9, 10, 20, 100]),
-    ],
+    "metric, ranking, waited",
+    [("bleu", [2, 4, 3, 5, 1], 3), ("chrf", [2, 1, 3, 4, 5], 3), ("loss", [4, 5, 2, 3, 1], 1)],
 )
-def test_old_checkpoints_are_deleted(keep, best, left, tmp_path):
-    for name in ["checkpoint-9", "checkpoint-10", "checkpoint-20", "checkpoint-100"]:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer_state.json").touch()
-    others = ["checkpoint-200.unfinished", "checkpoint-300", "checkpoint-best", "runs"]
-    for name in others:
-        (tmp_path / name).mkdir()
-    delete_old_checkpoints(tmp_path, keep, best)
-    assert list_checkpoints(tmp_path) == [tmp_path / f"checkpoint-{step}" for step in left]
-    assert all((tmp_path / name).exists() for name in others)
+def test_the_best_evaluations(metric, ranking, waited):
+    """The earlier one of two that are equal; what is as good as the best is no improvement."""
+    state = scored(SCORES)
+    assert state.ranking(metric) == ranking
+    assert state.evaluations_without_improvement(metric) == waited
+    again = RunState(**json.loads(json.dumps(asdict(state))))
+    assert again.ranking(metric) == ranking
+    assert again.evaluations_without_improvement(metric) == waited
+    counts = [scored(dict(list(SCORES.items())[:n])).evaluations_without_improvement(metric) for n in range(6)]
+    best = SCORES[ranking[0]]
+    assert counts[0] == 0 and counts[ranking[0]] == 0 and counts[5] == waited
+    assert best in (SCORES[2], SCORES[4])
 
 
-def test_averaged_checkpoints_are_the_mean(make_model, tmp_path):
-    models = [make_model() for _ in range(3)]
-    folders = [tmp_path / f"checkpoint-{i}" for i in range(3)]
-    for model, folder in zip(models, folders, strict=True):
-        model.save_pretrained(folder)
-    average = make_model()
-    load_weights(average, average_checkpoints(folders))
-    states = [model.state_dict() for model in models]
-    for name, value in average.state_dict().items():
-        torch.testing.assert_close(value, sum(state[name] for state in states) / 3, rtol=1e-6, atol=1e-6)
-    alone = average_checkpoints(folders[1:2])
-    assert all(torch.equal(value, alone[name]) for name, value in read_weights(folders[1]).items())
+def test_what_is_kept_of_an_evaluation():
+    state = scored({2: (5.0, 9.0, 1.0)})
+    assert state.history[-1] == {"step": 2, "eval_bleu": 5.0, "eval_chrf": 9.0, "eval_loss": 1.0}
+    assert state.evaluations() == state.history[-1:]
+    state.advance(1)
+    assert not state.is_evaluated
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"step": 1000000}', "null", ""])
-def test_a_state_that_is_not_whole_is_refused(text, checkpoint, make_model):
-    (checkpoint / "trainer_state.json").write_text(text)
-    with pytest.raises(UserError, match="cannot be resumed from"):
-        Run(make_model()).load(checkpoint)
+# ------------------------------------------------------------------------------------------------------------ calendar
+
+# options -> the steps, of 10, at which the run logs, evaluates and saves
+CALENDAR = {
+    "--logging_steps=4": ([4, 8, 10], [], [10]),
+    "--logging_steps=99": ([10], [], [10]),
+    "--logging_steps=4 --eval_steps=3": ([3, 4, 6, 8, 9, 10], [3, 6, 9], [3, 6, 9, 10]),
+    "--logging_steps=4 --eval_steps=5": ([4, 5, 8, 10], [5], [5, 10]),  # the last one is evaluated after the run
+    "--logging_steps=99 --save_steps=4": ([4, 8, 10], [], [4, 8, 10]),
+    "--logging_steps=99 --save_steps=4 --eval_steps=6": ([4, 6, 8, 10], [6], [4, 6, 8, 10]),
+    "--logging_steps=5 --eval_steps=4 --early_stopping_patience=2": ([4, 5, 8, 10], [4, 8, 10], [4, 8, 10]),
+    "--logging_steps=5 --eval_steps=4 --average_checkpoints=2": ([4, 5, 8, 10], [4, 8], [4, 8, 10]),
+    "--logging_steps=5 --eval_steps=4 --average_checkpoints=2 --average_checkpoints_by=score": (
+        [4, 5, 8, 10],
+        [4, 8, 10],
+        [4, 8, 10],
+    ),
+    "--logging_steps=5 --on_divergence=rollback": ([0, 5, 10], [], [0, 10]),
+    "--logging_steps=5 --eval_steps=1": (list(range(1, 11)), list(range(1, 10)), list(range(1, 11))),
+}
 
 
-def test_a_state_of_another_step_is_refused(checkpoint, make_model):
-    state = json.loads((checkpoint / "trainer_state.json").read_text()) | {"step": 7}
-    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    with pytest.raises(UserError, match="of step 7"):
-        Run(make_model()).load(checkpoint)
+@pytest.mark.parametrize("given", CALENDAR)
+def test_when_a_run_logs_evaluates_and_saves(given):
+    calendar = Calendar(options(*given.split()), 10)
+    logs, evaluates, saves = CALENDAR[given]
+    assert [n for n in range(1, 11) if calendar.logs(n)] == [n for n in logs if n]
+    assert [n for n in range(11) if calendar.evaluates(n)] == evaluates
+    assert [n for n in range(11) if calendar.saves(n)] == saves
 
 
-def test_weights_that_are_not_finite_are_not_saved(make_model, tokenizer, accelerator, tmp_path):
-    run = Run(make_model()).train(accelerator, 1)
-    with torch.no_grad():
-        run.model.lm_head.weight[0, 0] = float("nan")
-    with pytest.raises(UserError, match="not finite"):
-        run.save(tmp_path / "checkpoint-1", tokenizer)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    "metric, patience, over",
+    [("bleu", 1, 3), ("bleu", 2, 4), ("bleu", 3, 5), ("bleu", 4, None), ("loss", 1, 3), ("loss", 2, None)],
+)
+def test_a_run_is_over_when_it_waited_too_long(metric, patience, over):
+    argv = ["--eval_steps=1", f"--early_stopping_patience={patience}", f"--metric_for_best_model={metric}"]
+    calendar = Calendar(options(*argv), 10)
+    ends = [n for n in range(6) if calendar.is_over(scored(dict(list(SCORES.items())[:n])))]
+    assert ends[:1] == ([] if over is None else [over])
+
+
+def test_a_run_is_over_after_its_last_step():
+    calendar = Calendar(options("--eval_steps=1"), 10)
+    assert not calendar.is_over(RunState(step=9)) and calendar.is_over(RunState(step=10))
+    assert not calendar.is_over(scored(SCORES))

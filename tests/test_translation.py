@@ -8,9 +8,10 @@ import sys
 
 import pytest
 import torch
-from transformers import MarianConfig, MarianMTModel, pipeline
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel, pipeline
 
 from vanilla_transformer import translation
+from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.pipeline_vanilla_transformer import cut
 from vanilla_transformer.tokenization import train_tokenizer
 from vanilla_transformer.translation import TextTooLong, Translator
@@ -151,6 +152,21 @@ def test_pieces_fit_and_make_up_the_text(text, longest):
         assert len(piece.strip()) <= longest or not piece.strip().count(" ")
     if longest >= 40:
         assert all(piece.strip()[-1] in ".!。！？" for piece in pieces[:-1])  # whole sentences
+
+
+def test_each_piece_begins_with_the_language(marian):
+    model = load_foreign(str(marian))
+    translator = Translator(model, AutoTokenizer.from_pretrained(marian), max_source_length=9)
+    pieces = ["He is a teacher.", "We are friends.", "They are happy."]
+    numbers, ids = translator.tokenize([f">>deu<< {' '.join(pieces)}", " ".join(pieces)])
+    language = translator.tokenizer.convert_tokens_to_ids(">>deu<<")
+    expected = translator.encode(pieces)
+    assert max(map(len, expected)) < 9
+    assert ids == [[language, *piece] for piece in expected] + expected
+    assert numbers == [0, 0, 0, 1, 1, 1]
+    translator.too_long = "refuse"
+    with pytest.raises(TextTooLong, match=f"Text 1 has {sum(map(len, expected)) - 1} tokens"):
+        translator([f">>deu<< {' '.join(pieces)}"])
 
 
 def test_a_long_text_is_cut_without_reading_it_again_for_each_word():

@@ -15,11 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import patch_environment
 from torch import nn
 from transformers import AutoTokenizer, MarianMTModel, PretrainedConfig, PreTrainedModel
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_positions
+from .modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    refuse_pickle,
+    sinusoidal_positions,
+)
 
 # fmt: off
 MARIAN = {
@@ -356,17 +361,43 @@ def _activation_name(layer: nn.Module) -> str:
     return name
 
 
-def load_foreign(name_or_path: str) -> PreTrainedModel:
-    """A Marian model, converted, or a vanilla_transformer model from safetensors or a pickle.
+def load_marian(
+    name_or_path: str, use_safetensors: bool | None, **options: Any
+) -> VanillaTransformerForConditionalGeneration:
+    """A Marian model on disk or on the Hub, converted; `options` go to `from_pretrained`.
 
-    Raises ValueError for a model of another kind, and what `from_pretrained` does.
+    Raises OSError where there are no safetensors, unless `use_safetensors` is None, ValueError if weights are missing,
+    and what [`from_marian`] and `from_pretrained` do.
+    """
+    loading = {"use_safetensors": use_safetensors, "weights_only": True, "output_loading_info": True}
+    try:
+        # Else transformers has a service at the Hub convert a pickle that lies there, and loads what that proposes.
+        with patch_environment(DISABLE_SAFETENSORS_CONVERSION=1):
+            model, info = MarianMTModel.from_pretrained(name_or_path, **loading, **options)
+    except OSError as error:
+        if use_safetensors:
+            refuse_pickle(name_or_path, error)
+        raise
+    if info["missing_keys"]:
+        missing = f"{len(info['missing_keys'])} missing (such as {min(info['missing_keys'])})"
+        raise ValueError(f"{name_or_path} is no whole MarianMTModel: of its weights, {missing}; get it anew.")
+    ours = from_marian(model)
+    ours.set_attn_implementation(model.config._attn_implementation)
+    return ours
+
+
+def load_foreign(name_or_path: str, use_safetensors: bool | None = None, **options: Any) -> PreTrainedModel:
+    """A Marian model, converted, or a vanilla_transformer model; `options` go to `from_pretrained`.
+
+    They come from safetensors, or from a pickle where there are none, unless `use_safetensors`. Raises ValueError for
+    a model of another kind, and what [`load_marian`] and `from_pretrained` do.
     """
     kind = PretrainedConfig.get_config_dict(name_or_path)[0].get("model_type")
     if kind == "marian":
-        return from_marian(MarianMTModel.from_pretrained(name_or_path, weights_only=True))
+        return load_marian(name_or_path, use_safetensors, **options)
     if kind == VanillaTransformerConfig.model_type:
         return VanillaTransformerForConditionalGeneration.from_pretrained(
-            name_or_path, use_safetensors=None, weights_only=True
+            name_or_path, use_safetensors=use_safetensors, weights_only=True, **options
         )
     raise ValueError(f"a {kind or 'nameless'} model cannot be converted; a marian or vanilla_transformer one can.")
 

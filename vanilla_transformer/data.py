@@ -1,19 +1,16 @@
-"""Sentence pairs: a dataset from the Hub or from disk -> token ids -> batches of so many tokens, in a known order."""
+"""Sentence pairs: a dataset from the Hub or from disk -> columns source and target -> token ids."""
 
 import csv
 import itertools
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 import datasets
-import numpy as np
-import torch
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict, IterableDataset
 from datasets.fingerprint import Hasher
 from huggingface_hub.errors import HTTPError
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from .errors import UserError
@@ -29,8 +26,6 @@ LOADERS = {
     ".parquet": ("parquet", {}),
     ".txt": ("text", {"encoding": "utf-8-sig"}),
 }
-POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
-STREAM_POOL_SIZE = 2**13  # the same in a stream, where a pool must be read before its first batch
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -270,8 +265,6 @@ def sentences(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | 
 
 # ----------------------------------------------------------------------------------------------------------- token ids
 
-KEPT, EMPTY, TOO_LONG = range(3)
-
 
 def tokenize_pairs(
     dataset: Dataset | IterableDataset,
@@ -283,216 +276,77 @@ def tokenize_pairs(
 ) -> tuple[Dataset | IterableDataset, dict[str, int] | None]:
     """Token ids of every pair, and how many were dropped and why; None of a stream, where that is not known.
 
+    A tokenizer that splits the two languages in ways of their own (Marian's) is told which side is the target.
     Pairs of which a side is empty, missing or no text, or longer than its limit in tokens (the end-of-sentence token
     counts), are dropped; none is cut off. The columns `input_ids`, `labels`, `source_length` and `target_length` come
-    to `source` and `target`. Map-style datasets are tokenised at once, with a progress bar, and cached by `datasets`;
-    a stream as it is read.
+    to `source` and `target`. Map-style datasets are tokenised at once, with a progress bar, and cached by `datasets`,
+    in memory that does not grow with the dataset; a stream as it is read.
 
     Raises:
         UserError: No pair is left.
     """
 
     def encode(batch: dict) -> dict:
-        filled = [is_filled(s) and is_filled(t) for s, t in zip(batch["source"], batch["target"], strict=True)]
-        sides = []
-        for side in ("source", "target"):
-            texts = [text if keep else "" for text, keep in zip(batch[side], filled, strict=True)]
-            sides.append(tokenizer(texts, return_attention_mask=False).input_ids)
-        lengths = [(len(source), len(target)) for source, target in zip(*sides, strict=True)]
-        return {
-            "input_ids": sides[0],
-            "labels": sides[1],
-            "source_length": [source for source, _ in lengths],
-            "target_length": [target for _, target in lengths],
-            "fate": [
-                EMPTY if not keep else TOO_LONG if source > max_source_length or target > max_target_length else KEPT
-                for keep, (source, target) in zip(filled, lengths, strict=True)
-            ],
-        }
+        filled = are_filled(batch)
+        columns = {side: list(itertools.compress(batch[side], filled)) for side in ("source", "target")}
+        columns |= {"input_ids": [], "labels": []}
+        if any(filled):  # a tokenizer does not take an empty list
+            columns |= tokenizer(
+                columns["source"], text_target=columns["target"], return_attention_mask=False, verbose=False
+            )
+        columns["source_length"] = [len(ids) for ids in columns["input_ids"]]
+        columns["target_length"] = [len(ids) for ids in columns["labels"]]
+        lengths = zip(columns["source_length"], columns["target_length"], strict=True)
+        kept = [source <= max_source_length and target <= max_target_length for source, target in lengths]
+        return {name: list(itertools.compress(columns[name], kept)) for name in PAIR_FEATURES}
 
     if isinstance(dataset, IterableDataset):
-        encoded = dataset.map(encode, batched=True)
-        return encoded.filter(lambda fate: fate == KEPT, input_columns="fate").remove_columns("fate"), None
-    encoded = dataset.map(
-        encode,
-        batched=True,
-        num_proc=num_proc if num_proc and len(dataset) > 1000 * num_proc else None,
-        desc=f"Tokenising {split}",
+        return dataset.map(encode, batched=True), None
+    workers = num_proc if num_proc and len(dataset) > 1000 * num_proc else None
+    filled = dataset.filter(are_filled, batched=True, num_proc=workers, desc=f"Reading {split}")
+    empty = len(dataset) - len(filled)
+    encoded = (filled if empty else dataset).map(
+        encode, batched=True, features=PAIR_FEATURES, num_proc=workers, desc=f"Tokenising {split}"
     )
-    fate = np.asarray(encoded["fate"][:], dtype=np.int8)
-    drops = {"empty": int((fate == EMPTY).sum()), "too long": int((fate == TOO_LONG).sum())}
-    if not (fate == KEPT).any():
+    drops = {"empty": empty, "too long": len(filled) - len(encoded)}
+    if len(encoded) == 0:
         raise UserError(
-            f"No usable pair is left of the {len(fate)} of the {split} split: {drops['empty']} have an empty or "
+            f"No usable pair is left of the {len(dataset)} of the {split} split: {drops['empty']} have an empty or "
             f"missing side, {drops['too long']} are longer than --max_source_length {max_source_length} or "
             f"--max_target_length {max_target_length} tokens."
         )
-    if any(drops.values()):
-        encoded = encoded.select(np.flatnonzero(fate == KEPT))
-    return encoded.remove_columns("fate"), drops
+    return encoded, drops
+
+
+PAIR_FEATURES = datasets.Features(
+    {
+        "source": datasets.Value("string"),
+        "target": datasets.Value("string"),
+        "input_ids": datasets.List(datasets.Value("int32")),
+        "labels": datasets.List(datasets.Value("int32")),
+        "source_length": datasets.Value("int32"),
+        "target_length": datasets.Value("int32"),
+    }
+)
+
+
+def are_filled(batch: dict) -> list[bool]:
+    """Of which pairs both sides hold text."""
+    return [is_filled(s) and is_filled(t) for s, t in zip(batch["source"], batch["target"], strict=True)]
 
 
 def is_filled(text) -> bool:
     return isinstance(text, str) and bool(text.strip())
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
-
-
-def plan_batches(
-    source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int, seed: int, epoch: int, part: int = 0
-) -> list[np.ndarray]:
-    """The batches of an epoch, or of a part of it, as arrays of indices: a pure function of its arguments.
-
-    All pairs are shuffled and cut into pools; the pairs of a pool are sorted by length, stably, so that equals stay
-    shuffled, and fill batches; then all batches are shuffled.
-    """
-    generator = np.random.default_rng([seed, epoch, part])
-    order = generator.permutation(len(source_lengths))
-    batches = []
-    for start in range(0, len(order), POOL_SIZE):
-        pool = order[start : start + POOL_SIZE]
-        batches += [pool[batch] for batch in fill_batches(source_lengths[pool], target_lengths[pool], max_tokens)]
-    return [batches[i] for i in generator.permutation(len(batches))]
-
-
-def fill_batches(source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
-    """Sorts pairs by length and cuts them into batches of at most `max_tokens`, sentences times the longest side.
-
-    A pair that is longer than the budget by itself makes a batch of its own.
-    """
-    longest = np.maximum(source_lengths, target_lengths)
-    order = np.lexsort((source_lengths, longest))
-    longest = longest[order]
-    start = 0
-    while start < len(order):
-        window = longest[start : start + max(1, max_tokens // longest[start])]
-        count = max(1, int((window * np.arange(1, len(window) + 1) <= max_tokens).sum()))
-        yield order[start : start + count]
-        start += count
-
-
-class TokenBatchSampler(Sampler):
-    """The batches of one process, epoch after epoch without end, from the global batch number `start` on.
-
-    Batches are dealt to the processes in turn, so that however many there are, batch number n is the same: step k of
-    G batches in all takes numbers k G to (k + 1) G - 1.
-    """
-
-    def __init__(
-        self,
-        source_lengths: np.ndarray,
-        target_lengths: np.ndarray,
-        max_tokens: int,
-        seed: int,
-        start: int = 0,
-        process_index: int = 0,
-        num_processes: int = 1,
-    ):
-        self.lengths = source_lengths, target_lengths
-        self.max_tokens = max_tokens
-        self.seed = seed
-        self.start = start
-        self.process_index = process_index
-        self.num_processes = num_processes
-
-    def __iter__(self) -> Iterator[list[int]]:
-        number = 0
-        for epoch in itertools.count():
-            batches = plan_batches(*self.lengths, self.max_tokens, self.seed, epoch)
-            for batch in batches:
-                if number >= self.start and number % self.num_processes == self.process_index:
-                    yield batch.tolist()
-                number += 1
-
-    def batches_per_epoch(self) -> int:
-        """The number of batches of the first epoch; later ones differ by a few, as other pairs share a pool."""
-        return len(plan_batches(*self.lengths, self.max_tokens, self.seed, 0))
-
-
-class StreamedBatches:
-    """The batches of one process from a stream, as [`TokenBatchSampler`] makes them of a dataset: pool by pool.
-
-    Each pass over the stream is shuffled through a buffer by (seed, epoch). Every process reads the whole stream and
-    keeps its share; `start` skips batches by reading over them.
-    """
-
-    def __init__(
-        self,
-        stream: IterableDataset,
-        collate,
-        max_tokens: int,
-        seed: int,
-        start: int = 0,
-        process_index: int = 0,
-        num_processes: int = 1,
-    ):
-        self.stream = stream.shuffle(seed=seed, buffer_size=STREAM_POOL_SIZE)
-        self.collate = collate
-        self.max_tokens = max_tokens
-        self.seed = seed
-        self.start = start
-        self.process_index = process_index
-        self.num_processes = num_processes
-
-    def __iter__(self) -> Iterator[dict]:
-        number = 0
-        for epoch in itertools.count():
-            self.stream.set_epoch(epoch)
-            pairs = iter(self.stream)
-            pool_number = 0
-            while pool := list(itertools.islice(pairs, STREAM_POOL_SIZE)):
-                lengths = [np.array([pair[f"{side}_length"] for pair in pool]) for side in ("source", "target")]
-                for batch in plan_batches(*lengths, self.max_tokens, self.seed, epoch, pool_number):
-                    if number >= self.start and number % self.num_processes == self.process_index:
-                        yield self.collate([pool[i] for i in batch])
-                    number += 1
-                pool_number += 1
-            if number == 0:
-                raise UserError("No usable pair is in the stream: all are empty, or longer than the limits.")
-
-
-class PairCollator:
-    """Pads a list of pairs to tensors `input_ids`, `attention_mask` (B,S) and `labels` (B,T).
-
-    Padding stands on the right, whatever side the tokenizer has it on: the decoder reads labels from position 0 on.
-    Labels are -100 there, so that an end of sentence that is also the padding token is still learnt.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.pad_token_id = tokenizer.pad_token_id
-
-    def __call__(self, pairs: list[dict]) -> dict[str, torch.Tensor]:
-        sources = [torch.tensor(pair["input_ids"]) for pair in pairs]
-        targets = [torch.tensor(pair["labels"]) for pair in pairs]
-        return {
-            "input_ids": pad_sequence(sources, batch_first=True, padding_value=self.pad_token_id),
-            "attention_mask": pad_sequence([torch.ones_like(ids) for ids in sources], batch_first=True),
-            "labels": pad_sequence(targets, batch_first=True, padding_value=-100),
-        }
-
-
-class PairLoader(DataLoader):
-    """Padded training batches of a dataset, that also tells how many make an epoch."""
-
-    def batches_per_epoch(self) -> int:
-        return self.batch_sampler.batches_per_epoch()
-
-
-def training_batches(dataset, tokenizer, args, start: int = 0, process_index: int = 0, num_processes: int = 1):
-    """Padded training batches of this process without end, from the global batch number `start` on."""
-    collate = PairCollator(tokenizer)
-    share = {"seed": args.seed, "start": start, "process_index": process_index, "num_processes": num_processes}
+def fingerprint(dataset: Dataset | IterableDataset) -> str | None:
+    """A digest of all token ids in their order; None of a stream, which is checked where it is read on."""
     if isinstance(dataset, IterableDataset):
-        return StreamedBatches(dataset, collate, args.per_device_train_max_tokens, **share)
-    lengths = [np.asarray(dataset[f"{side}_length"][:], dtype=np.int32) for side in ("source", "target")]
-    sampler = TokenBatchSampler(*lengths, args.per_device_train_max_tokens, **share)
-    workers = {"num_workers": args.dataloader_num_workers, "persistent_workers": args.dataloader_num_workers > 0}
-    return PairLoader(dataset, batch_sampler=sampler, collate_fn=collate, **workers)
-
-
-def evaluation_batches(dataset, tokenizer, max_tokens: int, process_index: int = 0, num_processes: int = 1):
-    """Padded batches of every pair once, sorted by length, dealt out to the processes in turn."""
-    lengths = [np.asarray(dataset[f"{side}_length"][:], dtype=np.int32) for side in ("source", "target")]
-    batches = [batch.tolist() for batch in fill_batches(*lengths, max_tokens)][process_index::num_processes]
-    return DataLoader(dataset, batch_sampler=batches, collate_fn=PairCollator(tokenizer))
+        return None
+    content = blake2b(digest_size=16)
+    for table in dataset.select_columns(["input_ids", "labels"]).with_format("arrow").iter(10_000):
+        for column in table.columns:
+            ids = column.combine_chunks()  # however many processes wrote them
+            content.update(ids.value_lengths().to_numpy())
+            content.update(ids.flatten().to_numpy())
+    return content.hexdigest()

@@ -366,14 +366,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         try:
             model, info = super().from_pretrained(name, *args, **loading, **kwargs)
         except OSError as error:
-            is_at_hub = "`use_safetensors=True`" in str(error)  # which transformers says of a Hub's repository
-            is_pickle = is_at_hub or any(Path(str(name)).glob("pytorch_model*.bin"))
-            if not use_safetensors or not is_pickle:
-                raise
-            raise OSError(
-                f"{name} holds no model.safetensors. A pickle such as pytorch_model.bin, which could run any code, is "
-                f"not loaded; convert one that you trust by `python -m vanilla_transformer.conversion {name} NEW_DIR`."
-            ) from error
+            if use_safetensors:
+                refuse_pickle(name, error)
+            raise
         problems = {}
         if not output_loading_info and name is not None:  # without a name, weights are given as a `state_dict`
             problems = {"missing": info["missing_keys"], "unknown": info["unexpected_keys"]}
@@ -407,6 +402,16 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             self.set_output_embeddings(self._get_resized_lm_head(self.get_output_embeddings(), new_num_tokens))
         self.tie_weights()
         return decoder.embed_tokens
+
+
+def refuse_pickle(name, error: OSError):
+    """Raises OSError that says how to convert a pickle, if `error` is that one is in the place of safetensors."""
+    is_at_hub = "`use_safetensors=True`" in str(error)  # which transformers says of a Hub's repository
+    if is_at_hub or any(Path(str(name)).glob("pytorch_model*.bin")):
+        raise OSError(
+            f"{name} holds no model.safetensors. A pickle such as pytorch_model.bin, which could run any code, is "
+            f"not loaded; convert one that you trust by `python -m vanilla_transformer.conversion {name} NEW_DIR`."
+        ) from error
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):

@@ -142,15 +142,21 @@ class Translator:
         return self.tokenizer(texts, return_attention_mask=False, verbose=False).input_ids
 
     def split(self, text: str, number: int) -> list[list[int]]:
-        """Token ids of the pieces in which a text is translated that is too long as a whole."""
+        """Token ids of the pieces in which a text is translated that is too long as a whole.
+
+        A token such as >>deu<< at its beginning, which tells a Marian model the language, begins each of them.
+        """
+        found = re.match(r"(>>\S+?<<)\s*", text)
+        language = found[0] if found and found[1] in self.tokenizer.get_vocab() else ""
 
         def fits(piece: str) -> bool:
-            return len(self.encode([piece.strip()])[0]) <= self.longest_source
+            return len(self.encode([language + piece.strip()])[0]) <= self.longest_source
 
+        text = text.removeprefix(language)
         pieces = cut(text, fits) if self.too_long == "split" else [text]
         if not all(fits(piece) for piece in pieces):
-            raise TextTooLong(number, len(self.encode([text])[0]), self.longest_source)
-        return self.encode([piece.strip() for piece in pieces])
+            raise TextTooLong(number, len(self.encode([language + text])[0]), self.longest_source)
+        return self.encode([language + piece.strip() for piece in pieces])
 
     def batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """Indices in batches of at most `max_tokens`, padding included.

@@ -54,6 +54,7 @@ class DataOptions:
     preprocessing_num_workers: int | None = option(None, "processes that tokenise")
     dataloader_num_workers: int = option(0, "processes that make batches")
     tokenizer_name: str | None = option(None, "an existing tokenizer; without one, a byte-level BPE is trained")
+    bpe_dropout: float = option(0.0, "leave out merges of the training pairs at random with this probability")
 
 
 @dataclass
@@ -63,8 +64,11 @@ class TrainingOptions:
     _argument_group_name = "training"
 
     output_dir: str = option("outputs/model", "the directory of the model, its checkpoints and its results")
-    model_name_or_path: str | None = option(None, "begin from this model's weights and tokenizer")
-    per_device_train_max_tokens: int = option(4096, "tokens in a batch on one device: sentences x longest side")
+    dry_run: bool = option(False, "do everything up to the first step, print what would be trained, and stop")
+    model_name_or_path: str | None = option(None, "begin from this model, also a Marian one, and its tokenizer")
+    per_device_train_max_tokens: str = option(
+        "4096", "tokens in a batch on one device: sentences x longest side; or auto: as many as fit, 32,768 at most"
+    )
     per_device_eval_max_tokens: int = option(4096, "the same, for evaluation")
     gradient_accumulation_steps: int = option(1, "batches of each device that make one step")
     learning_rate: float | None = option(None, "its peak (default: the paper's, (d_model x warmup_steps)^-0.5)")
@@ -81,18 +85,33 @@ class TrainingOptions:
     adam_beta2: float = option(0.98, "section 5.3")
     adam_epsilon: float = option(1e-9, "section 5.3")
     ema_decay: float | None = option(None, "also keep an exponential moving average of the weights, and score that")
-    average_checkpoints: int = option(0, "average the weights of the last so many checkpoints at the end, section 6.1")
+    average_checkpoints: int = option(0, "average the weights of so many checkpoints at the end, section 6.1")
+    average_checkpoints_by: Literal["last", "score"] = option(
+        "last", "of the last checkpoints, or of those with the best metric_for_best_model"
+    )
+    r_drop_alpha: float = option(
+        0.0, "R-Drop: read each pair twice, and weigh how far the two differ by this; 5 is usual"
+    )
     seed: int = option(42, "of the initial weights, the order of the pairs and the dropout")
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
-    torch_compile: bool = option(False, "compile the model")
+    torch_compile: bool = option(False, "compile the model, once for batches of all shapes")
+    gradient_checkpointing: bool = option(False, "compute layers again in the backward pass, to save memory")
     eval_steps: int | None = option(None, "evaluate every so many steps (default: at the end only)")
     save_steps: int | None = option(None, "save every so many steps, besides at each evaluation and at the end")
     logging_steps: int = option(10, "log every so many steps")
     save_total_limit: int = option(2, "checkpoints to keep; the best is kept besides")
     resume_from_checkpoint: str | None = option(
-        None, "go on from this checkpoint, or the newest", nargs="?", const="newest"
+        None, "go on from this checkpoint, or the newest whole one", nargs="?", const="newest"
     )
-    early_stopping_patience: int | None = option(None, "stop after so many evaluations without a better BLEU")
+    early_stopping_patience: int | None = option(
+        None, "stop after so many evaluations without a better metric_for_best_model, and take the best weights"
+    )
+    metric_for_best_model: Literal["bleu", "chrf", "loss"] = option("bleu", "of the validation pairs")
+    on_divergence: Literal["stop", "rollback", "ignore"] = option(
+        "stop",
+        "when the loss is no number or jumps up: stop; go back to the last checkpoint and leave out the batch; or "
+        "ignore jumps",
+    )
     num_beams: int = option(1, "beams in evaluation, and the model's default")
     length_penalty: float = option(1.0, "a beam's score is divided by its length to this power")
     report_to: str = option("none", "none, tensorboard, wandb, trackio, ... as Accelerate knows them")
@@ -174,8 +193,19 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         given, unknown = parser.parse_known_args(read_recipe(Path(given.config), parser, overruled(argv)) + argv)
     if unknown:
         raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], parser._option_string_actions)}")
+    given.per_device_train_max_tokens = token_budget(given.per_device_train_max_tokens)
     check_options(given)
     return given
+
+
+def token_budget(given: str) -> int | str:
+    """`--per_device_train_max_tokens`: a number, or "auto"."""
+    try:
+        return given if given == "auto" else int(given)
+    except ValueError as error:
+        raise UserError(
+            f"--per_device_train_max_tokens is {given}; it must be a number of tokens, or auto."
+        ) from error
 
 
 OVERRULES = {
@@ -187,7 +217,7 @@ OVERRULES = {
 
 def overruled(argv: list[str]) -> set[str]:
     """The keys of a recipe that what stands on the command line puts out of force, besides those that it replaces."""
-    given = {argument.split("=")[0] for argument in argv}
+    given = {"--" + argument.split("=")[0].lstrip("-").replace("-", "_") for argument in argv}
     return set().union(*(keys for option, keys in OVERRULES.items() if option in given))
 
 
@@ -208,7 +238,7 @@ def read_recipe(path: Path, parser: Parser, left_out: set[str] = frozenset()) ->
             raise UserError(f"'{key}' in {path} is not an option{closest(str(key), options)}")
         if isinstance(value, (dict, list)):
             raise UserError(f"'{key}' in {path} must be one value, not {value}.")
-        if value not in ("", "null", "~") and key not in left_out:
+        if value not in ("", "null", "~") and key.replace("-", "_") not in left_out:
             argv += [f"--{key}={value}"]
     return argv
 
@@ -219,7 +249,6 @@ def closest(name: str, options) -> str:
 
 
 AT_LEAST_ONE = [
-    "per_device_train_max_tokens",
     "per_device_eval_max_tokens",
     "gradient_accumulation_steps",
     "max_steps",
@@ -228,13 +257,13 @@ AT_LEAST_ONE += ["eval_steps", "save_steps", "logging_steps", "save_total_limit"
 AT_LEAST_ONE += ["max_target_length", "max_train_samples", "max_eval_samples", "max_predict_samples"]
 AT_LEAST_ONE += ["early_stopping_patience", "preprocessing_num_workers"]
 NOT_NEGATIVE = ["learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "average_checkpoints"]
-NOT_NEGATIVE += ["dataloader_num_workers", "seed", "adam_epsilon"]
-BELOW_ONE = ["label_smoothing_factor", "adam_beta1", "adam_beta2"]
+NOT_NEGATIVE += ["dataloader_num_workers", "seed", "adam_epsilon", "r_drop_alpha"]
+BELOW_ONE = ["label_smoothing_factor", "adam_beta1", "adam_beta2", "bpe_dropout"]
 
 
 def check_options(args: argparse.Namespace):
     """Raises UserError for a number outside its range, or options that do not go together."""
-    for name in AT_LEAST_ONE:
+    for name in AT_LEAST_ONE + ([] if args.per_device_train_max_tokens == "auto" else ["per_device_train_max_tokens"]):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
     for name in NOT_NEGATIVE:
@@ -260,6 +289,14 @@ def check_options(args: argparse.Namespace):
             raise UserError(f"--{name} goes with --train_file, not with --dataset_name; leave one of them out.")
     if args.streaming and args.max_steps is None:
         raise UserError("--streaming needs --max_steps, as a stream does not tell how long an epoch is.")
+    if args.streaming and args.dataloader_num_workers:
+        raise UserError(
+            "--dataloader_num_workers does not go with --streaming, which reads in the process that trains."
+        )
+    if args.average_checkpoints_by == "score" and not (args.average_checkpoints and args.eval_steps):
+        raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
+    if args.early_stopping_patience and not args.eval_steps:
+        raise UserError("--early_stopping_patience needs --eval_steps, which say when to look.")
 
 
 def model_fields(args: argparse.Namespace) -> dict:
@@ -268,11 +305,11 @@ def model_fields(args: argparse.Namespace) -> dict:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-OF_ONE_RUN = {"config", "resume_from_checkpoint", "push_to_hub", "hub_model_id"}  # not to be repeated
+OF_ONE_RUN = {"config", "resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id"}  # not to be repeated
 
 
-def write_recipe(args: argparse.Namespace, config: VanillaTransformerConfig, path: Path):
-    """Writes every option as it was in force, as a recipe that `--config` reads."""
+def resolved_recipe(args: argparse.Namespace, config: VanillaTransformerConfig) -> str:
+    """Every option as it is in force, as the text of a recipe that `--config` reads."""
     options = {key: value for key, value in vars(args).items() if key not in OF_ONE_RUN}
     options |= {item.name: getattr(config, item.name) for item in dataclasses.fields(MODEL_OPTIONS)}
-    path.write_text(yaml.safe_dump(options, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return yaml.safe_dump(options, sort_keys=False, allow_unicode=True)

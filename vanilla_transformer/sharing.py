@@ -44,8 +44,8 @@ from .model_card import (
 # optimiser state, and whatever somebody put into the directory.
 SHARED = ["config.json", "generation_config.json", "README.md", "LICENSE", "recipe.yaml", "all_results.json"]
 SHARED += ["training_curves.png", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
-SHARED += ["added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "chat_template.jinja"]
-SHARED += [".eval_results/*.yaml"]
+SHARED += ["added_tokens.json", "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "*.model", "*.spm"]
+SHARED += ["chat_template.jinja", ".eval_results/*.yaml"]
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 

@@ -1,28 +1,19 @@
-"""What a training run is made of: the schedule, the optimiser and its step, and the state that outlives a stop."""
+"""What a training run is made of: the schedule, the optimiser and its step, and where a run is."""
 
 import contextlib
 import ctypes
-import json
 import math
 import platform
-import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from transformers import PreTrainedModel, get_scheduler
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
 
 # ------------------------------------------------------------------------------------------------------------ schedule
@@ -85,39 +76,88 @@ def keep_freed_memory():
         libc.mallopt(m_top_pad, 2**28)
 
 
-def seed_step(seed: int, step: int, process_index: int):
-    """Makes the dropout of a step a pure function of (seed, step, process), so that no generator needs to be saved."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, step, process_index]).generate_state(1, np.uint64)[0] >> 1))
+def seed_batch(seed: int, number: int):
+    """Makes the dropout of a batch a pure function of (seed, number of the batch), so that no generator is saved."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0] >> 1))
 
 
-def optimizer_step(model, optimizer, batches: list[dict], learning_rate: float, args, accelerator) -> torch.Tensor:
+def optimizer_step(
+    model, optimizer, batches: list[dict], first: int, learning_rate: float, args, accelerator
+) -> torch.Tensor:
     """Updates the weights once by the batches of this and all other processes, as if they were one big batch.
 
-    The loss is the sum over the real target tokens of all of them divided by their number. Returns a tensor of 5: the
-    sum of the loss (nats), the real target tokens, the real source tokens, both with padding, over all processes, and
-    the norm of the gradient.
+    The loss is the sum over the real target tokens of all of them divided by their number. `first` is the number of
+    the first batch of the step, of all processes. Returns a tensor of 5: the sum of the loss (nats), the real target
+    tokens, the real source tokens, both with padding, over all processes, and the norm of the gradient.
     """
     counts = torch.tensor([count_tokens(batch) for batch in batches], dtype=torch.float32).sum(dim=0)
     counts = accelerator.reduce(counts.to(accelerator.device))
     target_tokens = counts[0].clamp(min=1)
     loss = torch.zeros((), device=accelerator.device)
-    for number, batch in enumerate(batches, start=1):
+    for index, batch in enumerate(batches):
+        seed_batch(args.seed, first + index * accelerator.num_processes + accelerator.process_index)
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         # Processes exchange their gradients once, with the last batch.
-        is_last = number == len(batches)
+        is_last = index == len(batches) - 1
         with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
-            smoothing = args.label_smoothing_factor
-            part = model(**batch, label_smoothing=smoothing, num_items_in_batch=target_tokens).loss
+            part = loss_of(model, batch, target_tokens, args)
             # They average them; times the number of processes, it is the sum.
             accelerator.backward(part * accelerator.num_processes)
         loss += part.detach()
-    grad_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or math.inf)
+    grad_norm = clip_grad_norm(model, optimizer, args.max_grad_norm, accelerator)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad()
+    if accelerator.scaler is not None:  # float16 looks for its scale: the step was skipped, and nothing is wrong
+        grad_norm = grad_norm.nan_to_num(0.0, posinf=0.0)
     loss_sum = accelerator.reduce(loss) * target_tokens
-    return torch.cat([loss_sum[None], counts, torch.as_tensor(grad_norm, device=loss.device)[None]])
+    return torch.cat([loss_sum[None], counts, grad_norm[None].to(loss.device)])
+
+
+def loss_of(model, batch: dict, target_tokens: torch.Tensor, args) -> torch.Tensor:
+    """The loss of a batch, label-smoothed (section 5.4), with R-Drop where that is asked for."""
+    if args.r_drop_alpha:
+        return r_drop_loss(model, batch, args.r_drop_alpha, args.label_smoothing_factor, target_tokens)
+    return model(**batch, label_smoothing=args.label_smoothing_factor, num_items_in_batch=target_tokens).loss
+
+
+def r_drop_loss(
+    model, batch: dict, alpha: float, label_smoothing: float, target_tokens: torch.Tensor | int
+) -> torch.Tensor:
+    """Half the loss of R-Drop (Liang et al., 2021, Equation 4), the same as without it for `alpha` 0.
+
+    Every pair is read twice, with other dropout; the mean of both cross-entropies is joined by `alpha` / 2 times the
+    mean of the two Kullback-Leibler divergences between what was predicted. Twice the logits of the batch must fit in
+    memory, which the loss of the model itself never holds.
+    """
+    labels = batch["labels"].repeat(2, 1)  # (2B,T)
+    real = labels != -100
+    decoder_input_ids = unwrapped(model).prepare_decoder_input_ids_from_labels(labels)
+    logits = model(
+        input_ids=batch["input_ids"].repeat(2, 1),
+        attention_mask=batch["attention_mask"].repeat(2, 1),
+        decoder_input_ids=decoder_input_ids,
+        use_cache=False,
+    ).logits[real]  # (2N,V)
+    both = logits.float()
+    entropy = functional.cross_entropy(both, labels[real], reduction="sum", label_smoothing=label_smoothing) / 2
+    p, q = both.log_softmax(dim=-1).chunk(2)  # (N,V)
+    divergence = functional.kl_div(p, q, reduction="sum", log_target=True)
+    divergence = (divergence + functional.kl_div(q, p, reduction="sum", log_target=True)) / 2
+    return (entropy + alpha / 2 * divergence) / target_tokens
+
+
+def unwrapped(model: nn.Module) -> PreTrainedModel:
+    """The model itself, which processes that share their gradients wrap."""
+    return getattr(model, "module", model)
+
+
+def clip_grad_norm(model: nn.Module, optimizer, max_norm: float, accelerator) -> torch.Tensor:
+    """Clips the gradient at `max_norm`, if that is not 0, and returns its norm before, whatever shards it is in."""
+    accelerator.unscale_gradients(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def count_tokens(batch: dict) -> tuple[int, int, int]:
@@ -126,7 +166,35 @@ def count_tokens(batch: dict) -> tuple[int, int, int]:
     return int((batch["labels"] != -100).sum()), int(batch["attention_mask"].sum()), padded_tokens
 
 
-# ----------------------------------------------------------------------------------------------- state and checkpoints
+# -------------------------------------------------------------------------------------------------- state of a run
+
+SPIKE_WINDOW = 100  # steps that a loss is compared with
+SPIKE = 2.0  # nats above their mean, and six times their deviation: training has come apart
+
+
+@dataclass
+class Trouble:
+    """A step at which training has come apart."""
+
+    step: int
+    position: int  # the number of its first batch
+    learning_rate: float
+    loss: float
+    grad_norm: float
+    usual_loss: float | None = None  # what it is a spike above
+
+    def describe(self, batches, batches_per_step: int) -> str:
+        """A sentence with the step, the learning rate and the pairs of its batches."""
+        numbers = range(self.position, self.position + batches_per_step)
+        pairs = [index for number in numbers for index in batches.pairs_of(number)]
+        names = ", ".join(map(str, pairs[:8])) + (f" and {len(pairs) - 8} more" if len(pairs) > 8 else "")
+        names = names or "of a stream that were read long ago"
+        jump = f" after {self.usual_loss:.2f} on average" if self.usual_loss is not None else ""
+        which = f"batches {numbers[0]} to {numbers[-1]}" if batches_per_step > 1 else f"batch {numbers[0]}"
+        return (
+            f"The loss is {self.loss:.4g}{jump} and the norm of its gradient {self.grad_norm:.4g} "
+            f"at step {self.step}, with learning rate {self.learning_rate:.2e}, in {which}, pairs {names}"
+        )
 
 
 @dataclass
@@ -134,42 +202,68 @@ class RunState:
     """Where a run is: everything that a resumed run must know besides weights and optimiser."""
 
     step: int = 0
+    position: int = 0  # the number of the next batch, of all processes
+    skipped: list[int] = field(default_factory=list)  # numbers of batches that were left out
     train_runtime: float = 0.0  # seconds of training steps, evaluation and saving left out
     loss_sum: float = 0.0  # nats, over all real target tokens so far
     target_tokens: int = 0
     source_tokens: int = 0
     padded_tokens: int = 0
-    best_bleu: float = -1.0
-    best_step: int = 0
-    evaluations_without_improvement: int = 0
     history: list[dict] = field(default_factory=list)  # what was logged, for the curves
+    recent_losses: list[float] = field(default_factory=list)  # of the last steps, which a spike is measured by
+    is_interrupted: bool = False  # saved because it was stopped, where no checkpoint would be
+    stream: dict | None = None  # where a stream is read on
+    scaler: dict = field(default_factory=dict)  # of float16
+    settings: dict = field(default_factory=dict)  # what decided on the run so far
 
-    def log(self, step: int, window: list[torch.Tensor], seconds: float, learning_rate: float) -> dict:
-        """Adds what the steps since the last call came to, the tensors of [`optimizer_step`]; returns the log's entry.
+    def advance(self, batches_per_step: int):
+        """Counts a step, and goes to the next batches that are not skipped."""
+        self.step += 1
+        self.position += batches_per_step
+        while self.position in self.skipped:
+            self.position += batches_per_step
 
-        Raises:
-            UserError: The loss is no number any more.
-        """
-        loss_sum, target_tokens, source_tokens, padded_tokens, norms = (
-            torch.stack(window).cpu().double().sum(dim=0).tolist()
-        )
+    def skip(self, position: int, batches_per_step: int):
+        """Leaves out the batches of the step that began at `position`."""
+        self.skipped += range(position, position + batches_per_step)
+        while self.position in self.skipped:
+            self.position += batches_per_step
+
+    def find_trouble(self, window: list["Step"], spikes: bool = True) -> Trouble | None:
+        """The first step of the window at which the loss or its gradient is no number, or the loss a spike."""
+        recent = list(self.recent_losses)
+        for step in window:
+            loss_sum, target_tokens, *_, norm = step.sums.tolist()
+            loss = loss_sum / max(1, target_tokens)
+            trouble = Trouble(step.step, step.position, step.learning_rate, loss, norm)
+            if not math.isfinite(loss + norm):
+                return trouble
+            if spikes and len(recent) >= SPIKE_WINDOW // 2:
+                mean, deviation = float(np.mean(recent)), float(np.std(recent))
+                if loss > mean + max(SPIKE, 6 * deviation):
+                    trouble.usual_loss = mean
+                    return trouble
+            recent = [*recent, loss][-SPIKE_WINDOW:]
+        return None
+
+    def log(self, window: list["Step"], seconds: float) -> dict:
+        """Adds what the steps since the last call came to; returns the log's entry."""
+        sums = torch.stack([step.sums for step in window]).cpu().double()
+        losses = sums[:, 0] / sums[:, 1].clamp(min=1)
+        self.recent_losses = [*self.recent_losses, *losses.tolist()][-SPIKE_WINDOW:]
+        # One by one, so that the sum does not depend on where the run was stopped.
+        for loss in sums[:, 0].tolist():
+            self.loss_sum += loss
+        loss_sum, target_tokens, source_tokens, padded_tokens, norms = sums.sum(dim=0).tolist()
         entry = {
-            "step": step,
+            "step": self.step,
             "loss": loss_sum / max(1, target_tokens),
-            "learning_rate": learning_rate,
+            "learning_rate": window[-1].learning_rate,
             "grad_norm": norms / len(window),
             "target_tokens_per_second": target_tokens / seconds,
             "padding_fraction": 1 - (source_tokens + target_tokens) / max(1, padded_tokens),
         }
-        if not math.isfinite(entry["loss"] + entry["grad_norm"]):
-            raise UserError(
-                f"The loss is {entry['loss']} and the norm of its gradient {entry['grad_norm']} at step {step}, with "
-                f"learning rate {learning_rate:.2e}; no checkpoint was overwritten. Lower --learning_rate, lengthen "
-                "--warmup_steps or clip harder by --max_grad_norm."
-            )
-        self.step = step
         self.train_runtime += seconds
-        self.loss_sum += loss_sum
         self.target_tokens += int(target_tokens)
         self.source_tokens += int(source_tokens)
         self.padded_tokens += int(padded_tokens)
@@ -177,12 +271,24 @@ class RunState:
         return entry
 
     def log_scores(self, scores: dict):
-        """Adds an evaluation at the present step, and keeps track of the best."""
+        """Adds an evaluation at the present step."""
         self.history.append({"step": self.step, **{k: v for k, v in scores.items() if k.startswith("eval_")}})
-        if scores["eval_bleu"] > self.best_bleu:
-            self.best_bleu, self.best_step, self.evaluations_without_improvement = scores["eval_bleu"], self.step, 0
-        else:
-            self.evaluations_without_improvement += 1
+
+    @property
+    def is_evaluated(self) -> bool:
+        return any(entry["step"] == self.step for entry in self.evaluations())
+
+    def evaluations(self) -> list[dict]:
+        return [entry for entry in self.history if "eval_loss" in entry]
+
+    def ranking(self, metric: str) -> list[int]:
+        """The steps that were evaluated, the best first, the earlier of two that are equal; a loss is best low."""
+        sign = 1 if metric == "loss" else -1
+        return [e["step"] for e in sorted(self.evaluations(), key=lambda entry: sign * entry[f"eval_{metric}"])]
+
+    def evaluations_without_improvement(self, metric: str) -> int:
+        steps = [entry["step"] for entry in self.evaluations()]
+        return len(steps) - 1 - steps.index(self.ranking(metric)[0]) if steps else 0
 
     def results(self) -> dict:
         """What `all_results.json` says of the training."""
@@ -196,126 +302,42 @@ class RunState:
         }
 
 
-def save_checkpoint(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, optimizer, state: RunState, ema=None
-):
-    """Writes a loadable model directory that also holds the optimiser and the run's state.
+@dataclass
+class Step:
+    """What the log is told of a step."""
 
-    It is written beside its place and renamed at the end, so that a checkpoint is whole or is not there. The optimiser
-    is saved by the names of its parameters, as safetensors, which tie it to no order of parameters or processes.
+    step: int
+    position: int  # the number of its first batch
+    learning_rate: float
+    sums: torch.Tensor  # what [`optimizer_step`] returned
 
-    Raises:
-        UserError: A weight is no finite number.
+
+class Calendar:
+    """At which steps a run logs, evaluates and saves; the last step is evaluated after the run, with its last weights.
+
+    Where the best weights are wanted, the last ones are evaluated with the others, to be compared.
     """
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise UserError(
-                f"'{name}' holds numbers that are not finite after step {state.step}, which is not saved; lower "
-                "--learning_rate or lengthen --warmup_steps."
-            )
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    moments = get_optimizer_state_dict(model, optimizer, options=options)["state"]
-    tensors = {f"{name}/{key}": value for name, part in moments.items() for key, value in part.items()}
-    save_file(tensors, unfinished / "optimizer.safetensors")
-    if ema is not None:
-        weights = {name: parameter.detach().cpu() for name, parameter in ema.module.named_parameters()}
-        save_file(weights, unfinished / "ema.safetensors")
-    (unfinished / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
 
+    def __init__(self, args, max_steps: int):
+        self.args = args
+        self.max_steps = max_steps
+        self.wants_best = bool(args.early_stopping_patience) or args.average_checkpoints_by == "score"
 
-def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer, ema=None) -> RunState:
-    """Puts weights, optimiser and average back as [`save_checkpoint`] found them, and returns the run's state.
+    def evaluates(self, step: int) -> bool:
+        is_due = self.args.eval_steps and step % self.args.eval_steps == 0
+        return step > 0 and bool(is_due and step < self.max_steps or self.wants_best and step == self.max_steps)
 
-    Raises:
-        UserError: The folder is no checkpoint of train.py, is damaged, or is one of another model.
-    """
-    try:
-        state = read_state(folder)
-        refuse_other_config(folder, model.config)
-        load_weights(model, read_weights(folder))
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        whole = get_optimizer_state_dict(model, optimizer, options=options)
-        saved: dict[str, dict] = {}
-        for name, tensor in load_file(folder / "optimizer.safetensors").items():
-            parameter, key = name.rsplit("/", 1)
-            saved.setdefault(parameter, {})[key] = tensor
-        for name, moments in whole["state"].items():
-            if name not in saved or saved[name]["exp_avg"].shape != moments["exp_avg"].shape:
-                raise ValueError(f"the optimiser's state of '{name}' is missing or of another shape.")
-        set_optimizer_state_dict(model, optimizer, {**whole, "state": saved}, options=options)
-        if ema is not None and not (folder / "ema.safetensors").exists():
-            raise ValueError("it was written without --ema_decay; leave that out.")
-        if ema is not None:
-            load_weights(ema.module, read_weights(folder, is_ema=True))
-            ema.n_averaged.fill_(1)  # at 0 the next update would start anew
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"--resume_from_checkpoint {folder} cannot be resumed from: {reason} "
-            "It must be a whole checkpoint-N folder that train.py wrote with the same model options."
-        ) from error
-    return state
+    def saves(self, step: int) -> bool:
+        if step == 0:  # to have something to go back to
+            return self.args.on_divergence == "rollback"
+        is_due = self.args.save_steps and step % self.args.save_steps == 0
+        return bool(is_due) or step == self.max_steps or self.evaluates(step)
 
+    def logs(self, step: int) -> bool:
+        return step % self.args.logging_steps == 0 or self.saves(step)
 
-def read_state(folder: Path) -> RunState:
-    """The run's state; raises ValueError if it is not whole."""
-    saved = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    if not isinstance(saved, dict) or saved.keys() != asdict(RunState()).keys():
-        raise ValueError("trainer_state.json is not what save_checkpoint writes.")
-    if f"checkpoint-{saved['step']}" != folder.resolve().name:
-        raise ValueError(f"trainer_state.json is of step {saved['step']}.")
-    return RunState(**saved)
-
-
-def refuse_other_config(folder: Path, config: VanillaTransformerConfig):
-    """Raises ValueError if the checkpoint's weights are those of a model that computes something else."""
-    saved = VanillaTransformerConfig.from_pretrained(folder)
-    for name in VanillaTransformerConfig.__annotations__:
-        if "dropout" not in name and getattr(saved, name) != getattr(config, name):
-            raise ValueError(f"its `{name}` is {getattr(saved, name)}, and that of this run {getattr(config, name)}.")
-
-
-def read_weights(folder: Path, is_ema: bool = False) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint, or their moving average, each shared one once."""
-    return load_file(folder / ("ema.safetensors" if is_ema else "model.safetensors"))
-
-
-@torch.no_grad()
-def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
-    """Copies `weights` into the parameters; raises ValueError that names a missing, unknown or wrongly shaped one."""
-    parameters = dict(model.named_parameters())
-    for name in sorted(parameters.keys() ^ weights.keys()):
-        raise ValueError(f"'{name}' is {'missing' if name in parameters else 'no parameter of this model'}.")
-    for name, parameter in parameters.items():
-        if parameter.shape != weights[name].shape:
-            raise ValueError(f"'{name}' has shape {list(weights[name].shape)}, not {list(parameter.shape)}.")
-        parameter.copy_(weights[name])
-
-
-def list_checkpoints(output_dir: Path) -> list[Path]:
-    """The whole checkpoints, oldest first."""
-    whole = [path.parent for path in output_dir.glob("checkpoint-*/trainer_state.json")]
-    found = [p for p in whole if p.name.removeprefix("checkpoint-").isdecimal()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("checkpoint-")))
-
-
-def delete_old_checkpoints(output_dir: Path, keep: int, best_step: int):
-    """Deletes all checkpoints but the newest `keep` and the best."""
-    for folder in list_checkpoints(output_dir)[: -max(1, keep)]:
-        if folder.name != f"checkpoint-{best_step}":
-            shutil.rmtree(folder)
-
-
-def average_checkpoints(folders: list[Path], is_ema: bool = False) -> dict[str, torch.Tensor]:
-    """The mean of the weights of several checkpoints (section 6.1), computed in float32."""
-    total: dict[str, torch.Tensor] = {}
-    for folder in folders:
-        for name, tensor in read_weights(folder, is_ema).items():
-            total[name] = total.get(name, 0) + tensor.float() / len(folders)
-    return total
+    def is_over(self, state: RunState) -> bool:
+        """Whether the last step is done, or too many evaluations were without a better score."""
+        patience = self.args.early_stopping_patience or math.inf
+        waited = state.evaluations_without_improvement(self.args.metric_for_best_model)
+        return state.step >= self.max_steps or waited >= patience

@@ -1,0 +1,423 @@
+"""Data at scale: what it takes to prepare, plan and stream N sentence pairs, in time and in memory.
+
+python benchmarks/scale.py                      # 10 million pairs: two hours on two cores, 15 GB of disk under TMPDIR
+python benchmarks/scale.py --pairs 2000000
+
+The pairs are made up: words of random syllables, as frequent as Zipf has it, in sentences as long as those of the web.
+What is measured is the code that train.py runs, each part in a process of its own. Prints a table and writes a page,
+with a picture, to benchmarks/results.
+"""
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import multiprocessing
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+SHARD = 100_000  # pairs in a file
+WORDS = 100_000  # different ones of each language
+SENTENCE = 12  # words on average
+EMPTY = 1000  # one pair in so many has an empty side
+LIMITS = {"max_source_length": 128, "max_target_length": 128}  # tokens, as train.py has them by default
+WORKERS = (1, 2)
+MAX_TOKENS = 4096  # of a batch
+EPOCH = 10  # how deep in a run the sampler is asked to begin
+SOME = 200  # batches
+INTERVAL = 0.05  # seconds between two looks at the memory, or ten times as long as a look takes
+
+# ----------------------------------------------------------------------------------------------------------- the pairs
+
+
+def write_pairs(folder: Path, pairs: int):
+    """A dataset directory of `pairs` training pairs in parquet shards and 100 for validation, never all in memory."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    generator = np.random.default_rng(0)
+    languages = {name: make_words(generator) for name in ("en", "de")}
+    (folder / "data").mkdir(parents=True)
+    shards = -(-pairs // SHARD)
+    names = [f"train-{index:05}-of-{shards:05}" for index in range(shards)] + ["validation-00000-of-00001"]
+    sizes = [min(SHARD, pairs - start) for start in range(0, pairs, SHARD)] + [100]
+    for name, size in zip(names, sizes, strict=True):
+        lengths = generator.gamma(2.0, SENTENCE / 2, size)
+        ratios = generator.normal(1.0, 0.15, size)
+        columns = {
+            language: make_sentences(words, np.clip(lengths * ratio, 1, 150).astype(np.int32), generator)
+            for (language, words), ratio in zip(languages.items(), (1.0, ratios), strict=True)
+        }
+        write_table(pa.table(columns), folder / "data" / f"{name}.parquet")
+
+
+def make_words(generator: np.random.Generator):
+    """Different words of one to six syllables, the frequent ones short."""
+    import pyarrow as pa
+
+    syllables = [a + b + c for a, b, c in itertools.product("bcdfghklmnprstvwz", "aeiou", ("", "n", "r", "s", "t"))]
+    drawn = generator.integers(len(syllables), size=(2 * WORDS, 6)).tolist()
+    counts = 1 + np.minimum(5, generator.poisson(np.minimum(3.0, np.arange(2 * WORDS) / 2000)))
+    words = ("".join(syllables[i] for i in row[:count]) for row, count in zip(drawn, counts, strict=True))
+    return pa.array(list(dict.fromkeys(words))[:WORDS])
+
+
+def make_sentences(words, lengths: np.ndarray, generator: np.random.Generator):
+    """Sentences of so many of the words each; one in [`EMPTY`] is empty."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = np.where(generator.random(len(lengths)) < 1 / EMPTY, 0, lengths)
+    chances = np.cumsum(1 / (np.arange(len(words)) + 2.7))
+    drawn = np.searchsorted(chances, generator.random(lengths.sum()) * chances[-1])
+    ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pc.binary_join(pa.ListArray.from_arrays(ends, words.take(pa.array(drawn))), " ")
+
+
+# ------------------------------------------------------------------------------------------------------- the measuring
+
+
+@dataclass
+class Phase:
+    """What a process did in so many seconds, and what memory it had meanwhile."""
+
+    name: str
+    begin: float
+    end: float
+    processor: float  # seconds, of all its processes
+    pairs: int  # that went through it, or 0
+    memory: np.ndarray | None = None  # (looks, 3): time, bytes of the process, bytes of its workers
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    def total(self) -> tuple[np.ndarray, np.ndarray]:
+        """At each look, the share of the phase that was over, and the MiB of all processes together."""
+        return (self.memory[:, 0] - self.begin) / self.seconds, self.memory[:, 1:].sum(axis=1) / 2**20
+
+
+class Reporter:
+    """What the process that is measured tells the one that measures."""
+
+    def __init__(self, connection):
+        self.connection = connection
+
+    def phase(self, name: str, work, pairs: int = 0):
+        """Does the work, which is measured, and returns what it returns."""
+        begin, before = time.time(), sum(os.times()[:4])  # workers that have ended are in it
+        result = work()
+        self.connection.send(Phase(name, begin, time.time(), sum(os.times()[:4]) - before, pairs))
+        return result
+
+    def note(self, **notes):
+        self.connection.send(notes)
+
+
+def measure(part, *args) -> tuple[list[Phase], dict]:
+    """Runs `part(reporter, *args)` in a process of its own; returns its phases and its notes."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=run_part, args=(sender, part, *args))
+    process.start()
+    sender.close()
+    looks, phases, notes = [], [], {}
+    while True:
+        begin = time.time()
+        looks.append((begin, *memory_of(process.pid)))
+        try:
+            # What is mapped makes a look long, and the process waits for it.
+            if receiver.poll(max(INTERVAL, 10 * (time.time() - begin))):
+                message = receiver.recv()
+                phases.append(message) if isinstance(message, Phase) else notes.update(message)
+        except EOFError:
+            break
+    process.join()
+    if process.exitcode:
+        sys.exit(f"The part '{part.__name__}' failed.")
+    looks = np.array(looks)
+    for phase in phases:
+        # Of a short phase, the look before it and the one after.
+        first, last = np.searchsorted(looks[:, 0], [phase.begin, phase.end])
+        phase.memory = looks[max(0, first - 1) : last + 1]
+    return phases, notes
+
+
+def run_part(connection, part, *args):
+    """Runs a part in the process that is measured, of which nothing is printed but what goes wrong."""
+    with open(os.devnull, "w", encoding="utf-8") as sys.stdout:
+        part(Reporter(connection), *args)
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """Bytes of a process and of all that it has started, without mapped files, whose pages can be dropped.
+
+    Of a worker, which is forked, what it does not share with others is counted.
+    """
+    try:
+        process = psutil.Process(pid)
+        children = process.children(recursive=True)
+    except psutil.Error:
+        return 0, 0
+    return bytes_of(process, "Anonymous"), sum(bytes_of(child, "Private_Dirty") for child in children)
+
+
+def bytes_of(process: psutil.Process, kind: str) -> int:
+    """One kind of bytes, of Linux's /proc/PID/smaps_rollup; elsewhere all that the process does not share."""
+    try:
+        if not sys.platform.startswith("linux"):
+            return process.memory_full_info().uss
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:")), 0)
+    except (OSError, psutil.Error):  # it has just ended
+        return 0
+
+
+# ----------------------------------------------------------------------------------------------------------- the parts
+
+
+def options_of(folder: Path, *more: str):
+    """The options of train.py for the generated pairs."""
+    from vanilla_transformer.recipe import parse_options
+
+    data = ["--dataset_name", str(folder), "--source_lang", "en", "--target_lang", "de"]
+    return parse_options([*data, "--per_device_train_max_tokens", str(MAX_TOKENS), *more])
+
+
+def read(reporter: Reporter, folder: Path, pairs: int):
+    """The pairs into Arrow files, once, and a tokenizer of them."""
+    from vanilla_transformer.data import load_pairs, sentences
+    from vanilla_transformer.tokenization import train_tokenizer
+
+    train = reporter.phase("read", lambda: load_pairs(options_of(folder)), pairs)["train"]
+    texts, length = sentences(train)
+    tokenizer = reporter.phase("train the tokenizer", lambda: train_tokenizer(texts, 37_000, length), pairs)
+    tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def tokenise(reporter: Reporter, folder: Path, pairs: int, workers: int):
+    """Token ids of all pairs by so many processes, into files that are deleted again unless they are the last."""
+    from vanilla_transformer.data import load_pairs, tokenize_pairs
+    from vanilla_transformer.tokenization import load_tokenizer
+
+    train, tokenizer = load_pairs(options_of(folder))["train"], load_tokenizer(str(folder / "tokenizer"))
+    tokenised, drops = reporter.phase(
+        tokenising(workers), lambda: tokenize_pairs(train, tokenizer, **LIMITS, num_proc=workers), pairs
+    )
+    files = {file["filename"] for file in tokenised.cache_files}
+    reporter.note(pairs=len(tokenised), drops=drops, bytes=sum(map(os.path.getsize, files)))
+    if workers != WORKERS[-1]:
+        for file in files:
+            os.remove(file)
+
+
+def tokenising(workers: int) -> str:
+    return f"tokenise, --preprocessing_num_workers {workers}"
+
+
+def plan(reporter: Reporter, folder: Path, pairs: int):
+    """From the start of a run, with all tokens on disk, to its first batch, and to one deep in it."""
+    from vanilla_transformer.batches import lengths_of, padding_fraction, plan_batches, training_batches
+    from vanilla_transformer.data import fingerprint, load_pairs, tokenize_pairs
+    from vanilla_transformer.tokenization import load_tokenizer
+
+    args, tokenizer = options_of(folder), load_tokenizer(str(folder / "tokenizer"))
+
+    def find() -> tuple:
+        return tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS, num_proc=WORKERS[-1])
+
+    dataset, _ = reporter.phase("find the tokens again", find, pairs)
+    count = len(dataset)
+    reporter.phase("fingerprint", lambda: fingerprint(dataset), count)
+    lengths = reporter.phase("lengths", lambda: lengths_of(dataset), count)
+    batches = reporter.phase("plan an epoch", lambda: plan_batches(*lengths, MAX_TOKENS, args.seed, 0), count)
+    reporter.note(planned=len(np.unique(np.concatenate(batches))), batches=len(batches))
+    reporter.note(padding=padding_fraction(*lengths, batches))
+    deep = len(batches) * EPOCH + len(batches) // 2
+    few = SOME * count // len(batches)
+    del batches
+
+    loader = iter(training_batches(dataset, tokenizer, args))
+    reporter.phase("first batch", lambda: next(loader))
+    reporter.phase(f"{SOME} batches", lambda: list(itertools.islice(loader, SOME)), few)
+    loader = iter(training_batches(dataset, tokenizer, args, deep))
+    reporter.phase(f"go on in the middle of epoch {EPOCH + 1}", lambda: next(loader))
+
+
+def stream(reporter: Reporter, folder: Path, pairs: int):
+    """One epoch of a stream, from its first batch on, and going on from two places in it."""
+    import torch
+
+    from vanilla_transformer.batches import training_batches
+    from vanilla_transformer.data import load_pairs, tokenize_pairs
+    from vanilla_transformer.tokenization import load_tokenizer
+
+    args, tokenizer = options_of(folder, "--streaming", "--max_steps", "1"), load_tokenizer(str(folder / "tokenizer"))
+    marks, places, count = [0.1, 0.9], [], 0
+
+    def open_at(number: int = 0, state: dict | None = None):
+        return training_batches(
+            tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS)[0], tokenizer, args, number, state=state
+        )
+
+    def read_epoch():
+        nonlocal count
+        batches = open_at()
+        for number, batch in enumerate(batches):
+            state = batches.state_at(number)
+            if state["epoch"] == 1:
+                return
+            if marks and count >= marks[0] * pairs:
+                places.append((f"stream, go on at {marks.pop(0):.0%}", number, json.loads(json.dumps(state)), batch))
+            count += len(batch["labels"])
+
+    reporter.phase(FIRST, lambda: next(iter(open_at())))
+    reporter.phase(EPOCH_OF_STREAM, read_epoch, pairs)
+    reporter.note(streamed=count)
+    name, number, _, batch = places[0]
+    places.append((f"{name} without a state", number, None, batch))
+    for name, number, state, batch in places:
+        again = reporter.phase(name, lambda n=number, s=state: next(iter(open_at(n, s))))
+        assert all(torch.equal(batch[key], again[key]) for key in batch), f"{name}: another batch"
+
+
+FIRST, EPOCH_OF_STREAM = "stream, first batch", "stream, an epoch"
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def run(pairs: int, folder: Path) -> tuple[list[tuple[int, Phase]], dict]:
+    """Measures everything with a tenth of the pairs and with all; returns (pairs, phase) and what was counted."""
+    rows, counted = [], {}
+    for size in (pairs // 10, pairs):
+        place = folder / str(size)
+        write_pairs(place, size)
+        found = counted[size] = {}
+        parts = [(read,), *((tokenise, workers) for workers in WORKERS), (plan,), (stream,)]
+        for part, *more in parts:
+            phases, notes = measure(part, place, size, *more)
+            found |= notes
+            rows += [(size, phase) for phase in phases]
+            print("\n".join(row(size, phase) for phase in phases), flush=True)
+        assert found["pairs"] == found["planned"] == found["streamed"], f"Other pairs are read: {found}"
+        assert found["pairs"] + sum(found["drops"].values()) == size, f"Pairs are lost: {found}"
+    return rows, counted
+
+
+COLUMNS = ["what", "pairs", "seconds", "CPU seconds", "pairs per CPU second"]
+COLUMNS += ["MiB before", "most, main process", "most, workers"]
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+
+
+def row(size: int, phase: Phase) -> str:
+    speed = f"{phase.pairs / phase.processor:,.0f}" if phase.pairs and phase.processor else ""
+    before, (main, workers) = phase.memory[0, 1], phase.memory[:, 1:].max(axis=0)
+    memory = " | ".join(f"{value / 2**20:,.0f}" for value in (before, main, workers))
+    times = f"{phase.seconds:,.2f} | {phase.processor:,.2f}"
+    return f"| {phase.name} | {size:,} | {times} | {speed} | {memory} |"
+
+
+def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict):
+    """The table and what was counted, with the machine, the versions and the command."""
+    packages = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    page = [
+        f"# Data at scale, {date.today()}",
+        "",
+        f"`{shlex.join(['python', *sys.argv])}` on {machine()}; Python {platform.python_version()}, {versions}.",
+        "Other work ran on the machine too, which lengthens the seconds, hardly the CPU seconds. Generated pairs of "
+        f"{SENTENCE} words a side on average, {WORDS:,} different ones of each language.",
+        "",
+        HEAD,
+        *(row(size, phase) for size, phase in rows),
+        "",
+        "Memory is in MiB and leaves out mapped files, whose pages the system can drop; of the workers it is what "
+        "they do not share, all together. Each part ran in a process of its own; the libraries take some 300 MiB.",
+        "",
+        *itertools.chain.from_iterable(summary(size, rows, found) for size, found in counted.items()),
+        "",
+        f"![memory of tokenising and of streaming]({path.with_suffix('.png').name})",
+        "",
+    ]
+    path.write_text("\n".join(page), encoding="utf-8")
+    plot(path.with_suffix(".png"), rows)
+
+
+def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
+    """What the rows of so many pairs come to, in words."""
+    phases = {phase.name: phase for pairs, phase in rows if pairs == size}
+    way = ["read", "train the tokenizer", tokenising(WORKERS[-1]), "fingerprint", "lengths", "first batch"]
+    whole = sum(phases[name].seconds for name in way)
+    share, memory = phases[EPOCH_OF_STREAM].total()
+    first, last = memory[share <= 0.1].max(), memory[share >= 0.9].max()
+    drops = found["drops"]
+    return [
+        f"- {size:,} pairs: {found['pairs']:,} are left ({drops['empty']:,} have an empty side, "
+        f"{drops['too long']:,} are too long), {found['bytes'] / 2**30:.2f} GiB with their tokens, "
+        f"{found['batches']:,} batches of {MAX_TOKENS:,} tokens an epoch, {found['padding']:.1%} padding. "
+        "The stream gave as many, and the same batch wherever it went on.",
+        f"- {size:,} pairs: {whole:,.0f} s from the files to the first batch, and {phases[FIRST].seconds:,.1f} s of a "
+        f"stream, whose tokenizer is there. Streaming took {first:,.0f} MiB at most in the first tenth of the epoch, "
+        f"and {last:,.0f} MiB in the last.",
+    ]
+
+
+def plot(path: Path, rows: list[tuple[int, Phase]]):
+    """The memory of tokenising and of streaming over the time it took."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained", sharey=True)
+    for axis, name in zip(axes, (tokenising(WORKERS[-1]), EPOCH_OF_STREAM), strict=True):
+        for size, phase in rows:
+            if phase.name == name:
+                share, memory = phase.total()
+                axis.plot(100 * share, memory, label=f"{size:,} pairs", linewidth=1)
+        axis.set(title=name, xlabel="% of the time", ylim=(0, None))
+        axis.grid(alpha=0.3)
+        axis.legend()
+    axes[0].set_ylabel("MiB of all processes together")
+    figure.savefig(path, dpi=110)
+
+
+def machine() -> str:
+    """The processor, how many of its cores may be used, and the memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = platform.processor() or platform.machine()
+    if sys.platform.startswith("linux"):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{cores} cores of an {name}, {psutil.virtual_memory().total / 2**30:.0f} GiB of memory"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10_000_000, help="pairs to measure with, and a tenth of them")
+    parser.add_argument("--quick", action="store_true", help="3,000 pairs: whether it runs")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where the page goes")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+        os.environ |= {"HF_DATASETS_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
+        os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+        print(HEAD)
+        rows, counted = run(3000 if args.quick else args.pairs, Path(folder))
+    args.results.mkdir(parents=True, exist_ok=True)
+    page = args.results / f"scale-{date.today()}.md"
+    write_page(page, rows, counted)
+    print(f"The page is {page}.")
+
+
+if __name__ == "__main__":
+    main()
