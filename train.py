@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 import time
+import traceback
 from collections.abc import Sized
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -636,6 +637,7 @@ def is_of_another_process(error: RuntimeError) -> bool:
 
 def end(reason, exit_status: int = 2, is_found_by_all: bool = True):
     """Ends with one sentence on stderr and no traceback, neither ours nor the launcher's."""
+    traceback.clear_frames(sys.exc_info()[2])  # what main still holds: processes that load data, which end by that
     # What every process finds is said once on each machine.
     if os.environ.get("LOCAL_RANK", "0") == "0" or not is_found_by_all:
         print(f"train.py: {reason}", file=sys.stderr)

@@ -689,6 +689,7 @@ def test_processes_that_load_data_end_with_their_own(fault, status, method, pair
     run = fork(argv, functools.partial(begin_by, method, fault or functools.partial(set_poison, {100})))
     begun, loaders = time.monotonic(), set()
     while run.process.is_alive() and time.monotonic() < begun + 60:
+        time.sleep(0.02)
         with contextlib.suppress(psutil.Error):
             others = psutil.Process(run.process.pid).children(recursive=True)
             loaders.update(other for other in others if other.name() == "pt_data_worker")

@@ -1,11 +1,13 @@
 """Being stopped: SIGTERM and Ctrl-C as a request that the training loop can grant when it has a whole step."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import shlex
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -110,10 +112,18 @@ def end_launcher():
 def leave_signals_to_training(worker: int):
     """For processes that load data: what is sent to all processes of a run is for the one that trains to act upon.
 
-    A second SIGTERM ends them: torch sends it to workers that do not end by themselves.
+    A second SIGTERM ends them: torch sends it to workers that do not end by themselves. So does the end of the process
+    that trains, also where it is not their parent, as under the start method forkserver.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    threading.Thread(target=end_with, args=[multiprocessing.parent_process()], daemon=True).start()
+
+
+def end_with(training):
+    """Ends this process when that one is gone."""
+    training.join()
+    os._exit(1)
 
 
 def resume_command(argv: list[str]) -> str:
