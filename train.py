@@ -10,10 +10,10 @@ import json
 import math
 import os
 import platform
-import re
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sized
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+from filelock import FileLock
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from tqdm.auto import tqdm
@@ -31,12 +32,15 @@ from transformers.utils.logging import disable_progress_bar
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, __version__
 from vanilla_transformer.batches import evaluation_batches, lengths_of, padding_fraction, training_batches
 from vanilla_transformer.checkpoint import (
+    LOCK,
+    SCORING,
     Checkpoint,
     average_checkpoints,
+    begin_output,
     compare_settings,
     delete_old_checkpoints,
+    find_beginning,
     list_checkpoints,
-    restore_replaced,
     settings_of,
 )
 from vanilla_transformer.conversion import load_foreign
@@ -46,7 +50,7 @@ from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import TranslationQuality, evaluate_loss, translate_split
 from vanilla_transformer.interruption import Interrupted, StopSignal, end_launcher
 from vanilla_transformer.learner import Learner, check_launch, load_weights, number_of_shards
-from vanilla_transformer.memory import estimate, free_memory, largest_batch
+from vanilla_transformer.memory import bytes_of_state, estimate, free_memory, largest_batch
 from vanilla_transformer.model_card import public_name, write_model_card
 from vanilla_transformer.recipe import model_fields, parse_options, resolved_recipe
 from vanilla_transformer.sharing import check_token, push
@@ -68,17 +72,16 @@ SAMPLES = {"train": "train_samples", "validation": "eval_samples", "test": "test
 def main():
     args = parse_options(sys.argv[1:])
     output_dir = Path(args.output_dir)
-    checkpoint = find_checkpoint(args, output_dir)
     if args.push_to_hub:
         check_token(args.hub_model_id, output_dir)
-    check_output_dir(output_dir, checkpoint)
     accelerator = make_accelerator(args)
+    checkpoint = by_main_process(accelerator, find_beginning, args, output_dir)
 
     # ------------------------------------------------------------------------------------------------------------ data
     # One process of each machine prepares what the others then find on its disk; the first, on one that all share.
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(args)
-    tokenizer = make_tokenizer_once(args, pairs["train"], checkpoint, accelerator)
+    tokenizer = by_main_process(accelerator, make_tokenizer, args, pairs["train"], checkpoint)
     config = make_config(args, tokenizer)
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         splits = tokenize_splits(pairs, tokenizer, args, config, accelerator)
@@ -94,7 +97,7 @@ def main():
 
     # ----------------------------------------------------------------------------------------------- resume, schedule
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
-    data = fingerprint(splits["train"])
+    data = {split: fingerprint(splits[split]) for split in ("train", "validation")}
     settings = settings_of(args, model.config, data, batches_per_step, accelerator.mixed_precision)
     state = RunState(settings=settings) if checkpoint is None else resume(learner, checkpoint, settings)
     batches = next_batches(splits["train"], tokenizer, args, state, accelerator)
@@ -113,16 +116,13 @@ def main():
         f"steps {state.step:,} to {max_steps:,}, learning rate up to {peak:.2e} at step {args.warmup_steps:,}"
     )
     if args.dry_run:
-        return print_plan(args, learner, splits["train"], batches, batches_per_step)
+        print_plan(args, learner, splits["train"], batches, batches_per_step)
+        return accelerator.end_training()
 
     # ----------------------------------------------------------------------------------------------------------- train
-    if accelerator.is_main_process:
-        make_output_dir(output_dir)
-        for damaged in list_checkpoints(output_dir):
-            if damaged.step > state.step:  # left out by find_checkpoint; the run would take it for its own
-                damaged.rename(".damaged")
-        (output_dir / "recipe.yaml").write_text(resolved_recipe(args, model.config), encoding="utf-8")
-    compare_machines(output_dir, data, accelerator)
+    lock = FileLock(output_dir / LOCK, timeout=10)  # held until this process ends
+    by_main_process(accelerator, begin_output, lock, checkpoint, resolved_recipe(args, model.config))
+    compare_machines(output_dir, data["train"], accelerator)
     accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
     is_there = state.step in [saved.step for saved in list_checkpoints(output_dir)]  # and not in another directory
     saved_step = state.step if is_there and not state.is_interrupted else None
@@ -190,75 +190,12 @@ def main():
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             push_run(output_dir, args.hub_model_id)
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
     accelerator.end_training()
 
 
 # -------------------------------------------------------------------------------------------------- the parts of a run
-
-
-def find_checkpoint(args, output_dir: Path) -> Checkpoint | None:
-    """The checkpoint to resume from, if that is asked for and there is one; raises UserError for one that is named.
-
-    Without a name it is the newest whole one, so that the same command begins a run and goes on with it.
-    """
-    restore_replaced(output_dir)
-    if args.resume_from_checkpoint is None:
-        return None
-    there = list_checkpoints(output_dir)
-    if args.resume_from_checkpoint == "newest":
-        for checkpoint in reversed(there):
-            damage = checkpoint.damage()
-            if damage is None:
-                print_once(f"going on from {checkpoint}")
-                return checkpoint
-            print_once(f"{checkpoint} is damaged, {damage}, and left out")
-        if there:
-            raise UserError(f"Every checkpoint in {output_dir} is damaged; begin anew in another --output_dir.")
-        print_once(f"there is no checkpoint in {output_dir} yet: the run begins")
-        return None
-    checkpoint = Checkpoint(args.resume_from_checkpoint)
-    is_named = re.fullmatch(r"checkpoint-\d+", checkpoint.folder.resolve().name)
-    if not is_named or not (checkpoint.folder / "trainer_state.json").exists():
-        raise UserError(f"--resume_from_checkpoint {checkpoint} is no checkpoint-N folder of train.py.")
-    newer = [other for other in there if other.step > checkpoint.step]
-    if newer and checkpoint.folder.resolve().parent == output_dir.resolve():
-        raise UserError(
-            f"--resume_from_checkpoint {checkpoint} is older than {newer[-1]}, which the run would mix with its own; "
-            "remove what is newer, or choose another --output_dir."
-        )
-    if damage := checkpoint.damage():
-        raise UserError(f"--resume_from_checkpoint {checkpoint} is damaged: {damage}; choose another checkpoint.")
-    return checkpoint
-
-
-def print_once(text: str):
-    """Prints on one process, before there is an accelerator to ask."""
-    if os.environ.get("RANK", "0") == "0":
-        print(text)
-
-
-def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
-    """Raises UserError rather than overwrite anything but what the run of the checkpoint has left."""
-    if checkpoint is not None and checkpoint.folder.resolve().parent == output_dir.resolve():
-        return
-    if list_checkpoints(output_dir) or (output_dir / "config.json").exists():
-        raise UserError(
-            f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or choose "
-            "another directory."
-        )
-    # A run that was stopped before its first checkpoint leaves its recipe, and what a tracker wrote.
-    if output_dir.is_dir():
-        others = {path.name for path in output_dir.iterdir() if not path.name.endswith(".unfinished")}
-        if others - {"recipe.yaml"} and "recipe.yaml" not in others:
-            raise UserError(f"--output_dir {output_dir} is not empty, and is not overwritten; choose another.")
-
-
-def make_output_dir(output_dir: Path):
-    """Makes the directory; raises UserError where that is not possible."""
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir {output_dir} cannot be made: {error.strerror}.") from error
 
 
 def compare_machines(output_dir: Path, data: str | None, accelerator: Accelerator):
@@ -289,7 +226,11 @@ def make_accelerator(args) -> Accelerator:
     try:
         # The main process may tokenise for hours while the others wait.
         patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))
-        accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[patience])
+        with warnings.catch_warnings():  # of trackers that are not there, which is told by what follows
+            warnings.simplefilter("ignore", UserWarning)
+            accelerator = Accelerator(
+                log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[patience]
+            )
     except ValueError as error:
         raise UserError(
             f"Accelerate cannot be set up as it was launched, with --report_to {args.report_to}: {error}"
@@ -310,18 +251,18 @@ def use_all_cores(num_processes: int):
         torch.set_num_threads(max(1, cores // num_processes))
 
 
-def make_tokenizer_once(args, dataset, checkpoint: Checkpoint | None, accelerator: Accelerator):
-    """[`make_tokenizer`] on the main process, for all of them; so is the UserError that it may raise."""
-    made = None
+def by_main_process(accelerator: Accelerator, function, *arguments):
+    """What the function returns on the main process, on all of them; so is the UserError that it may raise."""
+    result = None
     if accelerator.is_main_process:
         try:
-            made = make_tokenizer(args, dataset, checkpoint)
+            result = function(*arguments)
         except UserError as error:
-            made = error
-    made = broadcast_object_list([made])[0]
-    if isinstance(made, UserError):
-        raise made
-    return made
+            result = error
+    result = broadcast_object_list([result])[0]
+    if isinstance(result, UserError):
+        raise result
+    return result
 
 
 def make_tokenizer(args, dataset, checkpoint: Checkpoint | None):
@@ -344,11 +285,10 @@ def make_config(args, tokenizer) -> VanillaTransformerConfig:
     fields = model_fields(args)
     if args.model_name_or_path:
         return tuned_config(args, fields)
-    if args.tokenizer_name and fields.get("vocab_size", len(tokenizer)) != len(tokenizer):
-        raise UserError(
-            f"--vocab_size is {fields['vocab_size']}, and --tokenizer_name {args.tokenizer_name} has {len(tokenizer)} "
-            "types; leave one of them out."
-        )
+    asked = fields.get("vocab_size", len(tokenizer))
+    if asked < len(tokenizer) or args.tokenizer_name and asked != len(tokenizer):  # few texts give fewer types
+        whose = f"--tokenizer_name {args.tokenizer_name}" if args.tokenizer_name else "the tokenizer"
+        raise UserError(f"--vocab_size is {asked}, and {whose} has {len(tokenizer)} types; leave --vocab_size out.")
     config = VanillaTransformerConfig(**fields | {"vocab_size": len(tokenizer)} | special_token_ids(tokenizer))
     longest = max(args.max_source_length, args.max_target_length)
     if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:
@@ -383,9 +323,12 @@ def tuned_config(args, fields: dict) -> VanillaTransformerConfig:
 def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConfig, accelerator: Accelerator) -> dict:
     """Token ids of all splits; says how many pairs each has and why others were dropped.
 
-    The limits of length are for training: what is translated in evaluation is only limited by the model.
+    The limits of length are for training: evaluation leaves out only what the model was not made for, more than
+    `max_position_embeddings` tokens, which would also take memory by the square of their number.
     """
-    reach = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
+    reach = config.max_position_embeddings
+    if config.position_embedding_type != "learned":
+        reach = max(reach, args.max_source_length, args.max_target_length)
     splits = {}
     for split, dataset in pairs.items():
         limits = (args.max_source_length, args.max_target_length) if split == "train" else (reach, reach)
@@ -460,6 +403,12 @@ def resume(learner: Learner, checkpoint: Checkpoint, settings: dict) -> RunState
         learner.accelerator.print(f"changed since {checkpoint}: {change}")
     state = learner.load(checkpoint)
     state.settings = settings
+    if any(before.get(name) != settings[name] for name in SCORING) and state.evaluations():
+        learner.accelerator.print("the scores so far are not compared with those to come")
+        state.scores_count_from = state.step + 1
+    if not checkpoint.is_in(Path(learner.args.output_dir)):
+        learner.accelerator.print(f"what was saved before {checkpoint} is not averaged, nor taken for the best")
+        state.scores_count_from = max(state.scores_count_from, state.step)
     return state
 
 
@@ -490,7 +439,8 @@ def roll_back(
         raise UserError(
             f"{what}; no checkpoint was overwritten. {remedy}, or leave such batches out by --on_divergence rollback."
         )
-    checkpoint = (list_checkpoints(Path(args.output_dir)) or [begun])[-1]
+    saved = [one for one in list_checkpoints(Path(args.output_dir)) if one.damage() is None]
+    checkpoint = (saved or [begun])[-1]
     before = learner.load(checkpoint)
     before.settings, skipped_since = state.settings, state.skipped[len(before.skipped) :]
     if len(skipped_since) >= 4 * state.settings["batches_per_step"]:
@@ -519,8 +469,9 @@ def print_plan(args, learner: Learner, train, batches, batches_per_step: int):
         show(f"{len(plan) / batches_per_step:,.1f} steps an epoch, of {batches_per_step} batches each")
     longest = longest_sides(train, args)
     needed = estimate(learner.whole, args, learner.accelerator, args.per_device_train_max_tokens, longest, shards)
-    free = free_memory(learner.accelerator)
-    show(f"about {needed / 2**30:.2f} GiB of memory for training, of {free / 2**30:.1f} GiB free on each process")
+    there = bytes_of_state(learner.model, args, shards, with_gradients=False)
+    free = free_memory(learner.accelerator) + there
+    show(f"about {needed / 2**30:.2f} GiB of memory for training, of {free / 2**30:.1f} GiB on each process")
     show(f"the recipe, resolved:\n\n{resolved_recipe(args, learner.model.config)}")
     show("This was a dry run: nothing is trained and nothing written to --output_dir.")
 

@@ -280,11 +280,15 @@ def test_skipped_training_batches(source, tokenizer, num_processes):
     assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == expected
 
 
+def pairs_of(loader, number: int) -> list[int]:
+    return loader.pairs_of(range(number, number + 1))
+
+
 def test_the_pairs_of_a_batch_are_found_by_its_number(source, tokenized, tokenizer):
     """In a whole dataset of any batch; in a stream of those that were just read, as places in its epoch."""
     loader = training_batches(source, tokenizer, options(), 3)
     for number, batch in zip(range(3, 50), loader, strict=False):
-        pairs = [tokenized[i] for i in loader.pairs_of(number)]
+        pairs = [tokenized[i] for i in pairs_of(loader, number)]
         assert as_pairs(batch) == [(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs]
 
 
@@ -518,12 +522,12 @@ def test_the_pool_before_is_still_known(make_stream, tokenizer, args):
     loader = training_batches(make_stream(), tokenizer, args)
     places = {}
     for number, _, _ in loader.numbered():
-        places[number] = loader.pairs_of(number)
+        places[number] = pairs_of(loader, number)
         before, now = [None, *(state for state, _ in loader.recent)][-2:]
         if before is not None:
             known = range(before["batch"], number + 1)
-            assert [loader.pairs_of(n) for n in known] == [places[n] for n in known]
-            assert loader.pairs_of(before["batch"] - 1) == []
+            assert [pairs_of(loader, n) for n in known] == [places[n] for n in known]
+            assert pairs_of(loader, before["batch"] - 1) == []
             assert [loader.state_at(n) for n in known] == [before if n < now["batch"] else now for n in known]
         if now["epoch"] == 2:
             break
@@ -583,7 +587,7 @@ def test_bpe_dropout_is_a_function_of_seed_and_number(source, tokenized, tokeniz
     loader = training_batches(source, tokenizer, args)
     found = []
     for number, batch in zip(range(40), loader, strict=False):
-        texts = [TEXTS[i] for i in loader.pairs_of(number)]
+        texts = [TEXTS[i] for i in pairs_of(loader, number)]
         assert as_pairs(batch) == segmented(tokenizer, texts, number)
         found.append(as_pairs(batch))
     plain = pairs_in(training_batches(source, tokenizer, options()), 40)
@@ -602,7 +606,7 @@ def test_a_pair_is_segmented_otherwise_in_each_epoch(tokenized, tokenizer):
     loader = training_batches(tokenized, tokenizer, options(bpe_dropout=0.5))
     ways: dict[int, set] = {}
     for number, batch in zip(range(3 * len(loader.epoch())), loader, strict=False):
-        for index, pair in zip(loader.pairs_of(number), as_pairs(batch), strict=True):
+        for index, pair in zip(pairs_of(loader, number), as_pairs(batch), strict=True):
             ways.setdefault(index, set()).add(pair)
     assert len(ways) == len(tokenized)
     assert np.mean([len(found) for found in ways.values()]) > 2
@@ -616,7 +620,7 @@ def test_bpe_dropout_respects_the_limits(tokenized, tokenizer):
     loader = training_batches(short, tokenizer, options(bpe_dropout=0.5, **limits))
     kept = [0, 0]
     for number, batch in zip(range(30), loader, strict=False):
-        pairs = [short[i] for i in loader.pairs_of(number)]
+        pairs = [short[i] for i in pairs_of(loader, number)]
         free = segmented(tokenizer, [(pair["source"], pair["target"]) for pair in pairs], number)
         for pair, (source, target), found in zip(pairs, free, as_pairs(batch), strict=True):
             expected = tuple(pair["input_ids"]) if len(source) > 14 else source

@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import parts, small_model
+from filelock import FileLock
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerConfig, checkpoint
 from vanilla_transformer.checkpoint import (
+    LOCK,
     SUMS,
     Checkpoint,
     average_checkpoints,
+    begin_output,
     compare_settings,
     delete_old_checkpoints,
+    find_beginning,
     is_interrupted,
     list_checkpoints,
     settings_of,
@@ -385,16 +389,79 @@ def test_a_damaged_checkpoint_is_not_averaged(written):
         average_checkpoints([one for one, *_ in written])
 
 
+# ---------------------------------------------------------------------------------------------- the output directory
+
+
+def begin(output_dir: Path, checkpoint: Checkpoint | None = None) -> FileLock:
+    lock = FileLock(output_dir / LOCK, timeout=0.1)
+    begin_output(lock, checkpoint, "seed: 1\n")
+    return lock
+
+
+def test_one_run_at_a_time(tmp_path):
+    """In a directory, which the next may have as soon as the one before has ended."""
+    lock = begin(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b" / "recipe.yaml").read_text() == "seed: 1\n"
+    with pytest.raises(UserError, match=f"^Another run is at work in --output_dir {tmp_path}/a/b; choose another"):
+        begin(tmp_path / "a" / "b")
+    lock.release()
+    begin(tmp_path / "a" / "b")
+
+
+def test_another_run_has_gone_on_meanwhile(folder):
+    newer = Path(shutil.copytree(folder, folder.with_name("checkpoint-2")))
+    with pytest.raises(UserError, match=f"^Another run has written {newer} meanwhile"):
+        begin(folder.parent, Checkpoint(folder))
+    flip(newer / "model.safetensors")
+    begin(folder.parent, Checkpoint(folder))
+    assert list_checkpoints(folder.parent)[-1].step == 1 and newer.with_name("checkpoint-2.damaged").is_dir()
+
+
+def test_another_run_has_begun_meanwhile(folder):
+    with pytest.raises(UserError, match=f"^--output_dir {folder.parent} already holds a model"):
+        begin(folder.parent)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_directory_that_cannot_be_made(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    said = f"^--output_dir {tmp_path / place} cannot be made or used: {tmp_path}/file is no directory; choose another"
+    with pytest.raises(UserError, match=said):
+        find_beginning(options(), tmp_path / place)
+
+
+def test_a_model_without_a_checkpoint_is_not_gone_on_with(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="no checkpoint to resume from; .* --model_name_or_path"):
+        find_beginning(options("--resume_from_checkpoint"), tmp_path)
+
+
+def test_a_link_to_a_checkpoint_is_one(folder, tmp_path):
+    (tmp_path / "latest").symlink_to(folder)
+    found = find_beginning(options("--resume_from_checkpoint", str(tmp_path / "latest")), tmp_path / "other")
+    assert (found.folder, found.step) == (folder, 1)
+    assert found.is_in(folder.parent) and not found.is_in(tmp_path / "other")
+
+
+def test_a_linked_checkpoint_is_deleted_as_a_link(folder, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint-1").symlink_to(folder)
+    shutil.copytree(folder, tmp_path / "run" / "checkpoint-2")
+    delete_old_checkpoints(tmp_path / "run", 1, [])
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint-2"]
+    assert Checkpoint(folder).damage() is None
+
+
 # ------------------------------------------------------------------------------------------------------------ settings
 
 FROM = Checkpoint(Path("runs/checkpoint-7"))
 CONFIG = VanillaTransformerConfig()
 
 
-def settings(*argv: str, data="d1", batches=4, precision="no", **config) -> dict:
+def settings(*argv: str, data="d1", validation="v1", batches=4, precision="no", **config) -> dict:
     """The settings of a run as they come from a checkpoint."""
     args = options(*argv)
-    data = None if args.streaming else data
+    data = {"train": None if args.streaming else data, "validation": validation}
     made = settings_of(args, VanillaTransformerConfig(**config), data, batches, precision)
     return json.loads(json.dumps(made))
 
@@ -409,7 +476,6 @@ def test_what_does_not_matter_may_change():
     argv = ["--output_dir=y", "--eval_steps=3", "--save_total_limit=9", "--logging_steps=2", "--report_to=tensorboard"]
     argv += [
         "--per_device_eval_max_tokens=99",
-        "--num_beams=3",
         "--dataloader_num_workers=2",
         "--on_divergence=rollback",
     ]
@@ -433,6 +499,9 @@ MAY_CHANGE = {
     "attn_implementation": ("sdpa", None),
     "gradient_checkpointing": (True, False),
     "torch_compile": (True, False),
+    "metric_for_best_model": ("loss", "bleu"),
+    "num_beams": (4, 1),
+    "length_penalty": (0.5, 1.0),
 }
 
 
@@ -448,6 +517,10 @@ def test_a_dropout_that_has_changed_is_named(name):
     """It comes from the config, which knows the default."""
     old = getattr(CONFIG, name)
     assert compare_settings(FROM, settings(), settings(**{name: 0.45})) == [f"--{name} {old}, now 0.45"]
+
+
+def test_other_validation_pairs_are_named():
+    assert compare_settings(FROM, settings(), settings(validation="v2")) == ["the validation pairs"]
 
 
 def test_several_changes_are_all_named():
@@ -474,6 +547,8 @@ MUST_NOT_CHANGE = {
     "--per_device_train_max_tokens": ([], ["--per_device_train_max_tokens=99"], "99, and 4096"),
     "--bpe_dropout": ([], ["--bpe_dropout=0.1"], "0.1, and 0.0"),
     "--streaming": ([], STREAMED, "True, and False"),
+    "--model_name_or_path": ([], ["--model_name_or_path=y"], "y, and None"),
+    "--tokenizer_name": (["--tokenizer_name=y"], ["--tokenizer_name=z"], "z, and y"),
     "--max_source_length": (STREAMED, [*STREAMED, "--max_source_length=9"], "9, and 128"),
     "--max_target_length": (STREAMED, [*STREAMED, "--max_target_length=9"], "9, and 128"),
     "--max_train_samples": (STREAMED, [*STREAMED, "--max_train_samples=9"], "9, and None"),
@@ -487,9 +562,17 @@ MUST_NOT_CHANGE = {
 }
 
 
+VARIED = ["--bpe_dropout=0.1"]
+MUST_NOT_CHANGE |= {
+    "--max_source_length with --bpe_dropout": (VARIED, [*VARIED, "--max_source_length=9"], "9, and 128"),
+    "--max_target_length with --bpe_dropout": (VARIED, [*VARIED, "--max_target_length=9"], "9, and 128"),
+}
+
+
 @pytest.mark.parametrize("option", MUST_NOT_CHANGE)
 def test_an_option_that_decides_on_the_batches_must_not_change(option):
     before, now, values = MUST_NOT_CHANGE[option]
+    option = option.split()[0]
     assert refusal(settings(*before), settings(*now)).startswith(f"{option} is {values} in runs/checkpoint-7")
     assert refusal(settings(*now), settings(*before)).startswith(f"{option} is ")
 

@@ -124,6 +124,15 @@ def test_words_that_look_like_a_missing_value_are_text(suffix, tmp_path):
     assert texts(load("--train_file", path, "--validation_file", path)["train"]) == pairs
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_so_they_are_in_the_files_of_a_directory(suffix, tmp_path):
+    pairs = [("None", "NA"), ("null", "nan"), *PAIRS[:10]]
+    for split in ("train", "validation"):
+        write(tmp_path / f"{split}.{suffix}", rows(pairs=pairs))
+    (tmp_path / "README.txt").write_text("null")
+    assert texts(load("--dataset_name", tmp_path)["train"]) == pairs
+
+
 def test_only_a_line_feed_ends_a_line_of_a_txt_file(tmp_path):
     pairs = [("a\u2028b", "c\x0cd\x85e\x1cf"), *PAIRS[:10]]
     path = write(tmp_path / "train.txt", rows(pairs=pairs))
@@ -413,12 +422,11 @@ def test_limits_count_the_end_of_sentence(tokenizer):
 
 def test_no_pair_left(tokenizer):
     pairs = [(None, "b"), ("", ""), ("x" * 60, "b")]
-    message = (
-        "No usable pair is left of the 3 of the test split: 2 have .*1 are longer than --max_source_length 20 "
-        "or --max_target_length 30 tokens"
-    )
-    with pytest.raises(UserError, match=message):
-        tokenize_pairs(text_dataset(pairs), tokenizer, 20, 30, "test")
+    message = "No usable pair is left of the 3 of the {} split: 2 have .*1 are longer than {}"
+    limits = {"train": "--max_source_length 20 or --max_target_length 30 tokens", "test": "20 or 30 tokens"}
+    for split, limit in limits.items():
+        with pytest.raises(UserError, match=message.format(split, limit)):
+            tokenize_pairs(text_dataset(pairs), tokenizer, 20, 30, split)
 
 
 @pytest.mark.parametrize("text", ["string", "large_string"])

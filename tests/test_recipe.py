@@ -49,6 +49,13 @@ def test_without_options_it_is_the_sample_recipe():
     assert args.d_model == 128
 
 
+def test_the_sample_recipe_is_for_where_its_dataset_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"sample_dataset lies in {SAMPLE_RECIPE.parents[1]}; go there, or say what"):
+        parse_options(["--max_steps=3"])
+    parse_options(["--dataset_name=x"])
+
+
 @pytest.mark.parametrize("given", ["--seed=7", "--d_model=64"])
 def test_an_option_alone_changes_the_sample_recipe(given):
     name, value = given.removeprefix("--").split("=")

@@ -1,5 +1,6 @@
 """train.py from end to end, on a hundred pairs. Run: pytest tests/test_train.py"""
 
+import hashlib
 import itertools
 import json
 import os
@@ -33,13 +34,14 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     batches,
     curves,
+    data,
     evaluation,
     learner,
     memory,
     modeling_vanilla_transformer,
     training,
 )
-from vanilla_transformer.checkpoint import list_checkpoints
+from vanilla_transformer.checkpoint import LOCK, SUMS, list_checkpoints
 from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.evaluation import TranslationQuality
 from vanilla_transformer.recipe import parse_options
@@ -123,7 +125,8 @@ def launch(command: list[str], cache: Path, **environment: str) -> subprocess.Co
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != LOCK]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -448,7 +451,7 @@ CHANGED = {
     ),
     "sizes": (["--d_model", "32"], "`d_model` is 16, and that of this run 32"),
     "fewer pairs": (["--max_train_samples", "99"], "The training pairs are not those of"),
-    "shorter pairs": (["--max_source_length", "20"], "The training pairs are not those of"),
+    "shorter pairs": (["--max_source_length", "20"], "--max_source_length is 20, and 128 in"),
     "other columns": (["--source_lang", "de", "--target_lang", "en"], "The training pairs are not those of"),
     "other pairs": ([], "The training pairs are not those of"),
     "from map-style to streaming": (["--streaming"], "--streaming is True, and False in"),
@@ -546,8 +549,95 @@ def test_what_may_change_is_said(short_runs, train, tmp_path):
         "r_drop_alpha 0.0, now 1.0",
         "dropout 0.1, now 0.3",
         "gradient_checkpointing False, now True",
+        "num_beams 1, now 2",
     ]
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dropout"] == 0.3
+
+
+def test_scores_of_another_kind_are_not_compared(short_runs, train, tmp_path):
+    """The best of the run is found among what was scored alike, and lies in the directory where it goes on."""
+    shutil.copytree(short_runs("map-style", train), tmp_path, dirs_exist_ok=True)
+    more = [
+        "--max_eval_samples",
+        "3",
+        "--max_steps",
+        "6",
+        "--eval_steps",
+        "2",
+        "--early_stopping_patience",
+        "9",
+        "--learning_rate",
+        "0",
+    ]
+    argv = options(tmp_path / "pairs", tmp_path / "model", *CHANGES, *more, "--resume_from_checkpoint")
+    scored = json.loads((tmp_path / "model" / "checkpoint-2" / "trainer_state.json").read_text())
+    scored["history"].append({"step": 2, "eval_loss": 0.0, "eval_bleu": 100.0, "eval_chrf": 100.0})
+    write_state(tmp_path / "model" / "checkpoint-2", scored)
+    status, printed, errors = train(argv)
+    assert status == 0, errors
+    assert f"changed since {tmp_path / 'model' / 'checkpoint-2'}: the validation pairs" in printed
+    assert "the scores so far are not compared with those to come" in printed
+    assert "Took the best weights, those of step 4." in printed
+
+
+def write_state(folder: Path, saved: dict):
+    """A state that a run might have left."""
+    text = json.dumps(saved)
+    (folder / "trainer_state.json").write_text(text, encoding="utf-8")
+    sums = (folder / SUMS).read_text(encoding="utf-8")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    sums = re.sub(r"\w+(?=  trainer_state.json)", digest, sums)
+    (folder / SUMS).write_text(sums, encoding="utf-8")
+
+
+def test_going_on_elsewhere_leaves_averages_behind(short_runs, train, tmp_path):
+    run = short_runs("map-style", train)
+    more = ["--max_steps", "4", "--average_checkpoints", "3", "--save_steps", "1"]
+    argv = options(run / "pairs", tmp_path / "new", *CHANGES, *more)
+    status, printed, errors = train([*argv, "--resume_from_checkpoint", str(run / "model" / "checkpoint-2")])
+    assert status == 0, errors
+    assert f"what was saved before {run / 'model' / 'checkpoint-2'} is not averaged, nor taken" in printed
+    assert "Averaged the weights of checkpoint-2, checkpoint-3, checkpoint-4." in printed
+
+
+BEGINNINGS = {
+    "tokenizer": (["--tokenizer_name", "other"], "--tokenizer_name is other, and None in"),
+}
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_what_a_checkpoint_holds_is_not_given_anew(name, short_runs, train, tmp_path):
+    more, said = BEGINNINGS[name]
+    shutil.copytree(short_runs("map-style", train), tmp_path, dirs_exist_ok=True)
+    argv = options(tmp_path / "pairs", tmp_path / "model", "--max_steps", "4", *CHANGES, *more)
+    if name == "tokenizer":
+        argv = [word for word in argv if word not in ("--vocab_size", "280")]
+    assert_refused(said, argv, train, tmp_path / "model")
+
+
+def test_a_sentence_that_the_model_is_not_made_for_is_not_scored(pairs, train, tmp_path):
+    """20,000 tokens of one validation sentence would take more memory than there is."""
+    shutil.copytree(pairs, tmp_path / "pairs")
+    with open(tmp_path / "pairs" / "validation.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"en": "a dog " * 20_000, "de": "ein Hund " * 20_000}) + "\n")
+    status, printed, errors = train(options(tmp_path / "pairs", tmp_path / "model", "--max_steps", "1"))
+    assert status == 0, errors
+    assert "validation: 6 pairs (dropped: 0 empty, 1 too long)" in printed
+
+
+@pytest.mark.parametrize("sample", [10**6, 100], ids=["for the tokenizer", "in training"])
+def test_a_stream_with_a_row_that_cannot_be_read(sample, train, tmp_path, monkeypatch):
+    """After what was read of it; the run ends with a sentence."""
+    lines = ["en,de", *(f"a dog {i},ein Hund {i}" for i in range(12_000))]  # files are read 10,000 rows at a time
+    (tmp_path / "validation.csv").write_text("\n".join(lines[:5]) + "\n")
+    (tmp_path / "train.csv").write_text("\n".join([*lines, "a,b,c"]) + "\n")
+    monkeypatch.setattr(data, "TOKENIZER_SAMPLE", sample)
+    files = ["--train_file", str(tmp_path / "train.csv"), "--validation_file", str(tmp_path / "validation.csv")]
+    more = ["--streaming", "--max_steps", "99", "--per_device_train_max_tokens", "20000"]
+    status, _, errors = train([*files, *options("", tmp_path / "model", *more)[2:]])
+    message = one_sentence(errors)
+    assert status == 2 and "line 12002" in message
+    assert ("The training pairs could not be read" if sample > 100 else "The stream, after pair ") in message
 
 
 def test_what_has_not_changed_is_not_said(short_runs, train, tmp_path):
@@ -793,7 +883,7 @@ def test_a_marian_model_that_cannot_be_begun_from(name, marian, marian_data, tra
 # --------------------------------------------------------------------------------------------------- what a run can do
 
 
-GIBIBYTES = re.compile("about (.*) GiB of memory for training, of .* GiB free")
+GIBIBYTES = re.compile("about (.*) GiB of memory for training, of .* GiB on each process")
 LARGE = ["--per_device_train_max_tokens", "100000"]
 
 

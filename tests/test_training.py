@@ -414,7 +414,7 @@ def test_a_loss_or_a_gradient_that_is_no_number_is_trouble(loss, norm, spikes):
     np.testing.assert_equal((trouble.loss, trouble.grad_norm), (float(loss), float(norm)))
     assert state == RunState(step=10, history=[{"step": 10}])
     said = "The loss is .* the norm of its gradient .* at step 18, with learning rate 1.00e-01, in batches 34 to 35"
-    assert re.search(said, trouble.describe(SimpleNamespace(pairs_of=lambda number: [number]), 2))
+    assert re.search(said, trouble.describe(SimpleNamespace(pairs_of=list), 2))
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_a_loss_or_a_gradient_that_is_no_number_is_trouble(loss, norm, spikes):
     ],
 )
 def test_trouble_is_told_with_its_step_rate_and_pairs(loss, usual, batches_per_step, expected):
-    pairs = SimpleNamespace(pairs_of=lambda number: [10 * number + i for i in range(5)])
+    pairs = SimpleNamespace(pairs_of=lambda numbers: [10 * n + i for n in numbers for i in range(5)])
     assert Trouble(9, 40, 1e-3, loss, 1.5, usual).describe(pairs, batches_per_step) == expected
 
 

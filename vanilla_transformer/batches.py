@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
 
+from .data import reading
 from .errors import UserError
 from .interruption import leave_signals_to_training
 from .tokenization import BpeDropout
@@ -174,9 +175,10 @@ class PairLoader(DataLoader):
         sampler = self.batch_sampler
         return plan_batches(*sampler.lengths, sampler.max_tokens, sampler.seed, 0)
 
-    def pairs_of(self, number: int) -> list[int]:
-        """The indices of the pairs of a batch."""
-        return next(batch.tolist() for found, batch in self.batch_sampler.numbered() if found == number)
+    def pairs_of(self, numbers: range) -> list[int]:
+        """The indices of the pairs of some batches."""
+        batches = itertools.islice(self.batch_sampler.numbered(), numbers.start, numbers.stop)
+        return [index for _, batch in batches for index in batch.tolist()]
 
     def state_at(self, number: int) -> None:
         """Nothing besides a batch's number is needed to go on from it."""
@@ -239,7 +241,7 @@ class StreamedBatches:
             if state["stream"] is not None:
                 self.stream.load_state_dict(state["stream"])
             pairs = iter(self.stream)
-            while pool := list(itertools.islice(pairs, self.pool_size(state["epoch"], state["pool"]))):
+            while pool := self.read_pool(pairs, state):
                 state["digest"] = digest(pool)
                 if promised not in (None, state["digest"]):
                     raise UserError(
@@ -258,17 +260,22 @@ class StreamedBatches:
                 raise UserError("No usable pair is in the stream: all are empty, or longer than the limits.")
             state |= {"epoch": state["epoch"] + 1, "pool": 0, "pair": 0, "stream": None}
 
+    def read_pool(self, pairs: Iterator[dict], state: dict) -> list[dict]:
+        with reading(f"The stream, after pair {state['pair']:,} of epoch {state['epoch']},"):
+            return list(itertools.islice(pairs, self.pool_size(state["epoch"], state["pool"])))
+
     def pool_size(self, epoch: int, pool: int) -> int:
         """Small at first, so that training begins at once; other in each epoch, so that other pairs come together."""
         first = int(np.random.default_rng([self.seed, epoch]).integers(FIRST_STREAM_POOL // 2, FIRST_STREAM_POOL + 1))
         return min(first << min(pool, 16), LAST_STREAM_POOL)
 
-    def pairs_of(self, number: int) -> list[int]:
-        """The places in the stream, in its epoch, of the pairs of a batch of this pool or the one before."""
+    def pairs_of(self, numbers: range) -> list[int]:
+        """The places in the stream, in its epoch, of the pairs of some batches of this pool or the one before."""
+        pairs = []
         for state, plan in self.recent:
-            if 0 <= number - state["batch"] < len(plan):
-                return (state["pair"] + plan[number - state["batch"]]).tolist()
-        return []
+            ours = [number - state["batch"] for number in numbers if 0 <= number - state["batch"] < len(plan)]
+            pairs += [index for place in ours for index in (state["pair"] + plan[place]).tolist()]
+        return pairs
 
     def state_at(self, number: int) -> dict:
         """From where to read on for batch number `number`, the next one, as a dictionary for JSON."""

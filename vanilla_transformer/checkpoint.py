@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import os
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from huggingface_hub.utils.sha import sha_fileobj
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -17,6 +20,7 @@ from .errors import UserError
 from .training import RunState
 
 SUMS = "SHA256SUMS"  # as `sha256sum --check` reads it
+LOCK = ".lock"  # held by the run that is at work in an output directory
 
 
 class Checkpoint:
@@ -30,7 +34,10 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        return int(self.folder.resolve().name.removeprefix("checkpoint-"))
+        return int(self.folder.name.removeprefix("checkpoint-"))
+
+    def is_in(self, output_dir: Path) -> bool:
+        return self.folder.absolute().parent.resolve() == output_dir.resolve()
 
     def write(
         self,
@@ -73,14 +80,15 @@ class Checkpoint:
         if self.folder.exists():  # damaged, or saved where the run was stopped
             replaced = self.rename(".replaced")
             unfinished.rename(self.folder)
-            shutil.rmtree(replaced)
+            remove(replaced)
         else:
             unfinished.rename(self.folder)
 
     def rename(self, suffix: str) -> Path:
         """Gives the folder a name under which it is no checkpoint; what had that name is deleted."""
         renamed = self.folder.with_name(self.folder.name + suffix)
-        shutil.rmtree(renamed, ignore_errors=True)
+        if renamed.exists() or renamed.is_symlink():
+            remove(renamed)
         return self.folder.rename(renamed)
 
     def damage(self) -> str | None:
@@ -123,7 +131,7 @@ class Checkpoint:
         saved = json.loads((self.folder / "trainer_state.json").read_text(encoding="utf-8"))
         if not isinstance(saved, dict) or saved.keys() != asdict(RunState()).keys():
             raise ValueError("trainer_state.json is not what a checkpoint holds.")
-        if f"checkpoint-{saved['step']}" != self.folder.resolve().name:
+        if saved["step"] != self.step:
             raise ValueError(f"trainer_state.json is of step {saved['step']}.")
         return RunState(**saved)
 
@@ -162,9 +170,120 @@ def sha256(path: Path) -> str:
 
 def list_checkpoints(output_dir: Path) -> list[Checkpoint]:
     """The checkpoints, oldest first."""
-    found = [path for path in output_dir.glob("checkpoint-*") if path.is_dir()]
-    found = [Checkpoint(path) for path in found if path.name.removeprefix("checkpoint-").isdecimal()]
+    found = [Checkpoint(path) for path in output_dir.glob("checkpoint-*") if path.is_dir() and is_named(path)]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def is_named(folder: Path) -> bool:
+    return re.fullmatch(r"checkpoint-\d+", folder.name) is not None
+
+
+def remove(folder: Path):
+    """Deletes a folder with what is in it, or a link to one."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
+
+
+def find_beginning(args, output_dir: Path) -> Checkpoint | None:
+    """The checkpoint that a run goes on from, if that is asked for and there is one.
+
+    Without a name it is the newest whole one, so that the same command begins a run and goes on with it.
+
+    Raises:
+        UserError: The one that is named is none, or the run would overwrite what is not its own.
+    """
+    restore_replaced(output_dir)
+    if args.resume_from_checkpoint is None:
+        checkpoint = None
+    elif args.resume_from_checkpoint == "newest":
+        checkpoint = newest_whole(output_dir)
+    else:
+        checkpoint = named_checkpoint(args.resume_from_checkpoint, output_dir)
+    check_output_dir(output_dir, checkpoint)
+    return checkpoint
+
+
+def newest_whole(output_dir: Path) -> Checkpoint | None:
+    """The newest checkpoint that is not damaged; says which are, and raises UserError if all of them are."""
+    there = list_checkpoints(output_dir)
+    for checkpoint in reversed(there):
+        damage = checkpoint.damage()
+        if damage is None:
+            print(f"going on from {checkpoint}")
+            return checkpoint
+        print(f"{checkpoint} is damaged, {damage}, and left out")
+    if there:
+        raise UserError(f"Every checkpoint in {output_dir} is damaged; begin anew in another --output_dir.")
+    if (output_dir / "config.json").exists():
+        raise UserError(
+            f"--output_dir {output_dir} holds a model and no checkpoint to resume from; train on from it in another "
+            f"directory by --model_name_or_path {output_dir}."
+        )
+    print(f"there is no checkpoint in {output_dir} yet: the run begins")
+    return None
+
+
+def named_checkpoint(name: str, output_dir: Path) -> Checkpoint:
+    """The checkpoint of `--resume_from_checkpoint NAME`, also where it is a link to one."""
+    folder = Path(name) if is_named(Path(name)) else Path(name).resolve()
+    checkpoint = Checkpoint(folder)
+    if not is_named(folder) or not (folder / "trainer_state.json").exists():
+        raise UserError(f"--resume_from_checkpoint {name} is no checkpoint-N folder of train.py.")
+    newer = [other for other in list_checkpoints(output_dir) if other.step > checkpoint.step]
+    if newer and checkpoint.is_in(output_dir):
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint} is older than {newer[-1]}, which the run would mix with its own; "
+            "remove what is newer, or choose another --output_dir."
+        )
+    if damage := checkpoint.damage():
+        raise UserError(f"--resume_from_checkpoint {checkpoint} is damaged: {damage}; choose another checkpoint.")
+    return checkpoint
+
+
+def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
+    """Raises UserError rather than overwrite anything but what the run of the checkpoint has left."""
+    place = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        reason = "cannot be written to" if place.is_dir() else "is no directory"
+        raise UserError(f"--output_dir {output_dir} cannot be made or used: {place} {reason}; choose another.")
+    if checkpoint is not None and checkpoint.is_in(output_dir):
+        return
+    if list_checkpoints(output_dir) or (output_dir / "config.json").exists():
+        raise UserError(
+            f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or choose "
+            "another directory."
+        )
+    # A run that was stopped before its first checkpoint leaves its recipe, and what a tracker wrote.
+    if output_dir.is_dir():
+        others = {path.name for path in output_dir.iterdir() if not path.name.endswith(".unfinished")}
+        if others - {"recipe.yaml", LOCK} and "recipe.yaml" not in others:
+            raise UserError(f"--output_dir {output_dir} is not empty, and is not overwritten; choose another.")
+
+
+def begin_output(lock: FileLock, checkpoint: Checkpoint | None, recipe: str):
+    """Makes the directory in which the lock is, takes it for this run, and writes the recipe into it.
+
+    Raises:
+        UserError: It cannot be made or written to, or another run is at work there, or has been meanwhile.
+    """
+    output_dir = Path(lock.lock_file).parent
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(f"Another run is at work in --output_dir {output_dir}; choose another directory.") from error
+    except OSError as error:
+        raise UserError(f"--output_dir {output_dir} cannot be made or used: {error.strerror}.") from error
+    check_output_dir(output_dir, checkpoint)
+    step = 0 if checkpoint is None else checkpoint.step
+    for newer in list_checkpoints(output_dir):
+        if newer.step > step:
+            if newer.damage() is None:
+                raise UserError(f"Another run has written {newer} meanwhile; go on from it by the same command.")
+            newer.rename(".damaged")  # left out before; the run would take it for its own
+    (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
 
 
 def restore_replaced(output_dir: Path):
@@ -181,13 +300,14 @@ def delete_old_checkpoints(output_dir: Path, keep: int, best: list[int]):
     """
     for kind in ("unfinished", "replaced", "deleted"):
         for remains in output_dir.glob(f"checkpoint-*.{kind}"):
-            shutil.rmtree(remains, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove(remains)
     *older, newest = list_checkpoints(output_dir)
     regular = [checkpoint for checkpoint in older if not is_interrupted(checkpoint)]
     kept = [newest.step, *best, *(checkpoint.step for checkpoint in regular[::-1][: max(0, keep - 1)])]
     for checkpoint in older:
         if checkpoint.step not in kept:
-            shutil.rmtree(checkpoint.rename(".deleted"))  # gone as a whole, whenever the run is killed
+            remove(checkpoint.rename(".deleted"))  # gone as a whole, whenever the run is killed
 
 
 def is_interrupted(checkpoint: Checkpoint) -> bool:
@@ -223,15 +343,25 @@ UPDATE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "nu
 UPDATE += ("label_smoothing_factor", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "ema_decay")
 UPDATE += ("r_drop_alpha", "dropout", "attention_dropout", "activation_dropout", "attn_implementation")
 UPDATE += ("gradient_checkpointing", "torch_compile")
+# What the run began from, which a checkpoint holds already.
+BEGINNING = ("model_name_or_path", "tokenizer_name")
+# What decides on how a model scores, and which is the best.
+SCORING = ("metric_for_best_model", "num_beams", "length_penalty", "validation")
 
 
 def settings_of(
-    args, config: VanillaTransformerConfig, data: str | None, batches_per_step: int, precision: str
+    args, config: VanillaTransformerConfig, data: dict[str, str | None], batches_per_step: int, precision: str
 ) -> dict:
-    """What a checkpoint keeps of the options, so that it is noticed what has changed when it is resumed from."""
-    names = ORDER + UPDATE + (STREAM if args.streaming else ())
+    """What a checkpoint keeps of the options, so that it is noticed what has changed when it is resumed from.
+
+    `data` are the fingerprints of the training and the validation pairs.
+    """
+    names = ORDER + UPDATE + BEGINNING + SCORING[:3] + (STREAM if args.streaming else ())
+    if args.bpe_dropout:
+        names += ("max_source_length", "max_target_length")
     settings = {name: getattr(config, name) if hasattr(config, name) else getattr(args, name) for name in names}
-    return settings | {"data": data, "batches_per_step": batches_per_step, "mixed_precision": precision}
+    settings |= {"data": data["train"], "validation": data["validation"]}
+    return settings | {"batches_per_step": batches_per_step, "mixed_precision": precision}
 
 
 def compare_settings(checkpoint: Checkpoint, before: dict, now: dict) -> list[str]:
@@ -242,7 +372,7 @@ def compare_settings(checkpoint: Checkpoint, before: dict, now: dict) -> list[st
     """
     instead = f"begin a new run, from its weights by --model_name_or_path {checkpoint} if you like"
     changed = {name: (before.get(name), value) for name, value in now.items() if before.get(name) != value}
-    for name in ORDER + STREAM:
+    for name in ORDER + STREAM + BEGINNING:
         if name in changed:
             old, new = changed[name]
             raise UserError(f"--{name} is {new}, and {old} in {checkpoint}; give it the same value, or {instead}.")
@@ -257,4 +387,5 @@ def compare_settings(checkpoint: Checkpoint, before: dict, now: dict) -> list[st
             f"{now['batches_per_step']}; choose --gradient_accumulation_steps so that, times the number of processes, "
             f"it is the same, or {instead}."
         )
-    return [f"--{name} {old}, now {new}" for name, (old, new) in changed.items()]
+    words = {"validation": "the validation pairs"}
+    return [words.get(name, f"--{name} {old}, now {new}") for name, (old, new) in changed.items()]

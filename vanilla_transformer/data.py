@@ -1,5 +1,6 @@
 """Sentence pairs: a dataset from the Hub or from disk -> columns source and target -> token ids."""
 
+import contextlib
 import csv
 import itertools
 from collections.abc import Iterator
@@ -41,10 +42,17 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     Raises:
         UserError: The dataset, a split, a column or a language does not exist; says which do.
     """
-    try:
+    with reading(where(args)):  # of a stream, which is read only here
         return load_splits(args)
-    except (ValueError, HTTPError, datasets.exceptions.DatasetsError) as error:  # of a stream, which is read only here
-        raise UserError(f"{where(args)} could not be read: {reason_of(error)}") from error
+
+
+@contextlib.contextmanager
+def reading(what: str):
+    """Turns what goes wrong in reading pairs into a UserError that says of what."""
+    try:
+        yield
+    except (ValueError, HTTPError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(f"{what} could not be read: {reason_of(error)}") from error
 
 
 def load_splits(args) -> dict[str, Dataset | IterableDataset]:
@@ -85,6 +93,7 @@ def load_dataset(args) -> DatasetDict:
             args.dataset_config_name,
             streaming=args.streaming,
             cache_dir=cache_of_directory(Path(args.dataset_name)),
+            **options_of_directory(Path(args.dataset_name)),
         )
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError, HTTPError) as error:
         # `datasets` lists the configurations there are where --dataset_config_name is missing or wrong.
@@ -92,6 +101,12 @@ def load_dataset(args) -> DatasetDict:
             f"The dataset {args.dataset_name} could not be loaded: {reason_of(error)} Give --dataset_name a Hub id or "
             "a local directory, with --dataset_config_name where it has several, or name your files by --train_file."
         ) from error
+
+
+def options_of_directory(directory: Path) -> dict:
+    """How the files of a local dataset are read, where they are all of one kind that needs to be told: .csv, .tsv."""
+    kinds = {path.suffix for path in directory.rglob("*")} & LOADERS.keys() - {".txt"}  # a README.txt, a licence
+    return CSV if kinds and kinds <= {".csv", ".tsv"} else {}
 
 
 def cache_of_directory(directory: Path) -> str | None:
@@ -259,8 +274,13 @@ def sentences(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | 
         dataset = dataset.take(TOKENIZER_SAMPLE)
     else:
         length = 2 * len(dataset)
-    texts = (text for batch in dataset.iter(1000) for side in ("source", "target") for text in batch[side])
-    return (text for text in texts if is_filled(text)), length
+    return filled_texts(dataset), length
+
+
+def filled_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
+    with reading("The training pairs"):
+        for batch in dataset.iter(1000):
+            yield from (text for side in ("source", "target") for text in batch[side] if is_filled(text))
 
 
 # ----------------------------------------------------------------------------------------------------------- token ids
@@ -310,10 +330,12 @@ def tokenize_pairs(
     )
     drops = {"empty": empty, "too long": len(filled) - len(encoded)}
     if len(encoded) == 0:
+        limits = f"{max_source_length} or {max_target_length} tokens"
+        if split == "train":
+            limits = f"--max_source_length {max_source_length} or --max_target_length {max_target_length} tokens"
         raise UserError(
             f"No usable pair is left of the {len(dataset)} of the {split} split: {drops['empty']} have an empty or "
-            f"missing side, {drops['too long']} are longer than --max_source_length {max_source_length} or "
-            f"--max_target_length {max_target_length} tokens."
+            f"missing side, {drops['too long']} are longer than {limits}."
         )
     return encoded, drops
 

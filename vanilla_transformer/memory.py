@@ -15,11 +15,11 @@ LARGEST = 2**15  # more tokens make larger steps, not faster ones
 MULTIPLE = 128  # tokens
 
 
-def bytes_of_state(model: nn.Module, args, shards: int = 1) -> int:
+def bytes_of_state(model: nn.Module, args, shards: int = 1, with_gradients: bool = True) -> int:
     """Weights, gradients, Adam's two moments and, with --ema_decay, the average and its copy, on one process."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     needs_copy = args.ema_decay or args.torch_compile or shards > 1  # which is evaluated
-    return weights * (4 + bool(args.ema_decay)) // shards + (weights if needs_copy else 0)
+    return weights * (3 + with_gradients + bool(args.ema_decay)) // shards + (weights if needs_copy else 0)
 
 
 def bytes_of_batch(model: nn.Module, args, accelerator, sentences: int, length: int) -> int:

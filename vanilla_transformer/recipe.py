@@ -188,6 +188,11 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     given, unknown = parser.parse_known_args(argv)
     if given.config is None and given.dataset_name is None and given.train_file is None:
         given.config = SAMPLE_RECIPE
+        if not Path("sample_dataset").is_dir() and not unknown:
+            raise UserError(
+                "Without --config, --dataset_name or --train_file the sample recipe is trained, whose sample_dataset "
+                f"lies in {SAMPLE_RECIPE.parents[1]}; go there, or say what to train on."
+            )
     if given.config is not None and not unknown:
         # The recipe comes first, so that what is on the command line replaces it.
         given, unknown = parser.parse_known_args(read_recipe(Path(given.config), parser, overruled(argv)) + argv)
@@ -274,8 +279,8 @@ def check_options(args: argparse.Namespace):
             raise UserError(f"--{name} is {getattr(args, name)}; it must lie in [0, 1).")
     if args.ema_decay is not None and not 0 < args.ema_decay < 1:
         raise UserError(f"--ema_decay is {args.ema_decay}; it must lie between 0 and 1.")
-    if not args.num_train_epochs > 0:
-        raise UserError(f"--num_train_epochs is {args.num_train_epochs}; it must be more than 0.")
+    if not 0 < args.num_train_epochs < math.inf:
+        raise UserError(f"--num_train_epochs is {args.num_train_epochs}; it must be a finite number, more than 0.")
     if not 1 <= args.validation_split_percentage <= 99:
         raise UserError(f"--validation_split_percentage is {args.validation_split_percentage}; it must be 1 to 99.")
     if args.seed >= 2**63:

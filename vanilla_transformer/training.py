@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import math
 import platform
 from collections.abc import Callable
@@ -186,7 +187,7 @@ class Trouble:
     def describe(self, batches, batches_per_step: int) -> str:
         """A sentence with the step, the learning rate and the pairs of its batches."""
         numbers = range(self.position, self.position + batches_per_step)
-        pairs = [index for number in numbers for index in batches.pairs_of(number)]
+        pairs = batches.pairs_of(numbers)
         names = ", ".join(map(str, pairs[:8])) + (f" and {len(pairs) - 8} more" if len(pairs) > 8 else "")
         names = names or "of a stream that were read long ago"
         jump = f" after {self.usual_loss:.2f} on average" if self.usual_loss is not None else ""
@@ -210,6 +211,9 @@ class RunState:
     source_tokens: int = 0
     padded_tokens: int = 0
     history: list[dict] = field(default_factory=list)  # what was logged, for the curves
+    scores_count_from: int = (
+        0  # the step; scores before were found in another way, and are not compared with later ones
+    )
     recent_losses: list[float] = field(default_factory=list)  # of the last steps, which a spike is measured by
     is_interrupted: bool = False  # saved because it was stopped, where no checkpoint would be
     stream: dict | None = None  # where a stream is read on
@@ -276,10 +280,12 @@ class RunState:
 
     @property
     def is_evaluated(self) -> bool:
-        return any(entry["step"] == self.step for entry in self.evaluations())
+        now = itertools.takewhile(lambda entry: entry["step"] == self.step, reversed(self.history))
+        return any("eval_loss" in entry for entry in now)
 
     def evaluations(self) -> list[dict]:
-        return [entry for entry in self.history if "eval_loss" in entry]
+        """Those that can be compared."""
+        return [entry for entry in self.history if "eval_loss" in entry and entry["step"] >= self.scores_count_from]
 
     def ranking(self, metric: str) -> list[int]:
         """The steps that were evaluated, the best first, the earlier of two that are equal; a loss is best low."""
@@ -338,6 +344,7 @@ class Calendar:
 
     def is_over(self, state: RunState) -> bool:
         """Whether the last step is done, or too many evaluations were without a better score."""
-        patience = self.args.early_stopping_patience or math.inf
+        if not (self.args.early_stopping_patience and self.evaluates(state.step)):
+            return state.step >= self.max_steps
         waited = state.evaluations_without_improvement(self.args.metric_for_best_model)
-        return state.step >= self.max_steps or waited >= patience
+        return state.step >= self.max_steps or waited >= self.args.early_stopping_patience
