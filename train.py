@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 from filelock import FileLock
 from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
@@ -49,7 +49,7 @@ from vanilla_transformer.data import fingerprint, load_pairs, sentences, tokeniz
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import TranslationQuality, evaluate_loss, translate_split
 from vanilla_transformer.interruption import Interrupted, StopSignal, end_launcher
-from vanilla_transformer.learner import Learner, check_launch, load_weights, number_of_shards
+from vanilla_transformer.learner import Learner, by_main_process, check_launch, load_weights, number_of_shards
 from vanilla_transformer.memory import bytes_of_state, estimate, free_memory, largest_batch
 from vanilla_transformer.model_card import public_name, write_model_card
 from vanilla_transformer.recipe import model_fields, parse_options, resolved_recipe
@@ -75,7 +75,8 @@ def main():
     if args.push_to_hub:
         check_token(args.hub_model_id, output_dir)
     accelerator = make_accelerator(args)
-    checkpoint = by_main_process(accelerator, find_beginning, args, output_dir)
+    lock = FileLock(output_dir / LOCK, timeout=10)  # held by the main process until it ends
+    checkpoint = by_main_process(accelerator, find_beginning, args, lock)
 
     # ------------------------------------------------------------------------------------------------------------ data
     # One process of each machine prepares what the others then find on its disk; the first, on one that all share.
@@ -120,7 +121,6 @@ def main():
         return accelerator.end_training()
 
     # ----------------------------------------------------------------------------------------------------------- train
-    lock = FileLock(output_dir / LOCK, timeout=10)  # held until this process ends
     by_main_process(accelerator, begin_output, lock, checkpoint, resolved_recipe(args, model.config))
     compare_machines(output_dir, data["train"], accelerator)
     accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
@@ -179,6 +179,12 @@ def main():
     load_final_weights(final, args, output_dir, state, accelerator)
     results = state.results() | {"num_parameters": model.num_parameters()}
     results |= evaluate(final, tokenizer, splits["validation"], "eval", args, accelerator)
+    if not math.isfinite(results["eval_loss"]):
+        raise UserError(
+            f"The loss of the validation pairs is {results['eval_loss']} after step {state.step}: training has come "
+            "apart, and no model is saved. Lower --learning_rate, lengthen --warmup_steps or clip harder by "
+            "--max_grad_norm."
+        )
     if not state.is_evaluated:
         state.log_scores(results)
     if "test" in splits:
@@ -249,20 +255,6 @@ def use_all_cores(num_processes: int):
     if torch.get_num_threads() == 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, cores // num_processes))
-
-
-def by_main_process(accelerator: Accelerator, function, *arguments):
-    """What the function returns on the main process, on all of them; so is the UserError that it may raise."""
-    result = None
-    if accelerator.is_main_process:
-        try:
-            result = function(*arguments)
-        except UserError as error:
-            result = error
-    result = broadcast_object_list([result])[0]
-    if isinstance(result, UserError):
-        raise result
-    return result
 
 
 def make_tokenizer(args, dataset, checkpoint: Checkpoint | None):
@@ -345,6 +337,8 @@ def make_model(args, config: VanillaTransformerConfig, device: torch.device):
     """A new model, or the one that is tuned."""
     # On a CPU eager attention is the fastest to train with, where sentences are short.
     attention = args.attn_implementation or ("eager" if device.type == "cpu" else None)
+    if attention == "flex_attention" and device.type == "cpu":
+        raise UserError("--attn_implementation flex_attention cannot be trained on a CPU; choose eager or sdpa.")
     options = {"attn_implementation": attention, "dtype": torch.float32}
     try:
         if args.model_name_or_path is None:
@@ -399,7 +393,7 @@ def resume(learner: Learner, checkpoint: Checkpoint, settings: dict) -> RunState
     """The state of the checkpoint, loaded; says what has changed since, and raises UserError for what must not."""
     with checkpoint.explaining():
         before = checkpoint.state().settings
-    for change in compare_settings(checkpoint, before, settings):
+    for change in compare_settings(checkpoint, before, settings, learner.model.config.vocab_size):
         learner.accelerator.print(f"changed since {checkpoint}: {change}")
     state = learner.load(checkpoint)
     state.settings = settings

@@ -29,7 +29,7 @@ from vanilla_transformer.checkpoint import (
 )
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.learner import Learner, load_weights, whole_weights
-from vanilla_transformer.recipe import parse_options
+from vanilla_transformer.recipe import WRITTEN, parse_options
 from vanilla_transformer.training import RunState
 
 
@@ -394,22 +394,23 @@ def test_a_damaged_checkpoint_is_not_averaged(written):
 
 def begin(output_dir: Path, checkpoint: Checkpoint | None = None) -> FileLock:
     lock = FileLock(output_dir / LOCK, timeout=0.1)
-    begin_output(lock, checkpoint, "seed: 1\n")
+    begin_output(lock, checkpoint, f"{WRITTEN}seed: 1\n")
     return lock
 
 
 def test_one_run_at_a_time(tmp_path):
     """In a directory, which the next may have as soon as the one before has ended."""
     lock = begin(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b" / "recipe.yaml").read_text() == "seed: 1\n"
+    assert (tmp_path / "a" / "b" / "recipe.yaml").read_text() == f"{WRITTEN}seed: 1\n"
     with pytest.raises(UserError, match=f"^Another run is at work in --output_dir {tmp_path}/a/b; choose another"):
         begin(tmp_path / "a" / "b")
     lock.release()
     begin(tmp_path / "a" / "b")
 
 
-def test_another_run_has_gone_on_meanwhile(folder):
-    newer = Path(shutil.copytree(folder, folder.with_name("checkpoint-2")))
+def test_another_run_has_gone_on_meanwhile(folder, make_learner, byte_tokenizer):
+    newer = folder.with_name("checkpoint-2")
+    make_learner().save(newer, byte_tokenizer, RunState(step=2))
     with pytest.raises(UserError, match=f"^Another run has written {newer} meanwhile"):
         begin(folder.parent, Checkpoint(folder))
     flip(newer / "model.safetensors")
@@ -427,20 +428,44 @@ def test_a_directory_that_cannot_be_made(place, tmp_path):
     (tmp_path / "file").write_text("")
     said = f"^--output_dir {tmp_path / place} cannot be made or used: {tmp_path}/file is no directory; choose another"
     with pytest.raises(UserError, match=said):
-        find_beginning(options(), tmp_path / place)
+        find_beginning(options(), FileLock(tmp_path / place / LOCK, timeout=0.1))
 
 
 def test_a_model_without_a_checkpoint_is_not_gone_on_with(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="no checkpoint to resume from; .* --model_name_or_path"):
-        find_beginning(options("--resume_from_checkpoint"), tmp_path)
+        find_beginning(options("--resume_from_checkpoint"), FileLock(tmp_path / LOCK, timeout=0.1))
 
 
 def test_a_link_to_a_checkpoint_is_one(folder, tmp_path):
     (tmp_path / "latest").symlink_to(folder)
-    found = find_beginning(options("--resume_from_checkpoint", str(tmp_path / "latest")), tmp_path / "other")
+    found = find_beginning(
+        options("--resume_from_checkpoint", str(tmp_path / "latest")), FileLock(tmp_path / "other" / LOCK, timeout=0.1)
+    )
     assert (found.folder, found.step) == (folder, 1)
     assert found.is_in(folder.parent) and not found.is_in(tmp_path / "other")
+
+
+def test_a_renamed_checkpoint_is_damaged(folder):
+    renamed = Checkpoint(folder.rename(folder.with_name("checkpoint-9")))
+    assert renamed.damage() == "its trainer_state.json is of step 1"
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("x"), lambda path: path.symlink_to("nowhere")])
+def test_what_has_the_name_of_a_checkpoint_is_replaced(make, make_learner, byte_tokenizer, tmp_path):
+    make(tmp_path / "checkpoint-0")
+    make_learner().save(tmp_path / "checkpoint-0", byte_tokenizer, RunState())
+    assert Checkpoint(tmp_path / "checkpoint-0").damage() is None
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0"]
+
+
+def test_a_recipe_of_the_users_own_is_not_overwritten(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("# mine\nmax_steps: 2\n")
+    with pytest.raises(UserError, match="is not empty, and is not overwritten"):
+        begin(tmp_path)
+    assert (tmp_path / "recipe.yaml").read_text().startswith("# mine")
+    (tmp_path / "recipe.yaml").write_text(f"{WRITTEN}max_steps: 2\n")
+    begin(tmp_path)
 
 
 def test_a_linked_checkpoint_is_deleted_as_a_link(folder, tmp_path):
@@ -466,10 +491,14 @@ def settings(*argv: str, data="d1", validation="v1", batches=4, precision="no", 
     return json.loads(json.dumps(made))
 
 
+def changes(before: dict, now: dict) -> list[str]:
+    return compare_settings(FROM, before, now, 280)
+
+
 def test_nothing_has_changed():
-    assert compare_settings(FROM, settings(), settings()) == []
+    assert changes(settings(), settings()) == []
     stream = ["--streaming", "--max_steps=9"]
-    assert compare_settings(FROM, settings(*stream), settings(*stream)) == []
+    assert changes(settings(*stream), settings(*stream)) == []
 
 
 def test_what_does_not_matter_may_change():
@@ -479,7 +508,7 @@ def test_what_does_not_matter_may_change():
         "--dataloader_num_workers=2",
         "--on_divergence=rollback",
     ]
-    assert compare_settings(FROM, settings(), settings(*argv)) == []
+    assert changes(settings(), settings(*argv)) == []
 
 
 MAY_CHANGE = {
@@ -508,33 +537,39 @@ MAY_CHANGE = {
 @pytest.mark.parametrize("name", MAY_CHANGE)
 def test_an_option_that_has_changed_is_named(name):
     new, old = MAY_CHANGE[name]
-    assert compare_settings(FROM, settings(), settings(f"--{name}={new}")) == [f"--{name} {old}, now {new}"]
-    assert compare_settings(FROM, settings(f"--{name}={new}"), settings()) == [f"--{name} {new}, now {old}"]
+    assert changes(settings(), settings(f"--{name}={new}")) == [f"--{name} {old}, now {new}"]
+    assert changes(settings(f"--{name}={new}"), settings()) == [f"--{name} {new}, now {old}"]
 
 
 @pytest.mark.parametrize("name", ["dropout", "attention_dropout", "activation_dropout"])
 def test_a_dropout_that_has_changed_is_named(name):
     """It comes from the config, which knows the default."""
     old = getattr(CONFIG, name)
-    assert compare_settings(FROM, settings(), settings(**{name: 0.45})) == [f"--{name} {old}, now 0.45"]
+    assert changes(settings(), settings(**{name: 0.45})) == [f"--{name} {old}, now 0.45"]
 
 
 def test_other_validation_pairs_are_named():
-    assert compare_settings(FROM, settings(), settings(validation="v2")) == ["the validation pairs"]
+    assert changes(settings(), settings(validation="v2")) == ["the validation pairs"]
 
 
 def test_several_changes_are_all_named():
     now = settings("--seed=42", "--warmup_steps=5", "--weight_decay=1", precision="bf16")
-    assert compare_settings(FROM, settings(), now) == [
+    assert changes(settings(), now) == [
         "--warmup_steps 4000, now 5",
         "--weight_decay 0.0, now 1.0",
         "--mixed_precision no, now bf16",
     ]
 
 
+@pytest.mark.parametrize("given", [[], ["--vocab_size=280"]])
+def test_the_size_of_the_vocabulary_may_be_given_as_it_is(given):
+    """Or not at all, where fewer types came of it than were asked for."""
+    assert changes(settings("--vocab_size=300"), settings(*given)) == []
+
+
 def refusal(before: dict, now: dict) -> str:
     with pytest.raises(UserError) as caught:
-        compare_settings(FROM, before, now)
+        changes(before, now)
     message = str(caught.value)
     assert "\n" not in message and "runs/checkpoint-7" in message
     assert "begin a new run, from its weights by --model_name_or_path runs/checkpoint-7" in message
@@ -549,6 +584,7 @@ MUST_NOT_CHANGE = {
     "--streaming": ([], STREAMED, "True, and False"),
     "--model_name_or_path": ([], ["--model_name_or_path=y"], "y, and None"),
     "--tokenizer_name": (["--tokenizer_name=y"], ["--tokenizer_name=z"], "z, and y"),
+    "--vocab_size": (["--vocab_size=300"], ["--vocab_size=400"], "400, and 300"),
     "--max_source_length": (STREAMED, [*STREAMED, "--max_source_length=9"], "9, and 128"),
     "--max_target_length": (STREAMED, [*STREAMED, "--max_target_length=9"], "9, and 128"),
     "--max_train_samples": (STREAMED, [*STREAMED, "--max_train_samples=9"], "9, and None"),
@@ -587,4 +623,4 @@ def test_the_batches_of_a_step_must_not_change():
 
 
 def test_the_names_of_files_do_not_matter_where_the_pairs_are_known():
-    assert compare_settings(FROM, settings(), settings("--dataset_name=y", "--max_source_length=99")) == []
+    assert changes(settings(), settings("--dataset_name=y", "--max_source_length=99")) == []

@@ -133,6 +133,15 @@ def test_so_they_are_in_the_files_of_a_directory(suffix, tmp_path):
     assert texts(load("--dataset_name", tmp_path)["train"]) == pairs
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_a_file_may_have_columns_that_others_have_not(streaming, tmp_path):
+    train = write(tmp_path / "train.jsonl", rows(pairs=PAIRS[:30]))
+    more = [row | {"alignment": "0-0"} for row in rows(pairs=PAIRS[30:])]
+    argv = ["--train_file", train, "--validation_file", write(tmp_path / "validation.jsonl", more)]
+    pairs = load(*argv, *(["--streaming", "--max_steps=1"] if streaming else []))
+    assert texts(pairs["train"]) == PAIRS[:30] and texts(pairs["validation"]) == PAIRS[30:]
+
+
 def test_only_a_line_feed_ends_a_line_of_a_txt_file(tmp_path):
     pairs = [("a\u2028b", "c\x0cd\x85e\x1cf"), *PAIRS[:10]]
     path = write(tmp_path / "train.txt", rows(pairs=pairs))

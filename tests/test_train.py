@@ -590,6 +590,14 @@ def write_state(folder: Path, saved: dict):
     (folder / SUMS).write_text(sums, encoding="utf-8")
 
 
+def test_a_model_without_a_loss_is_not_handed_out(pairs, train, tmp_path):
+    """The last step may be the one at which training comes apart, after its loss was found."""
+    more = ["--max_steps", "1", "--learning_rate", "1e30", "--warmup_steps", "0"]
+    status, _, errors = train(options(pairs, tmp_path / "model", *more))
+    assert status == 2 and "The loss of the validation pairs is nan after step 1" in one_sentence(errors)
+    assert not (tmp_path / "model" / "config.json").exists()
+
+
 def test_going_on_elsewhere_leaves_averages_behind(short_runs, train, tmp_path):
     run = short_runs("map-style", train)
     more = ["--max_steps", "4", "--average_checkpoints", "3", "--save_steps", "1"]

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .errors import UserError
+from .recipe import WRITTEN
 from .training import RunState
 
 SUMS = "SHA256SUMS"  # as `sha256sum --check` reads it
@@ -77,7 +78,7 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(f"{self.folder} could not be written: {' '.join(str(error).split())}") from error
-        if self.folder.exists():  # damaged, or saved where the run was stopped
+        if self.folder.exists() or self.folder.is_symlink():  # damaged, or saved where the run was stopped
             replaced = self.rename(".replaced")
             unfinished.rename(self.folder)
             remove(replaced)
@@ -111,6 +112,11 @@ class Checkpoint:
                 return f"its {name} cannot be read: {error.strerror}"
             if found != expected:
                 return f"its {name} is not as it was written"
+        with contextlib.suppress(OSError, TypeError):  # told by what follows
+            try:
+                self.state()
+            except ValueError as error:
+                return f"its {error}"
         missing = {"model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"} - set(names)
         return f"its {SUMS} does not name {', '.join(sorted(missing))}" if missing else None
 
@@ -122,7 +128,7 @@ class Checkpoint:
         except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).strip().split("\n")[0]
             raise UserError(
-                f"--resume_from_checkpoint {self} cannot be resumed from: {reason} "
+                f"--resume_from_checkpoint {self} cannot be resumed from: {reason.rstrip('.')}. "
                 "It must be a whole checkpoint-N folder that train.py wrote with the same model options."
             ) from error
 
@@ -130,9 +136,9 @@ class Checkpoint:
         """The run's state; raises ValueError if it is not whole."""
         saved = json.loads((self.folder / "trainer_state.json").read_text(encoding="utf-8"))
         if not isinstance(saved, dict) or saved.keys() != asdict(RunState()).keys():
-            raise ValueError("trainer_state.json is not what a checkpoint holds.")
+            raise ValueError("trainer_state.json is not what a checkpoint holds")
         if saved["step"] != self.step:
-            raise ValueError(f"trainer_state.json is of step {saved['step']}.")
+            raise ValueError(f"trainer_state.json is of step {saved['step']}")
         return RunState(**saved)
 
     def weights(self, is_average: bool = False) -> dict[str, torch.Tensor]:
@@ -179,22 +185,25 @@ def is_named(folder: Path) -> bool:
 
 
 def remove(folder: Path):
-    """Deletes a folder with what is in it, or a link to one."""
-    if folder.is_symlink():
-        folder.unlink()
-    else:
+    """Deletes a folder with what is in it, or what else has its name, such as a link to one."""
+    if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
+    else:
+        folder.unlink()
 
 
-def find_beginning(args, output_dir: Path) -> Checkpoint | None:
+def find_beginning(args, lock: FileLock) -> Checkpoint | None:
     """The checkpoint that a run goes on from, if that is asked for and there is one.
 
     Without a name it is the newest whole one, so that the same command begins a run and goes on with it.
 
     Raises:
-        UserError: The one that is named is none, or the run would overwrite what is not its own.
+        UserError: The one that is named is none, another run is at work, or what is not its own would be overwritten.
     """
-    restore_replaced(output_dir)
+    output_dir = Path(lock.lock_file).parent
+    if args.resume_from_checkpoint and not args.dry_run and list(output_dir.glob("checkpoint-*")):
+        take(lock)
+        restore_replaced(output_dir)
     if args.resume_from_checkpoint is None:
         checkpoint = None
     elif args.resume_from_checkpoint == "newest":
@@ -244,7 +253,10 @@ def named_checkpoint(name: str, output_dir: Path) -> Checkpoint:
 
 def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
     """Raises UserError rather than overwrite anything but what the run of the checkpoint has left."""
-    place = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
+    try:
+        place = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
+    except OSError as error:
+        raise UserError(f"--output_dir {output_dir} cannot be made: {error.strerror}; choose another.") from error
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         reason = "cannot be written to" if place.is_dir() else "is no directory"
         raise UserError(f"--output_dir {output_dir} cannot be made or used: {place} {reason}; choose another.")
@@ -256,10 +268,20 @@ def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
             "another directory."
         )
     # A run that was stopped before its first checkpoint leaves its recipe, and what a tracker wrote.
-    if output_dir.is_dir():
-        others = {path.name for path in output_dir.iterdir() if not path.name.endswith(".unfinished")}
-        if others - {"recipe.yaml", LOCK} and "recipe.yaml" not in others:
-            raise UserError(f"--output_dir {output_dir} is not empty, and is not overwritten; choose another.")
+    recipe = output_dir / "recipe.yaml"
+    is_a_runs = recipe.is_file() and recipe.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN)
+    others = {path.name for path in output_dir.iterdir()} if output_dir.is_dir() else set()
+    if not is_a_runs and any(name != LOCK and not name.endswith(".unfinished") for name in others):
+        raise UserError(f"--output_dir {output_dir} is not empty, and is not overwritten; choose another.")
+
+
+def take(lock: FileLock):
+    """Keeps other runs out of a directory; raises UserError if one is at work there."""
+    try:
+        lock.acquire()
+    except Timeout as error:
+        where = Path(lock.lock_file).parent
+        raise UserError(f"Another run is at work in --output_dir {where}; choose another directory.") from error
 
 
 def begin_output(lock: FileLock, checkpoint: Checkpoint | None, recipe: str):
@@ -271,9 +293,7 @@ def begin_output(lock: FileLock, checkpoint: Checkpoint | None, recipe: str):
     output_dir = Path(lock.lock_file).parent
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise UserError(f"Another run is at work in --output_dir {output_dir}; choose another directory.") from error
+        take(lock)
     except OSError as error:
         raise UserError(f"--output_dir {output_dir} cannot be made or used: {error.strerror}.") from error
     check_output_dir(output_dir, checkpoint)
@@ -344,7 +364,7 @@ UPDATE += ("label_smoothing_factor", "max_grad_norm", "adam_beta1", "adam_beta2"
 UPDATE += ("r_drop_alpha", "dropout", "attention_dropout", "activation_dropout", "attn_implementation")
 UPDATE += ("gradient_checkpointing", "torch_compile")
 # What the run began from, which a checkpoint holds already.
-BEGINNING = ("model_name_or_path", "tokenizer_name")
+BEGINNING = ("model_name_or_path", "tokenizer_name", "vocab_size")
 # What decides on how a model scores, and which is the best.
 SCORING = ("metric_for_best_model", "num_beams", "length_penalty", "validation")
 
@@ -360,18 +380,22 @@ def settings_of(
     if args.bpe_dropout:
         names += ("max_source_length", "max_target_length")
     settings = {name: getattr(config, name) if hasattr(config, name) else getattr(args, name) for name in names}
-    settings |= {"data": data["train"], "validation": data["validation"]}
+    settings |= {"data": data["train"], "validation": data["validation"], "vocab_size": args.vocab_size}
     return settings | {"batches_per_step": batches_per_step, "mixed_precision": precision}
 
 
-def compare_settings(checkpoint: Checkpoint, before: dict, now: dict) -> list[str]:
+def compare_settings(checkpoint: Checkpoint, before: dict, now: dict, num_types: int) -> list[str]:
     """The options that have changed since a checkpoint, in words, where going on with them is meant to be possible.
+
+    `num_types` is the size of the vocabulary.
 
     Raises:
         UserError: The data or its order have changed, so that the run could not go on where it was.
     """
     instead = f"begin a new run, from its weights by --model_name_or_path {checkpoint} if you like"
     changed = {name: (before.get(name), value) for name, value in now.items() if before.get(name) != value}
+    if now["vocab_size"] in (None, num_types):  # what came of the number that was asked for
+        changed.pop("vocab_size", None)
     for name in ORDER + STREAM + BEGINNING:
         if name in changed:
             old, new = changed[name]

@@ -122,12 +122,12 @@ def cache_of_directory(directory: Path) -> str | None:
     return str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / key)
 
 
-def load_files(args) -> DatasetDict:
+def load_files(args) -> dict[str, Dataset | IterableDataset]:
     """Loads `args.train_file` and its companions, all of one kind; a .txt file holds `source<TAB>target` lines."""
     files = {split: getattr(args, f"{split}_file") for split in SPLITS if getattr(args, f"{split}_file")}
     for split, name in files.items():
         if not Path(name).is_file():
-            raise UserError(f"--{split}_file {name} does not exist.")
+            raise UserError(f"--{split}_file {name} {'is no file' if Path(name).exists() else 'does not exist'}.")
         if Path(name).stat().st_size == 0:
             raise UserError(f"--{split}_file {name} is empty.")
     suffixes = {Path(name).suffix for name in files.values()}
@@ -137,7 +137,10 @@ def load_files(args) -> DatasetDict:
         )
     loader, options = LOADERS[suffixes.pop()]
     try:
-        raw = datasets.load_dataset(loader, data_files=files, streaming=args.streaming, **options)
+        raw = {  # one by one, as each may have columns of its own besides the two
+            split: datasets.load_dataset(loader, data_files={split: name}, streaming=args.streaming, **options)[split]
+            for split, name in files.items()
+        }
         for split, name in files.items() if loader == "text" else ():
             with open(name, encoding="utf-8") as lines:
                 if not any("\t" in line for line in itertools.islice(lines, 10_000)):

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import torch
-from accelerate.utils import parse_flag_from_env
+from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -75,9 +75,11 @@ class Learner:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         moments = get_optimizer_state_dict(self.model, self.optimizer.optimizer, options=options)
         state.scaler = {} if self.accelerator.scaler is None else self.accelerator.scaler.state_dict()
-        if self.accelerator.is_main_process:
+
+        def write():  # on the main process, which alone is given the moments
             Checkpoint(folder).write(self.whole, tokenizer, moments["state"], average, state)
-        self.accelerator.wait_for_everyone()
+
+        by_main_process(self.accelerator, write)
 
     def load(self, checkpoint: Checkpoint) -> RunState:
         """Puts weights, optimiser, average and scaler back as [`Learner.save`] found them; returns the run's state.
@@ -105,6 +107,20 @@ class Learner:
                 raise ValueError(f"the optimiser's state of '{name}' is missing or of another shape.")
         options = StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(self.model, optimizer, {**now, "state": saved}, options=options)
+
+
+def by_main_process(accelerator, function, *arguments):
+    """What the function returns on the main process, on all of them; so is the UserError or OSError it may raise."""
+    result = None
+    if accelerator.is_main_process:
+        try:
+            result = function(*arguments)
+        except (UserError, OSError) as error:
+            result = error
+    result = broadcast_object_list([result])[0]
+    if isinstance(result, UserError | OSError):
+        raise result
+    return result
 
 
 def begin_moments(model: nn.Module, optimizer: torch.optim.Optimizer):

@@ -260,7 +260,7 @@ AT_LEAST_ONE = [
 ]
 AT_LEAST_ONE += ["eval_steps", "save_steps", "logging_steps", "save_total_limit", "num_beams", "max_source_length"]
 AT_LEAST_ONE += ["max_target_length", "max_train_samples", "max_eval_samples", "max_predict_samples"]
-AT_LEAST_ONE += ["early_stopping_patience", "preprocessing_num_workers"]
+AT_LEAST_ONE += ["early_stopping_patience", "preprocessing_num_workers", "vocab_size"]
 NOT_NEGATIVE = ["learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "average_checkpoints"]
 NOT_NEGATIVE += ["dataloader_num_workers", "seed", "adam_epsilon", "r_drop_alpha"]
 BELOW_ONE = ["label_smoothing_factor", "adam_beta1", "adam_beta2", "bpe_dropout"]
@@ -269,8 +269,8 @@ BELOW_ONE = ["label_smoothing_factor", "adam_beta1", "adam_beta2", "bpe_dropout"
 def check_options(args: argparse.Namespace):
     """Raises UserError for a number outside its range, or options that do not go together."""
     for name in AT_LEAST_ONE + ([] if args.per_device_train_max_tokens == "auto" else ["per_device_train_max_tokens"]):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+        if getattr(args, name) is not None and not 1 <= getattr(args, name) < 2**31:
+            raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1, and less than 2^31.")
     for name in NOT_NEGATIVE:
         if getattr(args, name) is not None and not 0 <= getattr(args, name) < math.inf:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be a finite number, 0 or more.")
@@ -279,14 +279,14 @@ def check_options(args: argparse.Namespace):
             raise UserError(f"--{name} is {getattr(args, name)}; it must lie in [0, 1).")
     if args.ema_decay is not None and not 0 < args.ema_decay < 1:
         raise UserError(f"--ema_decay is {args.ema_decay}; it must lie between 0 and 1.")
-    if not 0 < args.num_train_epochs < math.inf:
-        raise UserError(f"--num_train_epochs is {args.num_train_epochs}; it must be a finite number, more than 0.")
+    if not 0 < args.num_train_epochs <= 1e6:
+        raise UserError(f"--num_train_epochs is {args.num_train_epochs}; it must be more than 0, a million at most.")
     if not 1 <= args.validation_split_percentage <= 99:
         raise UserError(f"--validation_split_percentage is {args.validation_split_percentage}; it must be 1 to 99.")
     if args.seed >= 2**63:
         raise UserError(f"--seed is {args.seed}; it must be less than 2^63.")
-    if not math.isfinite(args.length_penalty):
-        raise UserError(f"--length_penalty is {args.length_penalty}; it must be a finite number.")
+    if not -10 <= args.length_penalty <= 10:
+        raise UserError(f"--length_penalty is {args.length_penalty}; it must lie between -10 and 10.")
     if args.dataset_name and args.train_file:
         raise UserError("--dataset_name and --train_file are both given; choose one.")
     for name in ["validation_file", "test_file"]:
@@ -310,6 +310,7 @@ def model_fields(args: argparse.Namespace) -> dict:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
+WRITTEN = "# Every option of a run, as train.py has written it.\n"
 OF_ONE_RUN = {"config", "resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id"}  # not to be repeated
 
 
@@ -317,4 +318,4 @@ def resolved_recipe(args: argparse.Namespace, config: VanillaTransformerConfig) 
     """Every option as it is in force, as the text of a recipe that `--config` reads."""
     options = {key: value for key, value in vars(args).items() if key not in OF_ONE_RUN}
     options |= {item.name: getattr(config, item.name) for item in dataclasses.fields(MODEL_OPTIONS)}
-    return yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
+    return WRITTEN + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)

@@ -290,7 +290,8 @@ class RunState:
     def ranking(self, metric: str) -> list[int]:
         """The steps that were evaluated, the best first, the earlier of two that are equal; a loss is best low."""
         sign = 1 if metric == "loss" else -1
-        return [e["step"] for e in sorted(self.evaluations(), key=lambda entry: sign * entry[f"eval_{metric}"])]
+        scores = {e["step"]: sign * e[f"eval_{metric}"] for e in self.evaluations()}
+        return sorted(scores, key=lambda step: math.inf if math.isnan(scores[step]) else scores[step])
 
     def evaluations_without_improvement(self, metric: str) -> int:
         steps = [entry["step"] for entry in self.evaluations()]
