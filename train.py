@@ -97,6 +97,8 @@ def main():
     learner = Learner(model, args, accelerator)
 
     # ----------------------------------------------------------------------------------------------- resume, schedule
+    if args.learning_rate is None:
+        args.learning_rate = paper_learning_rate(model.config.d_model, args.warmup_steps)
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
     data = {split: fingerprint(splits[split]) for split in ("train", "validation")}
     settings = settings_of(args, model.config, data, batches_per_step, accelerator.mixed_precision)
@@ -109,13 +111,13 @@ def main():
             "--num_train_epochs to train on."
         )
     peak = args.learning_rate
-    if peak is None:
-        peak = paper_learning_rate(model.config.d_model, args.warmup_steps)
     learning_rate = learning_rate_schedule(args.lr_scheduler_type, peak, args.warmup_steps, max_steps)
     calendar = Calendar(args, max_steps)
     accelerator.print(
         f"steps {state.step:,} to {max_steps:,}, learning rate up to {peak:.2e} at step {args.warmup_steps:,}"
     )
+    if max_steps < args.warmup_steps:
+        accelerator.print("the run ends while the learning rate still rises: lower --warmup_steps, or train longer")
     if args.dry_run:
         print_plan(args, learner, splits["train"], batches, batches_per_step)
         return accelerator.end_training()

@@ -930,6 +930,16 @@ def test_a_dry_run(pairs, train, tmp_path):
     assert 0.1 < float(GIBIBYTES.search(printed)[1]) < 100
 
 
+def test_a_run_that_ends_in_its_warm_up_is_told_of(pairs, train, tmp_path):
+    """As without a recipe, whose 4,000 steps are many for a small corpus."""
+    argv = options(pairs, tmp_path / "model", "--max_steps", "3", "--dry_run")
+    status, printed, errors = train(argv)
+    assert status == 0, errors
+    assert "ends while the learning rate still rises: lower --warmup_steps" in printed
+    _, printed, _ = train([*argv, "--warmup_steps", "3"])
+    assert "still rises" not in printed
+
+
 def test_a_dry_run_of_a_stream_and_of_a_run_to_be_resumed(short_runs, train):
     folder = short_runs("streaming", train)
     before = files(folder)

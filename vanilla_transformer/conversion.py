@@ -431,7 +431,8 @@ def main():
         tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     except Exception as error:  # likewise
         tokenizer = None
-        print(f"It has no tokenizer that can be loaded: {' '.join(str(error).split())}", file=sys.stderr)
+        reason = " ".join(str(error).split())
+        print(f"{options.model} has no tokenizer that can be loaded, and none is written: {reason}", file=sys.stderr)
     for part in [model, tokenizer]:
         if part is not None:
             part.save_pretrained(output_dir)

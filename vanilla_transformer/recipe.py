@@ -45,8 +45,10 @@ class DataOptions:
     target_lang: str | None = option(None, "the language to translate into")
     source_column: str | None = option(None, "the column of source texts, where its name is no language")
     target_column: str | None = option(None, "the column of target texts")
-    max_source_length: int = option(128, "longer sources are left out (tokens, with the end of sentence)")
-    max_target_length: int = option(128, "pairs with longer targets are left out (tokens)")
+    max_source_length: int = option(
+        128, "training pairs with longer sources are left out (tokens, with the end of sentence)"
+    )
+    max_target_length: int = option(128, "training pairs with longer targets are left out (tokens)")
     max_train_samples: int | None = option(None, "use only so many training pairs")
     max_eval_samples: int | None = option(None, "use only so many validation pairs")
     max_predict_samples: int | None = option(None, "use only so many test pairs")
@@ -127,6 +129,7 @@ NOT_OPTIONS |= {"is_encoder_decoder"}  # which is always true
 def make_model_options() -> type:
     """A dataclass of the fields of the model's config; None stands for the config's own default."""
     texts = dict(re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", VanillaTransformerConfig.__doc__, re.MULTILINE))
+    texts["vocab_size"] = "Types of the tokenizer that is trained, at most; a small corpus gives fewer."
     defaults = VanillaTransformerConfig()
     fields = []
     for item in dataclasses.fields(VanillaTransformerConfig):
