@@ -41,6 +41,7 @@ from vanilla_transformer.checkpoint import (
     delete_old_checkpoints,
     find_beginning,
     list_checkpoints,
+    newest_whole,
     settings_of,
 )
 from vanilla_transformer.conversion import load_foreign
@@ -77,6 +78,7 @@ def main():
     accelerator = make_accelerator(args)
     lock = FileLock(output_dir / LOCK, timeout=10)  # held by the main process until it ends
     checkpoint = by_main_process(accelerator, find_beginning, args, lock)
+    check_is_shared(checkpoint, accelerator)
 
     # ------------------------------------------------------------------------------------------------------------ data
     # One process of each machine prepares what the others then find on its disk; the first, on one that all share.
@@ -123,11 +125,12 @@ def main():
         return accelerator.end_training()
 
     # ----------------------------------------------------------------------------------------------------------- train
-    by_main_process(accelerator, begin_output, lock, checkpoint, resolved_recipe(args, model.config))
-    compare_machines(output_dir, data["train"], accelerator)
+    recipe = resolved_recipe(args, model.config)
+    by_main_process(accelerator, begin_output, lock, checkpoint, recipe)
+    compare_machines(output_dir, recipe, data["train"], accelerator)
     accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
-    is_there = state.step in [saved.step for saved in list_checkpoints(output_dir)]  # and not in another directory
-    saved_step = state.step if is_there and not state.is_interrupted else None
+    there = [saved.step for saved in by_main_process(accelerator, list_checkpoints, output_dir)]
+    saved_step = state.step if state.step in there and not state.is_interrupted else None  # or in another directory
     window, clock, is_stopping = [], time.perf_counter(), False  # what is not logged yet, and since when
     progress = {"total": max_steps, "initial": state.step, "disable": not accelerator.is_local_main_process}
     with StopSignal(accelerator) as stop, tqdm(desc="Training", **progress) as bar:
@@ -174,7 +177,8 @@ def main():
                     accelerator.log(entry, step=state.step)
                 window.clear()
     if state.step < max_steps:
-        accelerator.print(f"Stopped early, {args.early_stopping_patience} evaluations after the best.")
+        waited = state.evaluations_without_improvement(args.metric_for_best_model)
+        accelerator.print(f"Stopped early, {waited} evaluations after the best.")
 
     # ----------------------------------------------------------------------------------------------- evaluate and save
     final = learner.scored()
@@ -198,24 +202,34 @@ def main():
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             push_run(output_dir, args.hub_model_id)
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
     accelerator.end_training()
 
 
 # -------------------------------------------------------------------------------------------------- the parts of a run
 
 
-def compare_machines(output_dir: Path, data: str | None, accelerator: Accelerator):
+def check_is_shared(checkpoint: Checkpoint | None, accelerator: Accelerator):
+    """Raises UserError, on all processes, if the checkpoint that the main one has found is not there for all."""
+    is_there = checkpoint is None or (checkpoint.folder / "trainer_state.json").exists()
+    if not all(gather_object([is_there])):
+        raise UserError(f"{checkpoint} is not there on all machines; give --output_dir a place that they share.")
+
+
+def compare_machines(output_dir: Path, recipe: str, data: str | None, accelerator: Accelerator):
     """Raises UserError, on all processes, if they do not see the same output directory or have not the same pairs.
 
-    A machine with a directory of its own would find no checkpoint to go on from, and begin anew beside the others.
+    The pairs of a stream, which have no fingerprint, are not compared.
     """
     accelerator.wait_for_everyone()
-    deadline = time.monotonic() + 60  # of what is not there, a disk in the network may be sure for a while
-    while not (output_dir / "recipe.yaml").exists() and time.monotonic() < deadline:
+
+    def sees() -> bool:
+        path = output_dir / "recipe.yaml"
+        return path.exists() and path.read_text(encoding="utf-8") == recipe
+
+    deadline = time.monotonic() + 60  # a network disk may say for a while that what is new is not there
+    while not sees() and time.monotonic() < deadline:
         time.sleep(1)
-    seen, fingerprints = zip(*gather_object([((output_dir / "recipe.yaml").exists(), data)]), strict=True)
+    seen, fingerprints = zip(*gather_object([(sees(), data)]), strict=True)
     if not all(seen):
         raise UserError(
             f"--output_dir {output_dir} is not the same directory on all machines; give it a place that they share."
@@ -399,12 +413,12 @@ def resume(learner: Learner, checkpoint: Checkpoint, settings: dict) -> RunState
         learner.accelerator.print(f"changed since {checkpoint}: {change}")
     state = learner.load(checkpoint)
     state.settings = settings
-    if any(before.get(name) != settings[name] for name in SCORING) and state.evaluations():
+    if any(before.get(name) != settings[name] for name in (*SCORING, "validation")) and state.evaluations():
         learner.accelerator.print("the scores so far are not compared with those to come")
-        state.scores_count_from = state.step + 1
+        state.scores_count_from = len(state.history)
     if not checkpoint.is_in(Path(learner.args.output_dir)):
         learner.accelerator.print(f"what was saved before {checkpoint} is not averaged, nor taken for the best")
-        state.scores_count_from = max(state.scores_count_from, state.step)
+        state.scores_count_from = len(state.history)
     return state
 
 
@@ -435,15 +449,16 @@ def roll_back(
         raise UserError(
             f"{what}; no checkpoint was overwritten. {remedy}, or leave such batches out by --on_divergence rollback."
         )
-    saved = [one for one in list_checkpoints(Path(args.output_dir)) if one.damage() is None]
-    checkpoint = (saved or [begun])[-1]
+    checkpoint = by_main_process(learner.accelerator, newest_whole, Path(args.output_dir)) or begun
+    if checkpoint is None:
+        raise UserError(f"{what}, and there is no whole checkpoint to go back to. {remedy}.")
     before = learner.load(checkpoint)
     before.settings, skipped_since = state.settings, state.skipped[len(before.skipped) :]
     if len(skipped_since) >= 4 * state.settings["batches_per_step"]:
         raise UserError(f"{what}, the fifth time after {checkpoint}, which is whole. {remedy}.")
     before.skipped += skipped_since
     before.skip(trouble.position, state.settings["batches_per_step"])
-    learner.accelerator.print(f"{what}. Going back to {checkpoint} and leaving these pairs out.")
+    learner.accelerator.print(f"{what}. Going back to {checkpoint} and leaving these batches out.")
     return before
 
 
@@ -513,7 +528,8 @@ def evaluate(model, tokenizer, split, name: str, args, accelerator: Accelerator)
 
 def load_final_weights(model, args, output_dir: Path, state: RunState, accelerator: Accelerator):
     """Leaves in `model` what the run hands out: averaged, moving-average, best (if stopping early) or last weights."""
-    there = {checkpoint.step: checkpoint for checkpoint in list_checkpoints(output_dir)}
+    saved = by_main_process(accelerator, list_checkpoints, output_dir)
+    there = {checkpoint.step: checkpoint for checkpoint in saved}
     best = [there[step] for step in state.ranking(args.metric_for_best_model) if step in there]
     if args.average_checkpoints:
         chosen = best if args.average_checkpoints_by == "score" else list(reversed(there.values()))
@@ -602,7 +618,9 @@ if __name__ == "__main__":
     except UserError as error:
         end(f"error: {error}")
     except (OSError, SafetensorError) as error:  # a full disk, a directory that is gone
-        end(f"error: {error}; checkpoints that were written are whole: go on by --resume_from_checkpoint.")
+        is_found_by_all = getattr(error, "is_found_by_all", False)
+        reason = f"error: {error}; checkpoints that were written are whole: go on by --resume_from_checkpoint."
+        end(reason, is_found_by_all=is_found_by_all)
     except RuntimeError as error:
         if not is_of_another_process(error):
             raise

@@ -1,6 +1,8 @@
 """Checkpoints: whole or not there, checked, replaced, deleted, averaged. Run: pytest tests/test_checkpoint.py"""
 
+import hashlib
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -408,12 +410,8 @@ def test_one_run_at_a_time(tmp_path):
     begin(tmp_path / "a" / "b")
 
 
-def test_another_run_has_gone_on_meanwhile(folder, make_learner, byte_tokenizer):
-    newer = folder.with_name("checkpoint-2")
-    make_learner().save(newer, byte_tokenizer, RunState(step=2))
-    with pytest.raises(UserError, match=f"^Another run has written {newer} meanwhile"):
-        begin(folder.parent, Checkpoint(folder))
-    flip(newer / "model.safetensors")
+def test_what_is_newer_and_was_left_out_gets_another_name(folder):
+    newer = Path(shutil.copytree(folder, folder.with_name("checkpoint-2")))
     begin(folder.parent, Checkpoint(folder))
     assert list_checkpoints(folder.parent)[-1].step == 1 and newer.with_name("checkpoint-2.damaged").is_dir()
 
@@ -444,6 +442,24 @@ def test_a_link_to_a_checkpoint_is_one(folder, tmp_path):
     )
     assert (found.folder, found.step) == (folder, 1)
     assert found.is_in(folder.parent) and not found.is_in(tmp_path / "other")
+
+
+def test_a_checkpoint_of_an_older_version_is_whole(folder):
+    """Which did not write all fields of the state yet."""
+    saved = json.loads((folder / "trainer_state.json").read_text())
+    del saved["scores_count_from"]
+    rewrite(folder, "trainer_state.json", json.dumps(saved))
+    assert Checkpoint(folder).damage() is None and Checkpoint(folder).state().scores_count_from == 0
+    rewrite(folder, "trainer_state.json", json.dumps(saved | {"unheard_of": 1}))
+    assert Checkpoint(folder).damage() == "its trainer_state.json is not what a checkpoint holds"
+
+
+def rewrite(folder: Path, name: str, text: str):
+    """Another content of a file, with its sum."""
+    (folder / name).write_text(text, encoding="utf-8")
+    sums = (folder / SUMS).read_text(encoding="utf-8")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / SUMS).write_text(re.sub(rf"\w+(?=  {name})", digest, sums), encoding="utf-8")
 
 
 def test_a_renamed_checkpoint_is_damaged(folder):

@@ -49,6 +49,11 @@ def test_without_options_it_is_the_sample_recipe():
     assert args.d_model == 128
 
 
+def test_a_value_is_not_taken_for_an_option(tmp_path):
+    (tmp_path / "r.yaml").write_text("dataset_name: x\ndataset_config_name: y\n")
+    assert parse_options(["--config", str(tmp_path / "r.yaml"), "--output_dir", "train_file"]).dataset_name == "x"
+
+
 def test_the_sample_recipe_is_for_where_its_dataset_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"sample_dataset lies in {SAMPLE_RECIPE.parents[1]}; go there, or say what"):

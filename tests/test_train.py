@@ -1,6 +1,5 @@
 """train.py from end to end, on a hundred pairs. Run: pytest tests/test_train.py"""
 
-import hashlib
 import itertools
 import json
 import os
@@ -19,6 +18,7 @@ import pytest
 import torch
 from conftest import translate_by_marian
 from safetensors.torch import load_file, save_file
+from test_checkpoint import rewrite
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -41,7 +41,7 @@ from vanilla_transformer import (
     modeling_vanilla_transformer,
     training,
 )
-from vanilla_transformer.checkpoint import LOCK, SUMS, list_checkpoints
+from vanilla_transformer.checkpoint import LOCK, list_checkpoints
 from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.evaluation import TranslationQuality
 from vanilla_transformer.recipe import parse_options
@@ -547,9 +547,9 @@ def test_what_may_change_is_said(short_runs, train, tmp_path):
         "label_smoothing_factor 0.1, now 0.0",
         "max_grad_norm 1.0, now 0.0",
         "r_drop_alpha 0.0, now 1.0",
-        "dropout 0.1, now 0.3",
         "gradient_checkpointing False, now True",
         "num_beams 1, now 2",
+        "dropout 0.1, now 0.3",
     ]
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dropout"] == 0.3
 
@@ -572,22 +572,22 @@ def test_scores_of_another_kind_are_not_compared(short_runs, train, tmp_path):
     argv = options(tmp_path / "pairs", tmp_path / "model", *CHANGES, *more, "--resume_from_checkpoint")
     scored = json.loads((tmp_path / "model" / "checkpoint-2" / "trainer_state.json").read_text())
     scored["history"].append({"step": 2, "eval_loss": 0.0, "eval_bleu": 100.0, "eval_chrf": 100.0})
-    write_state(tmp_path / "model" / "checkpoint-2", scored)
+    rewrite(tmp_path / "model" / "checkpoint-2", "trainer_state.json", json.dumps(scored))
     status, printed, errors = train(argv)
     assert status == 0, errors
     assert f"changed since {tmp_path / 'model' / 'checkpoint-2'}: the validation pairs" in printed
     assert "the scores so far are not compared with those to come" in printed
-    assert "Took the best weights, those of step 4." in printed
+    assert "Took the best weights, those of step 2." in printed  # which is scored again
 
 
-def write_state(folder: Path, saved: dict):
-    """A state that a run might have left."""
-    text = json.dumps(saved)
-    (folder / "trainer_state.json").write_text(text, encoding="utf-8")
-    sums = (folder / SUMS).read_text(encoding="utf-8")
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    sums = re.sub(r"\w+(?=  trainer_state.json)", digest, sums)
-    (folder / SUMS).write_text(sums, encoding="utf-8")
+def test_a_finished_run_is_scored_in_another_way(pairs, train, tmp_path):
+    """Its last checkpoint is scored anew, and is the best of those that are."""
+    more = ["--max_steps", "4", "--eval_steps", "2", "--average_checkpoints", "1", "--average_checkpoints_by", "score"]
+    argv = options(pairs, tmp_path / "model", *more, *QUICK)
+    assert train(argv)[0] == 0
+    status, printed, errors = train([*argv, "--num_beams", "2", "--resume_from_checkpoint"])
+    assert status == 0, errors
+    assert "Averaged the weights of checkpoint-4." in printed
 
 
 def test_a_model_without_a_loss_is_not_handed_out(pairs, train, tmp_path):

@@ -112,20 +112,21 @@ class Checkpoint:
                 return f"its {name} cannot be read: {error.strerror}"
             if found != expected:
                 return f"its {name} is not as it was written"
-        with contextlib.suppress(OSError, TypeError):  # told by what follows
-            try:
-                self.state()
-            except ValueError as error:
-                return f"its {error}"
         missing = {"model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"} - set(names)
-        return f"its {SUMS} does not name {', '.join(sorted(missing))}" if missing else None
+        if missing:
+            return f"its {SUMS} does not name {', '.join(sorted(missing))}"
+        try:
+            self.state()
+        except ValueError as error:
+            return f"its {error}"
+        return None
 
     @contextlib.contextmanager
     def explaining(self):
         """Turns what goes wrong in reading into a UserError that names the folder and the reason."""
         try:
             yield
-        except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
             reason = str(error).strip().split("\n")[0]
             raise UserError(
                 f"--resume_from_checkpoint {self} cannot be resumed from: {reason.rstrip('.')}. "
@@ -135,7 +136,8 @@ class Checkpoint:
     def state(self) -> RunState:
         """The run's state; raises ValueError if it is not whole."""
         saved = json.loads((self.folder / "trainer_state.json").read_text(encoding="utf-8"))
-        if not isinstance(saved, dict) or saved.keys() != asdict(RunState()).keys():
+        # What an older version did not write yet is as at the beginning.
+        if not isinstance(saved, dict) or "step" not in saved or not saved.keys() <= asdict(RunState()).keys():
             raise ValueError("trainer_state.json is not what a checkpoint holds")
         if saved["step"] != self.step:
             raise ValueError(f"trainer_state.json is of step {saved['step']}")
@@ -201,13 +203,16 @@ def find_beginning(args, lock: FileLock) -> Checkpoint | None:
         UserError: The one that is named is none, another run is at work, or what is not its own would be overwritten.
     """
     output_dir = Path(lock.lock_file).parent
+    check_place(output_dir)
     if args.resume_from_checkpoint and not args.dry_run and list(output_dir.glob("checkpoint-*")):
         take(lock)
         restore_replaced(output_dir)
     if args.resume_from_checkpoint is None:
         checkpoint = None
     elif args.resume_from_checkpoint == "newest":
-        checkpoint = newest_whole(output_dir)
+        checkpoint = newest_whole(output_dir) or none_yet(output_dir)
+        if checkpoint is not None:
+            print(f"going on from {checkpoint}")
     else:
         checkpoint = named_checkpoint(args.resume_from_checkpoint, output_dir)
     check_output_dir(output_dir, checkpoint)
@@ -215,15 +220,18 @@ def find_beginning(args, lock: FileLock) -> Checkpoint | None:
 
 
 def newest_whole(output_dir: Path) -> Checkpoint | None:
-    """The newest checkpoint that is not damaged; says which are, and raises UserError if all of them are."""
-    there = list_checkpoints(output_dir)
-    for checkpoint in reversed(there):
+    """The newest checkpoint that is not damaged, if there is one; says which are."""
+    for checkpoint in reversed(list_checkpoints(output_dir)):
         damage = checkpoint.damage()
         if damage is None:
-            print(f"going on from {checkpoint}")
             return checkpoint
         print(f"{checkpoint} is damaged, {damage}, and left out")
-    if there:
+    return None
+
+
+def none_yet(output_dir: Path):
+    """Says that there is no checkpoint yet; raises UserError if it is not because the run has not begun."""
+    if list_checkpoints(output_dir):
         raise UserError(f"Every checkpoint in {output_dir} is damaged; begin anew in another --output_dir.")
     if (output_dir / "config.json").exists():
         raise UserError(
@@ -231,7 +239,6 @@ def newest_whole(output_dir: Path) -> Checkpoint | None:
             f"directory by --model_name_or_path {output_dir}."
         )
     print(f"there is no checkpoint in {output_dir} yet: the run begins")
-    return None
 
 
 def named_checkpoint(name: str, output_dir: Path) -> Checkpoint:
@@ -251,8 +258,8 @@ def named_checkpoint(name: str, output_dir: Path) -> Checkpoint:
     return checkpoint
 
 
-def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
-    """Raises UserError rather than overwrite anything but what the run of the checkpoint has left."""
+def check_place(output_dir: Path):
+    """Raises UserError if the directory cannot be made, or cannot be written to."""
     try:
         place = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
     except OSError as error:
@@ -260,6 +267,10 @@ def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         reason = "cannot be written to" if place.is_dir() else "is no directory"
         raise UserError(f"--output_dir {output_dir} cannot be made or used: {place} {reason}; choose another.")
+
+
+def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
+    """Raises UserError rather than overwrite anything but what the run of the checkpoint has left."""
     if checkpoint is not None and checkpoint.is_in(output_dir):
         return
     if list_checkpoints(output_dir) or (output_dir / "config.json").exists():
@@ -288,7 +299,7 @@ def begin_output(lock: FileLock, checkpoint: Checkpoint | None, recipe: str):
     """Makes the directory in which the lock is, takes it for this run, and writes the recipe into it.
 
     Raises:
-        UserError: It cannot be made or written to, or another run is at work there, or has been meanwhile.
+        UserError: It cannot be made or written to, or another run is at work there.
     """
     output_dir = Path(lock.lock_file).parent
     try:
@@ -299,17 +310,15 @@ def begin_output(lock: FileLock, checkpoint: Checkpoint | None, recipe: str):
     check_output_dir(output_dir, checkpoint)
     step = 0 if checkpoint is None else checkpoint.step
     for newer in list_checkpoints(output_dir):
-        if newer.step > step:
-            if newer.damage() is None:
-                raise UserError(f"Another run has written {newer} meanwhile; go on from it by the same command.")
-            newer.rename(".damaged")  # left out before; the run would take it for its own
+        if newer.step > step:  # damaged, and left out before; the run would take it for its own
+            newer.rename(".damaged")
     (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
 
 
 def restore_replaced(output_dir: Path):
     """Puts back what a kill between the two renamings of [`Checkpoint.write`] has left without its name."""
     for replaced in output_dir.glob("checkpoint-*.replaced"):
-        with contextlib.suppress(OSError):  # the new one is there, or another process was first
+        with contextlib.suppress(OSError):  # the new one is there
             replaced.rename(replaced.with_suffix(""))
 
 
@@ -327,7 +336,8 @@ def delete_old_checkpoints(output_dir: Path, keep: int, best: list[int]):
     kept = [newest.step, *best, *(checkpoint.step for checkpoint in regular[::-1][: max(0, keep - 1)])]
     for checkpoint in older:
         if checkpoint.step not in kept:
-            remove(checkpoint.rename(".deleted"))  # gone as a whole, whenever the run is killed
+            with contextlib.suppress(OSError):  # what is still open on a network disk; the next time
+                remove(checkpoint.rename(".deleted"))  # gone as a whole, whenever the run is killed
 
 
 def is_interrupted(checkpoint: Checkpoint) -> bool:
@@ -361,12 +371,12 @@ STREAM += ("source_column", "target_column", "max_source_length", "max_target_le
 # What decides on what is learnt of them.
 UPDATE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs", "weight_decay")
 UPDATE += ("label_smoothing_factor", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "ema_decay")
-UPDATE += ("r_drop_alpha", "dropout", "attention_dropout", "activation_dropout", "attn_implementation")
-UPDATE += ("gradient_checkpointing", "torch_compile")
+UPDATE += ("r_drop_alpha", "attn_implementation", "gradient_checkpointing", "torch_compile")
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")  # of the config, which knows their defaults
 # What the run began from, which a checkpoint holds already.
 BEGINNING = ("model_name_or_path", "tokenizer_name", "vocab_size")
 # What decides on how a model scores, and which is the best.
-SCORING = ("metric_for_best_model", "num_beams", "length_penalty", "validation")
+SCORING = ("metric_for_best_model", "num_beams", "length_penalty")  # and the validation pairs
 
 
 def settings_of(
@@ -376,11 +386,11 @@ def settings_of(
 
     `data` are the fingerprints of the training and the validation pairs.
     """
-    names = ORDER + UPDATE + BEGINNING + SCORING[:3] + (STREAM if args.streaming else ())
+    names = ORDER + UPDATE + BEGINNING + SCORING + (STREAM if args.streaming else ())
     if args.bpe_dropout:
         names += ("max_source_length", "max_target_length")
-    settings = {name: getattr(config, name) if hasattr(config, name) else getattr(args, name) for name in names}
-    settings |= {"data": data["train"], "validation": data["validation"], "vocab_size": args.vocab_size}
+    settings = {name: getattr(args, name) for name in names} | {name: getattr(config, name) for name in DROPOUTS}
+    settings |= {"data": data["train"], "validation": data["validation"]}
     return settings | {"batches_per_step": batches_per_step, "mixed_precision": precision}
 
 

@@ -110,15 +110,16 @@ class Learner:
 
 
 def by_main_process(accelerator, function, *arguments):
-    """What the function returns on the main process, on all of them; so is the UserError or OSError it may raise."""
+    """What the function returns on the main process, on all of them; so is what it raises, marked as found by all."""
     result = None
     if accelerator.is_main_process:
         try:
             result = function(*arguments)
-        except (UserError, OSError) as error:
+        except Exception as error:  # whatever it is, the others wait for an answer
+            error.is_found_by_all = True
             result = error
     result = broadcast_object_list([result])[0]
-    if isinstance(result, UserError | OSError):
+    if isinstance(result, Exception):
         raise result
     return result
 

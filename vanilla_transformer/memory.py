@@ -19,7 +19,9 @@ def bytes_of_state(model: nn.Module, args, shards: int = 1, with_gradients: bool
     """Weights, gradients, Adam's two moments and, with --ema_decay, the average and its copy, on one process."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     needs_copy = args.ema_decay or args.torch_compile or shards > 1  # which is evaluated
-    return weights * (3 + with_gradients + bool(args.ema_decay)) // shards + (weights if needs_copy else 0)
+    is_copied = shards == 1 and torch.distributed.is_available() and torch.distributed.is_initialized()
+    copies = 3 + with_gradients + is_copied + bool(args.ema_decay)  # of one, processes exchange gradients
+    return weights * copies // shards + (weights if needs_copy else 0)
 
 
 def bytes_of_batch(model: nn.Module, args, accelerator, sentences: int, length: int) -> int:
@@ -67,8 +69,8 @@ def largest_batch(model: nn.Module, args, accelerator, lengths: np.ndarray, shar
     Raises:
         UserError: Not even one sentence fits.
     """
-    fixed, each, longest = per_sentence(model, args, accelerator, lengths)
     free = free_memory(accelerator)
+    fixed, each, longest = per_sentence(model, args, accelerator, lengths)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())  # there already
     sentences = int(((free + weights) * FILLED - bytes_of_state(model, args, shards) - fixed) // each)
     fitting = torch.tensor(sentences * longest, device=accelerator.device)

@@ -225,7 +225,8 @@ OVERRULES = {
 
 def overruled(argv: list[str]) -> set[str]:
     """The keys of a recipe that what stands on the command line puts out of force, besides those that it replaces."""
-    given = {"--" + argument.split("=")[0].lstrip("-").replace("-", "_") for argument in argv}
+    options = (argument.split("=")[0] for argument in argv if argument.startswith("--"))
+    given = {"--" + option.lstrip("-").replace("-", "_") for option in options}
     return set().union(*(keys for option, keys in OVERRULES.items() if option in given))
 
 

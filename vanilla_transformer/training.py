@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import itertools
 import math
 import platform
 from collections.abc import Callable
@@ -211,9 +210,7 @@ class RunState:
     source_tokens: int = 0
     padded_tokens: int = 0
     history: list[dict] = field(default_factory=list)  # what was logged, for the curves
-    scores_count_from: int = (
-        0  # the step; scores before were found in another way, and are not compared with later ones
-    )
+    scores_count_from: int = 0  # the place in the history; what came before was scored in another way
     recent_losses: list[float] = field(default_factory=list)  # of the last steps, which a spike is measured by
     is_interrupted: bool = False  # saved because it was stopped, where no checkpoint would be
     stream: dict | None = None  # where a stream is read on
@@ -280,12 +277,11 @@ class RunState:
 
     @property
     def is_evaluated(self) -> bool:
-        now = itertools.takewhile(lambda entry: entry["step"] == self.step, reversed(self.history))
-        return any("eval_loss" in entry for entry in now)
+        return any(entry["step"] == self.step for entry in self.evaluations())
 
     def evaluations(self) -> list[dict]:
-        """Those that can be compared."""
-        return [entry for entry in self.history if "eval_loss" in entry and entry["step"] >= self.scores_count_from]
+        """The evaluations that were done in the same way as those to come."""
+        return [entry for entry in self.history[self.scores_count_from :] if "eval_loss" in entry]
 
     def ranking(self, metric: str) -> list[int]:
         """The steps that were evaluated, the best first, the earlier of two that are equal; a loss is best low."""
@@ -345,7 +341,9 @@ class Calendar:
 
     def is_over(self, state: RunState) -> bool:
         """Whether the last step is done, or too many evaluations were without a better score."""
-        if not (self.args.early_stopping_patience and self.evaluates(state.step)):
-            return state.step >= self.max_steps
-        waited = state.evaluations_without_improvement(self.args.metric_for_best_model)
-        return state.step >= self.max_steps or waited >= self.args.early_stopping_patience
+        if state.step >= self.max_steps:
+            return True
+        patience = self.args.early_stopping_patience
+        if not (patience and self.evaluates(state.step)):
+            return False
+        return state.evaluations_without_improvement(self.args.metric_for_best_model) >= patience
