@@ -147,9 +147,10 @@ def measure(part, *args) -> tuple[list[Phase], dict]:
         sys.exit(f"The part '{part.__name__}' failed.")
     looks = np.array(looks)
     for phase in phases:
-        # Of a short phase, the look before it and the one after.
         first, last = np.searchsorted(looks[:, 0], [phase.begin, phase.end])
-        phase.memory = looks[max(0, first - 1) : last + 1]
+        if last - first < 2:  # of a short phase, the look before it and the one after
+            first, last = max(0, first - 1), last + 1
+        phase.memory = looks[first:last]
     return phases, notes
 
 
@@ -291,26 +292,29 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
         assert all(torch.equal(batch[key], again[key]) for key in batch), f"{name}: another batch"
 
 
+PARTS = ["tokenise", "plan", "stream"]
 FIRST, EPOCH_OF_STREAM = "stream, first batch", "stream, an epoch"
 
 # ------------------------------------------------------------------------------------------------------------ the page
 
 
-def run(pairs: int, folder: Path) -> tuple[list[tuple[int, Phase]], dict]:
-    """Measures everything with a tenth of the pairs and with all; returns (pairs, phase) and what was counted."""
+def run(pairs: int, folder: Path, chosen: list[str]) -> tuple[list[tuple[int, Phase]], dict]:
+    """Measures a tenth of the pairs and all; returns (pairs, phase) and what was counted."""
     rows, counted = [], {}
     for size in (pairs // 10, pairs):
         place = folder / str(size)
         write_pairs(place, size)
         found = counted[size] = {}
         parts = [(read,), *((tokenise, workers) for workers in WORKERS), (plan,), (stream,)]
-        for part, *more in parts:
+        for part, *more in [part for part in parts if part[0].__name__ in ["read", *chosen]]:
             phases, notes = measure(part, place, size, *more)
             found |= notes
             rows += [(size, phase) for phase in phases]
             print("\n".join(row(size, phase) for phase in phases), flush=True)
-        assert found["pairs"] == found["planned"] == found["streamed"], f"Other pairs are read: {found}"
-        assert found["pairs"] + sum(found["drops"].values()) == size, f"Pairs are lost: {found}"
+        counts = {found[name] for name in ("pairs", "planned", "streamed") if name in found}
+        assert len(counts) == 1, f"Other pairs are read: {found}"
+        if "drops" in found:
+            assert found["pairs"] + sum(found["drops"].values()) == size, f"Pairs are lost: {found}"
     return rows, counted
 
 
@@ -327,15 +331,15 @@ def row(size: int, phase: Phase) -> str:
     return f"| {phase.name} | {size:,} | {times} | {speed} | {memory} |"
 
 
-def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict):
-    """The table and what was counted, with the machine, the versions and the command."""
+def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict, is_whole: bool):
+    """The table and, where all parts were measured, what they come to; with the machine, the versions, the command."""
     packages = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     page = [
         f"# Data at scale, {date.today()}",
         "",
         f"`{shlex.join(['python', *sys.argv])}` on {machine()}; Python {platform.python_version()}, {versions}.",
-        "Other work ran on the machine too, which lengthens the seconds, hardly the CPU seconds. Generated pairs of "
+        "Other work on a machine lengthens the seconds, hardly the CPU seconds. Generated pairs of "
         f"{SENTENCE} words a side on average, {WORDS:,} different ones of each language.",
         "",
         HEAD,
@@ -344,7 +348,7 @@ def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict):
         "Memory is in MiB and leaves out mapped files, whose pages the system can drop; of the workers it is what "
         "they do not share, all together. Each part ran in a process of its own; the libraries take some 300 MiB.",
         "",
-        *itertools.chain.from_iterable(summary(size, rows, found) for size, found in counted.items()),
+        *itertools.chain.from_iterable(summary(size, rows, found) for size, found in counted.items() if is_whole),
         "",
         f"![memory of tokenising and of streaming]({path.with_suffix('.png').name})",
         "",
@@ -379,15 +383,16 @@ def plot(path: Path, rows: list[tuple[int, Phase]]):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained", sharey=True)
-    for axis, name in zip(axes, (tokenising(WORKERS[-1]), EPOCH_OF_STREAM), strict=True):
+    figure, axes = plt.subplots(1, 3, figsize=(15, 3.6), layout="constrained", sharey=True)
+    for axis, name in zip(axes, (*map(tokenising, WORKERS), EPOCH_OF_STREAM), strict=True):
         for size, phase in rows:
             if phase.name == name:
                 share, memory = phase.total()
                 axis.plot(100 * share, memory, label=f"{size:,} pairs", linewidth=1)
         axis.set(title=name, xlabel="% of the time", ylim=(0, None))
         axis.grid(alpha=0.3)
-        axis.legend()
+        if axis.lines:
+            axis.legend()
     axes[0].set_ylabel("MiB of all processes together")
     figure.savefig(path, dpi=110)
 
@@ -405,6 +410,7 @@ def machine() -> str:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10_000_000, help="pairs to measure with, and a tenth of them")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure, besides reading")
     parser.add_argument("--quick", action="store_true", help="3,000 pairs: whether it runs")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where the page goes")
     args = parser.parse_args()
@@ -412,10 +418,11 @@ def main():
         os.environ |= {"HF_DATASETS_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
         print(HEAD)
-        rows, counted = run(3000 if args.quick else args.pairs, Path(folder))
+        rows, counted = run(3000 if args.quick else args.pairs, Path(folder), args.parts)
     args.results.mkdir(parents=True, exist_ok=True)
-    page = args.results / f"scale-{date.today()}.md"
-    write_page(page, rows, counted)
+    is_whole = set(args.parts) == set(PARTS)
+    page = args.results / f"{'-'.join(['scale', *([] if is_whole else args.parts)])}-{date.today()}.md"
+    write_page(page, rows, counted, is_whole)
     print(f"The page is {page}.")
 
 
