@@ -133,6 +133,12 @@ class VanillaTransformerAttention(nn.Module):
                 if is_cross:
                     past_key_values.is_updated[self.layer_idx] = True
 
+        # Beams of a sentence look at the same source, which is there once: they stand in a row, like target positions.
+        beams, length = queries.shape[0] // keys.shape[0], queries.shape[2]
+        if beams > 1:
+            queries = queries.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)  # (B,h,beams T,k)
+            attention_mask = attention_mask if attention_mask is None else attention_mask[:, :, :1]
+
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -140,6 +146,10 @@ class VanillaTransformerAttention(nn.Module):
         output, weights = attend(
             self, queries, keys, values, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
         )
+        if beams > 1:
+            output = output.unflatten(1, (beams, length)).flatten(0, 1)  # (B beams,T,h,k)
+            if weights is not None:
+                weights = weights.unflatten(2, (beams, length)).transpose(1, 2).flatten(0, 1)  # (B beams,h,T,S)
         return self.out_proj(output.flatten(-2)), weights  # (B,T,h,k) -> (B,T,d)
 
 
@@ -869,6 +879,22 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
         # What stands at padding does not matter, as long as it is a token: no real position looks at it.
         return shifted.masked_fill(shifted == -100, self.config.decoder_start_token_id)
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, input_ids: torch.Tensor | None = None, **kwargs):
+        """Copies what the decoder reads for each beam; the source of a sentence, which its beams share, stays one."""
+        shared = {}
+        if self.config._attn_implementation in ("eager", "sdpa"):
+            shared = {name: kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in kwargs}
+            kwargs["is_encoder_decoder"] = False
+        input_ids, kwargs = super()._expand_inputs_for_generation(expand_size, input_ids=input_ids, **kwargs)
+        return input_ids, kwargs | shared
+
+    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
+        """Lets the self-attention of each beam go on from the one it stems from; beams share their source."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        if self.config._attn_implementation not in ("eager", "sdpa"):
+            past_key_values.cross_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
 
     def generate(self, inputs: torch.Tensor | None = None, *args, **kwargs):
         """As in transformers, with padding masked as in `forward` if no mask is given."""
