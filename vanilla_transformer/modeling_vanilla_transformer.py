@@ -29,7 +29,6 @@ from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -45,6 +44,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 
 if TYPE_CHECKING:  # never run: transformers copies what is imported here beside a saved model, and so it travels
     from .pipeline_vanilla_transformer import VanillaTranslationPipeline  # noqa: F401
@@ -794,7 +794,7 @@ def per_token(
     return total / ((labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, VanillaTransformerGenerationMixin):
     """The whole Transformer (Figure 1): encoder, decoder and output projection."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -879,22 +879,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
         # What stands at padding does not matter, as long as it is a token: no real position looks at it.
         return shifted.masked_fill(shifted == -100, self.config.decoder_start_token_id)
-
-    def _expand_inputs_for_generation(self, expand_size: int = 1, input_ids: torch.Tensor | None = None, **kwargs):
-        """Copies what the decoder reads for each beam; the source of a sentence, which its beams share, stays one."""
-        shared = {}
-        if self.config._attn_implementation in ("eager", "sdpa"):
-            shared = {name: kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in kwargs}
-            kwargs["is_encoder_decoder"] = False
-        input_ids, kwargs = super()._expand_inputs_for_generation(expand_size, input_ids=input_ids, **kwargs)
-        return input_ids, kwargs | shared
-
-    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
-        """Lets the self-attention of each beam go on from the one it stems from; beams share their source."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        if self.config._attn_implementation not in ("eager", "sdpa"):
-            past_key_values.cross_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
 
     def generate(self, inputs: torch.Tensor | None = None, *args, **kwargs):
         """As in transformers, with padding masked as in `forward` if no mask is given."""

@@ -15,9 +15,10 @@ from transformers import (
     Pipeline,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
+
+from .generation_vanilla_transformer import LongestOutput
 
 
 class Translator:
@@ -199,17 +200,6 @@ class TextTooLong(ValueError):
     def __init__(self, number: int, tokens: int, limit: int):
         super().__init__(f"Text {number + 1} has {tokens} tokens, and the longest that can be translated {limit}.")
         self.number, self.tokens, self.limit = number, tokens, limit
-
-
-class LongestOutput(StoppingCriteria):
-    """Ends each output of a batch at a length of its own, `longest` (B)."""
-
-    def __init__(self, longest: torch.Tensor):
-        self.longest = longest
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
-        beams = input_ids.shape[0] // self.longest.shape[0]
-        return input_ids.shape[1] >= self.longest.to(input_ids.device).repeat_interleave(beams)
 
 
 # Where a text may be cut: after sentences, or where these are too long after clauses, or else between words.

@@ -1,0 +1,116 @@
+"""Contestants that take turns, each in a process of its own, so that what else the machine does hits all alike."""
+
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+
+import psutil
+
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+class Contestant:
+    """What `make(*arguments)` returns, a function, called in a process of its own.
+
+    `keeps_memory` sets the allocator of that process as train.py does, see `keep_freed_memory`.
+    """
+
+    def __init__(self, name: str, make, *arguments, keeps_memory: bool = False, threads: int | None = None):
+        self.name = name
+        self.connection, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(
+            target=serve, args=(theirs, make, arguments, keeps_memory, threads), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.seconds: list[float] = []
+        self.answers: list = []
+        self.memory = 0  # bytes at most, of the process above what its libraries take, or of the GPU
+        self.receive()
+
+    def turn(self, *arguments) -> float:
+        """Calls the function; returns and notes how long that took, in seconds."""
+        self.connection.send(arguments)
+        seconds, answer, self.memory = self.receive()
+        self.seconds.append(seconds)
+        self.answers.append(answer)
+        return seconds
+
+    def receive(self):
+        try:
+            return self.connection.recv()
+        except EOFError:
+            sys.exit(f"The contestant '{self.name}' failed; its traceback stands above.")
+
+    def forget(self):
+        """Leaves out what was a warm-up."""
+        self.seconds.clear()
+        self.answers.clear()
+
+    def end(self):
+        self.connection.close()
+        self.process.join()
+
+
+def serve(connection, make, arguments, keeps_memory: bool, threads: int | None):
+    import torch
+
+    from vanilla_transformer.training import keep_freed_memory
+
+    if threads:
+        torch.set_num_threads(threads)
+    if keeps_memory:
+        keep_freed_memory()
+    libraries = psutil.Process().memory_info().rss
+    work = make(*arguments)
+    connection.send(None)
+    while True:
+        try:
+            given = connection.recv()
+        except EOFError:
+            return
+        begin = time.perf_counter()
+        answer = work(*given)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        connection.send((seconds, answer, most_memory() - (0 if torch.cuda.is_available() else libraries)))
+
+
+def most_memory() -> int:
+    """Bytes that this process has had at most; of the GPU, where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    if sys.platform.startswith("linux"):
+        with open(f"/proc/{os.getpid()}/status", encoding="utf-8") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def take_turns(contestants: list[Contestant], turns: list[tuple], rounds: int):
+    """Every round gives each contestant the turns, one after another; the first round warms up and is forgotten."""
+    for number in range(rounds + 1):
+        for arguments in turns:
+            for one in contestants:
+                one.turn(*arguments)
+        if number == 0:
+            for one in contestants:
+                one.forget()
+
+
+def per_round(seconds: list[float], rounds: int) -> list[float]:
+    """The seconds of each round."""
+    turns = len(seconds) // rounds
+    return [sum(seconds[start : start + turns]) for start in range(0, len(seconds), turns)]
+
+
+def median_ratio(one: Contestant, other: Contestant, rounds: int) -> float:
+    """How many times faster `one` was than `other`, in the same round, in the middle of all rounds."""
+    pairs = zip(per_round(one.seconds, rounds), per_round(other.seconds, rounds), strict=True)
+    return statistics.median(theirs / ours for ours, theirs in pairs)

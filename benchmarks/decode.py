@@ -1,0 +1,218 @@
+"""Translating: ours against MarianMTModel.generate and CTranslate2 with the same weights, on a trained model.
+
+python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k        # half an hour on two cores
+python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k --sentences 200 --beams 5
+
+The sentences of test.jsonl are translated greedily and by beam search, sorted by length, in batches of the same number
+of tokens; then some one by one, for the time that a single sentence takes. What comes out must agree. Each translates
+in a process of its own, one after the other; of each, all precisions take part. CTranslate2 is optional:
+pip install ctranslate2. Prints a table and writes a page, with a picture, to benchmarks/results.
+"""
+
+import argparse
+import importlib.util
+import statistics
+import tempfile
+from pathlib import Path
+
+import report
+from contest import Contestant, median_ratio, per_round
+
+MAX_TOKENS = 4096  # source tokens in a batch
+LONGEST = 100  # tokens of a translation
+ALONE = 20  # sentences that are translated one by one
+
+
+class WithGenerate:
+    """A model of transformers, that translates token ids by `generate`."""
+
+    def __init__(self, kind: str, folder: str, precision: str, attention: str, device: str):
+        import torch
+        from peers import to_marian
+        from transformers import AutoModelForSeq2SeqLM
+
+        import vanilla_transformer  # noqa: F401
+
+        self.torch, self.device = torch, device
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation=attention)
+        if kind == "MarianMTModel":
+            model = to_marian(model, attention)
+        self.model = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).eval()
+
+    def __call__(self, sources: list[list[int]], beams: int, is_alone: bool = False) -> list[list[int]]:
+        size = 1 if is_alone else max(1, MAX_TOKENS // max(map(len, sources)))
+        order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+        found = [[]] * len(sources)
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            for index, ids in zip(batch, self.translate([sources[i] for i in batch], beams), strict=True):
+                found[index] = ids
+        return found
+
+    def translate(self, sources: list[list[int]], beams: int) -> list[list[int]]:
+        torch, config = self.torch, self.model.config
+        longest = max(map(len, sources))
+        ids = torch.tensor([source + [config.pad_token_id] * (longest - len(source)) for source in sources])
+        lengths = torch.tensor([len(source) for source in sources])
+        mask = (torch.arange(longest) < lengths[:, None]).long()
+        with torch.inference_mode():
+            output = self.model.generate(
+                ids.to(self.device),
+                attention_mask=mask.to(self.device),
+                num_beams=beams,
+                do_sample=False,
+                max_new_tokens=LONGEST,
+                max_length=None,
+                early_stopping=False,
+                length_penalty=1.0,
+            )
+        return [until_end(row[1:], config.eos_token_id) for row in output.tolist()]
+
+
+def until_end(ids: list[int], end: int) -> list[int]:
+    return ids[: ids.index(end)] if end in ids else ids
+
+
+class WithCTranslate2:
+    """The same weights in CTranslate2."""
+
+    def __init__(self, folder: str, precision: str, threads: int, device: str, tokens: list[str], eos_token_id: int):
+        import ctranslate2
+
+        options = {"compute_type": precision, "device": device}
+        self.translator = ctranslate2.Translator(folder, inter_threads=1, intra_threads=threads, **options)
+        self.tokens, self.numbers = tokens, {token: number for number, token in enumerate(tokens)}
+        self.end = eos_token_id
+
+    def __call__(self, sources: list[list[int]], beams: int, is_alone: bool = False) -> list[list[int]]:
+        words = [[self.tokens[i] for i in source] for source in sources]
+        options = {"beam_size": beams, "max_decoding_length": LONGEST, "length_penalty": 1.0}
+        options |= {"batch_type": "tokens", "max_batch_size": MAX_TOKENS}
+        batches = [[one] for one in words] if is_alone else [words]
+        results = [r for batch in batches for r in self.translator.translate_batch(batch, **options)]
+        return [until_end([self.numbers[token] for token in r.hypotheses[0]], self.end) for r in results]
+
+
+def contestants(model_folder: str, folder: Path, device: str) -> dict[str, Contestant]:
+    """All of them; ours first."""
+    import torch
+    from peers import to_ctranslate2
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    found = {}
+
+    def add(name: str, *arguments, **options):
+        found[name] = Contestant(name, *arguments, **options)
+
+    for precision in ("bf16", "fp32"):
+        add(f"ours, {precision}", WithGenerate, "ours", model_folder, precision, "sdpa", device)
+    for precision in ("bf16", "fp32"):
+        for attention in ("eager", "sdpa"):
+            name = f"MarianMTModel, {precision} {attention}"
+            add(name, WithGenerate, "MarianMTModel", model_folder, precision, attention, device)
+    if importlib.util.find_spec("ctranslate2"):
+        model, tokenizer = (
+            AutoModelForSeq2SeqLM.from_pretrained(model_folder),
+            AutoTokenizer.from_pretrained(model_folder),
+        )
+        tokens = tokenizer.convert_ids_to_tokens(list(range(model.config.vocab_size)))
+        to_ctranslate2(model, tokens, folder)
+        for precision in ("float32", "int8"):
+            more = (torch.get_num_threads(), device, tokens, model.config.eos_token_id)
+            add(f"CTranslate2, {precision}", WithCTranslate2, str(folder), precision, *more)
+    return found
+
+
+def agreement(one: list[list[int]], other: list[list[int]]) -> float:
+    """The share of sentences whose translations are the same, token by token."""
+    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
+
+
+COLUMNS = ["who", "sentences/s", "tokens/s", "MiB at most", "BLEU", "as ours, fp32", "ours, its best, is faster by"]
+
+
+def measure(all_of_them: dict[str, Contestant], turn: tuple, rounds: int) -> dict[str, Contestant]:
+    """All of them translate the same sentences, one after the other, so many rounds after one that warms up."""
+    for number in range(rounds + 1):
+        for one in all_of_them.values():
+            one.turn(*turn)
+            if number == 0:
+                one.forget()
+    return all_of_them
+
+
+def rows_of(measured: dict[str, Contestant], references: list[str], tokenizer, rounds: int) -> list[list[str]]:
+    from sacrebleu.metrics import BLEU
+
+    ours = min((one for name, one in measured.items() if name.startswith("ours")), key=lambda one: sum(one.seconds))
+    exact = measured["ours, fp32"].answers[-1]
+    rows = []
+    for name, one in measured.items():
+        found, seconds = one.answers[-1], statistics.median(per_round(one.seconds, rounds))
+        texts = tokenizer.batch_decode(found, skip_special_tokens=True)
+        bleu = BLEU().corpus_score(texts, [references]).score
+        rows.append(
+            [
+                name,
+                f"{len(found) / seconds:,.1f}",
+                f"{sum(map(len, found)) / seconds:,.0f}",
+                f"{one.memory / 2**20:,.0f}",
+                f"{bleu:.2f}",
+                f"{agreement(found, exact):.1%}",
+                f"{median_ratio(ours, one, rounds):.2f}",
+            ]
+        )
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, metavar="DIR", help="a model that train.py trained, en to de")
+    parser.add_argument("--data", required=True, metavar="DIR", help="Multi30k, as test.jsonl")
+    parser.add_argument("--sentences", type=int, default=1000, help="of the test split, the first ones")
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    report.add_options(parser)
+    options = parser.parse_args()
+    if options.quick:
+        options.sentences, options.rounds = 8, 1
+    from peers import read_pairs
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    pairs = read_pairs(options.data, "test")[: options.sentences]
+    sources = tokenizer([source for source, _ in pairs]).input_ids
+    references = [target for _, target in pairs]
+    page = report.heading("Translating", ["torch", "transformers"])
+    if importlib.util.find_spec("ctranslate2"):
+        page[-1] = page[-1][:-1] + f", ctranslate2 {importlib.metadata.version('ctranslate2')}."
+    page += [
+        "",
+        f"{len(pairs):,} sentences of {sum(map(len, sources)) / len(sources):.1f} source tokens on average, sorted by "
+        f"length, batches of {MAX_TOKENS:,} source tokens, on {options.device}. Medians of {options.rounds} rounds in "
+        "which all translate the same, one after another. Memory is what a process takes beyond its libraries.",
+    ]
+    picture = {}
+    with tempfile.TemporaryDirectory() as folder:
+        everyone = contestants(options.model, Path(folder) / "ctranslate2", options.device)
+        turns = {f"{beams} beams" if beams > 1 else "greedy": (sources, beams) for beams in options.beams}
+        turns["greedy, one sentence at a time"] = (sources[:ALONE], 1, True)
+        for title, turn in turns.items():
+            for one in everyone.values():
+                one.forget()
+            measured = measure(everyone, turn, options.rounds)
+            rows = rows_of(measured, references[: len(turn[0])], tokenizer, options.rounds)
+            page += ["", f"## {title}", "", *report.table(COLUMNS, rows)]
+            print("\n".join(page[-4 - len(rows) :]), flush=True)
+            picture[title] = {row[0]: float(row[1].replace(",", "")) for row in rows}
+        for one in everyone.values():
+            one.end()
+    path = report.page_path(options.results, "decode")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report.bars(path.with_suffix(".png"), "Translating", picture, "sentences/s")
+    report.write(path, [*page, "", f"![sentences a second]({path.with_suffix('.png').name})"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""The models that ours is measured against, as their users run them, and text to run them on.
+
+Each is a module whose call with a batch (`input_ids`, `attention_mask`, `labels`) gives its loss, label-smoothed by
+[`SMOOTHING`] and summed over real target tokens divided by their number.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
+
+SMOOTHING = 0.1
+DROPOUT = 0.1
+PAD, START = 0, 1  # start of the target; also what ends both sides
+SIZES = {  # d_model, feed-forward, heads, layers of each side
+    "tiny": (128, 256, 4, 4),
+    "small": (256, 1024, 4, 3),
+    "base": (512, 2048, 8, 6),
+    "quick": (32, 64, 2, 1),
+}
+
+
+def fields(size: str, vocab_size: int) -> dict:
+    """A size as the fields of a config, Marian's and ours."""
+    d_model, ffn_dim, heads, layers = SIZES[size]
+    sides = {
+        f"{side}_{what}": value
+        for side in ("encoder", "decoder")
+        for what, value in (("layers", layers), ("attention_heads", heads), ("ffn_dim", ffn_dim))
+    }
+    tokens = {"pad_token_id": PAD, "bos_token_id": None, "eos_token_id": START, "decoder_start_token_id": START}
+    return {
+        "vocab_size": vocab_size,
+        "d_model": d_model,
+        **sides,
+        **tokens,
+        "dropout": DROPOUT,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "activation_function": "relu",
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- ours
+
+
+def vanilla(size: str, vocab_size: int, attention: str = "eager") -> nn.Module:
+    """Ours, with the attention that train.py takes on this device unless it is told another."""
+    from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+    config = VanillaTransformerConfig(**fields(size, vocab_size))
+    return VanillaTransformerForConditionalGeneration._from_config(config, attn_implementation=attention)
+
+
+# ------------------------------------------------------------------------------------------------------------- Marian
+
+
+class Marian(nn.Module):
+    """MarianMTModel with the label smoothing of transformers' Trainer."""
+
+    def __init__(self, size: str, vocab_size: int, attention: str):
+        from transformers import MarianConfig, MarianMTModel
+        from transformers.trainer_pt_utils import LabelSmoother
+
+        super().__init__()
+        config = MarianConfig(**fields(size, vocab_size), decoder_vocab_size=vocab_size, scale_embedding=True)
+        self.model = MarianMTModel._from_config(config, attn_implementation=attention)
+        self.smoother = LabelSmoother(SMOOTHING)
+
+    def forward(self, input_ids, attention_mask, labels):
+        ids = shift(labels)
+        outputs = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=ids, use_cache=False
+        )
+        return self.smoother({"logits": outputs.logits}, labels)
+
+
+def shift(labels: torch.Tensor) -> torch.Tensor:
+    """What the decoder reads to predict the labels (B,T)."""
+    ids = torch.cat([labels.new_full((len(labels), 1), START), labels[:, :-1]], dim=1)
+    return ids.masked_fill(ids == -100, PAD)
+
+
+# ------------------------------------------------------------------------------------------------ torch.nn.Transformer
+
+
+class TorchTransformer(nn.Module):
+    """torch.nn.Transformer between tied embeddings, as PyTorch's tutorials put it together."""
+
+    def __init__(self, size: str, vocab_size: int):
+        super().__init__()
+        d_model, ffn_dim, heads, layers = SIZES[size]
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+        self.transformer = nn.Transformer(d_model, heads, layers, layers, ffn_dim, DROPOUT, batch_first=True)
+        self.register_buffer("positions", sinusoidal_positions(torch.arange(1024), d_model))
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        scale = math.sqrt(self.embedding.embedding_dim)
+        return self.dropout(self.embedding(ids) * scale + self.positions[: ids.shape[1]])
+
+    def forward(self, input_ids, attention_mask, labels):
+        ids, hidden = shift(labels), attention_mask == 0
+        causal = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device, dtype=torch.bool)
+        states = self.transformer(
+            self.embed(input_ids),
+            self.embed(ids),
+            tgt_mask=causal,
+            tgt_is_causal=True,
+            src_key_padding_mask=hidden,
+            memory_key_padding_mask=hidden,
+        )
+        logits = functional.linear(states, self.embedding.weight)
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=SMOOTHING)
+
+
+# ---------------------------------------------------------------------------------------------------- a notebook's own
+
+
+class NotebookAttention(nn.Module):
+    def __init__(self, d_model: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, x, memory, mask):
+        def split(states):
+            return states.view(*states.shape[:2], self.heads, -1).transpose(1, 2)
+
+        query, key, value = split(self.query(x)), split(self.key(memory)), split(self.value(memory))
+        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
+        weights = self.dropout(torch.softmax(scores.masked_fill(mask == 0, -1e9), dim=-1))
+        return self.out(torch.matmul(weights, value).transpose(1, 2).contiguous().view(x.shape))
+
+
+class NotebookLayer(nn.Module):
+    def __init__(self, d_model: int, ffn_dim: int, heads: int, is_decoder: bool):
+        super().__init__()
+        self.attentions = nn.ModuleList(NotebookAttention(d_model, heads) for _ in range(1 + is_decoder))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(d_model, ffn_dim), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(ffn_dim, d_model)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(2 + is_decoder))
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, x, mask, memory=None, memory_mask=None):
+        x = self.norms[0](x + self.dropout(self.attentions[0](x, x, mask)))
+        if memory is not None:
+            x = self.norms[1](x + self.dropout(self.attentions[1](x, memory, memory_mask)))
+        return self.norms[-1](x + self.dropout(self.feed_forward(x)))
+
+
+class Notebook(nn.Module):
+    """A Transformer as the notebooks write it: plain modules, all logits, and targets as large as these."""
+
+    def __init__(self, size: str, vocab_size: int):
+        super().__init__()
+        d_model, ffn_dim, heads, layers = SIZES[size]
+        self.source, self.target = nn.Embedding(vocab_size, d_model), nn.Embedding(vocab_size, d_model)
+        self.register_buffer("positions", sinusoidal_positions(torch.arange(1024), d_model))
+        self.encoder = nn.ModuleList(NotebookLayer(d_model, ffn_dim, heads, False) for _ in range(layers))
+        self.decoder = nn.ModuleList(NotebookLayer(d_model, ffn_dim, heads, True) for _ in range(layers))
+        self.generator = nn.Linear(d_model, vocab_size)
+        self.source.weight = self.target.weight = self.generator.weight
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, input_ids, attention_mask, labels):
+        ids = shift(labels)
+        scale = math.sqrt(self.source.embedding_dim)
+        mask = attention_mask[:, None, None]
+        causal = torch.tril(torch.ones(ids.shape[1], ids.shape[1], device=ids.device))[None, None]
+        memory = self.dropout(self.source(input_ids) * scale + self.positions[: input_ids.shape[1]])
+        for layer in self.encoder:
+            memory = layer(memory, mask)
+        x = self.dropout(self.target(ids) * scale + self.positions[: ids.shape[1]])
+        for layer in self.decoder:
+            x = layer(x, causal, memory, mask)
+        log_probs = torch.log_softmax(self.generator(x), dim=-1).flatten(0, 1)
+        real = labels.flatten() != -100
+        smoothed = torch.full_like(log_probs, SMOOTHING / (log_probs.shape[1] - 1))
+        smoothed.scatter_(1, labels.flatten().clamp(min=0)[:, None], 1 - SMOOTHING)
+        smoothed = smoothed * real[:, None]
+        return functional.kl_div(log_probs, smoothed, reduction="sum") / real.sum()
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+
+def read_pairs(folder: str | None, split: str = "train") -> list[tuple[str, str]]:
+    """English and German sentences of a directory laid out like Multi30k; none without one."""
+    if folder is None:
+        return []
+    lines = (Path(folder) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [(row["en"], row["de"]) for row in map(json.loads, lines)]
+
+
+def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
+    """Token ids of `count` pairs: of Multi30k by a BPE of 10,000 types, or random ones of the same lengths.
+
+    Of a larger vocabulary than the text fills, the ids are drawn at random, and only the lengths are the text's.
+    """
+    generator = torch.Generator().manual_seed(0)
+    pairs = read_pairs(folder)
+    if pairs:
+        from vanilla_transformer.tokenization import train_tokenizer
+
+        tokenizer = train_tokenizer([text for pair in pairs for text in pair], 10_000)
+        chosen = torch.randperm(len(pairs), generator=generator)[:count].tolist()
+        sides = [tokenizer([pairs[i][side] for i in chosen]).input_ids for side in (0, 1)]
+    else:  # the lengths of Multi30k: a mean of 15 tokens, a deviation of 5
+        lengths = torch.normal(15.0, 5.0, (count, 2), generator=generator).clamp(4, 40).int().tolist()
+        sides = [[[2] * pair[side] for pair in lengths] for side in (0, 1)]
+    if not pairs or vocab_size > 10_000:
+        sides = [
+            [torch.randint(2, vocab_size, (len(ids),), generator=generator).tolist() for ids in side] for side in sides
+        ]
+    return [{"input_ids": source, "labels": target} for source, target in zip(*sides, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------ the same translator
+
+
+def to_marian(model, attention: str = "eager"):
+    """A MarianMTModel with the weights of ours, and with the paper's order of sines and cosines in its tables.
+
+    Raises ValueError for a model that Marian cannot be.
+    """
+    from transformers import MarianConfig, MarianMTModel
+
+    ours = model.config
+    if ours.norm_first or ours.position_embedding_type != "sinusoidal" or not ours.scale_embedding:
+        raise ValueError("Marian is post-norm, with sinusoidal positions; train such a model for this benchmark.")
+    same = [name for name in fields("tiny", 8) if name not in ("attention_dropout", "activation_dropout")]
+    config = MarianConfig(
+        **{name: getattr(ours, name) for name in same},
+        decoder_vocab_size=ours.decoder_vocab_size,
+        share_encoder_decoder_embeddings=ours.share_encoder_decoder_embeddings,
+        scale_embedding=True,
+        max_position_embeddings=ours.max_position_embeddings,
+    )
+    marian = MarianMTModel._from_config(config, attn_implementation=attention)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(".table")}
+    problems = marian.load_state_dict(weights, strict=False)
+    if problems.unexpected_keys:
+        raise ValueError(f"Marian has no place for {', '.join(problems.unexpected_keys[:3])}.")
+    table = sinusoidal_positions(torch.arange(config.max_position_embeddings), config.d_model)
+    with torch.no_grad():
+        for stack in (marian.model.encoder, marian.model.decoder):
+            stack.embed_positions.weight.copy_(table)
+    return marian.eval()
+
+
+def to_ctranslate2(model, tokens: list[str], folder: Path):
+    """A CTranslate2 model with the weights of ours, in `folder`; the `tokens` are those of the tokenizer, by id."""
+    from ctranslate2.converters.transformers import BartLoader
+
+    marian = to_marian(model)
+    marian.config.normalize_before = marian.config.normalize_embedding = False
+    spec = BartLoader().get_model_spec(marian)
+    spec.register_source_vocabulary(tokens)
+    spec.register_target_vocabulary(tokens)
+    spec.config.decoder_start_token = tokens[model.config.decoder_start_token_id]
+    spec.config.eos_token = tokens[model.config.eos_token_id]
+    spec.config.add_source_bos = spec.config.add_source_eos = False  # the ids come with their end of sentence
+    spec.validate()
+    spec.optimize()
+    folder.mkdir()
+    spec.save(str(folder))

@@ -1,0 +1,83 @@
+"""What the pages of benchmarks/ have in common: where, when and with what something was measured."""
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+from datetime import date
+from pathlib import Path
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def add_options(parser):
+    """The options that every benchmark has."""
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: whether it runs, not how fast")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
+
+
+def heading(title: str, packages: list[str]) -> list[str]:
+    """The first lines of a page: the date, the command, the machine and the versions."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    command = shlex.join(["python", *sys.argv])
+    return [
+        f"# {title}, {date.today()}",
+        "",
+        f"`{command}` on {machine()}; Python {platform.python_version()}, {versions}.",
+    ]
+
+
+def table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    """A table in Markdown, which reads well on a terminal too."""
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [columns, *rows]]
+    lines.insert(1, ["-" * width for width in widths])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def write(path: Path, lines: list[str]):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    print(f"The page is {path}.")
+
+
+def page_path(results: Path, name: str) -> Path:
+    return results / f"{name}-{date.today()}.md"
+
+
+def bars(path: Path, title: str, groups: dict[str, dict[str, float]], unit: str):
+    """A picture: a group of bars for each of `groups`, of which each bar has a name."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, len(groups), figsize=(3.2 * len(groups) + 2, 3.4), layout="constrained", squeeze=False
+    )
+    for axis, (name, values) in zip(axes[0], groups.items(), strict=True):
+        colours = ["#c44e52" if who.startswith("ours") else "#8c8c8c" for who in values]
+        places = axis.barh(list(values), list(values.values()), color=colours)
+        axis.bar_label(places, fmt="{:,.0f}", padding=2, fontsize=8)
+        axis.set(title=name, xlabel=unit)
+        axis.margins(x=0.2)
+        axis.invert_yaxis()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def machine() -> str:
+    """The processor, how many of its cores may be used, the memory, and the GPU, if there is one."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = platform.processor() or platform.machine()
+    if sys.platform.startswith("linux"):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
+    gpu = f" and an {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{cores} cores of an {name}, {psutil.virtual_memory().total / 2**30:.0f} GiB of memory{gpu}"

@@ -1,0 +1,235 @@
+"""The training step: ours against MarianMTModel, torch.nn.Transformer and a notebook's own, on the same batches.
+
+python benchmarks/train_step.py --data ../multi30k      # its train.jsonl; an hour on two cores
+python benchmarks/train_step.py --sizes small           # random token ids in sentences as long as those of Multi30k
+
+Each takes its steps in a process of its own, one after the other, on the same batches with the same optimiser, label
+smoothing, dropout and clipping. Of each peer the best of its precisions (float32, bfloat16) and attentions is taken.
+Ours is the step of train.py. Since the allocator's settings that train.py makes would help others as well, they are
+measured without and with them. Prints a table and writes a page, with a picture, to benchmarks/results.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from types import SimpleNamespace
+
+import report
+from contest import Contestant, median_ratio, take_turns
+from peers import DROPOUT, PAD, SIZES, SMOOTHING, token_pairs
+
+OURS, MARIAN = "ours", "MarianMTModel"
+LARGE = 151_000  # types, of a multilingual vocabulary
+
+
+class Trainee:
+    """A model with its optimiser, that takes steps on the batches; each returns its loss."""
+
+    def __init__(self, make_model, precision: str, batches: list[dict], device: str):
+        import torch
+
+        self.torch, self.precision, self.device = torch, precision, device
+        torch.manual_seed(0)
+        self.model = make_model().to(device).train()
+        self.batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
+        betas = {"betas": (0.9, 0.98), "eps": 1e-9}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True, **betas)
+
+    def __call__(self, number: int) -> float:
+        with self.torch.autocast(self.device, self.torch.bfloat16, enabled=self.precision == "bf16"):
+            loss = self.model(**self.batches[number])
+        loss.backward()
+        self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+class OurTrainee:
+    """The model in the training step of train.py."""
+
+    def __init__(self, make_model, precision: str, batches: list[dict], device: str):
+        import torch
+        from accelerate import Accelerator
+
+        from vanilla_transformer.training import make_optimizer, optimizer_step
+
+        torch.manual_seed(0)
+        self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no" if precision == "fp32" else precision)
+        self.args = SimpleNamespace(
+            weight_decay=0.0,
+            adam_beta1=0.9,
+            adam_beta2=0.98,
+            adam_epsilon=1e-9,
+            seed=0,
+            max_grad_norm=1.0,
+            label_smoothing_factor=SMOOTHING,
+            r_drop_alpha=0.0,
+        )
+        model = make_model().to(device).train()
+        self.optimizer = self.accelerator.prepare_optimizer(make_optimizer(model, self.args))
+        self.model = self.accelerator.prepare_model(model)
+        self.batches, self.step = batches, optimizer_step
+
+    def __call__(self, number: int) -> float:
+        batch = [self.batches[number]]
+        sums = self.step(self.model, self.optimizer, batch, number, 1e-4, self.args, self.accelerator)
+        return float(sums[0] / sums[1])
+
+
+def make_trainee(kind: str, precision: str, attention: str, size: str, vocab_size: int, batches: list, device: str):
+    """In the process that is to train."""
+    import peers
+
+    makers = {
+        OURS: lambda: peers.vanilla(size, vocab_size, attention),
+        MARIAN: lambda: peers.Marian(size, vocab_size, attention),
+        "torch.nn.Transformer": lambda: peers.TorchTransformer(size, vocab_size),
+        "a notebook's": lambda: peers.Notebook(size, vocab_size),
+    }
+    return (OurTrainee if kind == OURS else Trainee)(makers[kind], precision, batches, device)
+
+
+def variants(device: str) -> dict[str, list[tuple[str, str]]]:
+    """Precision and attention of each, of which the fastest takes part."""
+    ours = "eager" if device == "cpu" else "sdpa"  # what train.py takes
+    precisions = ("bf16", "fp32")
+    return {
+        OURS: [(precision, ours) for precision in precisions],
+        MARIAN: [(precision, attention) for precision in precisions for attention in ("eager", "sdpa")],
+        "torch.nn.Transformer": [(precision, "") for precision in precisions],
+        "a notebook's": [(precision, "") for precision in precisions],
+    }
+
+
+def make_batches(pairs: list[dict], max_tokens: int, count: int) -> list[dict]:
+    """Batches of similar lengths, sentences times the longest side at most `max_tokens`, some of them at random."""
+    import numpy as np
+
+    from vanilla_transformer.batches import PairCollator, fill_batches
+
+    lengths = [np.array([len(pair[side]) for pair in pairs]) for side in ("input_ids", "labels")]
+    collate = PairCollator(SimpleNamespace(pad_token_id=PAD))
+    chosen = list(fill_batches(*lengths, max_tokens))[:-1]  # the last one is not full
+    random.Random(0).shuffle(chosen)
+    return [collate([pairs[i] for i in batch]) for batch in chosen[:count]]
+
+
+def target_tokens(batches: list[dict]) -> int:
+    return sum(int((batch["labels"] != -100).sum()) for batch in batches)
+
+
+def compare(size: str, vocab_size: int, kinds: list[str], options) -> dict[str, Contestant]:
+    """Finds the best variant of each, then lets them take turns."""
+    count = 3
+    pairs = token_pairs(options.data, vocab_size, 200 if options.quick else 20_000)
+    batches = make_batches(pairs, options.max_tokens, count)
+    setting = (size, vocab_size, batches, options.device)
+    best = {}
+    for kind in kinds:
+        found = {}
+        for variant in variants(options.device)[kind]:
+            one = Contestant(kind, make_trainee, kind, *variant, *setting, keeps_memory=kind == OURS)
+            one.turn(0)
+            found[variant] = min(one.turn(0), one.turn(1))
+            one.end()
+        best[kind] = min(found, key=found.get)
+    contestants = {}
+    for kind in kinds:
+        for keeps_memory in [True] if kind == OURS else [False, True]:
+            name = f"{kind}, {' '.join(best[kind]).strip()}" + (", allocator set" if keeps_memory else "")
+            contestants[name] = Contestant(name, make_trainee, kind, *best[kind], *setting, keeps_memory=keeps_memory)
+    take_turns(list(contestants.values()), [(number,) for number in range(count)], options.rounds)
+    for one in contestants.values():
+        one.tokens = target_tokens(batches) * options.rounds
+        one.end()
+    return contestants
+
+
+def row(name: str, one: Contestant, ours: Contestant, flop: float | None, limit: float, rounds: int) -> list[str]:
+    speed = one.tokens / sum(one.seconds)
+    share = f"{speed * flop / limit:.0%}" if flop else ""
+    ratio = median_ratio(ours, one, rounds)
+    return [name, f"{speed:,.0f}", f"{one.memory / 2**20:,.0f}", share, f"{ratio:.2f}"]
+
+
+COLUMNS = ["who", "target tokens/s", "MiB at most", "of the bf16 limit", "ours is faster by"]
+
+
+def flop_per_target_token(size: str, vocab_size: int, batches: list[dict]) -> float:
+    """Of the matrix products of a step, counted on MarianMTModel, whose products are torch's own."""
+    from peers import Marian
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, few = Marian(size, vocab_size, "eager"), batches[:1]
+    with FlopCounterMode(display=False) as counter:
+        model(**few[0]).backward()
+    return counter.get_total_flops() / target_tokens(few)
+
+
+def matmul_limit(device: str) -> float:
+    """FLOP/s of the best of some products of bfloat16 matrices."""
+    import torch
+
+    best = 0.0
+    for size in (1024, 2048) if device == "cpu" else (4096, 8192):
+        one = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+        for _ in range(10):
+            begin = time.perf_counter()
+            for _ in range(4):
+                one @ one
+            if device == "cuda":
+                torch.cuda.synchronize()
+            best = max(best, 4 * 2 * size**3 / (time.perf_counter() - begin))
+    return best
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", metavar="DIR", help="Multi30k, as train.jsonl; without it, random ids")
+    parser.add_argument(
+        "--sizes", nargs="+", choices=[*SIZES, str(LARGE)], default=["tiny", "small", "base", str(LARGE)]
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rounds", type=int, default=5, help="of three steps each")
+    parser.add_argument("--max_tokens", type=int, default=4096, help="in a batch, of each side")
+    report.add_options(parser)
+    options = parser.parse_args()
+    if options.quick:
+        options.sizes, options.rounds, options.max_tokens = ["quick"], 1, 256
+    limit = matmul_limit(options.device)
+    page = report.heading("The training step", ["torch", "transformers", "accelerate"])
+    words = f"Multi30k, by {options.data}" if options.data else "random ids in sentences as long as those of Multi30k"
+    page += [
+        "",
+        f"Batches of at most {options.max_tokens:,} tokens a side ({words}); dropout {DROPOUT}, label smoothing "
+        f"{SMOOTHING}, AdamW (fused), on {options.device}. Medians of {options.rounds} rounds in which all take "
+        "the same three steps, one after another. Of each peer it is its fastest precision and attention. *Allocator "
+        "set*: glibc keeps freed memory, as train.py has it on a CPU. Memory is what a process takes beyond its "
+        f"libraries. The limit is {limit / 1e12:.2f} TFLOP/s, the fastest product of two bfloat16 matrices.",
+    ]
+    picture = {}
+    for size in options.sizes:
+        vocab_size, name = (LARGE, "small") if size == str(LARGE) else (10_000, size)
+        if options.quick:
+            vocab_size = 500
+        kinds = [OURS, MARIAN] if size == str(LARGE) else list(variants(options.device))
+        contestants = compare(name, vocab_size, kinds, options)
+        pairs = token_pairs(options.data, vocab_size, 200 if options.quick else 20_000)
+        flop = flop_per_target_token(name, vocab_size, make_batches(pairs, options.max_tokens, 1))
+        ours = next(iter(contestants.values()))
+        rows = [row(who, one, ours, flop, limit, options.rounds) for who, one in contestants.items()]
+        title = f"{name}, {vocab_size:,} types"
+        losses = ", ".join(f"{statistics.mean(one.answers):.2f}" for one in contestants.values())
+        page += ["", f"## {title}", "", *report.table(COLUMNS, rows), "", f"Mean losses, in this order: {losses}."]
+        print("\n".join(page[-6 - len(rows) :]), flush=True)
+        picture[title] = {who: one.tokens / sum(one.seconds) for who, one in contestants.items()}
+    path = report.page_path(options.results, "train_step")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report.bars(path.with_suffix(".png"), "The training step", picture, "target tokens/s")
+    report.write(path, [*page, "", f"![target tokens a second]({path.with_suffix('.png').name})"])
+
+
+if __name__ == "__main__":
+    main()

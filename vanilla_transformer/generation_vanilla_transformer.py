@@ -1,0 +1,273 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""Greedy and beam search behind `generate` (section 6.1), which do no work for sentences that are finished.
+
+    what                                          shapes
+    SentencesInPlay                               what the model needs to go on with A of the B sentences
+    VanillaTransformerGenerationMixin._sample     greedy: (B,T) -> (B,T')
+    VanillaTransformerGenerationMixin._beam_search    n beams: (B n,T) -> (B,T')
+
+The outputs are those of transformers' own loops, which take over for all that these do not know.
+"""
+
+import torch
+from torch.nn.functional import pad
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers import generation as processors
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
+
+NEVER = -1e9  # the score of what must not be chosen
+
+# Processors that look at each row by itself, so that it does not matter which others are in the batch.
+OF_A_ROW = (
+    processors.ForcedBOSTokenLogitsProcessor,
+    processors.ForcedEOSTokenLogitsProcessor,
+    processors.LogitNormalization,
+    processors.MinLengthLogitsProcessor,
+    processors.MinNewTokensLengthLogitsProcessor,
+    processors.NoBadWordsLogitsProcessor,
+    processors.NoRepeatNGramLogitsProcessor,
+    processors.RepetitionPenaltyLogitsProcessor,
+    processors.SuppressTokensLogitsProcessor,
+)
+
+
+class LongestOutput(StoppingCriteria):
+    """Ends each output of a batch at a length of its own, `longest` (B)."""
+
+    def __init__(self, longest: torch.Tensor):
+        self.longest = longest
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+        beams = input_ids.shape[0] // self.longest.shape[0]
+        return input_ids.shape[1] >= self.longest.to(input_ids.device).repeat_interleave(beams)
+
+    def select(self, sentences: torch.Tensor) -> "LongestOutput":
+        """The same for some sentences of the batch."""
+        return LongestOutput(self.longest.to(sentences.device)[sentences])
+
+
+class SentencesInPlay:
+    """The sentences of a batch that are not finished, with all that the model needs to go on with them.
+
+    A of them are left, each with `beams` rows; the source of a sentence stands there once, or once for each row.
+    """
+
+    def __init__(
+        self,
+        model: GenerationMixin,
+        input_ids: torch.Tensor,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        model_kwargs: dict,
+    ):
+        self.model = model
+        self.beams = generation_config.num_beams
+        self.numbers = torch.arange(input_ids.shape[0] // self.beams, device=input_ids.device)  # in the batch: (A)
+        self.criteria = stopping_criteria
+        self.kwargs = model_kwargs
+        self.begin = lambda ids: model._prefill(ids, generation_config, self.kwargs)
+
+    def next_logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """(A beams, T) -> (A beams, V), in float32."""
+        if self.begin is not None:
+            outputs, self.begin = self.begin(input_ids), None
+        else:
+            inputs = self.model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **self.kwargs)
+            outputs = self.model(**inputs, return_dict=True)
+        self.kwargs = self.model._update_model_kwargs_for_generation(outputs, self.kwargs, is_encoder_decoder=True)
+        return outputs.logits[:, -1].float()
+
+    def keep(self, sentences: torch.Tensor, rows: torch.Tensor):
+        """Goes on with these `sentences` (A') of the A, and with these `rows` (A' beams) of the A beams."""
+        count, are_fewer = len(self.numbers), len(sentences) < len(self.numbers)
+        caches = self.kwargs["past_key_values"]
+        if self.beams > 1 or are_fewer:
+            caches.self_attention_cache.batch_select_indices(rows)
+        source = caches.cross_attention_cache
+        is_shared = source.layers[0].keys.shape[0] == count
+        if are_fewer or not is_shared:
+            source.batch_select_indices(sentences if is_shared else rows)
+        if not are_fewer:
+            return
+
+        def pick(value):
+            if isinstance(value, BaseModelOutput):
+                return BaseModelOutput(last_hidden_state=pick(value.last_hidden_state))
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] in (count, count * self.beams):
+                return value[sentences if value.shape[0] == count else rows]
+            return value
+
+        self.kwargs = {name: pick(value) for name, value in self.kwargs.items()}
+        self.criteria = StoppingCriteriaList(
+            one.select(sentences) if hasattr(one, "select") else one for one in self.criteria
+        )
+        self.numbers = self.numbers[sentences]
+
+
+def is_plain(
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    synced_gpus: bool,
+    model_kwargs: dict,
+) -> bool:
+    """Whether nothing is asked for but the outputs, and nothing depends on which sentences are in the batch."""
+    asks_for_more = generation_config.return_dict_in_generate or generation_config.do_sample or synced_gpus
+    cache = model_kwargs.get("past_key_values")
+    return (
+        not asks_for_more
+        and isinstance(cache, EncoderDecoderCache)
+        and type(cache.self_attention_cache) is DynamicCache
+        and type(cache.cross_attention_cache) is DynamicCache
+        and not getattr(cache, "_is_user_defined", False)
+        and all(type(one) in OF_A_ROW for one in logits_processor)
+        and all(
+            type(one) in (MaxLengthCriteria, EosTokenCriteria) or hasattr(one, "select") for one in stopping_criteria
+        )
+        and generation_config._pad_token_tensor is not None
+    )
+
+
+class VanillaTransformerGenerationMixin(GenerationMixin):
+    """`generate` as in transformers; beams share their source, and what is finished leaves the batch."""
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, input_ids: torch.Tensor | None = None, **kwargs):
+        """Copies what the decoder reads for each beam; the source of a sentence, which its beams share, stays one."""
+        shared = {}
+        if self.config._attn_implementation in ("eager", "sdpa"):
+            shared = {name: kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in kwargs}
+            kwargs["is_encoder_decoder"] = False
+        input_ids, kwargs = super()._expand_inputs_for_generation(expand_size, input_ids=input_ids, **kwargs)
+        return input_ids, kwargs | shared
+
+    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
+        """Lets the self-attention of each beam go on from the one it stems from; beams share their source."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        if self.config._attn_implementation not in ("eager", "sdpa"):
+            past_key_values.cross_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
+
+    def _sample(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer=None,
+        **model_kwargs,
+    ):
+        """Greedy search: of each sentence the most likely token at each step, (B,T) -> (B,T')."""
+        options = (logits_processor, stopping_criteria, generation_config, synced_gpus)
+        if streamer is not None or not is_plain(*options, model_kwargs):
+            return super()._sample(input_ids, *options, streamer=streamer, **model_kwargs)
+        play = SentencesInPlay(self, input_ids, stopping_criteria, generation_config, model_kwargs)
+        length = input_ids.shape[1]
+        output = pad(input_ids, (0, generation_config.max_length - length), value=generation_config._pad_token_tensor)
+        while len(play.numbers):
+            scores = logits_processor(input_ids, play.next_logits(input_ids))
+            tokens = scores.argmax(dim=-1)
+            output[play.numbers, length] = tokens
+            length += 1
+            input_ids = torch.cat([input_ids, tokens[:, None]], dim=1)
+            goes_on = ~play.criteria(input_ids, None)
+            if not goes_on.all():
+                sentences = goes_on.nonzero()[:, 0]
+                input_ids = input_ids[sentences]
+                play.keep(sentences, sentences)
+        return output[:, :length]
+
+    def _beam_search(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        **model_kwargs,
+    ):
+        """Beam search (section 6.1): (B n,T) -> (B `num_return_sequences`,T').
+
+        A hypothesis scores the sum of its log-probabilities divided by its length to the power `length_penalty`. A
+        sentence is finished when no running beam can become better than its n finished ones, by the same estimate as
+        in transformers, as if it were alone in its batch.
+        """
+        options = (logits_processor, stopping_criteria, generation_config, synced_gpus)
+        if not is_plain(*options, model_kwargs):
+            return super()._beam_search(input_ids, *options, **model_kwargs)
+        n, max_length = generation_config.num_beams, generation_config.max_length
+        ends = generation_config._eos_token_tensor
+        # Were the best n all to end, so many would have n beside them that go on.
+        candidates = max(2, 1 + (0 if ends is None else len(ends))) * n
+        fill = generation_config._pad_token_tensor or ends[0] if ends is not None else -1  # as transformers fills
+        is_early, penalty = generation_config.early_stopping, generation_config.length_penalty
+        play = SentencesInPlay(self, input_ids, stopping_criteria, generation_config, model_kwargs)
+        prompt = length = input_ids.shape[1]
+        running = input_ids.unflatten(0, (-1, n))  # (A,n,T)
+        scores = torch.zeros(running.shape[:2], device=input_ids.device)  # (A,n)
+        scores[:, 1:] = NEVER  # so that beams, which begin alike, go different ways
+        finished = pad(running, (0, max_length - prompt), value=fill)  # (A,n,max_length)
+        finished_scores, is_finished = torch.full_like(scores, NEVER), torch.zeros_like(scores, dtype=torch.bool)
+        lengths = torch.full_like(is_finished, prompt, dtype=torch.long)
+        outputs, output_lengths = finished.clone(), lengths.clone()
+
+        while len(play.numbers):
+            rows = running.flatten(0, 1)
+            logits = play.next_logits(rows)  # (A n,V)
+            width = min(candidates, logits.shape[-1])
+            if logits_processor:
+                best, tokens = logits_processor(rows, logits.log_softmax(dim=-1)).topk(width)
+            else:  # the best of each beam are known before its logits are normalised: only these are
+                best, tokens = logits.topk(width)
+                best = best - logits.logsumexp(dim=-1, keepdim=True)
+            best, index = (best.unflatten(0, (-1, n)) + scores[..., None]).flatten(1).topk(min(candidates, n * width))
+            beams = index // width  # (A,c), the one that each candidate goes on from
+            tokens = tokens.unflatten(0, (-1, n)).flatten(1).gather(1, index)
+            extended = torch.cat([gather_beams(running, beams), tokens[..., None]], dim=-1)  # (A,c,T+1)
+            ends_here = play.criteria(extended.flatten(0, 1), None).unflatten(0, (-1, beams.shape[1]))
+            length += 1
+
+            # Of those that have ended, the first n compete with the finished; the best n of the others go on.
+            may_finish = ends_here.clone()
+            may_finish[:, n:] = False
+            penalised = best / (length - prompt) ** penalty + NEVER * ~may_finish
+            finished_scores, chosen = torch.cat([finished_scores, penalised], dim=1).topk(n)
+            padded = pad(extended, (0, max_length - length), value=fill)
+            finished = gather_beams(torch.cat([finished, padded], dim=1), chosen)
+            is_finished = torch.cat([is_finished, may_finish], dim=1).gather(1, chosen)
+            lengths = torch.cat([lengths, torch.full_like(beams, length)], dim=1).gather(1, chosen)
+            scores, chosen = (best + NEVER * ends_here).topk(n)
+            running, beams = gather_beams(extended, chosen), beams.gather(1, chosen)
+
+            longest = max_length if is_early == "never" and penalty > 0 else length
+            hope = scores[:, :1] / (longest - prompt) ** penalty
+            worst = finished_scores.amin(dim=1, keepdim=True).where(is_finished, NEVER)
+            is_over = (hope <= worst).all(dim=1) | ends_here.all(dim=1)
+            if is_early is True:
+                is_over |= is_finished.all(dim=1)
+            outputs[play.numbers], output_lengths[play.numbers] = finished, lengths
+            sentences = (~is_over).nonzero()[:, 0]
+            rows = (sentences[:, None] * n + beams[sentences]).flatten()
+            if len(sentences):
+                play.keep(sentences, rows)
+            else:
+                break
+            if is_over.any():
+                state = (running, scores, finished, finished_scores, is_finished, lengths)
+                running, scores, finished, finished_scores, is_finished, lengths = (part[sentences] for part in state)
+        returned = generation_config.num_return_sequences
+        return outputs[:, :returned, : int(output_lengths[:, :returned].max())].flatten(0, 1)
+
+
+def gather_beams(of_beams: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:
+    """(A,n,T), (A,m) -> (A,m,T)."""
+    return of_beams.take_along_dim(beams[..., None], dim=1)
