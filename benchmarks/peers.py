@@ -16,7 +16,7 @@ from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_position
 
 SMOOTHING = 0.1
 DROPOUT = 0.1
-PAD, START = 0, 1  # start of the target; also what ends both sides
+PAD, START = 0, 2  # as our tokenizers have them; the target begins with what ends both sides
 SIZES = {  # d_model, feed-forward, heads, layers of each side
     "tiny": (128, 256, 4, 4),
     "small": (256, 1024, 4, 3),
@@ -216,10 +216,10 @@ def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
         sides = [tokenizer([pairs[i][side] for i in chosen]).input_ids for side in (0, 1)]
     else:  # the lengths of Multi30k: a mean of 15 tokens, a deviation of 5
         lengths = torch.normal(15.0, 5.0, (count, 2), generator=generator).clamp(4, 40).int().tolist()
-        sides = [[[2] * pair[side] for pair in lengths] for side in (0, 1)]
+        sides = [[[3] * pair[side] for pair in lengths] for side in (0, 1)]
     if not pairs or vocab_size > 10_000:
         sides = [
-            [torch.randint(2, vocab_size, (len(ids),), generator=generator).tolist() for ids in side] for side in sides
+            [torch.randint(3, vocab_size, (len(ids),), generator=generator).tolist() for ids in side] for side in sides
         ]
     return [{"input_ids": source, "labels": target} for source, target in zip(*sides, strict=True)]
 

@@ -9,22 +9,19 @@ with a picture, to benchmarks/results.
 """
 
 import argparse
-import importlib.metadata
 import itertools
 import json
 import multiprocessing
 import os
-import platform
-import shlex
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 import psutil
+import report
 
 SHARD = 100_000  # pairs in a file
 WORDS = 100_000  # different ones of each language
@@ -333,12 +330,8 @@ def row(size: int, phase: Phase) -> str:
 
 def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict, is_whole: bool):
     """The table and, where all parts were measured, what they come to; with the machine, the versions, the command."""
-    packages = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    page = [
-        f"# Data at scale, {date.today()}",
-        "",
-        f"`{shlex.join(['python', *sys.argv])}` on {machine()}; Python {platform.python_version()}, {versions}.",
+    page = report.heading("Data at scale", ["torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy"])
+    page += [
         "Other work on a machine lengthens the seconds, hardly the CPU seconds. Generated pairs of "
         f"{SENTENCE} words a side on average, {WORDS:,} different ones of each language.",
         "",
@@ -351,9 +344,8 @@ def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict, is_whol
         *itertools.chain.from_iterable(summary(size, rows, found) for size, found in counted.items() if is_whole),
         "",
         f"![memory of tokenising and of streaming]({path.with_suffix('.png').name})",
-        "",
     ]
-    path.write_text("\n".join(page), encoding="utf-8")
+    report.write(path, page)
     plot(path.with_suffix(".png"), rows)
 
 
@@ -397,33 +389,20 @@ def plot(path: Path, rows: list[tuple[int, Phase]]):
     figure.savefig(path, dpi=110)
 
 
-def machine() -> str:
-    """The processor, how many of its cores may be used, and the memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    name = platform.processor() or platform.machine()
-    if sys.platform.startswith("linux"):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
-    return f"{cores} cores of an {name}, {psutil.virtual_memory().total / 2**30:.0f} GiB of memory"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10_000_000, help="pairs to measure with, and a tenth of them")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure, besides reading")
-    parser.add_argument("--quick", action="store_true", help="3,000 pairs: whether it runs")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where the page goes")
+    report.add_options(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         os.environ |= {"HF_DATASETS_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
         print(HEAD)
         rows, counted = run(3000 if args.quick else args.pairs, Path(folder), args.parts)
-    args.results.mkdir(parents=True, exist_ok=True)
     is_whole = set(args.parts) == set(PARTS)
-    page = args.results / f"{'-'.join(['scale', *([] if is_whole else args.parts)])}-{date.today()}.md"
-    write_page(page, rows, counted, is_whole)
-    print(f"The page is {page}.")
+    name = "-".join(["scale", *([] if is_whole else args.parts)])
+    write_page(report.page_path(args.results, name), rows, counted, is_whole)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """benchmarks/: the scripts run, and what they print agrees; never how fast. Run: pytest tests/test_benchmarks.py"""
 
-import importlib.util
+import importlib
 import os
 import re
 import subprocess
@@ -10,27 +10,35 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+import torch
+from torch.nn import functional
+
+from vanilla_transformer.conversion import from_torch_transformer
 
 ROOT = Path(__file__).parents[1]
 
 
-def load(name: str):
-    """A script of benchmarks/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where a dataclass looks for its types
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module", autouse=True)
+def benchmarks():
+    """Lets the scripts be imported."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield
+    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.fixture(scope="module")
 def scale():
-    return load("scale")
+    return importlib.import_module("scale")
 
 
-def run_quickly(script: str, folder: Path) -> str:
+@pytest.fixture(scope="module")
+def peers():
+    return importlib.import_module("peers")
+
+
+def run_quickly(script: str, folder: Path, *more: str) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, f"benchmarks/{script}.py", "--quick", "--results", str(folder)]
+    command = [sys.executable, f"benchmarks/{script}.py", "--quick", "--results", str(folder), *more]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -83,3 +91,126 @@ def test_scale(scale, tmp_path):
     # The script itself stops where a part reads other pairs than another.
     for size, left, empty, long in re.findall(r"([\d,]+) pairs: ([\d,]+) are left \((\d+) .*?, (\d+) are", text):
         assert sum(int(number.replace(",", "")) for number in (left, empty, long)) == int(size.replace(",", ""))
+
+
+# --------------------------------------------------------------------------------------------------------------- peers
+
+
+def batch(vocab_size: int) -> dict:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(2, vocab_size, (3, 7), generator=generator)
+    labels = torch.randint(2, vocab_size, (3, 5), generator=generator)
+    mask = torch.arange(7) < torch.tensor([7, 4, 6])[:, None]
+    labels[1, 3:] = -100
+    return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+
+
+def test_marian_has_our_loss(peers):
+    """With our weights, and the smoothing of transformers' Trainer."""
+    ours = peers.vanilla("quick", 50).eval()
+    marian = peers.Marian("quick", 50, "eager").eval()
+    marian.model = peers.to_marian(ours)
+    with torch.no_grad():
+        logits = ours.eval()(**batch(50)).logits
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), batch(50)["labels"].flatten(), label_smoothing=peers.SMOOTHING
+        )
+        torch.testing.assert_close(marian(**batch(50)), loss)
+
+
+def test_the_notebook_has_our_logits(peers):
+    """Under its names, with our weights: the same loss but for how it smooths."""
+    ours, theirs = peers.vanilla("quick", 50).eval(), peers.Notebook("quick", 50).eval()
+    weights = ours.state_dict()
+    attention = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            side, *rest = name.split(".")
+            if side in ("source", "target", "generator"):
+                key = "lm_head.bias" if name.endswith("bias") else "model.shared.weight"
+            else:
+                layer, kind = f"model.{side}.layers.{rest[0]}", rest[-1]
+                cross = side == "decoder"
+                if rest[1] == "attentions":
+                    which = ["self_attn", "encoder_attn"][int(rest[2])]
+                    key = f"{layer}.{which}.{attention[rest[3]]}.{kind}"
+                elif rest[1] == "norms":
+                    norms = [
+                        "self_attn_layer_norm",
+                        *(["encoder_attn_layer_norm"] if cross else []),
+                        "final_layer_norm",
+                    ]
+                    key = f"{layer}.{norms[int(rest[2])]}.{kind}"
+                else:
+                    key = f"{layer}.{'fc1' if rest[2] == '0' else 'fc2'}.{kind}"
+            parameter.copy_(weights.get(key, torch.zeros_like(parameter)))
+        logits = ours(**batch(50)).logits.flatten(0, 1)
+        labels = batch(50)["labels"].flatten()
+        logits, labels = logits[labels != -100], labels[labels != -100]
+        smoothed = torch.full_like(logits, peers.SMOOTHING / 49).scatter_(1, labels[:, None], 1 - peers.SMOOTHING)
+        expected = functional.kl_div(logits.log_softmax(-1), smoothed, reduction="sum") / len(labels)
+        torch.testing.assert_close(theirs(**batch(50)), expected)
+
+
+def test_torch_transformer_has_our_loss(peers):
+    """By the conversion, with torch's own label smoothing, but for the second norm at the end of its stacks."""
+    theirs = peers.TorchTransformer("quick", 50).eval()
+    theirs.transformer.encoder.norm = theirs.transformer.decoder.norm = None
+    ours = from_torch_transformer(
+        theirs.transformer, theirs.embedding, decoder_start_token_id=peers.START, pad_token_id=peers.PAD
+    )
+    with torch.no_grad():
+        logits = ours(**batch(50)).logits
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), batch(50)["labels"].flatten(), label_smoothing=peers.SMOOTHING
+        )
+        torch.testing.assert_close(theirs(**batch(50)), loss)
+
+
+def tables(page: Path) -> list[list[str]]:
+    """The rows of all tables of a page, without their heads."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if row[0] != "who" and set(row[0]) != {"-"}]
+
+
+@pytest.mark.slow
+def test_train_step(tmp_path):
+    run_quickly("train_step", tmp_path)
+    (page,) = tmp_path.glob("train_step-*.md")
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    names = [row[0].split(",")[0] for row in tables(page)]
+    assert set(names) == {"ours", "MarianMTModel", "torch.nn.Transformer", "a notebook's"} and len(names) == 7
+    assert all(float(cell.replace(",", "").rstrip("%")) > 0 for row in tables(page) for cell in row[1:3])
+
+
+@pytest.mark.slow
+def test_decode(make_model, byte_tokenizer, tmp_path):
+    """What all of them translate agrees with ours, token by token, but for the coarser precisions."""
+    pytest.importorskip("ctranslate2")
+    model = make_model(vocab_size=len(byte_tokenizer))
+    model.save_pretrained(tmp_path / "model")
+    byte_tokenizer.save_pretrained(tmp_path / "model")
+    data = ["--model", str(tmp_path / "model"), "--data", str(ROOT / "sample_dataset")]
+    run_quickly("decode", tmp_path, *data)
+    (page,) = tmp_path.glob("decode-*.md")
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    agree = {}
+    for row in tables(page):
+        agree.setdefault(row[0], []).append(row[5])
+    assert len(agree) == 8 and all(len(shares) == 3 for shares in agree.values())
+    for name in ("ours, fp32", "MarianMTModel, fp32 eager", "MarianMTModel, fp32 sdpa"):
+        assert set(agree[name]) == {"100.0%"}, name
+
+
+@pytest.mark.slow
+def test_end_to_end(tmp_path):
+    """Both read the same tokens, and learn something of them in a step or two."""
+    run_quickly("end_to_end", tmp_path, "--data", str(ROOT / "sample_dataset"))
+    (page,) = tmp_path.glob("end_to_end-*.md")
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    rows = tables(page)
+    names = {row[0].split(",")[0] for row in rows}
+    assert names == {"ours", "run_translation_no_trainer"} and len(rows) == 4
+    tokens = [float(row[1].replace(",", "")) * float(row[3].replace(",", "")) for row in rows]
+    assert max(tokens) < 1.3 * min(tokens)  # seconds are printed with one digit
