@@ -165,8 +165,9 @@ def main():
         "",
         f"One epoch of {number_of_pairs(options):,} pairs, tokenised, trained on and the model saved; d_model "
         f"{d_model}, feed-forward {ffn_dim}, {heads} heads, {layers}+{layers} layers; {sentences} sentences in each "
-        f"batch of the script, {MAX_TOKENS:,} tokens in each of ours; on {options.device}. Medians of {options.rounds} "
-        "rounds, in which all do the same, one after another. The script has no label smoothing, which makes its losses smaller.",
+        f"batch of the script, {MAX_TOKENS:,} tokens in each of ours; on {options.device}. Medians of "
+        f"{options.rounds} rounds, in which all do the same, one after another. The script has no label smoothing, "
+        "which makes its losses smaller.",
         "",
         *report.table(COLUMNS, rows),
     ]
