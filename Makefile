@@ -12,6 +12,8 @@ quality:  ## check the format, the code and the sample dataset
 test:     ## the tests that take minutes at most
 	pytest
 
-bench:    ## the speed against others, a page of results each
-	@ls benchmarks/*.py >/dev/null 2>&1 || { echo "There are no benchmarks yet."; exit 1; }
-	for script in benchmarks/*.py; do python $$script; done
+bench:    ## the speed against others; DATA is a directory like Multi30k, MODEL a model that was trained on it
+	python benchmarks/train_step.py --data $(DATA)
+	python benchmarks/end_to_end.py --data $(DATA)
+	python benchmarks/decode.py --data $(DATA) --model $(MODEL)
+	python benchmarks/scale.py

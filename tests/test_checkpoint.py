@@ -187,7 +187,7 @@ WAYS = {
 }
 FILES = {"config.json", "generation_config.json", "model.safetensors", "optimizer.safetensors", "ema.safetensors"}
 FILES |= {"tokenizer.json", "tokenizer_config.json", "trainer_state.json", "configuration_vanilla_transformer.py"}
-FILES |= {"modeling_vanilla_transformer.py", "pipeline_vanilla_transformer.py"}
+FILES |= {f"{what}_vanilla_transformer.py" for what in ("modeling", "generation", "pipeline")}
 
 
 def test_every_file_is_known(original):

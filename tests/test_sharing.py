@@ -35,7 +35,8 @@ PAIRS = [
     ("Where is the house?", "Wo ist das Haus?"),
 ]
 FILES = ["README.md", "all_results.json", "config.json", "configuration_vanilla_transformer.py"]
-FILES += ["generation_config.json", "model.safetensors", "modeling_vanilla_transformer.py"]
+FILES += ["generation_config.json", "generation_vanilla_transformer.py", "model.safetensors"]
+FILES += ["modeling_vanilla_transformer.py"]
 FILES += ["pipeline_vanilla_transformer.py", "recipe.yaml"]
 FILES += ["tokenizer.json", "tokenizer_config.json", "training_curves.png"]
 
