@@ -14,6 +14,7 @@ from transformers import (
     TextIteratorStreamer,
     TextStreamer,
 )
+from transformers.generation import GenerationMixin
 
 from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
 
@@ -724,3 +725,82 @@ def test_a_streamer_in_a_thread_gives_the_text_of_the_output(writer, tokenizer, 
     thread.join()
     assert "".join(pieces) == tokenizer.decode(outputs[0][0], skip_special_tokens=True)
     assert len(pieces) > 3
+
+
+# ------------------------------------------------------------------------------------- sentences that leave the batch
+
+
+def by_transformers(model):
+    """The same model with the searches of transformers."""
+
+    class Plain(type(model)):
+        _sample, _beam_search = GenerationMixin._sample, GenerationMixin._beam_search
+
+    plain = copy.deepcopy(model)
+    plain.__class__ = Plain
+    return plain
+
+
+SEARCHES = [{"num_beams": 1}, {"num_beams": 1, "no_repeat_ngram_size": 2}, {"num_beams": 3, "no_repeat_ngram_size": 2}]
+SEARCHES += [{"num_beams": 3, "min_new_tokens": 4}, {"num_beams": 3, "eos_token_id": [END, 7]}]
+SEARCHES += [
+    {"num_beams": beams, "length_penalty": penalty, "early_stopping": early, "num_return_sequences": returned}
+    for beams, penalty, early, returned in product((2, 4), (0.0, 1.0, -1.0), (False, True, "never"), (1, 2))
+]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_searches_equal_those_of_transformers(search, make_lively):
+    """Batches of which sentences end at different steps, among them some that reach the longest length."""
+    model = make_lively()
+    generator = torch.Generator().manual_seed(0)
+    plain = by_transformers(model)
+    for count in (1, 5, 13):
+        source = torch.randint(3, model.config.vocab_size, (count, 9), generator=generator)
+        lengths = torch.randint(1, 10, (count, 1), generator=generator)
+        mask = (torch.arange(9) < lengths).long()
+        for limit in (3, 12):
+            options = {"attention_mask": mask, "max_new_tokens": limit, **search}
+            assert torch.equal(model.generate(source, **options), plain.generate(source, **options))
+
+
+@widths
+def test_finished_sentences_leave_the_batch(num_beams, make_lively, monkeypatch):
+    """The model is asked for fewer rows as sentences end, and keeps no source twice."""
+    model = make_lively()
+    rows, forward = [], model.model.decoder.forward
+    monkeypatch.setattr(
+        model.model.decoder,
+        "forward",
+        lambda ids, *args, **kwargs: rows.append(len(ids)) or forward(ids, *args, **kwargs),
+    )
+    output = model.generate(SOURCE, attention_mask=MASK, num_beams=num_beams, max_new_tokens=STEPS)
+    assert rows[0] == len(SOURCE) * num_beams and rows == sorted(rows, reverse=True) and rows[-1] < rows[0]
+    if num_beams == 1:
+        ends = [len(cut(row)) for row in output[:, 1:].tolist()]
+        assert rows == [sum(end > step for end in ends) for step in range(max(ends))]
+
+
+def test_own_searches_are_left_for_what_they_do_not_know(make_lively, monkeypatch):
+    """Samples, scores, streams and criteria of one's own come from transformers' searches."""
+    model = make_lively()
+    calls = []
+    for name in ("_sample", "_beam_search"):
+        theirs = getattr(GenerationMixin, name)
+        monkeypatch.setattr(
+            GenerationMixin, name, lambda *args, theirs=theirs, **kwargs: calls.append(1) or theirs(*args, **kwargs)
+        )
+    known = [{}, {"num_beams": 3}, {"repetition_penalty": 1.2}, {"min_length": 3}]
+    for search in known:
+        model.generate(SOURCE, max_new_tokens=STEPS, **search)
+    assert not calls
+    criteria = StoppingCriteriaList([lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)])
+    unknown = [{"do_sample": True}, {"output_scores": True, "return_dict_in_generate": True}, {"use_cache": False}]
+    unknown += [
+        {"stopping_criteria": criteria},
+        {"encoder_repetition_penalty": 1.5},
+        {"cache_implementation": "static"},
+    ]
+    for search in unknown:
+        model.generate(SOURCE, max_new_tokens=STEPS, **search)
+    assert len(calls) == len(unknown)
