@@ -13,6 +13,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -171,14 +172,25 @@ def memory_of(pid: int) -> tuple[int, int]:
 
 
 def bytes_of(process: psutil.Process, kind: str) -> int:
-    """One kind of bytes, of Linux's /proc/PID/smaps_rollup; elsewhere all that the process does not share."""
+    """One kind of bytes of what is no mapped file, by Linux's /proc/PID/smaps; elsewhere all that is not shared.
+
+    A file that has just been written is mapped with pages that are dirty, too.
+    """
     try:
         if not sys.platform.startswith("linux"):
             return process.memory_full_info().uss
-        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:")), 0)
+        total, is_file = 0, False
+        for line in Path(f"/proc/{process.pid}/smaps").read_text(encoding="utf-8").splitlines():
+            if mapping := MAPPING.match(line):
+                is_file = mapping[1] != "0"
+            elif not is_file and line.startswith(f"{kind}:"):
+                total += int(line.split()[1]) * 1024
+        return total
     except (OSError, psutil.Error):  # it has just ended
         return 0
+
+
+MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ (\d+)")  # the first line of one, with the inode of its file
 
 
 # ----------------------------------------------------------------------------------------------------------- the parts
