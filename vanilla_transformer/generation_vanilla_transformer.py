@@ -22,6 +22,7 @@ from transformers import (
 from transformers import generation as processors
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 NEVER = -1e9  # the score of what must not be chosen
@@ -75,16 +76,38 @@ class SentencesInPlay:
         self.criteria = stopping_criteria
         self.kwargs = model_kwargs
         self.begin = lambda ids: model._prefill(ids, generation_config, self.kwargs)
+        self.is_direct = is_direct(model, model_kwargs)
 
     def next_logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(A beams, T) -> (A beams, V), in float32."""
+        if self.begin is None and self.is_direct:
+            return self.step(input_ids[:, -1:])
         if self.begin is not None:
             outputs, self.begin = self.begin(input_ids), None
         else:
             inputs = self.model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **self.kwargs)
             outputs = self.model(**inputs, return_dict=True)
         self.kwargs = self.model._update_model_kwargs_for_generation(outputs, self.kwargs, is_encoder_decoder=True)
+        if self.is_direct:
+            source = self.kwargs["encoder_outputs"].last_hidden_state
+            self.kwargs["source_mask"] = create_bidirectional_mask(
+                self.model.config, source[:, :1], self.kwargs.get("attention_mask"), encoder_hidden_states=source
+            )
         return outputs.logits[:, -1].float()
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The decoder over one token of each row, with the mask of the source that is made once: (A beams,1) -> V.
+
+        The same as a call of the model, which would make masks, positions and outputs anew for each token.
+        """
+        decoder, cache = self.model.get_decoder(), self.kwargs["past_key_values"]
+        length = cache.get_seq_length()
+        positions = torch.tensor([[length]], device=tokens.device)
+        x, rotary = decoder.add_positions(decoder.embed_tokens(tokens), positions, length + 1)
+        source, mask = self.kwargs["encoder_outputs"].last_hidden_state, self.kwargs["source_mask"]
+        for layer in decoder.layers:
+            x = layer(x, None, source, mask, rotary, past_key_values=cache)
+        return self.model.lm_head(decoder.layer_norm(x))[:, -1].float()
 
     def keep(self, sentences: torch.Tensor, rows: torch.Tensor):
         """Goes on with these `sentences` (A') of the A, and with these `rows` (A' beams) of the A beams."""
@@ -111,6 +134,23 @@ class SentencesInPlay:
             one.select(sentences) if hasattr(one, "select") else one for one in self.criteria
         )
         self.numbers = self.numbers[sentences]
+
+
+def is_direct(model: GenerationMixin, model_kwargs: dict) -> bool:
+    """Whether the layers of the decoder may be called without the model around them.
+
+    Not where a mask of the target, a backend of attention or a hook wants to be asked at each token.
+    """
+    given = {name for name, value in model_kwargs.items() if value is not None}
+    mask = model_kwargs.get("attention_mask")
+    around = (model, model.base_model, model.get_decoder())
+    return (
+        given <= {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
+        and (mask is None or mask.ndim == 2)
+        and model.config._attn_implementation in ("eager", "sdpa")
+        and not any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in around)
+        and all(one._compiled_call_impl is None for one in around)
+    )
 
 
 def is_plain(
