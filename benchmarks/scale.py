@@ -146,7 +146,7 @@ def measure(part, *args) -> tuple[list[Phase], dict]:
     looks = np.array(looks)
     for phase in phases:
         first, last = np.searchsorted(looks[:, 0], [phase.begin, phase.end])
-        if last - first < 2:  # of a short phase, the look before it and the one after
+        if last - first < 20:  # of a short phase, also the look before it and the one after
             first, last = max(0, first - 1), last + 1
         phase.memory = looks[first:last]
     return phases, notes
