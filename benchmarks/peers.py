@@ -246,6 +246,7 @@ def to_marian(model, attention: str = "eager"):
         max_position_embeddings=ours.max_position_embeddings,
     )
     marian = MarianMTModel._from_config(config, attn_implementation=attention)
+    marian.generation_config.forced_eos_token_id = None  # Marian's config ends what has the longest length by an end
     weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(".table")}
     problems = marian.load_state_dict(weights, strict=False)
     if problems.unexpected_keys:

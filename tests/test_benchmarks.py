@@ -188,7 +188,7 @@ def test_train_step(tmp_path):
 def test_decode(make_model, byte_tokenizer, tmp_path):
     """What all of them translate agrees with ours, token by token, but for the coarser precisions."""
     pytest.importorskip("ctranslate2")
-    model = make_model(vocab_size=len(byte_tokenizer))
+    model = make_model(vocab_size=len(byte_tokenizer), max_position_embeddings=512)
     model.save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     data = ["--model", str(tmp_path / "model"), "--data", str(ROOT / "sample_dataset")]
@@ -212,5 +212,4 @@ def test_end_to_end(tmp_path):
     rows = tables(page)
     names = {row[0].split(",")[0] for row in rows}
     assert names == {"ours", "run_translation_no_trainer"} and len(rows) == 4
-    tokens = [float(row[1].replace(",", "")) * float(row[3].replace(",", "")) for row in rows]
-    assert max(tokens) < 1.3 * min(tokens)  # seconds are printed with one digit
+    assert len({row[3] for row in rows}) == 1  # target tokens
