@@ -17,12 +17,10 @@ class Contestant:
     `keeps_memory` sets the allocator of that process as train.py does, see `keep_freed_memory`.
     """
 
-    def __init__(self, name: str, make, *arguments, keeps_memory: bool = False, threads: int | None = None):
+    def __init__(self, name: str, make, *arguments, keeps_memory: bool = False):
         self.name = name
         self.connection, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(
-            target=serve, args=(theirs, make, arguments, keeps_memory, threads), daemon=True
-        )
+        self.process = CONTEXT.Process(target=serve, args=(theirs, make, arguments, keeps_memory), daemon=True)
         self.process.start()
         theirs.close()
         self.seconds: list[float] = []
@@ -54,13 +52,11 @@ class Contestant:
         self.process.join()
 
 
-def serve(connection, make, arguments, keeps_memory: bool, threads: int | None):
+def serve(connection, make, arguments, keeps_memory: bool):
     import torch
 
     from vanilla_transformer.training import keep_freed_memory
 
-    if threads:
-        torch.set_num_threads(threads)
     if keeps_memory:
         keep_freed_memory()
     libraries = psutil.Process().memory_info().rss

@@ -3,6 +3,8 @@
 
     what                                          shapes
     SentencesInPlay                               what the model needs to go on with A of the B sentences
+    best_continuations                            (A n,V) (A,n) -> the best of n beams, (A,c)
+    Hypotheses                                    the n best of each sentence that have ended, (A,n)
     VanillaTransformerGenerationMixin._sample     greedy: (B,T) -> (B,T')
     VanillaTransformerGenerationMixin._beam_search    n beams: (B n,T) -> (B,T')
 
@@ -244,68 +246,104 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         options = (logits_processor, stopping_criteria, generation_config, synced_gpus)
         if not is_plain(*options, model_kwargs):
             return super()._beam_search(input_ids, *options, **model_kwargs)
-        n, max_length = generation_config.num_beams, generation_config.max_length
-        ends = generation_config._eos_token_tensor
+        n, max_length, ends = (
+            generation_config.num_beams,
+            generation_config.max_length,
+            generation_config._eos_token_tensor,
+        )
         # Were the best n all to end, so many would have n beside them that go on.
         candidates = max(2, 1 + (0 if ends is None else len(ends))) * n
         fill = generation_config._pad_token_tensor or ends[0] if ends is not None else -1  # as transformers fills
-        is_early, penalty = generation_config.early_stopping, generation_config.length_penalty
         play = SentencesInPlay(self, input_ids, stopping_criteria, generation_config, model_kwargs)
         prompt = length = input_ids.shape[1]
         running = input_ids.unflatten(0, (-1, n))  # (A,n,T)
         scores = torch.zeros(running.shape[:2], device=input_ids.device)  # (A,n)
         scores[:, 1:] = NEVER  # so that beams, which begin alike, go different ways
-        finished = pad(running, (0, max_length - prompt), value=fill)  # (A,n,max_length)
-        finished_scores, is_finished = torch.full_like(scores, NEVER), torch.zeros_like(scores, dtype=torch.bool)
-        lengths = torch.full_like(is_finished, prompt, dtype=torch.long)
-        outputs, output_lengths = finished.clone(), lengths.clone()
+        finished = Hypotheses(pad(running, (0, max_length - prompt), value=fill), prompt, generation_config)
+        output, lengths = finished.tokens.clone(), finished.lengths.clone()
 
         while len(play.numbers):
             rows = running.flatten(0, 1)
-            logits = play.next_logits(rows)  # (A n,V)
-            width = min(candidates, logits.shape[-1])
-            if logits_processor:
-                best, tokens = logits_processor(rows, logits.log_softmax(dim=-1)).topk(width)
-            else:  # the best of each beam are known before its logits are normalised: only these are
-                best, tokens = logits.topk(width)
-                best = best - logits.logsumexp(dim=-1, keepdim=True)
-            best, index = (best.unflatten(0, (-1, n)) + scores[..., None]).flatten(1).topk(min(candidates, n * width))
-            beams = index // width  # (A,c), the one that each candidate goes on from
-            tokens = tokens.unflatten(0, (-1, n)).flatten(1).gather(1, index)
+            best, beams, tokens = best_continuations(
+                play.next_logits(rows), scores, candidates, logits_processor, rows
+            )
             extended = torch.cat([gather_beams(running, beams), tokens[..., None]], dim=-1)  # (A,c,T+1)
-            ends_here = play.criteria(extended.flatten(0, 1), None).unflatten(0, (-1, beams.shape[1]))
+            ends_here = play.criteria(extended.flatten(0, 1), None).unflatten(0, (-1, beams.shape[1]))  # (A,c)
             length += 1
+            finished.add(pad(extended, (0, max_length - length), value=fill), best, ends_here, length)
+            output[play.numbers], lengths[play.numbers] = finished.tokens, finished.lengths
 
-            # Of those that have ended, the first n compete with the finished; the best n of the others go on.
-            may_finish = ends_here.clone()
-            may_finish[:, n:] = False
-            penalised = best / (length - prompt) ** penalty + NEVER * ~may_finish
-            finished_scores, chosen = torch.cat([finished_scores, penalised], dim=1).topk(n)
-            padded = pad(extended, (0, max_length - length), value=fill)
-            finished = gather_beams(torch.cat([finished, padded], dim=1), chosen)
-            is_finished = torch.cat([is_finished, may_finish], dim=1).gather(1, chosen)
-            lengths = torch.cat([lengths, torch.full_like(beams, length)], dim=1).gather(1, chosen)
             scores, chosen = (best + NEVER * ends_here).topk(n)
             running, beams = gather_beams(extended, chosen), beams.gather(1, chosen)
-
-            longest = max_length if is_early == "never" and penalty > 0 else length
-            hope = scores[:, :1] / (longest - prompt) ** penalty
-            worst = finished_scores.amin(dim=1, keepdim=True).where(is_finished, NEVER)
-            is_over = (hope <= worst).all(dim=1) | ends_here.all(dim=1)
-            if is_early is True:
-                is_over |= is_finished.all(dim=1)
-            outputs[play.numbers], output_lengths[play.numbers] = finished, lengths
+            is_over = finished.cannot_improve(scores, length) | ends_here.all(dim=1)
             sentences = (~is_over).nonzero()[:, 0]
-            rows = (sentences[:, None] * n + beams[sentences]).flatten()
-            if len(sentences):
-                play.keep(sentences, rows)
-            else:
-                break
+            play.keep(sentences, (sentences[:, None] * n + beams[sentences]).flatten())
             if is_over.any():
-                state = (running, scores, finished, finished_scores, is_finished, lengths)
-                running, scores, finished, finished_scores, is_finished, lengths = (part[sentences] for part in state)
+                running, scores = running[sentences], scores[sentences]
+                finished.keep(sentences)
         returned = generation_config.num_return_sequences
-        return outputs[:, :returned, : int(output_lengths[:, :returned].max())].flatten(0, 1)
+        return output[:, :returned, : int(lengths[:, :returned].max())].flatten(0, 1)
+
+
+class Hypotheses:
+    """The n best translations of each sentence that have ended, with their scores: tokens (A,n,longest) and (A,n)."""
+
+    def __init__(self, tokens: torch.Tensor, prompt: int, generation_config: GenerationConfig):
+        self.tokens = tokens
+        self.prompt = prompt  # its length
+        self.config = generation_config
+        self.scores = torch.full(tokens.shape[:2], NEVER, device=tokens.device)
+        self.are_there = torch.zeros_like(self.scores, dtype=torch.bool)
+        self.lengths = torch.full_like(self.scores, prompt, dtype=torch.long)
+
+    def add(self, tokens: torch.Tensor, log_probs: torch.Tensor, ends_here: torch.Tensor, length: int):
+        """Lets candidates (A,c) of this length compete, the best first: those of the first n that have ended."""
+        n = self.tokens.shape[1]
+        competes = ends_here.clone()
+        competes[:, n:] = False
+        scores = log_probs / (length - self.prompt) ** self.config.length_penalty + NEVER * ~competes
+        self.scores, chosen = torch.cat([self.scores, scores], dim=1).topk(n)
+        self.tokens = gather_beams(torch.cat([self.tokens, tokens], dim=1), chosen)
+        self.are_there = torch.cat([self.are_there, competes], dim=1).gather(1, chosen)
+        self.lengths = torch.cat([self.lengths, torch.full_like(scores, length, dtype=torch.long)], 1).gather(
+            1, chosen
+        )
+
+    def cannot_improve(self, running_scores: torch.Tensor, length: int) -> torch.Tensor:
+        """Of which sentences no running beam (A,n), the best first, can become better than the worst here: (A)."""
+        early, penalty = self.config.early_stopping, self.config.length_penalty
+        longest = self.config.max_length if early == "never" and penalty > 0 else length
+        hope = running_scores[:, :1] / (longest - self.prompt) ** penalty
+        worst = self.scores.amin(dim=1, keepdim=True).where(self.are_there, NEVER)
+        is_over = (hope <= worst).all(dim=1)
+        return is_over | self.are_there.all(dim=1) if early is True else is_over
+
+    def keep(self, sentences: torch.Tensor):
+        """Goes on with these sentences (A') of the A."""
+        self.tokens, self.lengths = self.tokens[sentences], self.lengths[sentences]
+        self.scores, self.are_there = self.scores[sentences], self.are_there[sentences]
+
+
+def best_continuations(
+    logits: torch.Tensor,
+    scores: torch.Tensor,
+    count: int,
+    logits_processor: LogitsProcessorList,
+    rows: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The `count` most likely next tokens over the n beams of each sentence, the best first.
+
+    `logits` (A n,V) of the `rows` (A n,T), whose log-probabilities so far are `scores` (A,n). Returns (A,count) each:
+    the log-probabilities with them, the beams that they go on from, and the tokens.
+    """
+    n, width = scores.shape[1], min(count, logits.shape[-1])
+    if logits_processor:
+        best, tokens = logits_processor(rows, logits.log_softmax(dim=-1)).topk(width)
+    else:  # the best of each beam are known before its logits are normalised: only these are
+        best, tokens = logits.topk(width)
+        best = best - logits.logsumexp(dim=-1, keepdim=True)
+    best, index = (best.unflatten(0, (-1, n)) + scores[..., None]).flatten(1).topk(min(count, n * width))
+    return best, index // width, tokens.unflatten(0, (-1, n)).flatten(1).gather(1, index)
 
 
 def gather_beams(of_beams: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:
