@@ -115,11 +115,7 @@ def main():
     peak = args.learning_rate
     learning_rate = learning_rate_schedule(args.lr_scheduler_type, peak, args.warmup_steps, max_steps)
     calendar = Calendar(args, max_steps)
-    accelerator.print(
-        f"steps {state.step:,} to {max_steps:,}, learning rate up to {peak:.2e} at step {args.warmup_steps:,}"
-    )
-    if max_steps < args.warmup_steps:
-        accelerator.print("the run ends while the learning rate still rises: lower --warmup_steps, or train longer")
+    accelerator.print(f"steps {state.step:,} to {max_steps:,}, {describe_schedule(args, max_steps)}")
     if args.dry_run:
         print_plan(args, learner, splits["train"], batches, batches_per_step)
         return accelerator.end_training()
@@ -180,10 +176,16 @@ def main():
         waited = state.evaluations_without_improvement(args.metric_for_best_model)
         accelerator.print(f"Stopped early, {waited} evaluations after the best.")
 
-    # ----------------------------------------------------------------------------------------------- evaluate and save
+    evaluate_and_save(args, learner, tokenizer, splits, state)
+    accelerator.end_training()
+
+
+def evaluate_and_save(args, learner: Learner, tokenizer, splits: dict, state: RunState):
+    """The end of a run: scores what it hands out, and writes it; raises UserError for a model that came apart."""
+    output_dir, accelerator = Path(args.output_dir), learner.accelerator
     final = learner.scored()
     load_final_weights(final, args, output_dir, state, accelerator)
-    results = state.results() | {"num_parameters": model.num_parameters()}
+    results = state.results() | {"num_parameters": final.num_parameters()}
     results |= evaluate(final, tokenizer, splits["validation"], "eval", args, accelerator)
     if not math.isfinite(results["eval_loss"]):
         raise UserError(
@@ -202,7 +204,6 @@ def main():
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             push_run(output_dir, args.hub_model_id)
-    accelerator.end_training()
 
 
 # -------------------------------------------------------------------------------------------------- the parts of a run
@@ -470,6 +471,14 @@ def delete_checkpoints(args, output_dir: Path, state: RunState):
     delete_old_checkpoints(output_dir, keep, best)
 
 
+def describe_schedule(args, max_steps: int) -> str:
+    """The peak of the learning rate, and whether the run does not reach it."""
+    text = f"learning rate up to {args.learning_rate:.2e} at step {args.warmup_steps:,}"
+    if max_steps < args.warmup_steps:
+        text += "; the run ends while the learning rate still rises: lower --warmup_steps, or train longer"
+    return text
+
+
 def print_plan(args, learner: Learner, train, batches, batches_per_step: int):
     """What `--dry_run` tells, besides what is printed on the way."""
     show = learner.accelerator.print
@@ -603,7 +612,9 @@ def end(reason, exit_status: int = 2, is_found_by_all: bool = True):
     traceback.clear_frames(sys.exc_info()[2])  # what main still holds: processes that load data, which end by that
     # What every process finds is said once on each machine.
     if os.environ.get("LOCAL_RANK", "0") == "0" or not is_found_by_all:
-        print(f"train.py: {reason}", file=sys.stderr)
+        print(f"train.py: {reason}", file=sys.stderr, flush=True)
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        time.sleep(10)  # or less: torchrun ends all processes when one has ended, and the first must have said why
     end_launcher()
     sys.exit(exit_status)
 

@@ -1,6 +1,6 @@
 """Translating: ours against MarianMTModel.generate and CTranslate2 with the same weights, on a trained model.
 
-python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k        # half an hour on two cores
+python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k
 python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k --sentences 200 --beams 5
 
 The sentences of test.jsonl are translated greedily and by beam search, sorted by length, in batches of the same number
@@ -208,10 +208,7 @@ def main():
             picture[title] = {row[0]: float(row[1].replace(",", "")) for row in rows}
         for one in everyone.values():
             one.end()
-    path = report.page_path(options.results, "decode")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report.bars(path.with_suffix(".png"), "Translating", picture, "sentences/s")
-    report.write(path, [*page, "", f"![sentences a second]({path.with_suffix('.png').name})"])
+    report.write_with_bars(options.results, "decode", page, "Translating", picture, "sentences/s")
 
 
 if __name__ == "__main__":

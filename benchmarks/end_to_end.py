@@ -1,6 +1,6 @@
 """One epoch from text to weights: ours against the loop of transformers' run_translation_no_trainer.py.
 
-python benchmarks/end_to_end.py --data ../multi30k             # half an hour on two cores
+python benchmarks/end_to_end.py --data ../multi30k
 python benchmarks/end_to_end.py --data sample_dataset --size tiny
 
 Both tokenise the pairs with the same BPE, train a model of the same size for one epoch and save it. The loop of that
@@ -181,11 +181,9 @@ def main():
         *report.table(COLUMNS, rows),
     ]
     print("\n".join(page[4:]))
-    path = report.page_path(options.results, "end_to_end")
-    path.parent.mkdir(parents=True, exist_ok=True)
     speeds = {row[0]: float(row[4].replace(",", "")) for row in rows}
-    report.bars(path.with_suffix(".png"), "From text to weights", {options.size: speeds}, "real target tokens/s")
-    report.write(path, [*page, "", f"![real target tokens a second]({path.with_suffix('.png').name})"])
+    title = "From text to weights"
+    report.write_with_bars(options.results, "end_to_end", page, title, {options.size: speeds}, "real target tokens/s")
 
 
 def number_of_pairs(options) -> int:

@@ -44,6 +44,14 @@ def write(path: Path, lines: list[str]):
     print(f"The page is {path}.")
 
 
+def write_with_bars(results: Path, name: str, page: list[str], title: str, groups: dict, unit: str):
+    """The page of a benchmark with its picture, see [`bars`]."""
+    path = page_path(results, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bars(path.with_suffix(".png"), title, groups, unit)
+    write(path, [*page, "", f"![{unit}]({path.with_suffix('.png').name})"])
+
+
 def page_path(results: Path, name: str) -> Path:
     return results / f"{name}-{date.today()}.md"
 

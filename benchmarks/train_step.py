@@ -1,6 +1,6 @@
 """The training step: ours against MarianMTModel, torch.nn.Transformer and a notebook's own, on the same batches.
 
-python benchmarks/train_step.py --data ../multi30k      # its train.jsonl; an hour on two cores
+python benchmarks/train_step.py --data ../multi30k
 python benchmarks/train_step.py --sizes small           # random token ids in sentences as long as those of Multi30k
 
 Each takes its steps in a process of its own, one after the other, on the same batches with the same optimiser, label
@@ -225,10 +225,7 @@ def main():
         page += ["", f"## {title}", "", *report.table(COLUMNS, rows), "", f"Mean losses, in this order: {losses}."]
         print("\n".join(page[-6 - len(rows) :]), flush=True)
         picture[title] = {who: one.tokens / sum(one.seconds) for who, one in contestants.items()}
-    path = report.page_path(options.results, "train_step")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report.bars(path.with_suffix(".png"), "The training step", picture, "target tokens/s")
-    report.write(path, [*page, "", f"![target tokens a second]({path.with_suffix('.png').name})"])
+    report.write_with_bars(options.results, "train_step", page, "The training step", picture, "target tokens/s")
 
 
 if __name__ == "__main__":

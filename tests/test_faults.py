@@ -318,6 +318,19 @@ def test_stopped_by_a_signal(name, pairs, launched, fork, not_stopped, tmp_path)
     (assert_same_outcome if is_one else assert_nearly_same_outcome)(tmp_path / "model", whole)
 
 
+def test_what_all_processes_find_is_said_also_by_a_slow_first_one(launched, tmp_path):
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import os, sys, time\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "import train\n"
+        "time.sleep(3 * (os.environ['LOCAL_RANK'] == '0'))\n"
+        "train.end('what they all find')\n"
+    )
+    run = launched([*TORCHRUN.split()[:-1], str(script)])
+    assert run.end() == 1 and run.text().count("train.py: what they all find") == 1, run.text()
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait(pairs, fork, tmp_path):
     """And loses what is not saved, but nothing else."""

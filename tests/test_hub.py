@@ -36,7 +36,7 @@ OPTIONS = "--source_lang en --target_lang de --per_device_train_max_tokens 200 -
 OPTIONS = f"{OPTIONS} --max_steps 4 --save_steps 2".split()
 SIZES = "--vocab_size 280 --d_model 16 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 24 --decoder_ffn_dim 24"
 SIZES = f"{SIZES} --encoder_attention_heads 2 --decoder_attention_heads 2".split()
-CODE = [f"{name}_vanilla_transformer.py" for name in ("configuration", "modeling", "pipeline")]
+CODE = [f"{name}_vanilla_transformer.py" for name in ("configuration", "modeling", "generation", "pipeline")]
 SHARED = [".eval_results/me_pairs.yaml", "README.md", "all_results.json", "config.json", "generation_config.json"]
 SHARED += ["model.safetensors", "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "training_curves.png", *CODE]
 

@@ -28,6 +28,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 NEVER = -1e9  # the score of what must not be chosen
+BROADCASTING = ("eager", "sdpa")  # backends of attention that let one source stand for several beams
 
 # Processors that look at each row by itself, so that it does not matter which others are in the batch.
 OF_A_ROW = (
@@ -149,13 +150,14 @@ def is_direct(model: GenerationMixin, model_kwargs: dict) -> bool:
     return (
         given <= {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
         and (mask is None or mask.ndim == 2)
-        and model.config._attn_implementation in ("eager", "sdpa")
+        and model.config._attn_implementation in BROADCASTING
         and not any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in around)
         and all(one._compiled_call_impl is None for one in around)
     )
 
 
 def is_plain(
+    model: GenerationMixin,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
@@ -167,6 +169,7 @@ def is_plain(
     cache = model_kwargs.get("past_key_values")
     return (
         not asks_for_more
+        and model.config._attn_implementation != "flex_attention"  # it would be compiled for each number of sentences
         and isinstance(cache, EncoderDecoderCache)
         and type(cache.self_attention_cache) is DynamicCache
         and type(cache.cross_attention_cache) is DynamicCache
@@ -185,7 +188,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _expand_inputs_for_generation(self, expand_size: int = 1, input_ids: torch.Tensor | None = None, **kwargs):
         """Copies what the decoder reads for each beam; the source of a sentence, which its beams share, stays one."""
         shared = {}
-        if self.config._attn_implementation in ("eager", "sdpa"):
+        if self.config._attn_implementation in BROADCASTING:
             shared = {name: kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in kwargs}
             kwargs["is_encoder_decoder"] = False
         input_ids, kwargs = super()._expand_inputs_for_generation(expand_size, input_ids=input_ids, **kwargs)
@@ -194,7 +197,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
         """Lets the self-attention of each beam go on from the one it stems from; beams share their source."""
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        if self.config._attn_implementation not in ("eager", "sdpa"):
+        if self.config._attn_implementation not in BROADCASTING:
             past_key_values.cross_attention_cache.reorder_cache(beam_idx)
         return past_key_values
 
@@ -210,7 +213,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ):
         """Greedy search: of each sentence the most likely token at each step, (B,T) -> (B,T')."""
         options = (logits_processor, stopping_criteria, generation_config, synced_gpus)
-        if streamer is not None or not is_plain(*options, model_kwargs):
+        if streamer is not None or not is_plain(self, *options, model_kwargs):
             return super()._sample(input_ids, *options, streamer=streamer, **model_kwargs)
         play = SentencesInPlay(self, input_ids, stopping_criteria, generation_config, model_kwargs)
         length = input_ids.shape[1]
@@ -244,7 +247,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         in transformers, as if it were alone in its batch.
         """
         options = (logits_processor, stopping_criteria, generation_config, synced_gpus)
-        if not is_plain(*options, model_kwargs):
+        if not is_plain(self, *options, model_kwargs):
             return super()._beam_search(input_ids, *options, **model_kwargs)
         n, max_length, ends = (
             generation_config.num_beams,

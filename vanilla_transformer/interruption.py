@@ -48,6 +48,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def handle(self, number: int, frame):
+        """What a signal does: it asks for a stop, and a second Ctrl-C makes it. Takes what `signal.signal` gives."""
         if os.getpid() != self.process:
             return  # a process that was forked from this one, which ends it
         if number == signal.SIGINT:

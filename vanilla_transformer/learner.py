@@ -210,6 +210,7 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
 
 @torch.no_grad()
 def copy_weights(ours: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]):
+    """Copies `weights` into tensors of the same names, sharded or not; raises ValueError as [`load_weights`] does."""
     for name in sorted(ours.keys() ^ weights.keys()):
         raise ValueError(f"'{name}' is {'missing' if name in ours else 'no parameter of this model'}.")
     for name, weight in ours.items():
