@@ -185,6 +185,14 @@ def test_train_step(tmp_path):
 
 
 @pytest.mark.slow
+def test_import_time(tmp_path):
+    run_quickly("import_time", tmp_path)
+    (page,) = tmp_path.glob("import_time-*.md")
+    rows = [row for row in tables(page) if row[0] != "what"]
+    assert len(rows) == 4 and all(float(cell) > 0 for row in rows for cell in row[1:])
+
+
+@pytest.mark.slow
 def test_decode(make_model, byte_tokenizer, tmp_path):
     """What all of them translate agrees with ours, token by token, but for the coarser precisions."""
     pytest.importorskip("ctranslate2")

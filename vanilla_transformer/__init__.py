@@ -1,11 +1,15 @@
 """The Transformer of *Attention Is All You Need* as a Hugging Face model."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
-from transformers.pipelines import PIPELINE_REGISTRY
+import importlib
+import sys
+from typing import TYPE_CHECKING
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
-from .pipeline_vanilla_transformer import Translator, VanillaTranslationPipeline
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+if TYPE_CHECKING:
+    from .configuration_vanilla_transformer import VanillaTransformerConfig
+    from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+    from .pipeline_vanilla_transformer import Translator, VanillaTranslationPipeline
 
 __version__ = "0.1.0"  # read by pyproject.toml
 __all__ = [
@@ -16,15 +20,17 @@ __all__ = [
     "VanillaTranslationPipeline",
 ]
 
-# `Auto*.from_pretrained` finds the classes without remote code where this package is installed ...
-AutoConfig.register("vanilla_transformer", VanillaTransformerConfig, exist_ok=True)
-AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel, exist_ok=True)
-AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, exist_ok=True)
-PIPELINE_REGISTRY.register_pipeline(
-    "vanilla-translation", pipeline_class=VanillaTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
-)
+# The classes are loaded when one is asked for: by name, or by an Auto class, which looks for a model type that it does
+# not have yet among these names, and then for its classes in the module below.
+CONFIG_MAPPING_NAMES["vanilla_transformer"] = "VanillaTransformerConfig"
+sys.modules["transformers.models.vanilla_transformer"] = sys.modules[__name__]
 
-# ... and `save_pretrained` puts their source files beside the weights for where it is not.
-VanillaTransformerConfig.register_for_auto_class()
-VanillaTransformerModel.register_for_auto_class("AutoModel")
-VanillaTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+def __getattr__(name: str):
+    if name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(".registration", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -207,4 +207,6 @@ class VanillaTransformerConfig(PretrainedConfig):
                 raise ValueError(f"`{name}` is {value}; it must be None or lie in the vocabulary, 0 to {limit - 1}.")
 
 
+VanillaTransformerConfig.register_for_auto_class()  # `save_pretrained` puts this file beside the weights
+
 __all__ = ["VanillaTransformerConfig"]

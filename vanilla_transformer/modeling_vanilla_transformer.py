@@ -888,6 +888,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return super().generate(inputs, *args, **kwargs)
 
 
+# `save_pretrained` puts this file, and those that it imports, beside the weights.
+VanillaTransformerModel.register_for_auto_class("AutoModel")
+VanillaTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
 __all__ = [
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",

@@ -1,0 +1,51 @@
+"""How long importing the package takes, beside the libraries that it stands on.
+
+python benchmarks/import_time.py
+
+Each is imported by a Python of its own, one after the other. The classes are loaded when one is asked for, which takes
+longer, as it does in transformers. Prints a table and writes a page to benchmarks/results.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+
+import report
+
+IMPORTS = {
+    "the libraries": "import torch, transformers",
+    "ours": "import vanilla_transformer",
+    "Marian's model": "from transformers import MarianMTModel",
+    "our model": "from vanilla_transformer import VanillaTransformerForConditionalGeneration",
+}
+
+
+def seconds_of(code: str) -> float:
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    report.add_options(parser)
+    options = parser.parse_args()
+    rounds = 1 if options.quick else options.rounds
+    measured = [{name: seconds_of(code) for name, code in IMPORTS.items()} for _ in range(rounds + 1)][1:]
+    rows = []
+    for name, code in IMPORTS.items():
+        seconds = statistics.median(one[name] for one in measured)
+        ratio = statistics.median(one[name] / one["the libraries"] for one in measured)
+        rows.append([f"{name}: `{code}`", f"{seconds:.2f}", f"{ratio:.2f}"])
+    page = report.heading("Importing", ["torch", "transformers"])
+    page += ["", f"Medians of {rounds} rounds.", ""]
+    page += report.table(["what", "seconds", "of the libraries' time"], rows)
+    print("\n".join(page[4:]))
+    report.write(report.page_path(options.results, "import_time"), page)
+
+
+if __name__ == "__main__":
+    main()
