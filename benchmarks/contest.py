@@ -1,5 +1,6 @@
 """Contestants that take turns, each in a process of its own, so that what else the machine does hits all alike."""
 
+import contextlib
 import multiprocessing
 import os
 import statistics
@@ -30,7 +31,8 @@ class Contestant:
 
     def turn(self, *arguments) -> float:
         """Calls the function; returns and notes how long that took, in seconds."""
-        self.connection.send(arguments)
+        with contextlib.suppress(BrokenPipeError):  # which receive explains
+            self.connection.send(arguments)
         seconds, answer, self.memory = self.receive()
         self.seconds.append(seconds)
         self.answers.append(answer)
@@ -39,8 +41,12 @@ class Contestant:
     def receive(self):
         try:
             return self.connection.recv()
-        except EOFError:
-            sys.exit(f"The contestant '{self.name}' failed; its traceback stands above.")
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            reason = (
+                "its traceback stands above" if self.process.exitcode > 0 else "it was killed, maybe out of memory"
+            )
+            sys.exit(f"The contestant '{self.name}' has failed; {reason}.")
 
     def forget(self):
         """Leaves out what was a warm-up."""

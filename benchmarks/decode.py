@@ -5,8 +5,9 @@ python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k --
 
 The sentences of test.jsonl are translated greedily and by beam search, sorted by length, in batches of the same number
 of tokens; then some one by one, for the time that a single sentence takes. What comes out must agree. Each translates
-in a process of its own, one after the other; of each, all precisions take part. CTranslate2 is optional:
-pip install ctranslate2. Prints a table and writes a page, with a picture, to benchmarks/results.
+in a process of its own, one after the other; of each, all precisions take part, and glibc's allocator as it is and as
+train.py sets it. CTranslate2, which is optional (pip install ctranslate2), works on one batch with all threads, or on
+as many batches as there are threads. Prints a table and writes a page, with a picture, to benchmarks/results.
 """
 
 import argparse
@@ -76,11 +77,20 @@ def until_end(ids: list[int], end: int) -> list[int]:
 class WithCTranslate2:
     """The same weights in CTranslate2."""
 
-    def __init__(self, folder: str, precision: str, threads: int, device: str, tokens: list[str], eos_token_id: int):
+    def __init__(
+        self,
+        folder: str,
+        precision: str,
+        workers: int,
+        threads: int,
+        device: str,
+        tokens: list[str],
+        eos_token_id: int,
+    ):
         import ctranslate2
 
         options = {"compute_type": precision, "device": device}
-        self.translator = ctranslate2.Translator(folder, inter_threads=1, intra_threads=threads, **options)
+        self.translator = ctranslate2.Translator(folder, inter_threads=workers, intra_threads=threads, **options)
         self.tokens, self.numbers = tokens, {token: number for number, token in enumerate(tokens)}
         self.end = eos_token_id
 
@@ -93,23 +103,33 @@ class WithCTranslate2:
         return [until_end([self.numbers[token] for token in r.hypotheses[0]], self.end) for r in results]
 
 
-def contestants(model_folder: str, folder: Path, device: str) -> dict[str, Contestant]:
-    """All of them; ours first."""
+def contestants(model_folder: str, folder: Path, device: str, few: list[list[int]]) -> dict[str, Contestant]:
+    """All of them, of Marian with the attention that translates a `few` sentences faster."""
     import torch
     from peers import to_ctranslate2
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     found = {}
 
-    def add(name: str, *arguments, **options):
+    def add(name: str, *arguments, **options) -> Contestant:
         found[name] = Contestant(name, *arguments, **options)
+        return found[name]
+
+    def faster_attention(precision: str) -> str:
+        seconds = {}
+        for attention in ("eager", "sdpa"):
+            one = add("trial", WithGenerate, "MarianMTModel", model_folder, precision, attention, device)
+            one.turn(few, 1)
+            seconds[attention] = one.turn(few, 1)
+            found.pop("trial").end()
+        return min(seconds, key=seconds.get)
 
     for precision in ("bf16", "fp32"):
-        add(f"ours, {precision}", WithGenerate, "ours", model_folder, precision, "sdpa", device)
-    for precision in ("bf16", "fp32"):
-        for attention in ("eager", "sdpa"):
-            name = f"MarianMTModel, {precision} {attention}"
-            add(name, WithGenerate, "MarianMTModel", model_folder, precision, attention, device)
+        for kind, attention in (("ours", "sdpa"), ("MarianMTModel", faster_attention(precision))):
+            for keeps_memory in (False, True) if device == "cpu" else (False,):
+                name = f"{kind}, {precision} {attention}" + (", allocator set" if keeps_memory else "")
+                setting = (kind, model_folder, precision, attention, device)
+                add(name, WithGenerate, *setting, keeps_memory=keeps_memory)
     if importlib.util.find_spec("ctranslate2"):
         model, tokenizer = (
             AutoModelForSeq2SeqLM.from_pretrained(model_folder),
@@ -117,9 +137,12 @@ def contestants(model_folder: str, folder: Path, device: str) -> dict[str, Conte
         )
         tokens = tokenizer.convert_ids_to_tokens(list(range(model.config.vocab_size)))
         to_ctranslate2(model, tokens, folder)
+        cores = torch.get_num_threads()
         for precision in ("float32", "int8"):
-            more = (torch.get_num_threads(), device, tokens, model.config.eos_token_id)
-            add(f"CTranslate2, {precision}", WithCTranslate2, str(folder), precision, *more)
+            for workers, threads in sorted({(1, cores), (cores, 1)} if device == "cpu" else {(1, 1)}):
+                more = (workers, threads, device, tokens, model.config.eos_token_id)
+                name = f"CTranslate2, {precision}, {workers} x {threads} threads"
+                add(name, WithCTranslate2, str(folder), precision, *more)
     return found
 
 
@@ -145,7 +168,7 @@ def rows_of(measured: dict[str, Contestant], references: list[str], tokenizer, r
     from sacrebleu.metrics import BLEU
 
     ours = min((one for name, one in measured.items() if name.startswith("ours")), key=lambda one: sum(one.seconds))
-    exact = measured["ours, fp32"].answers[-1]
+    exact = measured["ours, fp32 sdpa"].answers[-1]
     rows = []
     for name, one in measured.items():
         found, seconds = one.answers[-1], statistics.median(per_round(one.seconds, rounds))
@@ -195,7 +218,7 @@ def main():
     ]
     picture = {}
     with tempfile.TemporaryDirectory() as folder:
-        everyone = contestants(options.model, Path(folder) / "ctranslate2", options.device)
+        everyone = contestants(options.model, Path(folder) / "ctranslate2", options.device, sources[:40])
         turns = {f"{beams} beams" if beams > 1 else "greedy": (sources, beams) for beams in options.beams}
         turns["greedy, one sentence at a time"] = (sources[:ALONE], 1, True)
         for title, turn in turns.items():

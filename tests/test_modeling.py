@@ -480,6 +480,7 @@ def numpy_loss(logits, labels, label_smoothing, num_items):
 @pytest.fixture(params=[1, 100, 2**22], ids=["row by row", "in chunks of 2", "in one chunk"])
 def chunks(request, monkeypatch):
     monkeypatch.setattr(modeling, "LOGITS_PER_CHUNK", request.param)
+    monkeypatch.setattr(modeling, "ROWS_PER_CHUNK", 1)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -340,11 +340,7 @@ def best_continuations(
     the log-probabilities with them, the beams that they go on from, and the tokens.
     """
     n, width = scores.shape[1], min(count, logits.shape[-1])
-    if logits_processor:
-        best, tokens = logits_processor(rows, logits.log_softmax(dim=-1)).topk(width)
-    else:  # the best of each beam are known before its logits are normalised: only these are
-        best, tokens = logits.topk(width)
-        best = best - logits.logsumexp(dim=-1, keepdim=True)
+    best, tokens = logits_processor(rows, logits.log_softmax(dim=-1)).topk(width)
     best, index = (best.unflatten(0, (-1, n)) + scores[..., None]).flatten(1).topk(min(count, n * width))
     return best, index // width, tokens.unflatten(0, (-1, n)).flatten(1).gather(1, index)
 

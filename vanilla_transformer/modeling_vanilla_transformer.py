@@ -231,8 +231,8 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         dropped = min(max(1, round(256 * self.p)), 255)  # of 256 bytes
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
-        kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
-        return x * kept.to(x.dtype).mul_(256 / (256 - dropped))
+        random_bytes = words.view(torch.uint8)[: x.numel()].view(x.shape)
+        return x * random_bytes.to(x.dtype).ge_(dropped).mul_(256 / (256 - dropped))
 
 
 class VanillaTransformerLayer(GradientCheckpointingLayer):
@@ -683,8 +683,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 # --------------------------------------------------------------------------------------------------- loss, section 5.4
 
-# Logits in one chunk of the loss; a chunk of this many float32 values takes 16 MiB, whatever the vocabulary.
-LOGITS_PER_CHUNK = 2**22
+# The logits of a chunk of the loss, 16 MiB in float32, but at least so many rows: each chunk adds to the gradient of
+# all V types, however few its rows are.
+LOGITS_PER_CHUNK, ROWS_PER_CHUNK = 2**22, 256
 
 
 # An operator of its own, which `torch.compile` takes as one step however many real tokens there are. It is named after
@@ -715,25 +716,27 @@ def chunked_cross_entropy(
     grad_states = torch.empty_like(states if needs_grad else states[:0])
     grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=torch.float32)
     grad_bias = torch.zeros_like(grad_weight[:, 0])
-    rows = max(1, LOGITS_PER_CHUNK // num_types)
+    rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // num_types)
     for start in range(0, states.shape[0], rows):
         x, target = states[start : start + rows], targets[start : start + rows]
         logits = (x @ projection.T).float()  # (n,V)
         if bias is not None:
             logits += bias
-        log_normaliser = logits.logsumexp(dim=1, keepdim=True)
         likelihood = (1 - label_smoothing) * logits.gather(1, target)
         if label_smoothing:
             likelihood += label_smoothing * logits.mean(dim=1, keepdim=True)
-        loss += (log_normaliser - likelihood).sum()
+        highest = logits.amax(dim=1, keepdim=True)
+        exponentials = logits.sub_(highest).exp_()
+        normaliser = exponentials.sum(dim=1, keepdim=True)
+        loss += (highest + normaliser.log() - likelihood).sum()
         if not needs_grad:
             continue
 
         # The gradient of the loss by the logits: softmax minus the smoothed target distribution.
-        grad = logits.sub_(log_normaliser).exp_()
-        grad -= label_smoothing / num_types
+        grad = exponentials.div_(normaliser).sub_(label_smoothing / num_types)
         grad.scatter_add_(1, target, torch.full_like(target, label_smoothing - 1, dtype=grad.dtype))
-        grad_bias += grad.sum(dim=0)
+        if bias is not None:
+            grad_bias += grad.sum(dim=0)
         grad = grad.to(dtype)
         grad_states[start : start + rows] = grad @ projection
         grad_weight += grad.T @ x

@@ -66,7 +66,7 @@ def make_optimizer(model: nn.Module, args) -> torch.optim.AdamW:
 def keep_freed_memory():
     """Makes glibc keep the memory of freed tensors instead of mapping it anew, and zeroed, at every step.
 
-    Training steps on a CPU spend much of their time on that. Elsewhere than on glibc it does nothing.
+    Work on a CPU spends much of its time on that. Elsewhere than on glibc it does nothing.
     """
     m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # malloc.h
     if platform.libc_ver()[0] == "glibc":

@@ -12,6 +12,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from .pipeline_vanilla_transformer import TextTooLong, Translator
+from .training import keep_freed_memory
 
 __all__ = ["TextTooLong", "Translator"]
 
@@ -87,6 +88,7 @@ def main():
 
 def load(options: argparse.Namespace) -> Translator:
     disable_progress_bar()  # of transformers
+    keep_freed_memory()
     names = ["revision", "trust_remote_code", "max_source_length", "too_long", "max_tokens", "device", "dtype"]
     try:
         return Translator.from_pretrained(options.model, **{name: getattr(options, name) for name in names})
