@@ -201,9 +201,11 @@ def main():
     if options.quick:
         options.sentences, options.rounds = 8, 1
     from peers import read_pairs
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    import vanilla_transformer  # noqa: F401
+
+    tokenizer, config = AutoTokenizer.from_pretrained(options.model), AutoConfig.from_pretrained(options.model)
     pairs = read_pairs(options.data, "test")[: options.sentences]
     sources = tokenizer([source for source, _ in pairs]).input_ids
     references = [target for _, target in pairs]
@@ -212,9 +214,11 @@ def main():
         page[-1] = page[-1][:-1] + f", ctranslate2 {importlib.metadata.version('ctranslate2')}."
     page += [
         "",
-        f"{len(pairs):,} sentences of {sum(map(len, sources)) / len(sources):.1f} source tokens on average, sorted by "
-        f"length, batches of {MAX_TOKENS:,} source tokens, on {options.device}. Medians of {options.rounds} rounds in "
-        "which all translate the same, one after another. Memory is what a process takes beyond its libraries.",
+        f"A model with d {config.d_model}, {config.encoder_layers}+{config.decoder_layers} layers and "
+        f"{config.vocab_size:,} types; {len(pairs):,} sentences of {statistics.mean(map(len, sources)):.1f} source "
+        f"tokens on average, sorted by length, batches of {MAX_TOKENS:,} source tokens, on {options.device}. Medians "
+        f"of {options.rounds} rounds in which all translate the same, one after another. Memory is what a process "
+        "takes beyond its libraries.",
     ]
     picture = {}
     with tempfile.TemporaryDirectory() as folder:

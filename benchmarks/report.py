@@ -57,21 +57,25 @@ def page_path(results: Path, name: str) -> Path:
 
 
 def bars(path: Path, title: str, groups: dict[str, dict[str, float]], unit: str):
-    """A picture: a group of bars for each of `groups`, of which each bar has a name."""
+    """A picture: a group of bars for each of `groups`, each bar with its name; alike names stand there once."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    are_alike = all(values.keys() == next(iter(groups.values())).keys() for values in groups.values())
+    size = 2.6 * len(groups) + 3.2 * (1 if are_alike else len(groups)), 3.6
     figure, axes = plt.subplots(
-        1, len(groups), figsize=(3.2 * len(groups) + 2, 3.4), layout="constrained", squeeze=False
+        1, len(groups), figsize=size, layout="constrained", squeeze=False, sharey="row" if are_alike else "none"
     )
     for axis, (name, values) in zip(axes[0], groups.items(), strict=True):
         colours = ["#c44e52" if who.startswith("ours") else "#8c8c8c" for who in values]
         places = axis.barh(list(values), list(values.values()), color=colours)
         axis.bar_label(places, fmt="{:,.0f}", padding=2, fontsize=8)
-        axis.set(title=name, xlabel=unit)
-        axis.margins(x=0.2)
+        axis.set_title(name, fontsize=10, wrap=True)
+        axis.set_xlabel(unit)
+        axis.margins(x=0.25)
+    for axis in axes[0][:1] if are_alike else axes[0]:
         axis.invert_yaxis()
     figure.suptitle(title)
     figure.savefig(path, dpi=110)

@@ -730,6 +730,18 @@ def test_a_pickle_is_not_loaded_unasked(make_model, tmp_path):
     assert_same_tensors(asked, model)
 
 
+def test_what_was_converted_is_known_to_auto_classes_and_pipelines():
+    """Where nothing but the converter was imported."""
+    code = (
+        "from vanilla_transformer.conversion import VanillaTransformerConfig\n"
+        "from transformers import AutoModelForSeq2SeqLM\n"
+        "from transformers.pipelines import PIPELINE_REGISTRY\n"
+        "AutoModelForSeq2SeqLM.from_config(VanillaTransformerConfig(vocab_size=8, d_model=8))\n"
+        "assert 'vanilla-translation' in PIPELINE_REGISTRY.get_supported_tasks()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 # A fresh process, isolated from the environment and this folder; {guard} decides about the package.
 FRESH_PROCESS = """
 import importlib.abc, sys

@@ -19,12 +19,8 @@ from accelerate.utils import patch_environment
 from torch import nn
 from transformers import AutoTokenizer, MarianMTModel, PretrainedConfig, PreTrainedModel
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    refuse_pickle,
-    sinusoidal_positions,
-)
+from .modeling_vanilla_transformer import refuse_pickle, sinusoidal_positions
+from .registration import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
 # fmt: off
 MARIAN = {
