@@ -70,6 +70,7 @@ def torch_device(text: str) -> torch.device:
 def main():
     """Translates standard input to standard output, line by line."""
     options = parse_options()
+    keep_freed_memory()
     if sys.stdin is None or sys.stdout is None:
         sys.exit("translation: standard input or output is closed; give it one of each.")
     try:
@@ -88,7 +89,6 @@ def main():
 
 def load(options: argparse.Namespace) -> Translator:
     disable_progress_bar()  # of transformers
-    keep_freed_memory()
     names = ["revision", "trust_remote_code", "max_source_length", "too_long", "max_tokens", "device", "dtype"]
     try:
         return Translator.from_pretrained(options.model, **{name: getattr(options, name) for name in names})
