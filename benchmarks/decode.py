@@ -6,7 +6,7 @@ python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k --
 The sentences of test.jsonl are translated greedily and by beam search, sorted by length, in batches of the same number
 of tokens; then some one by one, for the time that a single sentence takes. What comes out must agree. Each translates
 in a process of its own, one after the other; of each, all precisions take part, and glibc's allocator as it is and as
-train.py sets it. CTranslate2, which is optional (pip install ctranslate2), works on one batch with all threads, or on
+train.py sets it. On a CPU both models are also quantised to int8, as --dtype int8 does. CTranslate2, which is optional (pip install ctranslate2), works on one batch with all threads, or on
 as many batches as there are threads. Prints a table and writes a page, with a picture, to benchmarks/results.
 """
 
@@ -32,13 +32,15 @@ class WithGenerate:
         from peers import to_marian
         from transformers import AutoModelForSeq2SeqLM
 
-        import vanilla_transformer  # noqa: F401
+        from vanilla_transformer.pipeline_vanilla_transformer import to_int8
 
         self.torch, self.device = torch, device
         model = AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation=attention)
         if kind == "MarianMTModel":
             model = to_marian(model, attention)
         self.model = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).eval()
+        if precision == "int8":
+            self.model = to_int8(self.model)
 
     def __call__(self, sources: list[list[int]], beams: int, is_alone: bool = False) -> list[list[int]]:
         size = 1 if is_alone else max(1, MAX_TOKENS // max(map(len, sources)))
@@ -124,7 +126,7 @@ def contestants(model_folder: str, folder: Path, device: str, few: list[list[int
             found.pop("trial").end()
         return min(seconds, key=seconds.get)
 
-    for precision in ("bf16", "fp32"):
+    for precision in ("int8", "bf16", "fp32") if device == "cpu" else ("bf16", "fp32"):
         for kind, attention in (("ours", "sdpa"), ("MarianMTModel", faster_attention(precision))):
             for keeps_memory in (False, True) if device == "cpu" else (False,):
                 name = f"{kind}, {precision} {attention}" + (", allocator set" if keeps_memory else "")

@@ -104,6 +104,35 @@ def test_dropout_is_off(make_model, tokenizer, tmp_path):
     assert translator(TEXTS, max_new_tokens=8) == translator(TEXTS, max_new_tokens=8)
 
 
+# ---------------------------------------------------------------------------------------------------------------- int8
+
+
+def test_int8_is_close_to_the_model_and_of_its_own(folder, translator):
+    """Each matrix is rounded, the head among them, and the embedding that it was tied to is not."""
+    inputs = translator.tokenizer(TEXTS[1:4], padding=True, return_tensors="pt")
+    inputs["decoder_input_ids"] = inputs.input_ids
+    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
+    assert not any(isinstance(module, torch.nn.Linear) for module in rounded.model.modules())
+    assert torch.equal(rounded.model.get_input_embeddings().weight, translator.model.get_input_embeddings().weight)
+    with torch.no_grad():
+        expected, logits = translator.model(**inputs).logits, rounded.model(**inputs).logits
+    error = (logits - expected).norm() / expected.norm()
+    assert 0 < error < 0.05, error
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_int8_translates_each_text_as_generate_does(folder, num_beams):
+    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
+    generation = {"num_beams": num_beams, "max_new_tokens": 12}
+    assert rounded(TEXTS[:1], **generation) == [directly(rounded, TEXTS[0], **generation)]
+    assert len(set(rounded(TEXTS, **generation))) > len(TEXTS) / 2
+
+
+def test_int8_is_for_a_cpu(folder):
+    with pytest.raises(ValueError, match="'int8' on cuda, which is for a CPU; give `device='cpu'`"):
+        Translator.from_pretrained(str(folder), device="cuda", dtype="int8")
+
+
 # ------------------------------------------------------------------------------------------------------------ too long
 
 

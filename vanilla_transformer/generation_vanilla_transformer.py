@@ -117,11 +117,11 @@ class SentencesInPlay:
         count, are_fewer = len(self.numbers), len(sentences) < len(self.numbers)
         caches = self.kwargs["past_key_values"]
         if self.beams > 1 or are_fewer:
-            caches.self_attention_cache.batch_select_indices(rows)
+            caches.self_attention_cache.reorder_cache(rows)
         source = caches.cross_attention_cache
         is_shared = source.layers[0].keys.shape[0] == count
         if are_fewer or not is_shared:
-            source.batch_select_indices(sentences if is_shared else rows)
+            source.reorder_cache(sentences if is_shared else rows)
         if not are_fewer:
             return
 

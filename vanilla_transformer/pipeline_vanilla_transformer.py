@@ -3,11 +3,13 @@
 
 import re
 import sys
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -78,7 +80,7 @@ class Translator:
 
         Args:
             device: Where to translate. None: the GPU, if there is one.
-            dtype: Of the weights. "auto": as they were saved.
+            dtype: Of the weights. "auto": as they were saved. "int8": see [`to_int8`].
             kwargs: `max_tokens`, `max_source_length` and `too_long`; all others, such as `revision` and
                 `trust_remote_code`, go to `from_pretrained` of both.
 
@@ -86,10 +88,14 @@ class Translator:
         """
         own = {key: kwargs.pop(key) for key in ("max_tokens", "max_source_length", "too_long") if key in kwargs}
         kwargs.setdefault("trust_remote_code", False)  # None would ask on standard input
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        in_int8 = dtype == "int8"
+        if in_int8 and device.type != "cpu":
+            raise ValueError(f"`dtype` is 'int8' on {device}, which is for a CPU; give `device='cpu'` or another.")
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(device), tokenizer, **own)
+        dtype = torch.float32 if in_int8 else dtype
+        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs).to(device)
+        return cls(to_int8(model) if in_int8 else model, tokenizer, **own)
 
     @torch.no_grad()
     def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
@@ -192,6 +198,19 @@ class Translator:
         longest = (lengths + 50).clamp(max=self.reach)
         criteria = [*generation.get("stopping_criteria", []), LongestOutput(longest)]
         return {"max_length": int(longest.max()), "stopping_criteria": StoppingCriteriaList(criteria)}
+
+
+def to_int8(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model, on a CPU, with its weight matrices in int8 and what they are multiplied with rounded to it.
+
+    All rows of a batch are rounded by one scale, and so a translation depends a little on the batch that it is in.
+    """
+    with warnings.catch_warnings():
+        # torch points to torchao, whose eager int8 is several times slower on a CPU than float32 (docs/LOG.md).
+        warnings.simplefilter("ignore")
+        from torch.ao.quantization import quantize_dynamic
+
+        return quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8, inplace=True)
 
 
 class TextTooLong(ValueError):

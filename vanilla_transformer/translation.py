@@ -17,6 +17,7 @@ from .training import keep_freed_memory
 __all__ = ["TextTooLong", "Translator"]
 
 LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
+GENERATION = ("num_beams", "length_penalty", "max_new_tokens")  # options that go to `generate`
 
 
 def parse_options() -> argparse.Namespace:
@@ -49,8 +50,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--device", type=torch_device, help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)"
     )
-    dtypes = ["auto", "float32", "bfloat16", "float16"]
-    parser.add_argument("--dtype", choices=dtypes, default="auto", help="of the weights (default: as they were saved)")
+    dtypes = ["auto", "float32", "bfloat16", "float16", "int8"]
+    parser.add_argument(
+        "--dtype",
+        choices=dtypes,
+        default="auto",
+        help="of the weights (default: as they were saved); int8 is the fastest on a CPU, and rounds most",
+    )
     return parser.parse_args()
 
 
@@ -89,16 +95,16 @@ def main():
 
 def load(options: argparse.Namespace) -> Translator:
     disable_progress_bar()  # of transformers
-    names = ["revision", "trust_remote_code", "max_source_length", "too_long", "max_tokens", "device", "dtype"]
+    given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION)}
     try:
-        return Translator.from_pretrained(options.model, **{name: getattr(options, name) for name in names})
+        return Translator.from_pretrained(options.model, **given)
     except Exception as error:  # a damaged file can make the libraries raise anything
         sys.exit(f"translation: {options.model or '--model'} cannot be loaded: {' '.join(str(error).split())}")
 
 
 def translate_lines(translator: Translator, options: argparse.Namespace):
     """Translates line by line, some thousand at a time, to sort them by length; from a terminal one at a time."""
-    generation = {name: getattr(options, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
+    generation = {name: getattr(options, name) for name in GENERATION}
     sys.stdout.reconfigure(encoding="utf-8")
     size = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
     done = 0
