@@ -6,8 +6,9 @@ python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k --
 The sentences of test.jsonl are translated greedily and by beam search, sorted by length, in batches of the same number
 of tokens; then some one by one, for the time that a single sentence takes. What comes out must agree. Each translates
 in a process of its own, one after the other; of each, all precisions take part, and glibc's allocator as it is and as
-train.py sets it. On a CPU both models are also quantised to int8, as --dtype int8 does. CTranslate2, which is optional (pip install ctranslate2), works on one batch with all threads, or on
-as many batches as there are threads. Prints a table and writes a page, with a picture, to benchmarks/results.
+train.py sets it. On a CPU both models are also quantised to int8, as the Translator does it. CTranslate2, which is
+optional (pip install ctranslate2), works on one batch with all threads, or on as many batches as there are threads.
+Prints a table and writes a page, with a picture, to benchmarks/results.
 """
 
 import argparse

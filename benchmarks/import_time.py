@@ -17,6 +17,7 @@ import report
 IMPORTS = {
     "the libraries": "import torch, transformers",
     "ours": "import vanilla_transformer",
+    "ours with them": "import torch, transformers, vanilla_transformer",
     "Marian's model": "from transformers import MarianMTModel",
     "our model": "from vanilla_transformer import VanillaTransformerForConditionalGeneration",
 }

@@ -2,9 +2,9 @@
 
 import importlib
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
-
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 if TYPE_CHECKING:
     from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -20,10 +20,37 @@ __all__ = [
     "VanillaTranslationPipeline",
 ]
 
+AUTO_NAMES = "transformers.models.auto.configuration_auto"
+
+
+class WhenAutoNamesAreLoaded(MetaPathFinder):
+    """Adds this model to those of transformers once these are imported, which takes a third of a second."""
+
+    def find_spec(self, name: str, path, target=None):
+        if name != AUTO_NAMES:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def load_and_add(module):
+            load(module)
+            add_name(module)
+
+        spec.loader.exec_module = load_and_add
+        return spec
+
+
+def add_name(auto_names):
+    auto_names.CONFIG_MAPPING_NAMES["vanilla_transformer"] = "VanillaTransformerConfig"
+
+
 # The classes are loaded when one is asked for: by name, or by an Auto class, which looks for a model type that it does
-# not have yet among these names, and then for its classes in the module below.
-CONFIG_MAPPING_NAMES["vanilla_transformer"] = "VanillaTransformerConfig"
+# not have yet among those names, and then for its classes in the module below.
 sys.modules["transformers.models.vanilla_transformer"] = sys.modules[__name__]
+if AUTO_NAMES in sys.modules:
+    add_name(sys.modules[AUTO_NAMES])
+else:
+    sys.meta_path.insert(0, WhenAutoNamesAreLoaded())
 
 
 def __getattr__(name: str):
