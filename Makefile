@@ -13,6 +13,7 @@ test:     ## the tests that take minutes at most
 	pytest
 
 bench:    ## the speed against others; DATA is a directory like Multi30k, MODEL a model that was trained on it
+	@test -n "$(DATA)" -a -n "$(MODEL)" || { echo "give both: make bench DATA=... MODEL=..."; exit 2; }
 	python benchmarks/train_step.py --data $(DATA)
 	python benchmarks/end_to_end.py --data $(DATA)
 	python benchmarks/decode.py --data $(DATA) --model $(MODEL)

@@ -5,6 +5,7 @@ accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_d
 accelerate launch train.py --help                                               # every option
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -49,6 +50,7 @@ from vanilla_transformer.curves import plot_training_curves
 from vanilla_transformer.data import fingerprint, load_pairs, sentences, tokenize_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import TranslationQuality, evaluate_loss, translate_split
+from vanilla_transformer.inspection import attention_maps, draw_attention
 from vanilla_transformer.interruption import Interrupted, StopSignal, end_launcher
 from vanilla_transformer.learner import Learner, by_main_process, check_launch, load_weights, number_of_shards
 from vanilla_transformer.memory import bytes_of_state, estimate, free_memory, largest_batch
@@ -556,13 +558,21 @@ def load_final_weights(model, args, output_dir: Path, state: RunState, accelerat
 
 
 def save_run(output_dir: Path, model, tokenizer, results: dict, state: RunState):
-    """Writes what the run hands out: model and tokenizer, results, curves and model card."""
+    """Writes what the run hands out: model and tokenizer, results, pictures and model card."""
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     text = json.dumps(results, indent=2, ensure_ascii=False)
     (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
     plot_training_curves(state.history, output_dir / "training_curves.png")
+    draw_shortest_example(model, tokenizer, results["examples"], output_dir / "attention.png")
     write_model_card(output_dir)
+
+
+def draw_shortest_example(model, tokenizer, examples: list[dict], path: Path):
+    """A picture of what the last layer looks at while it translates the shortest example, if that is not too long."""
+    with contextlib.suppress(UserError):
+        source = min((example["source"] for example in examples), key=len, default="")
+        draw_attention(attention_maps(model, tokenizer, source), path)
 
 
 def push_run(output_dir: Path, repo_id: str | None):

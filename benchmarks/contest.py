@@ -1,6 +1,7 @@
 """Contestants that take turns, each in a process of its own, so that what else the machine does hits all alike."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import statistics
@@ -10,12 +11,14 @@ import time
 import psutil
 
 CONTEXT = multiprocessing.get_context("spawn")
+FORGET = "forget"  # the memory at most
 
 
 class Contestant:
     """What `make(*arguments)` returns, a function, called in a process of its own.
 
-    `keeps_memory` sets the allocator of that process as train.py does, see `keep_freed_memory`.
+    `keeps_memory` sets the allocator of that process as train.py does, see `keep_freed_memory`. Memory is that of the
+    process at most, with what it was made with and without its libraries, or that of the GPU, if it uses one.
     """
 
     def __init__(self, name: str, make, *arguments, keeps_memory: bool = False):
@@ -26,7 +29,7 @@ class Contestant:
         theirs.close()
         self.seconds: list[float] = []
         self.answers: list = []
-        self.memory = 0  # bytes at most, of the process above what its libraries take, or of the GPU
+        self.memory = 0  # bytes
         self.receive()
 
     def turn(self, *arguments) -> float:
@@ -49,9 +52,10 @@ class Contestant:
             sys.exit(f"The contestant '{self.name}' has failed; {reason}.")
 
     def forget(self):
-        """Leaves out what was a warm-up."""
+        """Leaves out what was a warm-up, or of another kind, and its memory."""
         self.seconds.clear()
         self.answers.clear()
+        self.connection.send(FORGET)
 
     def end(self):
         self.connection.close()
@@ -63,29 +67,57 @@ def serve(connection, make, arguments, keeps_memory: bool):
 
     from vanilla_transformer.training import keep_freed_memory
 
-    if keeps_memory:
-        keep_freed_memory()
+    load_libraries()
     libraries = psutil.Process().memory_info().rss
     work = make(*arguments)
+    gc.collect()
+    if keeps_memory:
+        keep_freed_memory()
+    forget_memory()  # that making it took
     connection.send(None)
     while True:
         try:
             given = connection.recv()
         except EOFError:
             return
+        if given == FORGET:
+            forget_memory()
+            continue
         begin = time.perf_counter()
         answer = work(*given)
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
-        connection.send((seconds, answer, most_memory() - (0 if torch.cuda.is_available() else libraries)))
+        connection.send((seconds, answer, most_memory() - (0 if torch.cuda.is_initialized() else libraries)))
+
+
+def load_libraries():
+    """Those of all contestants, so that none of them counts as the memory of one."""
+    import accelerate  # noqa: F401
+    import datasets  # noqa: F401
+    from transformers import AutoModelForSeq2SeqLM, MarianMTModel  # noqa: F401
+
+    from vanilla_transformer import Translator  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import ctranslate2  # noqa: F401
+
+
+def forget_memory():
+    """Begins anew to look for the most memory; on Linux and of a GPU, elsewhere it cannot."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as command:
+        command.write("5")
 
 
 def most_memory() -> int:
-    """Bytes that this process has had at most; of the GPU, where there is one."""
+    """Bytes that this process has had at most; of the GPU, if it uses one."""
     import torch
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     if sys.platform.startswith("linux"):
         with open(f"/proc/{os.getpid()}/status", encoding="utf-8") as lines:

@@ -5,20 +5,21 @@ python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k --
 
 The sentences of test.jsonl are translated greedily and by beam search, sorted by length, in batches of the same number
 of tokens; then some one by one, for the time that a single sentence takes. What comes out must agree. Each translates
-in a process of its own, one after the other; of each, all precisions take part, and glibc's allocator as it is and as
-train.py sets it. On a CPU both models are also quantised to int8, as the Translator does it. CTranslate2, which is
-optional (pip install ctranslate2), works on one batch with all threads, or on as many batches as there are threads.
-Prints a table and writes a page, with a picture, to benchmarks/results.
+in a process of its own, one after the other; of each, all precisions take part, and of both models also int8, as the
+Translator makes it, and glibc's allocator as it is and as train.py sets it. CTranslate2, which is optional (pip
+install ctranslate2), works on one batch with all threads, or on as many batches as there are threads. Prints a table
+and writes a page, with a picture, to benchmarks/results.
 """
 
 import argparse
 import importlib.util
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
 import report
-from contest import Contestant, median_ratio, per_round
+from contest import Contestant, median_ratio, per_round, take_turns
 
 MAX_TOKENS = 4096  # source tokens in a batch
 LONGEST = 100  # tokens of a translation
@@ -44,11 +45,13 @@ class WithGenerate:
             self.model = to_int8(self.model)
 
     def __call__(self, sources: list[list[int]], beams: int, is_alone: bool = False) -> list[list[int]]:
-        size = 1 if is_alone else max(1, MAX_TOKENS // max(map(len, sources)))
         order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
         found = [[]] * len(sources)
-        for start in range(0, len(order), size):
+        start = 0
+        while start < len(order):
+            size = 1 if is_alone else max(1, MAX_TOKENS // len(sources[order[start]]))
             batch = order[start : start + size]
+            start += size
             for index, ids in zip(batch, self.translate([sources[i] for i in batch], beams), strict=True):
                 found[index] = ids
         return found
@@ -114,17 +117,17 @@ def contestants(model_folder: str, folder: Path, device: str, few: list[list[int
 
     found = {}
 
-    def add(name: str, *arguments, **options) -> Contestant:
+    def add(name: str, *arguments, **options):
         found[name] = Contestant(name, *arguments, **options)
-        return found[name]
 
     def faster_attention(precision: str) -> str:
         seconds = {}
         for attention in ("eager", "sdpa"):
-            one = add("trial", WithGenerate, "MarianMTModel", model_folder, precision, attention, device)
-            one.turn(few, 1)
-            seconds[attention] = one.turn(few, 1)
-            found.pop("trial").end()
+            setting = ("MarianMTModel", model_folder, precision, attention, device)
+            one = Contestant(f"MarianMTModel, {precision} {attention}, on trial", WithGenerate, *setting)
+            one.turn(few, 5)
+            seconds[attention] = sum(one.turn(few, beams) for beams in (1, 5))
+            one.end()
         return min(seconds, key=seconds.get)
 
     for precision in ("int8", "bf16", "fp32") if device == "cpu" else ("bf16", "fp32"):
@@ -154,38 +157,36 @@ def agreement(one: list[list[int]], other: list[list[int]]) -> float:
     return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
-COLUMNS = ["who", "sentences/s", "tokens/s", "MiB at most", "BLEU", "as ours, fp32", "ours, its best, is faster by"]
-
-
-def measure(all_of_them: dict[str, Contestant], turn: tuple, rounds: int) -> dict[str, Contestant]:
-    """All of them translate the same sentences, one after the other, so many rounds after one that warms up."""
-    for number in range(rounds + 1):
-        for one in all_of_them.values():
-            one.turn(*turn)
-            if number == 0:
-                one.forget()
-    return all_of_them
+COLUMNS = ["who", "sentences/s", "ms a sentence", "tokens/s", "MiB at most", "BLEU", "as ours, fp32"]
+COLUMNS += ["ours, its best, is faster by", "in the same precision"]
+SAME = {"float32": "fp32"}  # CTranslate2's word for a precision
 
 
 def rows_of(measured: dict[str, Contestant], references: list[str], tokenizer, rounds: int) -> list[list[str]]:
     from sacrebleu.metrics import BLEU
 
-    ours = min((one for name, one in measured.items() if name.startswith("ours")), key=lambda one: sum(one.seconds))
+    all_of_ours = [one for one in measured.values() if one.name.startswith("ours")]
+    best = min(all_of_ours, key=lambda one: sum(one.seconds))
     exact = measured["ours, fp32 sdpa"].answers[-1]
     rows = []
     for name, one in measured.items():
         found, seconds = one.answers[-1], statistics.median(per_round(one.seconds, rounds))
         texts = tokenizer.batch_decode(found, skip_special_tokens=True)
         bleu = BLEU().corpus_score(texts, [references]).score
+        precision = name.split(", ")[1].split(" ")[0]
+        alike = [one for one in all_of_ours if SAME.get(precision, precision) in one.name]
+        same = min(alike, key=lambda one: sum(one.seconds))
         rows.append(
             [
                 name,
                 f"{len(found) / seconds:,.1f}",
+                f"{1000 * seconds / len(found):,.1f}",
                 f"{sum(map(len, found)) / seconds:,.0f}",
                 f"{one.memory / 2**20:,.0f}",
                 f"{bleu:.2f}",
                 f"{agreement(found, exact):.1%}",
-                f"{median_ratio(ours, one, rounds):.2f}",
+                f"{median_ratio(best, one, rounds):.2f}",
+                f"{median_ratio(same, one, rounds):.2f}",
             ]
         )
     return rows
@@ -195,33 +196,42 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, metavar="DIR", help="a model that train.py trained, en to de")
     parser.add_argument("--data", required=True, metavar="DIR", help="Multi30k, as test.jsonl")
-    parser.add_argument("--sentences", type=int, default=1000, help="of the test split, the first ones")
-    parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
+    parser.add_argument(
+        "--sentences", type=report.at_least_one, default=1000, help="of the test split, the first ones"
+    )
+    parser.add_argument("--beams", type=report.at_least_one, nargs="+", default=[1, 5])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=report.at_least_one, default=5)
     report.add_options(parser)
     options = parser.parse_args()
     if options.quick:
         options.sentences, options.rounds = 8, 1
-    from peers import read_pairs
-    from transformers import AutoConfig, AutoTokenizer
+    from peers import read_pairs, to_marian
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     import vanilla_transformer  # noqa: F401
 
-    tokenizer, config = AutoTokenizer.from_pretrained(options.model), AutoConfig.from_pretrained(options.model)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(options.model),
+        AutoModelForSeq2SeqLM.from_pretrained(options.model),
+    )
+    try:
+        config = to_marian(model).config
+    except ValueError as error:
+        sys.exit(f"{options.model} cannot be measured: {error}")
     pairs = read_pairs(options.data, "test")[: options.sentences]
     sources = tokenizer([source for source, _ in pairs]).input_ids
     references = [target for _, target in pairs]
-    page = report.heading("Translating", ["torch", "transformers"])
-    if importlib.util.find_spec("ctranslate2"):
-        page[-1] = page[-1][:-1] + f", ctranslate2 {importlib.metadata.version('ctranslate2')}."
+    peers = ["ctranslate2"] if importlib.util.find_spec("ctranslate2") else []
+    page = report.heading("Translating", ["torch", "transformers", *peers])
     page += [
         "",
         f"A model with d {config.d_model}, {config.encoder_layers}+{config.decoder_layers} layers and "
         f"{config.vocab_size:,} types; {len(pairs):,} sentences of {statistics.mean(map(len, sources)):.1f} source "
         f"tokens on average, sorted by length, batches of {MAX_TOKENS:,} source tokens, on {options.device}. Medians "
         f"of {options.rounds} rounds in which all translate the same, one after another. Memory is what a process "
-        "takes beyond its libraries.",
+        "takes beyond its libraries. CTranslate2 ends a beam search by a rule of its own, and so its translations "
+        "with several beams are not all the same.",
     ]
     picture = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -231,14 +241,14 @@ def main():
         for title, turn in turns.items():
             for one in everyone.values():
                 one.forget()
-            measured = measure(everyone, turn, options.rounds)
-            rows = rows_of(measured, references[: len(turn[0])], tokenizer, options.rounds)
+            take_turns(list(everyone.values()), [turn], options.rounds)
+            rows = rows_of(everyone, references[: len(turn[0])], tokenizer, options.rounds)
             page += ["", f"## {title}", "", *report.table(COLUMNS, rows)]
             print("\n".join(page[-4 - len(rows) :]), flush=True)
             picture[title] = {row[0]: float(row[1].replace(",", "")) for row in rows}
         for one in everyone.values():
             one.end()
-    report.write_with_bars(options.results, "decode", page, "Translating", picture, "sentences/s")
+    report.write_with_bars(options, "decode", page, "Translating", picture, "sentences/s")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ python benchmarks/end_to_end.py --data sample_dataset --size tiny
 
 Both tokenise the pairs with the same BPE, train a model of the same size for one epoch and save it. The loop of that
 script is written anew here: MarianMTModel, DataCollatorForSeq2Seq, AdamW, batches of a fixed number of sentences in
-random order, as many in each as ours hold on average. Each trains in the precision in which it is faster. Prints a
-table and writes a page, with a picture, to benchmarks/results.
+random order, as many in each as ours hold on average. Each trains in the precision in which it is faster, the script
+also with the allocator set as train.py sets it. Prints a table and writes a page, with a picture, to
+benchmarks/results.
 """
 
 import argparse
@@ -27,7 +28,8 @@ def read(data: str, count: int | None):
 
     datasets.disable_caching()  # each epoch begins with text
     datasets.disable_progress_bars()
-    dataset = datasets.load_dataset("json", data_files=str(Path(data) / "train.jsonl"), split="train")
+    files = str(Path(data) / "train.jsonl")
+    dataset = datasets.load_dataset("json", data_files=files, split="train", download_mode="force_redownload")
     dataset = dataset.select_columns(["en", "de"]).rename_columns({"en": "source", "de": "target"})
     return dataset.take(count) if count else dataset
 
@@ -155,9 +157,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, metavar="DIR", help="a directory with train.jsonl, of en and de")
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--pairs", type=int, help="only so many of them")
+    parser.add_argument("--pairs", type=report.at_least_one, help="only so many of them")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=5, help="epochs of each")
+    parser.add_argument("--rounds", type=report.at_least_one, default=5, help="epochs of each")
     report.add_options(parser)
     options = parser.parse_args()
     if options.quick:
@@ -165,15 +167,17 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         make_tokenizer(options.data, f"{folder}/tokenizer")
         ours = in_its_faster_precision("ours", Ours, folder, options, keeps_memory=True)
-        script = in_its_faster_precision("run_translation_no_trainer", NoTrainer, folder, options, 80)
+        name = "run_translation_no_trainer"
+        script = in_its_faster_precision(name, NoTrainer, folder, options, 80)
+        other = in_its_faster_precision(f"{name}, allocator set", NoTrainer, folder, options, 80, keeps_memory=True)
+        contestants = [ours, script, other]
         for number in range(options.rounds):
             ours.turn(options.pairs)
             sentences = round(number_of_pairs(options) / ours.answers[-1][1])  # in each batch, on average
-            script.turn(options.pairs, sentences)
-            print(
-                f"round {number + 1}: ours {ours.seconds[-1]:.0f} s, the script {script.seconds[-1]:.0f} s", flush=True
-            )
-        contestants = [ours, script]
+            for one in contestants[1:]:
+                one.turn(options.pairs, sentences)
+            seconds = ", ".join(f"{one.seconds[-1]:.0f}" for one in contestants)
+            print(f"round {number + 1}: {seconds} s", flush=True)
         rows = rows_of(contestants, options.rounds)
         for one in contestants:
             one.end()
@@ -185,14 +189,14 @@ def main():
         f"{d_model}, feed-forward {ffn_dim}, {heads} heads, {layers}+{layers} layers; {sentences} sentences in each "
         f"batch of the script, {MAX_TOKENS:,} tokens in each of ours; on {options.device}. Medians of "
         f"{options.rounds} rounds, in which all do the same, one after another. The script has no label smoothing, "
-        "which makes its losses smaller.",
+        "which makes its losses smaller. Ours has the allocator set too, as train.py sets it.",
         "",
         *report.table(COLUMNS, rows),
     ]
     print("\n".join(page[4:]))
     speeds = {row[0]: float(row[4].replace(",", "")) for row in rows}
     title = "From text to weights"
-    report.write_with_bars(options.results, "end_to_end", page, title, {options.size: speeds}, "real target tokens/s")
+    report.write_with_bars(options, "end_to_end", page, title, {options.size: speeds}, "real target tokens/s")
 
 
 def number_of_pairs(options) -> int:

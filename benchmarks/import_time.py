@@ -2,8 +2,8 @@
 
 python benchmarks/import_time.py
 
-Each is imported by a Python of its own, one after the other. The classes are loaded when one is asked for, which takes
-longer, as it does in transformers. Prints a table and writes a page to benchmarks/results.
+Each is imported by a Python of its own, one after the other. The package alone imports nothing; its classes, and the
+libraries that they stand on, are loaded when one is asked for. Prints a table and writes a page to benchmarks/results.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def seconds_of(code: str) -> float:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=report.at_least_one, default=11)
     report.add_options(parser)
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
@@ -40,12 +40,12 @@ def main():
     for name, code in IMPORTS.items():
         seconds = statistics.median(one[name] for one in measured)
         ratio = statistics.median(one[name] / one["the libraries"] for one in measured)
-        rows.append([f"{name}: `{code}`", f"{seconds:.2f}", f"{ratio:.2f}"])
+        rows.append([f"{name}: `{code}`", f"{seconds:.3f}", f"{ratio:.3f}"])
     page = report.heading("Importing", ["torch", "transformers"])
     page += ["", f"Medians of {rounds} rounds.", ""]
     page += report.table(["what", "seconds", "of the libraries' time"], rows)
     print("\n".join(page[4:]))
-    report.write(report.page_path(options.results, "import_time"), page)
+    report.write(report.page_path(options, "import_time"), page)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The models that ours is measured against, as their users run them, and text to run them on.
 
-Each is a module whose call with a batch (`input_ids`, `attention_mask`, `labels`) gives its loss, label-smoothed by
-[`SMOOTHING`] and summed over real target tokens divided by their number.
+A peer is a module whose call with a batch (`input_ids`, `attention_mask`, `labels`) gives its loss, label-smoothed by
+[`SMOOTHING`] and summed over real target tokens divided by their number. Ours is the model alone.
 """
 
 import json
@@ -50,7 +50,7 @@ def fields(size: str, vocab_size: int) -> dict:
 
 
 def vanilla(size: str, vocab_size: int, attention: str = "eager") -> nn.Module:
-    """Ours, with the attention that train.py takes on this device unless it is told another."""
+    """Ours; train.py takes eager attention on a CPU and sdpa elsewhere."""
     from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
     config = VanillaTransformerConfig(**fields(size, vocab_size))
@@ -211,7 +211,7 @@ def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
     if pairs:
         from vanilla_transformer.tokenization import train_tokenizer
 
-        tokenizer = train_tokenizer([text for pair in pairs for text in pair], 10_000)
+        tokenizer = train_tokenizer([text for pair in pairs for text in pair], min(vocab_size, 10_000))
         chosen = torch.randperm(len(pairs), generator=generator)[:count].tolist()
         sides = [tokenizer([pairs[i][side] for i in chosen]).input_ids for side in (0, 1)]
     else:  # the lengths of Multi30k: a mean of 15 tokens, a deviation of 5

@@ -1,10 +1,12 @@
 """What the pages of benchmarks/ have in common: where, when and with what something was measured."""
 
+import argparse
 import importlib.metadata
 import os
 import platform
 import shlex
 import sys
+import tempfile
 from datetime import date
 from pathlib import Path
 
@@ -16,7 +18,13 @@ RESULTS = Path(__file__).parent / "results"
 def add_options(parser):
     """The options that every benchmark has."""
     parser.add_argument("--quick", action="store_true", help="tiny sizes: whether it runs, not how fast")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the page goes")
+    parser.add_argument("--results", type=Path, help=f"where the page goes (default: {RESULTS.name}/ beside this)")
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1 on")
+    return int(text)
 
 
 def heading(title: str, packages: list[str]) -> list[str]:
@@ -44,16 +52,19 @@ def write(path: Path, lines: list[str]):
     print(f"The page is {path}.")
 
 
-def write_with_bars(results: Path, name: str, page: list[str], title: str, groups: dict, unit: str):
+def write_with_bars(options: argparse.Namespace, name: str, page: list[str], title: str, groups: dict, unit: str):
     """The page of a benchmark with its picture, see [`bars`]."""
-    path = page_path(results, name)
+    path = page_path(options, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     bars(path.with_suffix(".png"), title, groups, unit)
     write(path, [*page, "", f"![{unit}]({path.with_suffix('.png').name})"])
 
 
-def page_path(results: Path, name: str) -> Path:
-    return results / f"{name}-{date.today()}.md"
+def page_path(options: argparse.Namespace, name: str) -> Path:
+    """Where the page goes: what a quick run measures, which says nothing, does not lie beside the others."""
+    results = options.results or Path(tempfile.mkdtemp() if options.quick else RESULTS)
+    device = "" if getattr(options, "device", "cpu") == "cpu" else f"-{options.device}"
+    return results / f"{name}{device}-{date.today()}.md"
 
 
 def bars(path: Path, title: str, groups: dict[str, dict[str, float]], unit: str):

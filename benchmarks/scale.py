@@ -403,7 +403,9 @@ def plot(path: Path, rows: list[tuple[int, Phase]]):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=10_000_000, help="pairs to measure with, and a tenth of them")
+    parser.add_argument(
+        "--pairs", type=report.at_least_one, default=10_000_000, help="pairs to measure with, and a tenth of them"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure, besides reading")
     report.add_options(parser)
     args = parser.parse_args()
@@ -414,7 +416,7 @@ def main():
         rows, counted = run(3000 if args.quick else args.pairs, Path(folder), args.parts)
     is_whole = set(args.parts) == set(PARTS)
     name = "-".join(["scale", *([] if is_whole else args.parts)])
-    write_page(report.page_path(args.results, name), rows, counted, is_whole)
+    write_page(report.page_path(args, name), rows, counted, is_whole)
 
 
 if __name__ == "__main__":

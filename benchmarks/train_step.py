@@ -4,23 +4,27 @@ python benchmarks/train_step.py --data ../multi30k
 python benchmarks/train_step.py --sizes small           # random token ids in sentences as long as those of Multi30k
 
 Each takes its steps in a process of its own, ours and each peer in turn, on the same batches with the same optimiser,
-label smoothing, dropout and clipping. Of each peer the best of its precisions (float32, bfloat16) and attentions is
-taken. Ours is the step of train.py. Since the allocator's settings that train.py makes would help others as well, they
-are measured without and with them. Prints a table and writes a page, with a picture, to benchmarks/results.
+label smoothing and clipping, and dropout of the same rate: torch.nn.Transformer and the notebook's have it inside
+attention and feed-forward too. Of each peer the best of its precisions (float32, bfloat16) and attentions is taken.
+Ours is the step of train.py. Since the allocator's settings that train.py makes would help others as well, they are
+measured without and with them. Prints a table and writes a page, with a picture, to benchmarks/results.
 """
 
 import argparse
 import random
 import statistics
+import sys
 import time
 from types import SimpleNamespace
 
 import report
-from contest import Contestant, median_ratio, take_turns
+from contest import Contestant, median_ratio, per_round, take_turns
 from peers import DROPOUT, PAD, SIZES, SMOOTHING, token_pairs
 
 OURS, MARIAN = "ours", "MarianMTModel"
+STEPS = 2  # of a round, each on a batch of its own
 LARGE = 151_000  # types, of a multilingual vocabulary
+ALL_SIZES = ["tiny", "small", "base", str(LARGE)]
 
 
 class Trainee:
@@ -70,7 +74,8 @@ class OurTrainee:
         model = make_model().to(device).train()
         self.optimizer = self.accelerator.prepare_optimizer(make_optimizer(model, self.args))
         self.model = self.accelerator.prepare_model(model)
-        self.batches, self.step = batches, optimizer_step
+        self.batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
+        self.step = optimizer_step
 
     def __call__(self, number: int) -> float:
         batch = [self.batches[number]]
@@ -112,6 +117,8 @@ def make_batches(pairs: list[dict], max_tokens: int, count: int) -> list[dict]:
     lengths = [np.array([len(pair[side]) for pair in pairs]) for side in ("input_ids", "labels")]
     collate = PairCollator(SimpleNamespace(pad_token_id=PAD))
     chosen = list(fill_batches(*lengths, max_tokens))[:-1]  # the last one is not full
+    if len(chosen) < count:
+        sys.exit(f"{len(pairs):,} pairs do not fill {count} batches of {max_tokens:,} tokens; lower --max_tokens.")
     random.Random(0).shuffle(chosen)
     return [collate([pairs[i] for i in batch]) for batch in chosen[:count]]
 
@@ -120,46 +127,49 @@ def target_tokens(batches: list[dict]) -> int:
     return sum(int((batch["labels"] != -100).sum()) for batch in batches)
 
 
-def compare(size: str, vocab_size: int, kinds: list[str], options) -> dict[str, Contestant]:
+def compare(size: str, vocab_size: int, kinds: list[str], batches: list[dict], options) -> dict[str, Contestant]:
     """Finds the best variant of each, then lets them take turns."""
-    count = 3
-    pairs = token_pairs(options.data, vocab_size, 200 if options.quick else 20_000)
-    batches = make_batches(pairs, options.max_tokens, count)
     setting = (size, vocab_size, batches, options.device)
+    turns = [(number,) for number in range(len(batches))]
     best = {}
     for kind in kinds:
         found = {}
         for variant in variants(options.device)[kind]:
             one = Contestant(kind, make_trainee, kind, *variant, *setting, keeps_memory=kind == OURS)
-            one.turn(0)
-            found[variant] = min(one.turn(0), one.turn(1))
+            one.turn(0)  # to warm up
+            found[variant] = sum(one.turn(*turn) for turn in turns)
             one.end()
         best[kind] = min(found, key=found.get)
 
     def start(kind: str, keeps_memory: bool) -> Contestant:
         name = f"{kind}, {' '.join(best[kind]).strip()}" + (", allocator set" if keeps_memory else "")
         one = Contestant(name, make_trainee, kind, *best[kind], *setting, keeps_memory=keeps_memory)
-        one.tokens, one.ratio = target_tokens(batches) * options.rounds, 1.0
+        one.ratio = 1.0
         return one
 
     ours = start(OURS, keeps_memory=True)
-    contestants = [ours]
+    contestants, seconds, answers = [ours], [], []
     for kind in kinds[1:]:
         for keeps_memory in (False, True):
             peer = start(kind, keeps_memory)
             # One peer at a time, as the memory does not take all of them; ours is timed anew beside each.
             ours.forget()
-            take_turns([ours, peer], [(number,) for number in range(count)], options.rounds)
+            take_turns([ours, peer], turns, options.rounds)
             peer.ratio = median_ratio(ours, peer, options.rounds)
             peer.end()
             contestants.append(peer)
+            seconds += ours.seconds
+            answers = answers or list(ours.answers)  # after as many steps as the others' are
+    ours.seconds, ours.answers = seconds, answers
     ours.end()
+    for one in contestants:
+        one.speed = target_tokens(batches) / statistics.median(per_round(one.seconds, len(one.seconds) // len(turns)))
     return {one.name: one for one in contestants}
 
 
 def row(name: str, one: Contestant, flop: float, limit: float) -> list[str]:
-    speed = one.tokens / sum(one.seconds)
-    return [name, f"{speed:,.0f}", f"{one.memory / 2**20:,.0f}", f"{speed * flop / limit:.0%}", f"{one.ratio:.2f}"]
+    cells = [f"{one.speed:,.0f}", f"{one.memory / 2**20:,.0f}", f"{one.speed * flop / limit:.0%}", f"{one.ratio:.2f}"]
+    return [name, *cells]
 
 
 COLUMNS = ["who", "target tokens/s", "MiB at most", "of the bf16 limit", "ours is faster by"]
@@ -170,10 +180,11 @@ def flop_per_target_token(size: str, vocab_size: int, batches: list[dict]) -> fl
     from peers import Marian
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, few = Marian(size, vocab_size, "eager"), batches[:1]
+    model = Marian(size, vocab_size, "eager")
     with FlopCounterMode(display=False) as counter:
-        model(**few[0]).backward()
-    return counter.get_total_flops() / target_tokens(few)
+        for batch in batches:
+            model(**batch).backward()
+    return counter.get_total_flops() / target_tokens(batches)
 
 
 def matmul_limit(device: str) -> float:
@@ -196,12 +207,10 @@ def matmul_limit(device: str) -> float:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", metavar="DIR", help="Multi30k, as train.jsonl; without it, random ids")
-    parser.add_argument(
-        "--sizes", nargs="+", choices=[*SIZES, str(LARGE)], default=["tiny", "small", "base", str(LARGE)]
-    )
+    parser.add_argument("--sizes", nargs="+", choices=[*SIZES, str(LARGE)], default=ALL_SIZES)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=5, help="of three steps each")
-    parser.add_argument("--max_tokens", type=int, default=4096, help="in a batch, of each side")
+    parser.add_argument("--rounds", type=report.at_least_one, default=5, help=f"of {STEPS} steps each")
+    parser.add_argument("--max_tokens", type=report.at_least_one, default=4096, help="in a batch, of each side")
     report.add_options(parser)
     options = parser.parse_args()
     if options.quick:
@@ -211,29 +220,35 @@ def main():
     words = f"Multi30k, by {options.data}" if options.data else "random ids in sentences as long as those of Multi30k"
     page += [
         "",
-        f"Batches of at most {options.max_tokens:,} tokens a side ({words}); dropout {DROPOUT}, label smoothing "
+        f"Batches of at most {options.max_tokens:,} tokens a side ({words}); dropout {DROPOUT}, which "
+        "torch.nn.Transformer and the notebook's have inside attention and feed-forward too; label smoothing "
         f"{SMOOTHING}, AdamW (fused), on {options.device}. Medians of {options.rounds} rounds in which ours and one "
-        "peer take the same three steps, one after the other; then ours and the next peer. Of each peer it is its "
-        "fastest precision and attention. *Allocator set*: glibc keeps freed memory, as train.py has it on a CPU. "
-        f"Memory is what a process takes beyond its libraries. The limit is {limit / 1e12:.2f} TFLOP/s, the fastest "
-        "product of two bfloat16 matrices.",
+        f"peer take the same {STEPS} steps, one after the other; then ours and the next peer; the row of ours is the "
+        "median of all these rounds. Of each peer it is its fastest precision and attention. *Allocator set*: glibc "
+        "keeps freed memory, as train.py has it on a CPU. Memory is what a process takes beyond its libraries. The "
+        f"limit is {limit / 1e12:.2f} TFLOP/s, the fastest product of two bfloat16 matrices; its share counts the "
+        "matrix products of Marian's step, padding included.",
     ]
     picture = {}
     for size in options.sizes:
         vocab_size, name = (LARGE, "small") if size == str(LARGE) else (10_000, size)
         if options.quick:
             vocab_size = 500
+        # What a large vocabulary costs does not hang on the layers, in which the other peers differ.
         kinds = [OURS, MARIAN] if size == str(LARGE) else list(variants(options.device))
-        contestants = compare(name, vocab_size, kinds, options)
         pairs = token_pairs(options.data, vocab_size, 200 if options.quick else 20_000)
-        flop = flop_per_target_token(name, vocab_size, make_batches(pairs, options.max_tokens, 1))
+        batches = make_batches(pairs, options.max_tokens, STEPS)
+        contestants = compare(name, vocab_size, kinds, batches, options)
+        flop = flop_per_target_token(name, vocab_size, batches)
         rows = [row(who, one, flop, limit) for who, one in contestants.items()]
         title = f"{name}, {vocab_size:,} types"
         losses = ", ".join(f"{statistics.mean(one.answers):.2f}" for one in contestants.values())
-        page += ["", f"## {title}", "", *report.table(COLUMNS, rows), "", f"Mean losses, in this order: {losses}."]
+        page += ["", f"## {title}", "", *report.table(COLUMNS, rows), ""]
+        page += [f"Mean losses, in this order, after as many steps from weights of their own: {losses}."]
         print("\n".join(page[-6 - len(rows) :]), flush=True)
-        picture[title] = {who: one.tokens / sum(one.seconds) for who, one in contestants.items()}
-    report.write_with_bars(options.results, "train_step", page, "The training step", picture, "target tokens/s")
+        picture[title] = {who: one.speed for who, one in contestants.items()}
+    name = "-".join(["train_step", *(options.sizes if options.sizes != ALL_SIZES else [])])
+    report.write_with_bars(options, name, page, "The training step", picture, "target tokens/s")
 
 
 if __name__ == "__main__":

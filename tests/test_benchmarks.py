@@ -189,7 +189,7 @@ def test_import_time(tmp_path):
     run_quickly("import_time", tmp_path)
     (page,) = tmp_path.glob("import_time-*.md")
     rows = [row for row in tables(page) if row[0] != "what"]
-    assert len(rows) == 4 and all(float(cell) > 0 for row in rows for cell in row[1:])
+    assert len(rows) == 5 and all(float(cell) > 0 for row in rows for cell in row[1:])
 
 
 @pytest.mark.slow
@@ -205,10 +205,14 @@ def test_decode(make_model, byte_tokenizer, tmp_path):
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     agree = {}
     for row in tables(page):
-        agree.setdefault(row[0], []).append(row[5])
-    assert len(agree) == 10 and all(len(shares) == 3 for shares in agree.values())
+        agree.setdefault(row[0], []).append(row[6])
+    names = [name.split(", ")[0] for name in agree]
+    assert [names.count(name) for name in ("ours", "MarianMTModel")] == [6, 6] and names.count("CTranslate2") >= 2
+    assert all(len(shares) == 3 for shares in agree.values())
     exact = [shares for name, shares in agree.items() if "fp32" in name]
     assert len(exact) == 4 and all(set(shares) == {"100.0%"} for shares in exact)
+    greedy = [shares[::2] for name, shares in agree.items() if name.startswith("CTranslate2, float32")]
+    assert greedy and all(set(shares) == {"100.0%"} for shares in greedy)
 
 
 @pytest.mark.slow
@@ -219,5 +223,5 @@ def test_end_to_end(tmp_path):
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     rows = tables(page)
     names = {row[0].split(",")[0] for row in rows}
-    assert names == {"ours", "run_translation_no_trainer"} and len(rows) == 4
+    assert names == {"ours", "run_translation_no_trainer"} and len(rows) == 3
     assert len({row[3] for row in rows}) == 1  # target tokens

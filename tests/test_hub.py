@@ -39,6 +39,7 @@ SIZES = f"{SIZES} --encoder_attention_heads 2 --decoder_attention_heads 2".split
 CODE = [f"{name}_vanilla_transformer.py" for name in ("configuration", "modeling", "generation", "pipeline")]
 SHARED = [".eval_results/me_pairs.yaml", "README.md", "all_results.json", "config.json", "generation_config.json"]
 SHARED += ["model.safetensors", "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "training_curves.png", *CODE]
+SHARED += ["attention.png"]
 
 
 # -------------------------------------------------------------------------------------------------------- the datasets

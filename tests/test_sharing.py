@@ -34,7 +34,7 @@ PAIRS = [
     ('The "dog" | sleeps.\n```\n# not a heading', "Der Hund schläft."),
     ("Where is the house?", "Wo ist das Haus?"),
 ]
-FILES = ["README.md", "all_results.json", "config.json", "configuration_vanilla_transformer.py"]
+FILES = ["README.md", "all_results.json", "attention.png", "config.json", "configuration_vanilla_transformer.py"]
 FILES += ["generation_config.json", "generation_vanilla_transformer.py", "model.safetensors"]
 FILES += ["modeling_vanilla_transformer.py"]
 FILES += ["pipeline_vanilla_transformer.py", "recipe.yaml"]
@@ -86,7 +86,8 @@ def original(tmp_path_factory) -> Path:
         save_file({"lm_head.weight/exp_avg": torch.zeros(2)}, folder / "optimizer.safetensors")
     (output_dir / "checkpoint-5" / "trainer_state.json").write_text("{}")
     (output_dir / "notes.txt").write_text("to myself")
-    (output_dir / "training_curves.png").write_bytes(b"\x89PNG")
+    for picture in ("training_curves.png", "attention.png"):
+        (output_dir / picture).write_bytes(b"\x89PNG")
     (output_dir / "all_results.json").write_text(json.dumps(RESULTS, ensure_ascii=False), encoding="utf-8")
     (output_dir / "recipe.yaml").write_text(resolved_recipe(parse_options(OPTIONS), config), encoding="utf-8")
     return output_dir
@@ -179,7 +180,8 @@ def test_card_text(trained):
 
 
 def test_card_of_a_run_without_pictures_and_examples(trained):
-    (trained / "training_curves.png").unlink()
+    for picture in trained.glob("*.png"):
+        picture.unlink()
     results = {key: value for key, value in RESULTS.items() if key not in ("examples", "source_lang")}
     (trained / "all_results.json").write_text(json.dumps(results))
     card = write_model_card(trained).read_text(encoding="utf-8")

@@ -168,7 +168,9 @@ def test_the_output_directory(finished):
     )
     for name in names.split():
         assert (folder / name).stat().st_size > 0, name
-    assert (folder / "training_curves.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("training_curves.png", "attention.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+        assert f"]({picture})" in (folder / "README.md").read_text(encoding="utf-8")
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["checkpoint-4", "checkpoint-8"]
     for checkpoint in ["checkpoint-4", "checkpoint-8"]:
         assert AutoModelForSeq2SeqLM.from_pretrained(folder / checkpoint).config.d_model == 16

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, MarianConfig, MarianMTModel, pipeline
 
 from vanilla_transformer import translation
 from vanilla_transformer.conversion import load_foreign
-from vanilla_transformer.pipeline_vanilla_transformer import cut
+from vanilla_transformer.pipeline_vanilla_transformer import cut, to_int8
 from vanilla_transformer.tokenization import train_tokenizer
 from vanilla_transformer.translation import TextTooLong, Translator
 
@@ -129,8 +129,18 @@ def test_int8_translates_each_text_as_generate_does(folder, num_beams):
 
 
 def test_int8_is_for_a_cpu(folder):
-    with pytest.raises(ValueError, match="'int8' on cuda, which is for a CPU; give `device='cpu'`"):
+    with pytest.raises(ValueError, match="int8 is for a CPU, and the device is cuda; change"):
         Translator.from_pretrained(str(folder), device="cuda", dtype="int8")
+
+
+def test_a_processor_without_int8_is_named(translator, monkeypatch):
+    monkeypatch.setattr(torch.ao.quantization, "quantize_dynamic", fail)
+    with pytest.raises(ValueError, match=r"torch 2\S+ has no int8 for this processor; take another dtype"):
+        to_int8(translator.model)
+
+
+def fail(*_, **__):
+    raise RuntimeError("Didn't find engine for operation quantized::linear_prepack NoQEngine")
 
 
 # ------------------------------------------------------------------------------------------------------------ too long

@@ -34,7 +34,8 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
     name = output_dir.resolve().name
     try:
         data = card_data(results, recipe, name)
-        body = card_body(results, recipe, name, repo_id, (output_dir / "training_curves.png").exists())
+        pictures = [f"![{text}]({file})" for file, text in PICTURES.items() if (output_dir / file).exists()]
+        body = card_body(results, recipe, name, repo_id, pictures)
         if is_hub_dataset(results, recipe):
             write_eval_results(output_dir, results, recipe)
     except KeyError as error:
@@ -132,7 +133,13 @@ def write_eval_results(output_dir: Path, results: dict, recipe: dict):
     path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False), encoding="utf-8")
 
 
-def card_body(results: dict, recipe: dict, name: str, repo_id: str | None, has_curves: bool) -> str:
+PICTURES = {
+    "training_curves.png": "Loss, scores and learning rate over the steps",
+    "attention.png": "What the heads of the last layer look at in the source while they write a translation",
+}
+
+
+def card_body(results: dict, recipe: dict, name: str, repo_id: str | None, pictures: list[str]) -> str:
     """The text of the card."""
     languages = [results.get("source_lang"), results.get("target_lang")]
     direction = " from `{}` to `{}`".format(*languages) if all(languages) else ""
@@ -140,7 +147,6 @@ def card_body(results: dict, recipe: dict, name: str, repo_id: str | None, has_c
     origin = f"tuned from `{public_name(base)}`" if base else "trained from scratch"
     dataset = public_name(results["dataset"])
     dataset = f"[{dataset}](https://huggingface.co/datasets/{dataset})" if is_hub_dataset(results, recipe) else dataset
-    curves = ["![Loss, scores and learning rate over the steps](training_curves.png)"] if has_curves else []
     sections = [
         f"# {name}",
         f"Translates{direction}. An encoder-decoder Transformer as in *Attention Is All You Need* (Vaswani et al., "
@@ -153,7 +159,7 @@ def card_body(results: dict, recipe: dict, name: str, repo_id: str | None, has_c
         *examples(results),
         "## Training",
         table(["", ""], training_facts(results)),
-        *curves,
+        *pictures,
         "The main options; `recipe.yaml` holds all of them, and `train.py --config recipe.yaml` repeats the run, if "
         "it is launched as this one was.",
         table(["option", "value"], main_options(recipe)),

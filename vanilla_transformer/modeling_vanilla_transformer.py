@@ -223,14 +223,15 @@ class LearnedPositions(nn.Embedding):
 class Dropout(nn.Dropout):
     """`nn.Dropout`, which on a CPU draws a random byte for each element, which is faster than a float.
 
-    There the probability is a multiple of 1/256, `p` rounded and at least one; the scale is exact for it.
+    There the probability is a multiple of 1/256, `p` rounded and at least one; the scale is the one for it, in the
+    precision of the input.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         dropped = min(max(1, round(256 * self.p)), 255)  # of 256 bytes
-        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
         random_bytes = words.view(torch.uint8)[: x.numel()].view(x.shape)
         return x * random_bytes.to(x.dtype).ge_(dropped).mul_(256 / (256 - dropped))
 

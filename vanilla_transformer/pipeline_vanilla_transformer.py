@@ -91,7 +91,7 @@ class Translator:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         in_int8 = dtype == "int8"
         if in_int8 and device.type != "cpu":
-            raise ValueError(f"`dtype` is 'int8' on {device}, which is for a CPU; give `device='cpu'` or another.")
+            raise ValueError(f"The dtype int8 is for a CPU, and the device is {device}; change one of them.")
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
         dtype = torch.float32 if in_int8 else dtype
         model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs).to(device)
@@ -204,13 +204,17 @@ def to_int8(model: PreTrainedModel) -> PreTrainedModel:
     """The same model, on a CPU, with its weight matrices in int8 and what they are multiplied with rounded to it.
 
     All rows of a batch are rounded by one scale, and so a translation depends a little on the batch that it is in.
+    Raises ValueError where torch has no int8 matrix products.
     """
-    with warnings.catch_warnings():
-        # torch points to torchao, whose eager int8 is several times slower on a CPU than float32 (docs/LOG.md).
-        warnings.simplefilter("ignore")
-        from torch.ao.quantization import quantize_dynamic
+    try:
+        with warnings.catch_warnings():
+            # torch points to torchao, which is several times slower than float32 here (docs/LOG.md).
+            warnings.simplefilter("ignore")
+            from torch.ao.quantization import quantize_dynamic
 
-        return quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8, inplace=True)
+            return quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8, inplace=True)
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(f"torch {torch.__version__} has no int8 for this processor; take another dtype.") from error
 
 
 class TextTooLong(ValueError):

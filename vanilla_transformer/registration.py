@@ -7,7 +7,13 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from .pipeline_vanilla_transformer import Translator, VanillaTranslationPipeline
 
-__all__ = ["Translator"]  # which needs no registration
+__all__ = [
+    "Translator",
+    "VanillaTransformerConfig",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTranslationPipeline",
+]
 
 AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, exist_ok=True)

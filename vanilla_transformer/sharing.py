@@ -43,7 +43,13 @@ from .model_card import (
 # What goes up besides the weights and the code, which the index and `auto_map` name. All else stays: checkpoints,
 # optimiser state, and whatever somebody put into the directory.
 SHARED = ["config.json", "generation_config.json", "README.md", "LICENSE", "recipe.yaml", "all_results.json"]
-SHARED += ["training_curves.png", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+SHARED += [
+    "training_curves.png",
+    "attention.png",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+]
 SHARED += ["added_tokens.json", "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "*.model", "*.spm"]
 SHARED += ["chat_template.jinja", ".eval_results/*.yaml"]
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}

@@ -1,0 +1,539 @@
+"""The shapes of a forward pass, and what attention looks at. Run: pytest tests/test_inspection.py"""
+
+import inspect
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import positions
+from torch.utils.flop_counter import FlopCounterMode
+
+from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import modeling_vanilla_transformer as modeling
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.inspection import (
+    AttentionMaps,
+    Token,
+    align_words,
+    alignment_error_rate,
+    attention_maps,
+    draw_attention,
+    eager_attention,
+    letters_of,
+    looks_at,
+    main,
+    readable,
+    trace_shapes,
+    write_attention_page,
+)
+from vanilla_transformer.tokenization import train_tokenizer
+
+ROOT = Path(__file__).parents[1]
+# Lengths that are all different, so that no letter can stand for another.
+SIZES = {
+    "vocab_size": 53,
+    "d_model": 12,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 17,
+    "decoder_ffn_dim": 19,
+    "pad_token_id": None,
+}
+B, S, T = 5, 11, 7
+
+# -------------------------------------------------------------------------------------------------------------- trace
+
+
+def random_ids(length: int, vocab_size: int = 53) -> torch.Tensor:
+    return torch.randint(vocab_size, (B, length))
+
+
+@positions
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_letters_are_what_the_numbers_say(make_model, position_embedding_type, norm_first):
+    sizes = {**SIZES, "d_model": 24} if position_embedding_type == "rotary" else SIZES
+    model = make_model(**sizes, position_embedding_type=position_embedding_type, norm_first=norm_first)
+    steps = trace_shapes(model, random_ids(S), random_ids(T))
+    for step in steps:
+        numbers = {"B": B, "S": S, "T": T, "1": 1, **letters_of(model.config, ".encoder." in step.module)}
+        assert [numbers[letter] for letter in step.letters] == list(step.shape), step
+    kinds = Counter(step.module.rpartition(".")[2] for step in steps)
+    attentions = 1 + 2 * 2  # of the encoder's layer and the decoder's two
+    assert kinds["q_proj"] == kinds["weights"] == kinds["heads"] == kinds["out_proj"] == attentions
+    assert kinds["fc1"] == kinds["activation_fn"] == kinds["fc2"] == 3
+    assert kinds["layer_norm"] == (2 if norm_first else 0)
+
+
+def test_steps_come_in_the_order_in_which_they_are_made(make_model):
+    steps = trace_shapes(make_model(**SIZES), random_ids(S), random_ids(T))
+    layer = [step.module.split("layers.1.")[1] for step in steps if "decoder.layers.1." in step.module]
+    heads = ["q_proj", "k_proj", "v_proj", "weights", "heads", "out_proj"]
+    expected = [f"self_attn.{one}" for one in heads] + ["self_attn_layer_norm"]
+    expected += [f"encoder_attn.{one}" for one in heads] + ["encoder_attn_layer_norm"]
+    assert layer == [*expected, "fc1", "activation_fn", "fc2", "final_layer_norm"]
+    assert steps[-1].module == "lm_head"
+
+
+def test_flops_and_parameters_add_up(make_model):
+    model = make_model(**SIZES, tie_word_embeddings=False, share_encoder_decoder_embeddings=False)
+    source, target = random_ids(S), random_ids(T)
+    steps = trace_shapes(model, source, target)
+    assert sum(step.parameters for step in steps) == model.num_parameters()
+    with FlopCounterMode(display=False) as counter, eager_attention(model), torch.no_grad():
+        model(input_ids=source, decoder_input_ids=target)
+    assert sum(step.flops for step in steps) == counter.get_total_flops()
+    weights = next(step for step in steps if step.module.endswith("encoder_attn.weights"))
+    assert weights.flops == 2 * B * T * S * 12
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_model_is_as_it_was(make_model, attention):
+    model = make_model(**SIZES)
+    model.set_attn_implementation(attention)
+    source, target = random_ids(S), random_ids(T)
+    with torch.no_grad():
+        before = model(input_ids=source, decoder_input_ids=target).logits
+        trace_shapes(model, source, target)
+        with pytest.raises(IndexError):
+            trace_shapes(model, source + 53, target)
+        after = model(input_ids=source, decoder_input_ids=target).logits
+    assert torch.equal(before, after)
+    assert model.config._attn_implementation == attention
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+# --------------------------------------------------------------------------- the shapes in the modelling file's text
+
+SOURCE_LINES = Path(modeling.__file__).read_text(encoding="utf-8").splitlines()
+# Trailing comments that begin with a shape, as `x = ...  # (B,T,d)`; of `return ...  # (B,T) -> (B,T,d)` the last.
+COMMENTS = {
+    number: re.findall(r"\(([^()]*)\)", comment[1])
+    for number, line in enumerate(SOURCE_LINES, start=1)
+    if (comment := re.search(r"\S.*?  # (\(.*)", line))
+}
+MAP = {
+    name: shapes
+    for names, shapes in re.findall(r"^    (\w+(?:, \w+)*) .*?  (\(.*->.*)$", modeling.__doc__, re.MULTILINE)
+    for name in names.split(", ")
+}
+
+
+class Shapes:
+    """Holds shapes in letters against tensors; within a call of a function a letter stands for one length."""
+
+    def __init__(self, config: VanillaTransformerConfig):
+        self.config = config
+        self.known: dict[int, dict[str, int]] = {}  # by frame
+
+    def check(self, frame: int, place: str, letters: str, tensor: torch.Tensor):
+        bound = self.known.setdefault(frame, {})
+        dims = [dim for dim in letters.split(",") if dim]
+        shape = list(tensor.shape)
+        if dims[:1] == ["..."]:
+            dims, shape = dims[1:], shape[len(shape) - len(dims) + 1 :]
+        assert len(dims) == len(shape), (place, letters, shape)
+        for dim, length in zip(dims, shape, strict=True):
+            assert self.fits(bound, dim, length), f"{place} ({letters}) is {shape} with {bound}"
+
+    def fits(self, bound: dict[str, int], dim: str, length: int) -> bool:
+        if dim.isdigit():
+            return int(dim) == length
+        if "/" in dim:
+            letter, divisor = dim.split("/")
+            return bound.setdefault(letter, length * int(divisor)) == length * int(divisor)
+        product = 1
+        for factor in dim.split()[:-1]:
+            product *= bound.get(factor, 3)  # the beams, of which there are 3
+        letter = dim.split()[-1]
+        if letter == "B" and bound.get("B") == 3 * length:
+            return True  # beams of a sentence share their source
+        encoder, decoder = letters_of(self.config, True), letters_of(self.config, False)
+        if letter in encoder and length not in (encoder[letter] * product, decoder[letter] * product):
+            return False
+        return bound.setdefault(letter, length // product) * product == length
+
+
+def tensor_of(value):
+    """The tensor that a function returns, the first one or that of the model's output."""
+    if hasattr(value, "last_hidden_state"):
+        return value.last_hidden_state
+    if hasattr(value, "logits"):
+        return value.logits  # None in training
+    return value[0] if isinstance(value, tuple) else value
+
+
+def hold_comments_against(run, config: VanillaTransformerConfig) -> tuple[set[int], set[str]]:
+    """Runs it line by line and holds each shape of the file against what is there; returns which lines and names."""
+    shapes, lines, names = Shapes(config), set(), set()
+    last: dict[int, int] = {}  # the line that a frame has just run
+
+    def assigned(frame):
+        number = last.get(id(frame))
+        if number not in COMMENTS:
+            return
+        left = re.match(r"\s*([\w, ]+?)(?::[^=]*)? = ", SOURCE_LINES[number - 1])
+        if left:
+            comment = COMMENTS[number]
+            if "if rotary" in SOURCE_LINES[number - 1] and config.position_embedding_type == "rotary":
+                comment = comment[1:]
+            for name, letters in zip(left[1].split(", "), 2 * comment, strict=False):
+                if isinstance(frame.f_locals.get(name), torch.Tensor):
+                    shapes.check(id(frame), f"line {number}", letters, frame.f_locals[name])
+                    lines.add(number)
+
+    def check_arguments(frame, key):
+        signature = [
+            name for name in frame.f_code.co_varnames[: frame.f_code.co_argcount] if name not in ("self", "module")
+        ]
+        first = frame.f_code.co_firstlineno
+        for number in COMMENTS.keys() & set(range(first, first + 12)):
+            name = re.match(r"\s*(\w+): ", SOURCE_LINES[number - 1])
+            if name and isinstance(frame.f_locals.get(name[1]), torch.Tensor):
+                shapes.check(id(frame), f"line {number}", COMMENTS[number][0], frame.f_locals[name[1]])
+                lines.add(number)
+        if key in MAP:
+            given = [frame.f_locals[name] for name in signature if "mask" not in name and name != "bias"]
+            found = re.findall(r"\(([^()]*)\)", MAP[key].split("->")[0])
+            for letters, value in zip(found, given, strict=False):
+                if isinstance(value, torch.Tensor):
+                    shapes.check(id(frame), f"the map, {key}", letters, value)
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != modeling.__file__:
+            return None
+        owner = frame.f_locals.get("self")
+        key = type(owner).__name__ if frame.f_code.co_name == "forward" else frame.f_code.co_name
+        if key == "SinusoidalPositions" and config.position_embedding_type == "rotary":
+            key = None  # angles of a head, (B,T,k), and no part of the sum
+        if event == "call":
+            shapes.known.pop(id(frame), None)
+            last.pop(id(frame), None)
+            check_arguments(frame, key)
+        if event in ("line", "return"):
+            assigned(frame)
+            last[id(frame)] = frame.f_lineno
+        if event == "return" and argument is not None:
+            number = frame.f_lineno
+            if number in COMMENTS and "return" in SOURCE_LINES[number - 1]:
+                shapes.check(id(frame), f"line {number}", COMMENTS[number][-1], tensor_of(argument))
+                lines.add(number)
+            if key in MAP and isinstance(tensor_of(argument), torch.Tensor):
+                letters = re.findall(r"\(([^()]*)\)", MAP[key].split("->")[1])[0]
+                shapes.check(id(frame), f"the map, {key}", letters, tensor_of(argument))
+                names.add(key)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return lines, names
+
+
+def test_no_shape_in_the_modelling_file_is_wrong_or_out_of_reach(make_model):
+    """Every shape in its comments and in its map is held against the tensors of passes that reach all of them."""
+    reached, named = set(), set()
+    for position_embedding_type in ("sinusoidal", "learned", "rotary"):
+        sizes = {**SIZES, "d_model": 24, "max_position_embeddings": 20, "decoder_start_token_id": 1}
+        model = make_model(**sizes, position_embedding_type=position_embedding_type)
+        model.set_attn_implementation("eager")
+        base, source, target = model.model, random_ids(S), random_ids(T)
+
+        def passes(model=model, base=base, source=source, target=target):
+            model(source, torch.ones_like(source), target)
+            base(input_ids=source, decoder_input_ids=target)
+            model.generate(source, num_beams=3, max_new_tokens=4, output_attentions=True, return_dict_in_generate=True)
+            if model.config.position_embedding_type == "sinusoidal":
+                model(random_ids(23), None, target)  # beyond the table
+            model.train()(source, labels=target)
+
+        lines, names = hold_comments_against(passes, model.config)
+        reached, named = reached | lines, named | names
+    assert set(COMMENTS) - reached == set()
+    classes = {name for name, value in vars(modeling).items() if inspect.isclass(value)}
+    assert set(MAP) - named == set()
+    assert set(MAP) <= classes | set(vars(modeling))
+    assert len(COMMENTS) > 15 and len(MAP) >= 12
+
+
+def test_a_wrong_shape_is_found(make_model, monkeypatch):
+    model = make_model(**SIZES)
+    number = next(number for number, line in enumerate(SOURCE_LINES, 1) if "queries = self.split_heads" in line)
+    for wrong in ("B,T,h,k", "B,h,T", "B,h,T,d", "B,B,T,k"):
+        monkeypatch.setitem(COMMENTS, number, [wrong])
+        with pytest.raises(AssertionError, match=f"line {number}"):
+            hold_comments_against(lambda: model(random_ids(S), None, random_ids(T)), model.config)
+
+
+def test_the_command_prints_the_shapes_of_a_model_too_large_to_run(capsys):
+    """Those of "Transformer from Scratch" (docs/seeds.md), with d 512, 8 heads, 5+5 layers and 30 sentences of 200."""
+    sizes = "--d_model 512 --encoder_attention_heads 8 --encoder_layers 5 --decoder_layers 5 --encoder_ffn_dim 2048"
+    main(f"shapes {sizes} --batch_size 30 --source_length 200 --target_length 200".split())
+    printed = capsys.readouterr().out
+    for kind, letters, numbers in [
+        ("q_proj", "(B,h,S,k)", "(30, 8, 200, 64)"),
+        ("k_proj", "(B,h,S,k)", "(30, 8, 200, 64)"),
+        ("v_proj", "(B,h,S,k)", "(30, 8, 200, 64)"),
+        ("weights", "(B,h,S,S)", "(30, 8, 200, 200)"),
+        ("out_proj", "(B,S,d)", "(30, 200, 512)"),
+    ]:
+        line = next(line for line in printed.splitlines() if f"encoder.layers.0.self_attn.{kind} " in line)
+        assert letters in line and numbers in line
+    assert f"{VanillaTransformerConfig().vocab_size * 512:,}" in printed  # the embeddings
+    assert re.search(r"encoder\.layers\.4 +the same 11 steps +3,152,384 ", printed)
+    main(["shapes", "--encoder_layers", "1", "--decoder_layers", "2", "--all_layers"])
+    assert "decoder.layers.1.encoder_attn.weights" in capsys.readouterr().out
+
+
+def test_the_shapes_of_a_saved_model(make_model, tmp_path, capsys):
+    make_model(**SIZES).save_pretrained(tmp_path)
+    main(["shapes", "--model", str(tmp_path), "--source_length", "9"])
+    printed = capsys.readouterr().out
+    assert "(2, 9, 12)" in printed
+    assert f"\n{make_model(**SIZES).num_parameters():,} parameters" in printed
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("shapes --batch_size 0", "--batch_size is 0; it must be at least 1."),
+        ("shapes --d_model 10 --encoder_attention_heads 4", "d_model"),
+        ("shapes --d_modle 10", "--d_modle"),
+        ("shapes --model .", ". cannot be loaded"),
+        ("shapes --model . --d_model 8", "--model and --d_model are both given; leave out one"),
+        ("shapes --position_embedding_type learned --max_position_embeddings 4", "max_position_embeddings=4"),
+        ("attention --model . --text A --output a.gif", "--output is a.gif; its name must end in .png"),
+        ("attention --model . --text A --output nowhere/a.png", "There is no directory nowhere"),
+        ("attention --model . --text A --output a.png", ". cannot be loaded"),
+        ("align --model . --dataset_name sample_dataset", ". cannot be loaded"),
+        ("look", "look"),
+    ],
+)
+def test_what_is_wrong_ends_with_a_sentence(argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ending:
+        main(argv.split())
+    assert message in str(ending.value) and str(ending.value).count("\n") == 0
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------------- attention
+
+TEXTS = ["A dog sleeps.", "Two children play in the park today.", "纽约是一座城市", "😀 a\tb"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture
+def model(make_model, tokenizer):
+    return make_model(vocab_size=len(tokenizer), decoder_attention_heads=4, decoder_layers=3)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_maps_are_those_of_the_pass_that_wrote_the_translation(model, tokenizer, attention):
+    model.set_attn_implementation(attention)
+    maps = attention_maps(model, tokenizer, TEXTS[0], max_new_tokens=6)
+    assert model.config._attn_implementation == attention
+    source = tokenizer(TEXTS[0], return_tensors="pt").input_ids
+    written = model.generate(source, max_new_tokens=6, num_beams=1)
+    with torch.no_grad(), eager_attention(model):
+        expected = model(input_ids=source, decoder_input_ids=written[:, :-1], output_attentions=True)
+    s, t = source.shape[1], written.shape[1] - 1
+    assert (
+        maps.encoder.shape == (2, 4, s, s) and maps.decoder.shape == (3, 4, t, t) and maps.cross.shape == (3, 4, t, s)
+    )
+    torch.testing.assert_close(maps.encoder, torch.cat(expected.encoder_attentions))
+    torch.testing.assert_close(maps.decoder, torch.cat(expected.decoder_attentions))
+    torch.testing.assert_close(maps.cross, torch.cat(expected.cross_attentions))
+    for weights in (maps.encoder, maps.decoder, maps.cross):
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
+    assert [len(tokens) for tokens in (maps.source, maps.target, maps.read)] == [s, t, t]
+    assert maps.decoder.triu(diagonal=1).count_nonzero() == 0  # nothing is read before it is written
+
+
+def test_a_translation_may_be_given(model, tokenizer):
+    maps = attention_maps(model, tokenizer, TEXTS[0], TEXTS[1])
+    assert "".join(token.text for token in maps.target) == TEXTS[1].replace(" ", "") + "</s>"
+    assert maps.read[0].word is None and [token.text for token in maps.read[1:]] == [
+        token.text for token in maps.target[:-1]
+    ]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_shown_as_people_read_them(tokenizer, text):
+    ids = tokenizer(text).input_ids
+    tokens = readable(tokenizer, ids)
+    assert len(tokens) == len(ids)
+    assert tokens[-1] == Token("</s>", None)
+    assert "".join(token.text for token in tokens[:-1]).replace("␣", "") == "".join(text.split())
+    words = [token.word for token in tokens[:-1]]
+    assert words == sorted(words) and set(words) == set(range(len(text.split())))
+
+
+def test_empty_and_too_long_texts_are_named(model, tokenizer):
+    for text in ("", "  \n"):
+        with pytest.raises(UserError, match="The text is empty"):
+            attention_maps(model, tokenizer, text)
+    with pytest.raises(UserError, match="The translation is empty"):
+        attention_maps(model, tokenizer, "A dog", "")
+    with pytest.raises(UserError, match=r"The text has \d+ tokens, and the model is for 40; shorten it"):
+        attention_maps(model, tokenizer, "dog " * 50)
+
+
+def test_heads_are_described_by_where_they_look():
+    columns = [Token(text, 0) for text in ("a", "dog", "sleeps", "a")]
+    before, itself = torch.zeros(4, 4), torch.eye(4)
+    before[range(1, 4), range(3)] = 0.9
+    assert looks_at(before, columns, is_self=True) == "the token before 90%"
+    assert looks_at(itself, columns, is_self=True) == "the token itself 100%"
+    assert looks_at(itself, columns, is_self=False) == "“a” 50%"  # both of them
+
+
+@pytest.fixture
+def maps(model, tokenizer) -> AttentionMaps:
+    return attention_maps(model, tokenizer, TEXTS[0], "</script><b>& two")
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_pictures(maps, tmp_path, suffix, start):
+    for kind in ("encoder", "decoder", "cross"):
+        draw_attention(maps, tmp_path / f"{kind}{suffix}", kind)
+        assert (tmp_path / f"{kind}{suffix}").read_bytes().startswith(start)
+    draw_attention(maps, tmp_path / f"one{suffix}", "cross", layer=0, head=3)
+    assert (tmp_path / f"one{suffix}").stat().st_size < (tmp_path / f"cross{suffix}").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [({"layer": 3}, "no layer 3; the model has 3"), ({"head": 9}, "no head 9")]
+)
+def test_layers_and_heads_that_do_not_exist_are_named(maps, tmp_path, place, message):
+    with pytest.raises(UserError, match=message):
+        draw_attention(maps, tmp_path / "map.png", "cross", **place)
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+
+
+@pytest.fixture
+def browser():
+    """A headless Chromium; .ci/run installs one."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (binary and driver):
+        pytest.skip("there is no chromium with its chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    running = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield running
+    running.quit()
+
+
+def test_the_page_in_a_browser(maps, tmp_path, browser):
+    """Every head can be chosen, by hand and by address; values are told by pointing and by keys."""
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
+
+    page = tmp_path / "map.html"
+    write_attention_page(maps, page, "Attention: <b>a</b>")
+    assert "http" not in page.read_text(encoding="utf-8")  # it needs nothing from elsewhere
+
+    def cells():
+        return [
+            row.find_elements(By.CSS_SELECTOR, "td[role]")
+            for row in browser.find_elements(By.CSS_SELECTOR, "tbody tr")
+        ]
+
+    def value(field) -> float:
+        return float(field.get_attribute("title").rpartition(" ")[2])
+
+    browser.get(page.as_uri())
+    assert browser.title == "Attention: <b>a</b>"
+    assert browser.find_element(By.TAG_NAME, "tbody").text.split()[1:] == [*"</script><b>&two", "</s>"]
+    assert browser.find_elements(By.TAG_NAME, "b") == []  # texts are shown, not run
+    for kind in ("encoder", "cross", "decoder"):
+        weights = getattr(maps, kind)
+        Select(browser.find_element(By.ID, "kind")).select_by_value(kind)
+        Select(browser.find_element(By.ID, "layer")).select_by_value(str(len(weights) - 1))
+        Select(browser.find_element(By.ID, "head")).select_by_value("2")
+        shown = torch.tensor([[value(field) for field in row] for row in cells()])
+        torch.testing.assert_close(shown, weights[-1, 2], atol=6e-4, rtol=0)
+
+    browser.get(page.as_uri() + "#kind=cross&layer=1&head=3")
+    browser.refresh()
+    shown = torch.tensor([[value(field) for field in row] for row in cells()])
+    torch.testing.assert_close(shown, maps.cross[1, 3], atol=6e-4, rtol=0)
+    assert f"{maps.target[0].text} looks at {maps.source[0].text}" in cells()[0][0].get_attribute("aria-label")
+
+    said = browser.find_element(By.ID, "said")
+    ActionChains(browser).move_to_element(cells()[1][2]).perform()
+    assert said.text == cells()[1][2].get_attribute("title")
+    browser.execute_script("arguments[0].focus()", cells()[0][0])
+    for key, (row, column) in [(Keys.ARROW_DOWN, (1, 0)), (Keys.ARROW_RIGHT, (1, 1)), (Keys.ARROW_UP, (0, 1))]:
+        browser.switch_to.active_element.send_keys(key)
+        assert browser.switch_to.active_element == cells()[row][column]
+        assert said.text == cells()[row][column].get_attribute("title")
+    browser.switch_to.active_element.send_keys(Keys.ARROW_UP)  # there is nothing above
+    assert browser.switch_to.active_element == cells()[0][1]
+    errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert errors == []
+
+
+# ---------------------------------------------------------------------------------------------------------- alignment
+
+
+def test_words_are_aligned_by_the_most_attention():
+    """Source tokens a b, two of one word, and their end; target tokens x and y1 y2, two of one word, and their end."""
+    source = [Token("a", 0), Token("b1", 1), Token("b2", 1), Token("</s>", None)]
+    target = [Token("x", 0), Token("y1", 1), Token("y2", 1), Token("</s>", None)]
+    weights = torch.tensor(
+        [
+            [0.3, 0.25, 0.25, 0.2],  # b, by its two tokens together
+            [0.9, 0.0, 0.1, 0.0],
+            [0.2, 0.1, 0.1, 0.6],  # the end is no word
+            [0.0, 0.0, 0.0, 1.0],
+        ]
+    )
+    maps = AttentionMaps(source, target, target, *3 * [weights[None, None]])
+    assert align_words(maps) == [(1, 0), (0, 1)]
+
+
+def test_alignment_error_rate():
+    found = [{(0, 0), (1, 1)}, {(0, 1)}]
+    assert alignment_error_rate(found, found) == 0
+    assert alignment_error_rate(found, [{(0, 0), (1, 2)}, set()]) == pytest.approx(1 - 2 * 1 / 5)
+    assert alignment_error_rate([set()], [set()]) == 1
+
+
+def test_the_command_aligns_a_dataset(model, tokenizer, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    rows = [("A dog sleeps.", "Two play", "0-0 2-1"), ("Two", "A dog", "0-0 0-1")]
+    lines = [json.dumps({"en": en, "de": de, "alignment": links}) for en, de, links in rows]
+    (tmp_path / "data" / "test.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    command = ["align", "--model", str(tmp_path / "model"), "--dataset_name", str(tmp_path / "data")]
+    main([*command, "--source_lang", "en", "--target_lang", "de"])
+    printed, said = capsys.readouterr()
+    found = [[tuple(map(int, link.split("-"))) for link in line.split()] for line in printed.splitlines()]
+    assert [[target for _, target in links] for links in found] == [[0, 1], [0, 1]]
+    assert found[1] == [(0, 0), (0, 1)]  # there is but one source word
+    assert re.search(r"alignment error rate 0\.\d{3} over 2 pairs", said)
+    with pytest.raises(SystemExit, match="There is no split 'train'"):
+        main([*command, "--split", "train"])

@@ -1,0 +1,533 @@
+"""Look inside a model: the shapes of a forward pass step by step, what its attention looks at, which words it aligns.
+
+python -m vanilla_transformer.inspection shapes --d_model 512 --batch_size 30 --source_length 200 --target_length 200
+python -m vanilla_transformer.inspection attention --model outputs/sample --text "The dog sleeps." --output map.html
+python -m vanilla_transformer.inspection align --model outputs/sample --dataset_name sample_dataset --source_lang en \
+    --target_lang de > alignments.txt
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .data import find_columns, load_dataset
+from .errors import UserError
+from .modeling_vanilla_transformer import VanillaTransformerAttention, VanillaTransformerForConditionalGeneration
+from .recipe import MODEL_OPTIONS, Parser, model_fields
+
+# ------------------------------------------------------------------------------------------------------------- shapes
+
+
+@dataclass
+class Step:
+    """A tensor that a forward pass makes: where, what, and its shape in the letters of the modelling file."""
+
+    module: str
+    what: str
+    section: str  # of the paper
+    letters: tuple[str, ...]
+    shape: tuple[int, ...]
+    parameters: int
+    flops: int  # of matrix products, a multiplication and an addition being two
+
+
+# What comes out of the modules, by their names. L is S in the encoder and T in the decoder, A the length attended to.
+STEPS = {
+    "embed_tokens": ("embeddings", "3.4", "B,L,d"),
+    "embed_positions": ("positions, the same for all sentences", "3.5", "1,L,d"),
+    "q_proj": ("queries, in heads", "3.2.2", "B,h,L,k"),
+    "k_proj": ("keys, in heads", "3.2.2", "B,h,A,k"),
+    "v_proj": ("values, in heads", "3.2.2", "B,h,A,k"),
+    "weights": ("attention: softmax(Q K^T / sqrt(k))", "3.2.1", "B,h,L,A"),
+    "heads": ("attention times V, heads joined", "3.2.1", "B,L,d"),
+    "out_proj": ("multi-head attention", "3.2.2", "B,L,d"),
+    "self_attn_layer_norm": ("layer norm, around self-attention", "3.1", "B,L,d"),
+    "encoder_attn_layer_norm": ("layer norm, around attention to the source", "3.1", "B,L,d"),
+    "fc1": ("feed-forward, inner", "3.3", "B,L,f"),
+    "activation_fn": ("its activation", "3.3", "B,L,f"),
+    "fc2": ("feed-forward", "3.3", "B,L,d"),
+    "final_layer_norm": ("layer norm, around the feed-forward", "3.1", "B,L,d"),
+    "layer_norm": ("layer norm, at the end of the stack", "3.1", "B,L,d"),
+    "lm_head": ("logits", "3.4", "B,L,V"),
+}
+
+
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Lets the model attend by the eager backend, the one that tells the weights, and then as before."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@torch.no_grad()
+def trace_shapes(
+    model: VanillaTransformerForConditionalGeneration, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor
+) -> list[Step]:
+    """Every step of a forward pass over source (B,S) and target (B,T), in order. Hooks look on; nothing is changed."""
+    steps: list[Step] = []
+    hooks = []
+
+    def note(name: str, kind: str, tensor: torch.Tensor, parameters: int = 0):
+        what, section, letters = STEPS[kind]
+        in_encoder = ".encoder." in name
+        attended = "S" if in_encoder or ".encoder_attn." in name else "T"
+        letters = letters.replace("L", "S" if in_encoder else "T").replace("A", attended)
+        if kind == "embed_positions" and model.config.position_embedding_type == "rotary":
+            what, letters = "angles, by which queries and keys are turned", letters.replace("d", "k")
+        steps.append(Step(name, what, section, tuple(letters.split(",")), tuple(tensor.shape), parameters, 0))
+
+    def watch(name: str, module: nn.Module):
+        kind = name.rpartition(".")[2]
+        own = sum(parameter.numel() for parameter in module.parameters())
+
+        def after(_, inputs, output):
+            if kind == "out_proj":
+                note(name.removesuffix(kind) + "heads", "heads", inputs[0])
+            if kind in ("q_proj", "k_proj", "v_proj"):
+                attention = model.get_submodule(name.rpartition(".")[0])
+                output = attention.split_heads(output)
+            note(name, kind, output, own)
+
+        def after_attention(_, inputs, output):
+            note(name + ".weights", "weights", output[1])
+            steps.insert(-2, steps.pop())  # the last two have made the output of them
+
+        if isinstance(module, VanillaTransformerAttention):
+            hooks.append(module.register_forward_hook(after_attention))
+        elif kind in STEPS and not isinstance(module, nn.Identity):
+            hooks.append(module.register_forward_hook(after))
+
+    for name, module in model.named_modules():
+        watch(name, module)
+    try:
+        with eager_attention(model), FlopCounterMode(display=False) as counter:
+            model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    counts = {name.partition(".")[2]: sum(of.values()) for name, of in counter.get_flop_counts().items()}
+    for step in steps:
+        step.flops = flops_of(step.module, counts)
+    return steps
+
+
+def flops_of(name: str, counts: dict[str, int]) -> int:
+    """Of a module, or of one of the two products that attention makes itself, which take equally many."""
+    attention, _, kind = name.rpartition(".")
+    if kind not in ("weights", "heads"):
+        return counts.get(name, 0)
+    projections = sum(counts[f"{attention}.{one}"] for one in ("q_proj", "k_proj", "v_proj", "out_proj"))
+    return (counts[attention] - projections) // 2
+
+
+def letters_of(config: VanillaTransformerConfig, in_encoder: bool) -> dict[str, int]:
+    """The lengths that the config knows: of d, h, k, f and V."""
+    side = "encoder" if in_encoder else "decoder"
+    heads = getattr(config, f"{side}_attention_heads")
+    inner = getattr(config, f"{side}_ffn_dim")
+    return {"d": config.d_model, "h": heads, "k": config.d_model // heads, "f": inner, "V": config.decoder_vocab_size}
+
+
+def show_shapes(steps: list[Step], all_layers: bool) -> Iterator[str]:
+    """The lines of a table; layers after the first of each stack are one line each, unless all are wanted."""
+    rows = [("module", "what", "section", "shape", "in numbers", "parameters", "FLOPs")]
+    skipped: dict[str, list[Step]] = {}
+    for step in steps:
+        stack, _, rest = step.module.partition(".layers.")
+        number = rest.partition(".")[0]
+        if rest and number != "0" and not all_layers:
+            layer = f"{stack}.layers.{number}"
+            if layer not in skipped:
+                rows.append((layer, "", "", "", "", "", ""))
+            skipped.setdefault(layer, []).append(step)
+            continue
+        letters, numbers = ",".join(step.letters), ", ".join(map(str, step.shape))
+        rows.append(
+            (
+                step.module,
+                step.what,
+                step.section,
+                f"({letters})",
+                f"({numbers})",
+                *counted(step.parameters, step.flops),
+            )
+        )
+    for index, row in enumerate(rows):
+        if row[0] in skipped:
+            of = skipped[row[0]]
+            sums = counted(sum(step.parameters for step in of), sum(step.flops for step in of))
+            rows[index] = (row[0], f"the same {len(of)} steps", "", "", "", *sums)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        texts = [cell.ljust(width) for cell, width in zip(row[:5], widths, strict=False)]
+        numbers = [cell.rjust(width) for cell, width in zip(row[5:], widths[5:], strict=True)]
+        yield "  ".join(texts + numbers)
+
+
+def counted(parameters: int, flops: int) -> tuple[str, str]:
+    return f"{parameters:,}" if parameters else "", f"{flops:,}" if flops else ""
+
+
+# ---------------------------------------------------------------------------------------------------------- attention
+
+
+@dataclass
+class Token:
+    """A token as people read it, and the number of the word that it belongs to: None for a special token."""
+
+    text: str
+    word: int | None
+
+
+@dataclass
+class AttentionMaps:
+    """What each head looks at while a text is translated: each row of a map (..., rows, columns) sums to one."""
+
+    source: list[Token]  # S
+    target: list[Token]  # T, as they are written
+    read: list[Token]  # T, as they are read: the start token and all but the last
+    encoder: torch.Tensor  # (layers,h,S,S)
+    decoder: torch.Tensor  # (layers,h,T,T)
+    cross: torch.Tensor  # (layers,h,T,S)
+
+    def axes(self, kind: str) -> tuple[list[Token], list[Token]]:
+        """The tokens of the rows and of the columns."""
+        return {
+            "encoder": (self.source, self.source),
+            "decoder": (self.read, self.read),
+            "cross": (self.target, self.source),
+        }[kind]
+
+
+@torch.no_grad()
+def attention_maps(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    translation: str | None = None,
+    **generation,
+) -> AttentionMaps:
+    """The attention of a translation, by a second pass that is forced through the eager backend.
+
+    Args:
+        translation: What the decoder is made to write. None: what the model writes, by `generate`, which gets
+            `generation`.
+
+    Raises UserError if the text, or the translation, is empty or longer than the model's positions.
+    """
+    source = encode(model, tokenizer, "text", text=text)
+    if translation is not None:
+        target = encode(model, tokenizer, "translation", text_target=translation)
+    else:
+        length = min(source.shape[1] + 50, model.config.max_position_embeddings)
+        options = {"max_length": length, "num_beams": 1, "do_sample": False} | generation
+        target = model.generate(source, **options)[:, 1:]
+    read = model.prepare_decoder_input_ids_from_labels(target)
+    with eager_attention(model):
+        outputs = model(input_ids=source, decoder_input_ids=read, use_cache=False, output_attentions=True)
+    of_stacks = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
+    maps = (torch.cat(of_layers).float().cpu() for of_layers in of_stacks)
+    tokens = (readable(tokenizer, ids[0].tolist()) for ids in (source, target, read))
+    return AttentionMaps(*tokens, *maps)
+
+
+def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) -> torch.Tensor:
+    """Token ids (1,L)."""
+    if not next(iter(text.values())).strip():
+        raise UserError(f"The {name} is empty; give a sentence.")
+    ids = tokenizer(**text, return_tensors="pt", verbose=False).input_ids
+    longest = model.config.max_position_embeddings
+    if ids.shape[1] > longest:
+        raise UserError(f"The {name} has {ids.shape[1]} tokens, and the model is for {longest}; shorten it.")
+    return ids.to(model.device)
+
+
+def readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[Token]:
+    """Each token as the text that it adds; words are what spaces separate."""
+    tokens, plain, shown = [], [], ""
+    for number in ids:
+        if number in tokenizer.all_special_ids:
+            tokens.append(Token(tokenizer.convert_ids_to_tokens(number), None))
+            continue
+        plain.append(number)
+        text = tokenizer.decode(plain)
+        if text.endswith("\ufffd"):  # a part of a letter
+            text = shown
+        tokens.append(Token(text[len(shown) :].strip() or "␣", max(0, len(text.split()) - 1)))
+        shown = text
+    return tokens
+
+
+def looks_at(weights: torch.Tensor, columns: list[Token], is_self: bool) -> str:
+    """In words, what a head (rows, columns) looks at most: the position beside, or the one token."""
+    rows = len(weights)
+    found: dict[str, float] = {}
+    for token, share in zip(columns, weights.mean(dim=0).tolist(), strict=True):
+        found[f"“{token.text}”"] = found.get(f"“{token.text}”", 0) + share
+    if is_self and rows > 1:
+        for offset, name in [(-1, "the token before"), (0, "the token itself"), (1, "the token after")]:
+            found[name] = weights.diagonal(offset).sum().item() / (rows - abs(offset))
+    best = max(found, key=found.get)
+    return f"{best} {found[best]:.0%}"
+
+
+KINDS = {
+    "encoder": "Self-attention of the encoder",
+    "decoder": "Self-attention of the decoder",
+    "cross": "Attention of the decoder to the source",
+}
+
+
+def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: int = -1, head: int | None = None):
+    """A picture (.png, .svg or .pdf) of the heads of a layer, one panel each, on one scale from 0 to 1.
+
+    Raises UserError if there is no such layer or head.
+    """
+    from .curves import plt
+
+    weights = getattr(maps, kind)  # (layers,h,rows,columns)
+    layer = number_within("layer", layer, len(weights))
+    heads = range(weights.shape[1]) if head is None else [number_within("head", head, weights.shape[1])]
+    rows, columns = maps.axes(kind)
+    across = math.ceil(math.sqrt(len(heads)))
+    down = -(-len(heads) // across)
+    size = across * (1.4 + 0.24 * len(columns)) + 0.8, down * (1.3 + 0.24 * len(rows)) + 0.6
+    figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
+    for axis in axes.flat[len(heads) :]:
+        axis.set_visible(False)
+    for axis, number in zip(axes.flat, heads, strict=False):
+        shown = weights[layer, number]
+        image = axis.imshow(shown, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        axis.set_xticks(range(len(columns)), [token.text for token in columns], rotation=90, fontsize=8)
+        axis.set_yticks(range(len(rows)), [token.text for token in rows], fontsize=8)
+        axis.set_title(f"head {number}: {looks_at(shown, columns, kind != 'cross')}", fontsize=9)
+    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
+    figure.suptitle(f"{KINDS[kind]}, layer {layer}")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def number_within(name: str, number: int, count: int) -> int:
+    """`number` from 0 on; negative ones count from the end."""
+    if not -count <= number < count:
+        raise UserError(f"There is no {name} {number}; the model has {count}, from 0 to {count - 1}.")
+    return number % count
+
+
+def write_attention_page(maps: AttentionMaps, path: Path, title: str):
+    """A page (.html) by itself, with all maps, where layer and head are chosen by hand."""
+    data = {}
+    for kind, name in KINDS.items():
+        rows, columns = maps.axes(kind)
+        weights = getattr(maps, kind)
+        data[kind] = {
+            "name": name,
+            "rows": [token.text for token in rows],
+            "columns": [token.text for token in columns],
+            "weights": [[[[round(w, 3) for w in row] for row in head] for head in of] for of in weights.tolist()],
+            "looksAt": [[looks_at(head, columns, kind != "cross") for head in layer] for layer in weights],
+        }
+    page = Path(__file__).with_name("attention_page.html").read_text(encoding="utf-8")
+    # A text with </script> in it must not end the script that holds it.
+    numbers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    path.write_text(page.replace("{{title}}", escape(title)).replace("{{data}}", numbers), encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------------------- alignment
+
+
+def align_words(maps: AttentionMaps, layer: int = -1) -> list[tuple[int, int]]:
+    """For each target word the source word that the heads of a layer look at most when writing it: (source, target).
+
+    Words are what spaces separate; the weight between two is the sum over the source's and the mean over the target's
+    tokens.
+    """
+    weights = maps.cross[number_within("layer", layer, len(maps.cross))].mean(dim=0)  # (T,S)
+    from_source, from_target = (membership(tokens) for tokens in (maps.source, maps.target))
+    words = (from_target / from_target.sum(dim=1, keepdim=True).clamp(min=1)) @ weights @ from_source.T
+    return [(int(row.argmax()), target) for target, row in enumerate(words) if row.numel()]
+
+
+def membership(tokens: list[Token]) -> torch.Tensor:
+    """(words,tokens): 1 where a token belongs to a word."""
+    words = [token.word for token in tokens]
+    count = 1 + max((word for word in words if word is not None), default=-1)
+    return torch.tensor([[float(word == number) for word in words] for number in range(count)]).reshape(count, -1)
+
+
+def alignment_error_rate(found: list[set], true: list[set]) -> float:
+    """1 - 2 |found and true| / (|found| + |true|) over all sentences (Och and Ney, 2003, with sure links only)."""
+    both = sum(len(a & b) for a, b in zip(found, true, strict=True))
+    return 1 - 2 * both / max(1, sum(map(len, found)) + sum(map(len, true)))
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
+    """The options of the three commands; raises UserError for what is wrong in them."""
+    parser = Parser([], prog="python -m vanilla_transformer.inspection", description="Look inside a model.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="shapes | attention | align")
+
+    shapes = commands.add_parser(
+        "shapes",
+        dataclass_types=[MODEL_OPTIONS],
+        description="Prints every step of a forward pass: the module, the section of the paper, the shape in letters "
+        "(B sentences, S source length, T target length, d model width, h heads, k width of a head, f inner width of "
+        "the feed-forward network, V token types) and in numbers, the parameters, and the FLOPs of matrix products. "
+        "Only shapes are worked out, however large the model is.",
+        help="the shape of every tensor of a forward pass",
+    )
+    shapes.add_argument("--model", metavar="DIR_OR_ID", help="take the sizes of this model, instead of options")
+    shapes.add_argument("--batch_size", type=int, default=2, help="B (default: %(default)s)")
+    shapes.add_argument("--source_length", type=int, default=12, help="S (default: %(default)s)")
+    shapes.add_argument("--target_length", type=int, default=10, help="T (default: %(default)s)")
+    shapes.add_argument(
+        "--all_layers", action="store_true", help="every layer in full, and not the first of each kind"
+    )
+
+    attention = commands.add_parser(
+        "attention",
+        description="Translates a text and shows what the attention looks at: as a picture of the heads of one layer, "
+        "or as a page by itself (.html) in which layer and head are chosen.",
+        help="a picture or a page of what the attention looks at",
+    )
+    attention.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
+    attention.add_argument("--text", required=True, help="what is translated")
+    attention.add_argument("--translation", help="what the decoder is made to write (default: what it would write)")
+    attention.add_argument("--output", required=True, type=Path, metavar="FILE", help=".png, .svg, .pdf or .html")
+    attention.add_argument("--kind", choices=KINDS, default="cross", help="of a picture (default: %(default)s)")
+    attention.add_argument("--layer", type=int, default=-1, help="of a picture, from 0 on (default: the last)")
+    attention.add_argument("--head", type=int, help="of a picture, from 0 on (default: all of the layer)")
+    attention.add_argument("--num_beams", type=int, default=1, help="beams (default: %(default)s)")
+
+    align = commands.add_parser(
+        "align",
+        description="Writes the word alignment of each pair by the attention to the source, as 0-0 1-2, source word - "
+        "target word, from 0 on. Where the dataset has a column `alignment`, their error rate goes to stderr.",
+        help="word alignments of sentence pairs",
+    )
+    align.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
+    align.add_argument("--dataset_name", required=True, help="a Hub id or a directory laid out like one")
+    align.add_argument("--dataset_config_name", help="its configuration, where it has several")
+    align.add_argument("--split", default="test", help="(default: %(default)s)")
+    for side in ("source", "target"):
+        align.add_argument(f"--{side}_lang", help=f"the language of the {side}, where columns are named so")
+        align.add_argument(f"--{side}_column", help=f"the column of the {side}")
+    align.add_argument("--layer", type=int, default=-1, help="of the decoder, from 0 on (default: the last)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None):
+    """Runs one of the three commands."""
+    try:
+        options = parse_options(argv)
+        {"shapes": run_shapes, "attention": run_attention, "align": run_align}[options.command](options)
+    except UserError as error:
+        sys.exit(f"inspection: {error}")
+
+
+def run_shapes(options: argparse.Namespace):
+    for name in ("batch_size", "source_length", "target_length"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} is {getattr(options, name)}; it must be at least 1.")
+    config = config_of(options)
+    config.pad_token_id = None  # the ids below are all alike
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config).eval()
+        source = torch.zeros(options.batch_size, options.source_length, dtype=torch.long)
+        target = torch.zeros(options.batch_size, options.target_length, dtype=torch.long)
+    try:
+        steps = trace_shapes(model, source, target)
+    except ValueError as error:  # beyond learned positions
+        raise UserError(str(error)) from error
+    for line in show_shapes(steps, options.all_layers):
+        print(line)
+    flops = sum(step.flops for step in steps)
+    print(f"\n{model.num_parameters():,} parameters, those that are shared counted once; {flops:,} FLOPs forward")
+
+
+def config_of(options: argparse.Namespace) -> VanillaTransformerConfig:
+    given = model_fields(options)
+    if options.model and given:
+        raise UserError(f"--model and --{next(iter(given))} are both given; leave out one of them.")
+    if options.model:
+        return load(options.model, AutoConfig)
+    try:
+        return VanillaTransformerConfig(**given)
+    except StrictDataclassError as error:
+        raise UserError(str(error.__cause__ or error)) from error
+
+
+def load(name: str, auto_class: type):
+    """A config, model or tokenizer, as one of this project."""
+    try:
+        found = auto_class.from_pretrained(name)
+    except Exception as error:  # a damaged file can make the libraries raise anything
+        raise UserError(f"{name or '--model'} cannot be loaded: {' '.join(str(error).split())}") from error
+    config = getattr(found, "config", found)
+    if getattr(config, "model_type", "vanilla_transformer") != "vanilla_transformer":
+        raise UserError(f"{name} is a {config.model_type} model; only one of this project can be looked into.")
+    return found
+
+
+DRAWN = (".png", ".svg", ".pdf")
+
+
+def run_attention(options: argparse.Namespace):
+    if options.output.suffix not in (*DRAWN, ".html"):
+        raise UserError(f"--output is {options.output}; its name must end in {', '.join(DRAWN)} or .html.")
+    if not options.output.parent.is_dir():
+        raise UserError(f"There is no directory {options.output.parent} for --output; make it first.")
+    model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
+    maps = attention_maps(model, tokenizer, options.text, options.translation, num_beams=options.num_beams)
+    if options.output.suffix == ".html":
+        write_attention_page(maps, options.output, f"Attention: {options.text}")
+    else:
+        draw_attention(maps, options.output, options.kind, options.layer, options.head)
+    print(" ".join(token.text for token in maps.target if token.word is not None))
+    print(f"{options.output} shows the attention.", file=sys.stderr)
+
+
+def run_align(options: argparse.Namespace):
+    model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
+    options.streaming, options.train_file = False, None
+    splits = load_dataset(options)
+    if options.split not in splits:
+        raise UserError(
+            f"There is no split '{options.split}' in {options.dataset_name}; there are: {', '.join(splits)}."
+        )
+    pairs = splits[options.split]
+    source, target = find_columns(pairs, options)
+    found, true = [], []
+    for pair in pairs:
+        texts = (pair[name] if isinstance(name, str) else pair[name[0]][name[1]] for name in (source, target))
+        links = align_words(attention_maps(model, tokenizer, *texts), options.layer)
+        print(" ".join(f"{i}-{j}" for i, j in links))
+        found.append(set(links))
+        true.append({tuple(map(int, link.split("-"))) for link in pair.get("alignment", "").split()})
+    if any(true):
+        print(
+            f"alignment error rate {alignment_error_rate(found, true):.3f} over {len(found):,} pairs", file=sys.stderr
+        )
+
+
+if __name__ == "__main__":
+    main()
