@@ -29,14 +29,14 @@ ALONE = 20  # sentences that are translated one by one
 class WithGenerate:
     """A model of transformers, that translates token ids by `generate`."""
 
-    def __init__(self, kind: str, folder: str, precision: str, attention: str, device: str):
+    def __init__(self, kind: str, folder: str, precision: str, attention: str, device: str, cache: str | None = None):
         import torch
         from peers import to_marian
         from transformers import AutoModelForSeq2SeqLM
 
         from vanilla_transformer.pipeline_vanilla_transformer import to_int8
 
-        self.torch, self.device = torch, device
+        self.torch, self.device, self.cache = torch, device, cache
         model = AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation=attention)
         if kind == "MarianMTModel":
             model = to_marian(model, attention)
@@ -72,6 +72,7 @@ class WithGenerate:
                 max_length=None,
                 early_stopping=False,
                 length_penalty=1.0,
+                cache_implementation=self.cache,
             )
         return [until_end(row[1:], config.eos_token_id) for row in output.tolist()]
 
@@ -132,10 +133,12 @@ def contestants(model_folder: str, folder: Path, device: str, few: list[list[int
 
     for precision in ("int8", "bf16", "fp32") if device == "cpu" else ("bf16", "fp32"):
         for kind, attention in (("ours", "sdpa"), ("MarianMTModel", faster_attention(precision))):
-            for keeps_memory in (False, True) if device == "cpu" else (False,):
-                name = f"{kind}, {precision} {attention}" + (", allocator set" if keeps_memory else "")
-                setting = (kind, model_folder, precision, attention, device)
-                add(name, WithGenerate, *setting, keeps_memory=keeps_memory)
+            name, setting = f"{kind}, {precision} {attention}", (kind, model_folder, precision, attention, device)
+            add(name, WithGenerate, *setting)
+            if device == "cpu":
+                add(f"{name}, allocator set", WithGenerate, *setting, keeps_memory=True)
+            else:  # which transformers compiles
+                add(f"{name}, static cache", WithGenerate, *setting, "static")
     if importlib.util.find_spec("ctranslate2"):
         model, tokenizer = (
             AutoModelForSeq2SeqLM.from_pretrained(model_folder),

@@ -21,6 +21,7 @@ SIZES = {  # d_model, feed-forward, heads, layers of each side
     "tiny": (128, 256, 4, 4),
     "small": (256, 1024, 4, 3),
     "base": (512, 2048, 8, 6),
+    "big": (1024, 4096, 16, 6),
     "quick": (32, 64, 2, 1),
 }
 

@@ -2,6 +2,7 @@
 
 python benchmarks/train_step.py --data ../multi30k
 python benchmarks/train_step.py --sizes small           # random token ids in sentences as long as those of Multi30k
+python benchmarks/train_step.py --data ../multi30k --device cuda --sizes base big --max_tokens 25000
 
 Each takes its steps in a process of its own, ours and each peer in turn, on the same batches with the same optimiser,
 label smoothing and clipping, and dropout of the same rate: torch.nn.Transformer and the notebook's have it inside

@@ -71,6 +71,15 @@ def test_letters_are_what_the_numbers_say(make_model, position_embedding_type, n
     assert kinds["layer_norm"] == (2 if norm_first else 0)
 
 
+def test_padding_gives_each_sentence_positions_of_its_own(make_model):
+    model = make_model(**SIZES | {"pad_token_id": 0})
+    source = random_ids(S).clamp(min=1)
+    source[1, 8:] = 0
+    steps = [step for step in trace_shapes(model, source, random_ids(T)) if "embed_positions" in step.module]
+    assert [step.letters for step in steps] == [("B", "S", "d"), ("1", "T", "d")]
+    assert [step.shape for step in steps] == [(B, S, 12), (1, T, 12)]
+
+
 def test_steps_come_in_the_order_in_which_they_are_made(make_model):
     steps = trace_shapes(make_model(**SIZES), random_ids(S), random_ids(T))
     layer = [step.module.split("layers.1.")[1] for step in steps if "decoder.layers.1." in step.module]

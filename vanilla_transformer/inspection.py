@@ -47,7 +47,7 @@ class Step:
 # What comes out of the modules, by their names. L is S in the encoder and T in the decoder, A the length attended to.
 STEPS = {
     "embed_tokens": ("embeddings", "3.4", "B,L,d"),
-    "embed_positions": ("positions, the same for all sentences", "3.5", "1,L,d"),
+    "embed_positions": ("positions", "3.5", "B,L,d"),
     "q_proj": ("queries, in heads", "3.2.2", "B,h,L,k"),
     "k_proj": ("keys, in heads", "3.2.2", "B,h,A,k"),
     "v_proj": ("values, in heads", "3.2.2", "B,h,A,k"),
@@ -91,6 +91,8 @@ def trace_shapes(
         letters = letters.replace("L", "S" if in_encoder else "T").replace("A", attended)
         if kind == "embed_positions" and model.config.position_embedding_type == "rotary":
             what, letters = "angles, by which queries and keys are turned", letters.replace("d", "k")
+        if kind == "embed_positions" and len(tensor) == 1:
+            what, letters = f"{what}, the same for all sentences", letters.replace("B", "1")
         steps.append(Step(name, what, section, tuple(letters.split(",")), tuple(tensor.shape), parameters, 0))
 
     def watch(name: str, module: nn.Module):

@@ -1,0 +1,65 @@
+"""Keywords -> a sentence with them: pairs for generating text, from the English side of sample_dataset.
+
+    table cat sleeps  ->  The cat sleeps under the table.
+
+python examples/keywords.py
+accelerate launch train.py --config examples/keywords.yaml
+echo "book reads girl" | python -m vanilla_transformer.translation --model outputs/keywords
+"""
+
+import json
+import random
+from pathlib import Path
+
+from common import Pair, Parser, write_dataset
+
+SAMPLE = Path(__file__).parents[1] / "sample_dataset"
+LEAST = 2  # keywords of a sentence
+
+# What a model must find by itself: pronouns, articles, auxiliaries, prepositions, conjunctions and question words.
+FUNCTION_WORDS = """
+    i you he she it we they me him her us them my your his our their the a an this these that every no not
+    am is are do does has have can cannot may must should want wants to who what where when why
+    in on at of for with without behind under next front up than more because if although but and
+"""
+NAMES = {"Anna", "Julia", "Maria", "Paul", "Peter", "Thomas"}
+
+
+def words_of(sentence: str) -> list[str]:
+    """Lower-case words without punctuation, but for names, which keep their capital."""
+    words = [word.strip(".,?") for word in sentence.split()]
+    return [word if word in NAMES else word.lower() for word in words]
+
+
+def keywords_of(sentence: str) -> list[str]:
+    left_out = FUNCTION_WORDS.split()
+    return [word for word in words_of(sentence) if word not in left_out]
+
+
+def make_splits(seed: int) -> dict[str, list[Pair]]:
+    """The sentences of each split with their keywords in any order, where there are at least two.
+
+    Of validation and test those are left out whose keywords, in whatever order, are those of a sentence before.
+    """
+    rng = random.Random(seed)
+    splits, seen = {}, set()
+    for split in ("train", "validation", "test"):
+        lines = (SAMPLE / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        sentences = [json.loads(line)["en"] for line in lines]
+        found = [(keywords_of(sentence), sentence) for sentence in sentences]
+        kept = [(words, text) for words, text in found if len(words) >= LEAST and tuple(sorted(words)) not in seen]
+        seen |= {tuple(sorted(words)) for words, _ in kept}
+        splits[split] = [(" ".join(rng.sample(words, len(words))), text) for words, text in kept]
+    return splits
+
+
+def main(argv: list[str] | None = None):
+    parser = Parser(__doc__)
+    parser.add_output_dir("outputs/keywords_dataset")
+    parser.add_seed()
+    options = parser.parse_args(argv)
+    write_dataset(options.output_dir, make_splits(options.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Copy, reverse or sort letters: pairs for the tasks on which new sequence models are tried first.
+
+    k d a d f  ->  f d a d k    (reverse)
+
+python examples/sequences.py --task reverse
+accelerate launch train.py --config examples/sequences.yaml
+python examples/exact_match.py --model outputs/reverse --dataset_name outputs/reverse_dataset
+"""
+
+import random
+import string
+
+from common import Pair, Parser, write_dataset
+
+TASKS = {"copy": list, "reverse": lambda letters: letters[::-1], "sort": sorted}
+LENGTHS = range(3, 11)
+SPLIT_SIZES = {"train": 20_000, "validation": 500, "test": 500}
+
+
+def make_splits(task: str, seed: int) -> dict[str, list[Pair]]:
+    """Pairs of letters with spaces between them; no source occurs twice, in one split or in two."""
+    rng = random.Random(seed)
+    drawn: dict[tuple[str, ...], None] = {}  # a set that keeps the order
+    while len(drawn) < sum(SPLIT_SIZES.values()):
+        drawn[tuple(rng.choices(string.ascii_lowercase, k=rng.choice(LENGTHS)))] = None
+    pairs = iter([(" ".join(letters), " ".join(TASKS[task](letters))) for letters in drawn])
+    return {split: [next(pairs) for _ in range(size)] for split, size in SPLIT_SIZES.items()}
+
+
+def main(argv: list[str] | None = None):
+    parser = Parser(__doc__)
+    parser.add_output_dir("outputs/TASK_dataset")
+    parser.add_argument("--task", choices=TASKS, required=True, help="what becomes of the letters")
+    parser.add_seed()
+    parser.set_defaults(output_dir=None)
+    options = parser.parse_args(argv)
+    output_dir = options.output_dir or f"outputs/{options.task}_dataset"
+    write_dataset(output_dir, make_splits(options.task, options.seed))
+
+
+if __name__ == "__main__":
+    main()
