@@ -424,6 +424,11 @@ def test_pictures(maps, tmp_path, suffix, start):
     assert (tmp_path / f"one{suffix}").stat().st_size < (tmp_path / f"cross{suffix}").stat().st_size
 
 
+def test_letters_that_the_font_lacks_are_no_cause_for_alarm(model, tokenizer, tmp_path, recwarn):
+    draw_attention(attention_maps(model, tokenizer, TEXTS[2], TEXTS[3]), tmp_path / "map.png")
+    assert [str(warning.message) for warning in recwarn if "lyph" in str(warning.message)] == []
+
+
 @pytest.mark.parametrize(
     ("place", "message"), [({"layer": 3}, "no layer 3; the model has 3"), ({"head": 9}, "no head 9")]
 )

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -300,6 +301,8 @@ KINDS = {
 def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: int = -1, head: int | None = None):
     """A picture (.png, .svg or .pdf) of the heads of a layer, one panel each, on one scale from 0 to 1.
 
+    A letter that matplotlib's font lacks, a Chinese one say, is a box; a page shows all that the browser can.
+
     Raises UserError if there is no such layer or head.
     """
     from .curves import plt
@@ -322,7 +325,9 @@ def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: 
         axis.set_title(f"head {number}: {looks_at(shown, columns, kind != 'cross')}", fontsize=9)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
     figure.suptitle(f"{KINDS[kind]}, layer {layer}")
-    figure.savefig(path, dpi=110)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
