@@ -221,6 +221,7 @@ def test_a_model_in_training_mode_can_be_exported():
     assert first.isfinite().all() and not torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_executorch_generates_as_generate():
     """For one sentence, of which the start token is 0, as all of this is built into the module."""
     torch.manual_seed(8)

@@ -319,6 +319,7 @@ def test_stopped_by_a_signal(name, pairs, launched, fork, not_stopped, tmp_path)
     (assert_same_outcome if is_one else assert_nearly_same_outcome)(tmp_path / "model", whole)
 
 
+@pytest.mark.slow
 def test_what_all_processes_find_is_said_also_by_a_slow_first_one(launched, tmp_path):
     script = tmp_path / "ends.py"
     script.write_text(
@@ -680,6 +681,7 @@ def test_rollback_leaves_out_the_bad_batch(kind, pairs, train, poison, monkeypat
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_stopped_around_a_rollback(pairs, train, stop, poison, tmp_path):
     """Before it, at the very step, in the steps that are done again, and after it."""
     more = [*DIVERGENCE.split(), *QUICK, "--on_divergence", "rollback"]

@@ -76,6 +76,7 @@ def test_every_command_is_one(command, monkeypatch):
         assert batches == (16 if args.num_machines == 2 else 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment, name",
     [({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed"), ({"ACCELERATE_USE_FSDP": "true"}, "FSDP 1")],

@@ -110,7 +110,14 @@ def padded(sequences, value: int) -> torch.Tensor:
     return pad_sequence([torch.tensor([*s, END]) for s in sequences], batch_first=True, padding_value=value)
 
 
-@pytest.mark.parametrize("task", [list, lambda s: s[::-1], sorted], ids=["copy", "reverse", "sort"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(list, id="copy", marks=pytest.mark.slow),
+        pytest.param(lambda s: s[::-1], id="reverse"),
+        pytest.param(sorted, id="sort", marks=pytest.mark.slow),
+    ],
+)
 def test_sequences_never_seen_come_out_exactly(task):
     unseen = set()
     for length in LENGTHS:
@@ -233,6 +240,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_vocabulary_of_151000_trains_without_its_logits_in_memory():
     """In a process of its own, whose peak is that of this step: gradients, optimiser state and all."""

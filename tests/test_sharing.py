@@ -368,6 +368,7 @@ def run(arguments, tmp_path, **env) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_pushed_model_loads_as_it_was(trained, hub, tmp_path):
     pushed = run([SCRIPT, "toy", "--private"], tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="hf_write")
     assert pushed.returncode == 0, pushed.stderr

@@ -793,6 +793,7 @@ def marian_loss(folder: Path, pairs: list[tuple[str, str]]) -> float:
         return model(**batch).loss.item()
 
 
+@pytest.mark.slow
 def test_a_marian_model_before_it_is_trained(marian, marian_data, marian_pairs, train, tmp_path):
     """Its loss, translations, weights and config are Marian's, in the run, on disk and without this package."""
     sources = [source for source, _ in marian_pairs]
