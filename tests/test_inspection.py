@@ -539,14 +539,14 @@ def test_the_command_aligns_a_dataset(model, tokenizer, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "data").mkdir()
-    rows = [("A dog sleeps.", "Two play", "0-0 2-1"), ("Two", "A dog", "0-0 0-1")]
+    rows = [("A dog sleeps.", "Two play", "0-0 2-1"), ("Two", "A dog", "0-0 0-1"), ("Two", "A dog", None)]
     lines = [json.dumps({"en": en, "de": de, "alignment": links}) for en, de, links in rows]
     (tmp_path / "data" / "test.jsonl").write_text("\n".join(lines), encoding="utf-8")
     command = ["align", "--model", str(tmp_path / "model"), "--dataset_name", str(tmp_path / "data")]
     main([*command, "--source_lang", "en", "--target_lang", "de"])
     printed, said = capsys.readouterr()
     found = [[tuple(map(int, link.split("-"))) for link in line.split()] for line in printed.splitlines()]
-    assert [[target for _, target in links] for links in found] == [[0, 1], [0, 1]]
+    assert [[target for _, target in links] for links in found] == [[0, 1], [0, 1], [0, 1]]
     assert found[1] == [(0, 0), (0, 1)]  # there is but one source word
     assert re.search(r"alignment error rate 0\.\d{3} over 2 pairs", said)
     with pytest.raises(SystemExit, match="There is no split 'train'"):

@@ -21,6 +21,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -86,6 +87,7 @@ def trace_shapes(
     hooks = []
 
     def note(name: str, kind: str, tensor: torch.Tensor, parameters: int = 0):
+        """Adds a step, with L and A as they are in the stack that it is of."""
         what, section, letters = STEPS[kind]
         in_encoder = ".encoder." in name
         attended = "S" if in_encoder or ".encoder_attn." in name else "T"
@@ -97,6 +99,7 @@ def trace_shapes(
         steps.append(Step(name, what, section, tuple(letters.split(",")), tuple(tensor.shape), parameters, 0))
 
     def watch(name: str, module: nn.Module):
+        """Hooks what notes the output of a module, and what attention has made on the way to it."""
         kind = name.rpartition(".")[2]
         own = sum(parameter.numel() for parameter in module.parameters())
 
@@ -452,6 +455,7 @@ def main(argv: list[str] | None = None):
 
 
 def run_shapes(options: argparse.Namespace):
+    """Prints the steps of a model on torch's meta device, where tensors are shapes only."""
     for name in ("batch_size", "source_length", "target_length"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} is {getattr(options, name)}; it must be at least 1.")
@@ -472,6 +476,7 @@ def run_shapes(options: argparse.Namespace):
 
 
 def config_of(options: argparse.Namespace) -> VanillaTransformerConfig:
+    """That of `--model`, or one of the sizes that were given."""
     given = model_fields(options)
     if options.model and given:
         raise UserError(f"--model and --{next(iter(given))} are both given; leave out one of them.")
@@ -499,6 +504,7 @@ DRAWN = (".png", ".svg", ".pdf")
 
 
 def run_attention(options: argparse.Namespace):
+    """Writes a picture or a page, and prints the translation that it shows."""
     if options.output.suffix not in (*DRAWN, ".html"):
         raise UserError(f"--output is {options.output}; its name must end in {', '.join(DRAWN)} or .html.")
     if not options.output.parent.is_dir():
@@ -514,6 +520,7 @@ def run_attention(options: argparse.Namespace):
 
 
 def run_align(options: argparse.Namespace):
+    """Prints a line of links for each pair, and their error rate to stderr where the true ones are known."""
     model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
     options.streaming, options.train_file = False, None
     splits = load_dataset(options)
@@ -524,13 +531,14 @@ def run_align(options: argparse.Namespace):
     pairs = splits[options.split]
     source, target = find_columns(pairs, options)
     found, true = [], []
-    for pair in pairs:
+    for pair in tqdm(pairs, "Aligning", leave=False):
         texts = (pair[name] if isinstance(name, str) else pair[name[0]][name[1]] for name in (source, target))
         links = align_words(attention_maps(model, tokenizer, *texts), options.layer)
         print(" ".join(f"{i}-{j}" for i, j in links))
-        found.append(set(links))
-        true.append({tuple(map(int, link.split("-"))) for link in pair.get("alignment", "").split()})
-    if any(true):
+        if pair.get("alignment"):
+            found.append({f"{i}-{j}" for i, j in links})
+            true.append(set(pair["alignment"].split()))
+    if true:
         print(
             f"alignment error rate {alignment_error_rate(found, true):.3f} over {len(found):,} pairs", file=sys.stderr
         )
