@@ -120,7 +120,7 @@ def main():
     accelerator.print(f"steps {state.step:,} to {max_steps:,}, {describe_schedule(args, max_steps)}")
     if args.dry_run:
         print_plan(args, learner, splits["train"], batches, batches_per_step)
-        return accelerator.end_training()
+        return end_processes(accelerator)
 
     # ----------------------------------------------------------------------------------------------------------- train
     recipe = resolved_recipe(args, model.config)
@@ -179,7 +179,7 @@ def main():
         accelerator.print(f"Stopped early, {waited} evaluations after the best.")
 
     evaluate_and_save(args, learner, tokenizer, splits, state)
-    accelerator.end_training()
+    end_processes(accelerator)
 
 
 def evaluate_and_save(args, learner: Learner, tokenizer, splits: dict, state: RunState):
@@ -617,8 +617,24 @@ def is_of_another_process(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
 
 
+def end_processes(accelerator: Accelerator):
+    """Ends the trackers and the group of processes, before what holds the group is dropped."""
+    accelerator.end_training()
+    give_gloo_the_gil()
+
+
+def give_gloo_the_gil():
+    """Lets the threads of gloo, which need the GIL for that, drop what they worked on last.
+
+    DistributedDataParallel drops the group with the GIL held and waits for these threads: for ever, if they still wait
+    for the GIL (https://github.com/pytorch/pytorch/issues/56297).
+    """
+    time.sleep(0.1)
+
+
 def end(reason, exit_status: int = 2, is_found_by_all: bool = True):
     """Ends with one sentence on stderr and no traceback, neither ours nor the launcher's."""
+    give_gloo_the_gil()
     traceback.clear_frames(sys.exc_info()[2])  # what main still holds: processes that load data, which end by that
     # What every process finds is said once on each machine.
     if os.environ.get("LOCAL_RANK", "0") == "0" or not is_found_by_all:
