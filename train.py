@@ -197,12 +197,15 @@ def evaluate_and_save(args, learner: Learner, tokenizer, splits: dict, state: Ru
         )
     if not state.is_evaluated:
         state.log_scores(results)
+    shown = results["examples"]
     if "test" in splits:
         results |= evaluate(final, tokenizer, splits["test"], "test", args, accelerator)
     accelerator.log(numbers_of(results), step=state.step)
     if accelerator.is_main_process:
         results |= describe_run(args, splits, accelerator)
         save_run(output_dir, final, tokenizer, results, state)
+        draw_shortest_example(final, tokenizer, shown, output_dir / "attention.png")
+        write_model_card(output_dir)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             push_run(output_dir, args.hub_model_id)
@@ -558,21 +561,22 @@ def load_final_weights(model, args, output_dir: Path, state: RunState, accelerat
 
 
 def save_run(output_dir: Path, model, tokenizer, results: dict, state: RunState):
-    """Writes what the run hands out: model and tokenizer, results, pictures and model card."""
+    """Writes what the run hands out: model and tokenizer, results and their curves."""
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     text = json.dumps(results, indent=2, ensure_ascii=False)
     (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
     plot_training_curves(state.history, output_dir / "training_curves.png")
-    draw_shortest_example(model, tokenizer, results["examples"], output_dir / "attention.png")
-    write_model_card(output_dir)
 
 
 def draw_shortest_example(model, tokenizer, examples: list[dict], path: Path):
-    """A picture of what the last layer looks at while it translates the shortest example, if that is not too long."""
+    """A picture of what the last layer looks at in the shortest of the sentences that an evaluation shows.
+
+    There is none where its translation is empty, or longer than the model is for.
+    """
     with contextlib.suppress(UserError):
-        source = min((example["source"] for example in examples), key=len, default="")
-        draw_attention(attention_maps(model, tokenizer, source), path)
+        shortest = min(examples, key=lambda example: len(example["source"]))
+        draw_attention(attention_maps(model, tokenizer, shortest["source"], shortest["translation"]), path)
 
 
 def push_run(output_dir: Path, repo_id: str | None):

@@ -10,8 +10,8 @@ from common import Parser
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import Translator
-from vanilla_transformer.data import find_columns, load_dataset
-from vanilla_transformer.errors import UserError
+from vanilla_transformer.data import read_split
+from vanilla_transformer.errors import UserError, loading
 from vanilla_transformer.translation import positive
 
 SHOWN = 3  # of what is not right
@@ -28,30 +28,15 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def read_split(options: argparse.Namespace) -> list[list[str]]:
-    """Sources and targets; raises UserError if the dataset, the split or a column does not exist."""
-    others = dict.fromkeys(["dataset_config_name", "train_file", "source_lang", "target_lang"])
-    options = argparse.Namespace(**vars(options), **others, streaming=False)
-    splits = load_dataset(options)
-    if options.split not in splits:
-        raise UserError(f"There is no split '{options.split}'; there are: {', '.join(splits)}.")
-    split = splits[options.split]
-    return [[text or "" for text in split[column]] for column in find_columns(split, options)]
-
-
-def load(model: str) -> Translator:
-    try:
-        return Translator.from_pretrained(model)
-    except Exception as error:  # a damaged file can make the libraries raise anything
-        raise UserError(f"{model or '--model'} cannot be loaded: {' '.join(str(error).split())}") from error
-
-
 def main(argv: list[str] | None = None):
     options = parse_options(argv)
     disable_progress_bar()  # of transformers, which loads these models in no time
     try:
-        sources, targets = read_split(options)
-        outputs = load(options.model)(sources, num_beams=options.num_beams)
+        pairs = read_split(options)
+        sources, targets = ([text or "" for text in pairs[side]] for side in ("source", "target"))
+        with loading(options.model):
+            translator = Translator.from_pretrained(options.model)
+        outputs = translator(sources, num_beams=options.num_beams)
     except UserError as error:
         sys.exit(f"exact_match.py: {error}")
     wrong = [triple for triple in zip(sources, targets, outputs, strict=True) if triple[1] != triple[2]]

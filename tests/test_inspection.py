@@ -1,10 +1,8 @@
 """The shapes of a forward pass, and what attention looks at. Run: pytest tests/test_inspection.py"""
 
-import inspect
 import json
 import re
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,17 +12,16 @@ from conftest import positions
 from torch.utils.flop_counter import FlopCounterMode
 
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.inspection import (
     AttentionMaps,
     Token,
     align_words,
     alignment_error_rate,
+    attention_figure,
     attention_maps,
     draw_attention,
     eager_attention,
-    letters_of,
     looks_at,
     main,
     readable,
@@ -49,6 +46,14 @@ SIZES = {
 B, S, T = 5, 11, 7
 
 # -------------------------------------------------------------------------------------------------------------- trace
+
+
+def letters_of(config: VanillaTransformerConfig, in_encoder: bool) -> dict[str, int]:
+    """The lengths that the config knows: of d, h, k, f and V."""
+    side = "encoder" if in_encoder else "decoder"
+    heads = getattr(config, f"{side}_attention_heads")
+    inner = getattr(config, f"{side}_ffn_dim")
+    return {"d": config.d_model, "h": heads, "k": config.d_model // heads, "f": inner, "V": config.decoder_vocab_size}
 
 
 def random_ids(length: int, vocab_size: int = 53) -> torch.Tensor:
@@ -118,173 +123,8 @@ def test_the_model_is_as_it_was(make_model, attention):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-# --------------------------------------------------------------------------- the shapes in the modelling file's text
-
-SOURCE_LINES = Path(modeling.__file__).read_text(encoding="utf-8").splitlines()
-# Trailing comments that begin with a shape, as `x = ...  # (B,T,d)`; of `return ...  # (B,T) -> (B,T,d)` the last.
-COMMENTS = {
-    number: re.findall(r"\(([^()]*)\)", comment[1])
-    for number, line in enumerate(SOURCE_LINES, start=1)
-    if (comment := re.search(r"\S.*?  # (\(.*)", line))
-}
-MAP = {
-    name: shapes
-    for names, shapes in re.findall(r"^    (\w+(?:, \w+)*) .*?  (\(.*->.*)$", modeling.__doc__, re.MULTILINE)
-    for name in names.split(", ")
-}
-
-
-class Shapes:
-    """Holds shapes in letters against tensors; within a call of a function a letter stands for one length."""
-
-    def __init__(self, config: VanillaTransformerConfig):
-        self.config = config
-        self.known: dict[int, dict[str, int]] = {}  # by frame
-
-    def check(self, frame: int, place: str, letters: str, tensor: torch.Tensor):
-        bound = self.known.setdefault(frame, {})
-        dims = [dim for dim in letters.split(",") if dim]
-        shape = list(tensor.shape)
-        if dims[:1] == ["..."]:
-            dims, shape = dims[1:], shape[len(shape) - len(dims) + 1 :]
-        assert len(dims) == len(shape), (place, letters, shape)
-        for dim, length in zip(dims, shape, strict=True):
-            assert self.fits(bound, dim, length), f"{place} ({letters}) is {shape} with {bound}"
-
-    def fits(self, bound: dict[str, int], dim: str, length: int) -> bool:
-        if dim.isdigit():
-            return int(dim) == length
-        if "/" in dim:
-            letter, divisor = dim.split("/")
-            return bound.setdefault(letter, length * int(divisor)) == length * int(divisor)
-        product = 1
-        for factor in dim.split()[:-1]:
-            product *= bound.get(factor, 3)  # the beams, of which there are 3
-        letter = dim.split()[-1]
-        if letter == "B" and bound.get("B") == 3 * length:
-            return True  # beams of a sentence share their source
-        encoder, decoder = letters_of(self.config, True), letters_of(self.config, False)
-        if letter in encoder and length not in (encoder[letter] * product, decoder[letter] * product):
-            return False
-        return bound.setdefault(letter, length // product) * product == length
-
-
-def tensor_of(value):
-    """The tensor that a function returns, the first one or that of the model's output."""
-    if hasattr(value, "last_hidden_state"):
-        return value.last_hidden_state
-    if hasattr(value, "logits"):
-        return value.logits  # None in training
-    return value[0] if isinstance(value, tuple) else value
-
-
-def hold_comments_against(run, config: VanillaTransformerConfig) -> tuple[set[int], set[str]]:
-    """Runs it line by line and holds each shape of the file against what is there; returns which lines and names."""
-    shapes, lines, names = Shapes(config), set(), set()
-    last: dict[int, int] = {}  # the line that a frame has just run
-
-    def assigned(frame):
-        number = last.get(id(frame))
-        if number not in COMMENTS:
-            return
-        left = re.match(r"\s*([\w, ]+?)(?::[^=]*)? = ", SOURCE_LINES[number - 1])
-        if left:
-            comment = COMMENTS[number]
-            if "if rotary" in SOURCE_LINES[number - 1] and config.position_embedding_type == "rotary":
-                comment = comment[1:]
-            for name, letters in zip(left[1].split(", "), 2 * comment, strict=False):
-                if isinstance(frame.f_locals.get(name), torch.Tensor):
-                    shapes.check(id(frame), f"line {number}", letters, frame.f_locals[name])
-                    lines.add(number)
-
-    def check_arguments(frame, key):
-        signature = [
-            name for name in frame.f_code.co_varnames[: frame.f_code.co_argcount] if name not in ("self", "module")
-        ]
-        first = frame.f_code.co_firstlineno
-        for number in COMMENTS.keys() & set(range(first, first + 12)):
-            name = re.match(r"\s*(\w+): ", SOURCE_LINES[number - 1])
-            if name and isinstance(frame.f_locals.get(name[1]), torch.Tensor):
-                shapes.check(id(frame), f"line {number}", COMMENTS[number][0], frame.f_locals[name[1]])
-                lines.add(number)
-        if key in MAP:
-            given = [frame.f_locals[name] for name in signature if "mask" not in name and name != "bias"]
-            found = re.findall(r"\(([^()]*)\)", MAP[key].split("->")[0])
-            for letters, value in zip(found, given, strict=False):
-                if isinstance(value, torch.Tensor):
-                    shapes.check(id(frame), f"the map, {key}", letters, value)
-
-    def trace(frame, event, argument):
-        if frame.f_code.co_filename != modeling.__file__:
-            return None
-        owner = frame.f_locals.get("self")
-        key = type(owner).__name__ if frame.f_code.co_name == "forward" else frame.f_code.co_name
-        if key == "SinusoidalPositions" and config.position_embedding_type == "rotary":
-            key = None  # angles of a head, (B,T,k), and no part of the sum
-        if event == "call":
-            shapes.known.pop(id(frame), None)
-            last.pop(id(frame), None)
-            check_arguments(frame, key)
-        if event in ("line", "return"):
-            assigned(frame)
-            last[id(frame)] = frame.f_lineno
-        if event == "return" and argument is not None:
-            number = frame.f_lineno
-            if number in COMMENTS and "return" in SOURCE_LINES[number - 1]:
-                shapes.check(id(frame), f"line {number}", COMMENTS[number][-1], tensor_of(argument))
-                lines.add(number)
-            if key in MAP and isinstance(tensor_of(argument), torch.Tensor):
-                letters = re.findall(r"\(([^()]*)\)", MAP[key].split("->")[1])[0]
-                shapes.check(id(frame), f"the map, {key}", letters, tensor_of(argument))
-                names.add(key)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    finally:
-        sys.settrace(before)
-    return lines, names
-
-
-def test_no_shape_in_the_modelling_file_is_wrong_or_out_of_reach(make_model):
-    """Every shape in its comments and in its map is held against the tensors of passes that reach all of them."""
-    reached, named = set(), set()
-    for position_embedding_type in ("sinusoidal", "learned", "rotary"):
-        sizes = {**SIZES, "d_model": 24, "max_position_embeddings": 20, "decoder_start_token_id": 1}
-        model = make_model(**sizes, position_embedding_type=position_embedding_type)
-        model.set_attn_implementation("eager")
-        base, source, target = model.model, random_ids(S), random_ids(T)
-
-        def passes(model=model, base=base, source=source, target=target):
-            model(source, torch.ones_like(source), target)
-            base(input_ids=source, decoder_input_ids=target)
-            model.generate(source, num_beams=3, max_new_tokens=4, output_attentions=True, return_dict_in_generate=True)
-            if model.config.position_embedding_type == "sinusoidal":
-                model(random_ids(23), None, target)  # beyond the table
-            model.train()(source, labels=target)
-
-        lines, names = hold_comments_against(passes, model.config)
-        reached, named = reached | lines, named | names
-    assert set(COMMENTS) - reached == set()
-    classes = {name for name, value in vars(modeling).items() if inspect.isclass(value)}
-    assert set(MAP) - named == set()
-    assert set(MAP) <= classes | set(vars(modeling))
-    assert len(COMMENTS) > 15 and len(MAP) >= 12
-
-
-def test_a_wrong_shape_is_found(make_model, monkeypatch):
-    model = make_model(**SIZES)
-    number = next(number for number, line in enumerate(SOURCE_LINES, 1) if "queries = self.split_heads" in line)
-    for wrong in ("B,T,h,k", "B,h,T", "B,h,T,d", "B,B,T,k"):
-        monkeypatch.setitem(COMMENTS, number, [wrong])
-        with pytest.raises(AssertionError, match=f"line {number}"):
-            hold_comments_against(lambda: model(random_ids(S), None, random_ids(T)), model.config)
-
-
 def test_the_command_prints_the_shapes_of_a_model_too_large_to_run(capsys):
-    """Those of "Transformer from Scratch" (docs/seeds.md), with d 512, 8 heads, 5+5 layers and 30 sentences of 200."""
+    """Those of "Transformer from Scratch" (docs/seeds.md), and of a model that no machine holds."""
     sizes = "--d_model 512 --encoder_attention_heads 8 --encoder_layers 5 --decoder_layers 5 --encoder_ffn_dim 2048"
     main(f"shapes {sizes} --batch_size 30 --source_length 200 --target_length 200".split())
     printed = capsys.readouterr().out
@@ -299,6 +139,8 @@ def test_the_command_prints_the_shapes_of_a_model_too_large_to_run(capsys):
         assert letters in line and numbers in line
     assert f"{VanillaTransformerConfig().vocab_size * 512:,}" in printed  # the embeddings
     assert re.search(r"encoder\.layers\.4 +the same 11 steps +3,152,384 ", printed)
+    main(["shapes", "--d_model", "65536", "--encoder_ffn_dim", "262144", "--encoder_layers", "9"])
+    assert re.search(r"encoder\.layers\.8 +the same 11 steps +51,540,459,520 ", capsys.readouterr().out)
     main(["shapes", "--encoder_layers", "1", "--decoder_layers", "2", "--all_layers"])
     assert "decoder.layers.1.encoder_attn.weights" in capsys.readouterr().out
 
@@ -314,7 +156,8 @@ def test_the_shapes_of_a_saved_model(make_model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("shapes --batch_size 0", "--batch_size is 0; it must be at least 1."),
+        ("shapes --batch_size 0", "--batch_size: 0 is no number from 1 on"),
+        ("attention --model . --text A --output a.png --num_beams 0", "--num_beams: 0 is no number from 1 on"),
         ("shapes --d_model 10 --encoder_attention_heads 4", "d_model"),
         ("shapes --d_modle 10", "--d_modle"),
         ("shapes --model .", ". cannot be loaded"),
@@ -408,6 +251,9 @@ def test_heads_are_described_by_where_they_look():
     assert looks_at(before, columns, is_self=True) == "the token before 90%"
     assert looks_at(itself, columns, is_self=True) == "the token itself 100%"
     assert looks_at(itself, columns, is_self=False) == "“a” 50%"  # both of them
+    causal = torch.tensor([[1, 0, 0], [0.6, 0.4, 0], [0.6, 0.2, 0.2]])
+    assert looks_at(causal, columns[:3], is_self=True) == "“a” 60%"  # the first row had no choice
+    assert looks_at(torch.ones(1, 1), columns[:1], is_self=True) == "“a” 100%"
 
 
 @pytest.fixture
@@ -415,13 +261,25 @@ def maps(model, tokenizer) -> AttentionMaps:
     return attention_maps(model, tokenizer, TEXTS[0], "</script><b>& two")
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+def test_pictures_show_the_weights_between_their_tokens(maps, kind):
+    weights, (rows, columns) = getattr(maps, kind), maps.axes(kind)
+    panels = attention_figure(maps, kind, layer=1).axes[:-1]  # the last is the colour bar
+    single = attention_figure(maps, kind, layer=1, head=3).axes[0]
+    for panel, shown in [*zip(panels, weights[1], strict=True), (single, weights[1, 3])]:
+        (image,) = panel.get_images()
+        assert torch.equal(torch.tensor(image.get_array().data), shown) and image.get_clim() == (0, 1)
+        assert [label.get_text() for label in panel.get_xticklabels()] == [token.text for token in columns]
+        assert [label.get_text() for label in panel.get_yticklabels()] == [token.text for token in rows]
+    assert [panel.get_title()[:7] for panel in (*panels, single)] == ["head 0:", "head 1:", "head 2:", "head 3:"] + [
+        "head 3:"
+    ]
+
+
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_pictures(maps, tmp_path, suffix, start):
-    for kind in ("encoder", "decoder", "cross"):
-        draw_attention(maps, tmp_path / f"{kind}{suffix}", kind)
-        assert (tmp_path / f"{kind}{suffix}").read_bytes().startswith(start)
-    draw_attention(maps, tmp_path / f"one{suffix}", "cross", layer=0, head=3)
-    assert (tmp_path / f"one{suffix}").stat().st_size < (tmp_path / f"cross{suffix}").stat().st_size
+def test_pictures_are_of_the_kind_that_their_name_says(maps, tmp_path, suffix, start):
+    draw_attention(maps, tmp_path / f"map{suffix}")
+    assert (tmp_path / f"map{suffix}").read_bytes().startswith(start)
 
 
 def test_letters_that_the_font_lacks_are_no_cause_for_alarm(model, tokenizer, tmp_path, recwarn):
@@ -532,7 +390,8 @@ def test_alignment_error_rate():
     found = [{(0, 0), (1, 1)}, {(0, 1)}]
     assert alignment_error_rate(found, found) == 0
     assert alignment_error_rate(found, [{(0, 0), (1, 2)}, set()]) == pytest.approx(1 - 2 * 1 / 5)
-    assert alignment_error_rate([set()], [set()]) == 1
+    assert alignment_error_rate([set()], [{(0, 0)}]) == 1
+    assert alignment_error_rate([set()], [set()]) == 0  # nothing to find, and nothing found
 
 
 def test_the_command_aligns_a_dataset(model, tokenizer, tmp_path, capsys):
@@ -540,14 +399,19 @@ def test_the_command_aligns_a_dataset(model, tokenizer, tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "data").mkdir()
     rows = [("A dog sleeps.", "Two play", "0-0 2-1"), ("Two", "A dog", "0-0 0-1"), ("Two", "A dog", None)]
+    rows += [("", "A dog", "0-0"), (None, "A dog", "0-0"), ("dog " * 50, "Two", "0-0")]
     lines = [json.dumps({"en": en, "de": de, "alignment": links}) for en, de, links in rows]
     (tmp_path / "data" / "test.jsonl").write_text("\n".join(lines), encoding="utf-8")
     command = ["align", "--model", str(tmp_path / "model"), "--dataset_name", str(tmp_path / "data")]
     main([*command, "--source_lang", "en", "--target_lang", "de"])
     printed, said = capsys.readouterr()
     found = [[tuple(map(int, link.split("-"))) for link in line.split()] for line in printed.splitlines()]
-    assert [[target for _, target in links] for links in found] == [[0, 1], [0, 1], [0, 1]]
+    assert [[target for _, target in links] for links in found] == [[0, 1], [0, 1], [0, 1], [], [], []]
     assert found[1] == [(0, 0), (0, 1)]  # there is but one source word
-    assert re.search(r"alignment error rate 0\.\d{3} over 2 pairs", said)
+    rate = alignment_error_rate([set(links) for links in found[:2]], [{(0, 0), (2, 1)}, {(0, 0), (0, 1)}])
+    assert f"alignment error rate {rate:.3f} over 2 pairs" in said
+    assert "3 of 6 pairs have an empty side or more than 40 tokens." in said
+    with pytest.raises(SystemExit, match="There is no layer 3; the model has 3, from 0 to 2"):
+        main([*command, "--layer", "3"])
     with pytest.raises(SystemExit, match="There is no split 'train'"):
         main([*command, "--split", "train"])

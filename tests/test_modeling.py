@@ -303,8 +303,9 @@ def test_a_later_token_changes_no_earlier_logit(make_model, norm_first, position
             assert (after[:, t:] - before[:, t:]).abs().amax(dim=(1, 2)).min() > 1e-3
 
 
-def test_every_source_token_reaches_every_logit(make_model):
-    model = make_model()
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_source_token_reaches_every_logit(make_model, layers):
+    model = make_model(encoder_layers=layers, decoder_layers=layers)
     embeddings = model.get_input_embeddings()(SOURCE).detach().requires_grad_()
     logits = model(inputs_embeds=embeddings, attention_mask=MASK, decoder_input_ids=TARGET).logits
     for t in range(TARGET.shape[1]):

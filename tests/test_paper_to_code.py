@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vanilla_transformer.inspection import main
+from vanilla_transformer import inspection
 from vanilla_transformer.recipe import make_parser
 
 ROOT = Path(__file__).parents[1]
@@ -161,12 +161,16 @@ def test_headings_that_are_linked_are_there(name):
         assert anchor in headings(page), anchor
 
 
+def options_of_inspection() -> set[str]:
+    (commands,) = (action for action in inspection.make_parser()._actions if action.dest == "command")
+    return {option for command in commands.choices.values() for option in command._option_string_actions}
+
+
 @both
 def test_options_that_are_named_exist(name):
     own = set(make_parser()._option_string_actions)
     own |= {"--mixed_precision"}  # of accelerate launch
-    own |= {"--text", "--kind", "--layer", "--head", "--output", "--batch_size", "--source_length", "--target_length"}
-    own |= {"--model"}
+    own |= options_of_inspection()
     named = set(re.findall(r"(?<![\w-])--[a-z_]+", PAGES[name]))
     assert len(named) > 10 and named <= own
 
@@ -228,6 +232,7 @@ def test_every_row_names_code_or_says_that_there_is_none(heading):
 def test_differences_have_all_their_cells(part):
     rows = rows_under(f"### {part}")
     assert len(rows) >= 5 and len({len(row) for row in rows}) == 1
+    assert all(cell for row in rows for cell in row)
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -249,7 +254,7 @@ def run(command: str) -> str:
             exec(words[2], {})
         else:
             assert words[:3] == ["python", "-m", "vanilla_transformer.inspection"]
-            main(words[3:])
+            inspection.main(words[3:])
     pattern = shlex.split(pattern)[0] if pattern else ""
     return "\n".join(line.rstrip() for line in printed.getvalue().splitlines() if re.search(pattern, line))
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from test_paper_to_code import options_of_inspection
 
 from vanilla_transformer.recipe import make_parser
 from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
@@ -93,7 +94,7 @@ def test_options_that_are_named_exist(text, least):
         "--too_long",
         "--dtype",
     }
-    others |= {"--text", "--output", "--batch_size", "--source_length", "--target_length"}  # of inspection
+    others |= options_of_inspection()
     named = set(re.findall(r"(?<![\w-])--[a-z_]+", text))
     assert len(named) >= least
     assert named <= own | others

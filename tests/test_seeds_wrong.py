@@ -23,14 +23,26 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8")
 
 
+KINDS = {"floor": "known", "uniform": "known", "positions": "known", "exact": "share", "copied": "share"}
+
+
 def say(what: str, **numbers: float):
-    """Prints a line of numbers, and holds those of the page against it: training differs a little between CPUs."""
+    """Prints a line of numbers, and holds those of the page against it.
+
+    What is known beforehand must be told to the last digit. Training differs a little between CPUs: a share may differ
+    by a tenth, a loss or a difference of logits by a factor of three, or by what is nothing beside them.
+    """
     print(f"{what}: " + ", ".join(f"{name} {number:.4f}" for name, number in numbers.items()))
     (line,) = re.findall(rf"^{re.escape(what)}: (.*)$", PAGE, re.MULTILINE)
     told = dict(re.findall(r"(\w+) ([\d.]+)", line))
     assert told.keys() == numbers.keys()
     for name, number in numbers.items():
-        assert float(told[name]) == pytest.approx(number, abs=0.25, rel=0.5), (what, name)
+        near = {
+            "known": abs(float(told[name]) - number) <= 1e-4,
+            "share": abs(float(told[name]) - number) <= 0.1,
+            "size": number / 3 - 2e-3 <= float(told[name]) <= 3 * number + 2e-3,
+        }
+        assert near[KINDS.get(name, "size")], (what, name)
 
 
 # ------------------------------------------------------------------------------------------------------- the mistakes
@@ -134,7 +146,7 @@ def test_the_seeds_loss_can_be_reached_without_the_source(name, change, inputs):
     copied = (written == TWO_ROWS).all(dim=1).float().mean().item()
     say(f"two rows, {name}", step_100=losses[100], copied=copied)
     assert losses[100] <= 0.0035
-    assert copied <= 0.5
+    assert copied == 0
 
 
 # ------------------------------------------------------------------------------ five of ten symbols, never seen before
@@ -304,7 +316,7 @@ def test_embeddings_have_the_size_of_positions():
 
 
 @pytest.mark.parametrize(("pads", "most"), [(5, 1), (20, 1), (95, 0.9)])
-def test_pads_that_are_attended_to_change_the_translation(pads, most):
+def test_pads_that_are_attended_to_raise_the_loss_and_many_change_the_translation(pads, most):
     """Masked, however many there are, they change nothing."""
     right, wrong = score(trained(as_it_is), pads), score(trained(as_it_is), pads, attended=True)
     assert right == pytest.approx(score(trained(as_it_is)), abs=1e-5)

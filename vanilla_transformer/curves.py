@@ -2,16 +2,13 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # no screen is needed
-
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.figure import Figure  # without pyplot, which asks for a screen or changes what a notebook shows
 
 
 def plot_training_curves(history: list[dict], path: Path):
     """Draws the loss, the scores and the learning rate of a run's `history` over its steps to a .png or .svg file."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    axes = figure.subplots(1, 3)
     panels = [
         (axes[0], "loss (nats per token)", {"loss": "training, smoothed targets", "eval_loss": "validation"}),
         (axes[1], "score of validation translations", {"eval_bleu": "BLEU", "eval_chrf": "chrF"}),
@@ -29,4 +26,3 @@ def plot_training_curves(history: list[dict], path: Path):
             axis.legend()
     axes[2].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     figure.savefig(path, dpi=110)
-    plt.close(figure)

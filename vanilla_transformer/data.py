@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 from accelerate import PartialState
@@ -101,6 +102,23 @@ def load_dataset(args) -> DatasetDict:
             f"The dataset {args.dataset_name} could not be loaded: {reason_of(error)} Give --dataset_name a Hub id or "
             "a local directory, with --dataset_config_name where it has several, or name your files by --train_file."
         ) from error
+
+
+def read_split(args) -> Dataset:
+    """`args.split` of a dataset as it is, with its two sides as the columns `source` and `target`.
+
+    `args` may have of what [`load_pairs`] takes `dataset_name`, `dataset_config_name`, and names of languages and
+    columns. Raises UserError if the dataset, the split or a column does not exist.
+    """
+    names = ["dataset_config_name", "source_lang", "target_lang", "source_column", "target_column", "train_file"]
+    args = SimpleNamespace(**dict.fromkeys(names) | {"streaming": False} | vars(args))
+    splits = load_dataset(args)
+    if args.split not in splits:
+        raise UserError(f"There is no split '{args.split}' in {where(args)}; there are: {', '.join(splits)}.")
+    rows = splits[args.split]
+    pairs = select_pair(rows, *find_columns(rows, args), args.split)
+    others = [name for name in rows.column_names if name not in pairs.column_names]
+    return datasets.concatenate_datasets([pairs, rows.select_columns(others)], axis=1) if others else pairs
 
 
 def options_of_directory(directory: Path) -> dict:

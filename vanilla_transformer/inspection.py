@@ -7,8 +7,10 @@ python -m vanilla_transformer.inspection align --model outputs/sample --dataset_
 """
 
 import argparse
+import itertools
 import json
 import math
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -19,16 +21,19 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .data import find_columns, load_dataset
-from .errors import UserError
+from .data import is_filled, read_split
+from .errors import UserError, loading
 from .modeling_vanilla_transformer import VanillaTransformerAttention, VanillaTransformerForConditionalGeneration
+from .pipeline_vanilla_transformer import Translator
 from .recipe import MODEL_OPTIONS, Parser, model_fields
+from .translation import positive
 
 # ------------------------------------------------------------------------------------------------------------- shapes
 
@@ -82,7 +87,10 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
 def trace_shapes(
     model: VanillaTransformerForConditionalGeneration, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor
 ) -> list[Step]:
-    """Every step of a forward pass over source (B,S) and target (B,T), in order. Hooks look on; nothing is changed."""
+    """What each module of a forward pass over source (B,S) and target (B,T) returns, in order.
+
+    Of attention also the weights, and what they are multiplied with. Hooks look on; nothing is changed.
+    """
     steps: list[Step] = []
     hooks = []
 
@@ -113,7 +121,7 @@ def trace_shapes(
 
         def after_attention(_, inputs, output):
             note(name + ".weights", "weights", output[1])
-            steps.insert(-2, steps.pop())  # the last two have made the output of them
+            steps.insert(-2, steps.pop())  # before `heads` and `out_proj`, which are noted already
 
         if isinstance(module, VanillaTransformerAttention):
             hooks.append(module.register_forward_hook(after_attention))
@@ -143,48 +151,30 @@ def flops_of(name: str, counts: dict[str, int]) -> int:
     return (counts[attention] - projections) // 2
 
 
-def letters_of(config: VanillaTransformerConfig, in_encoder: bool) -> dict[str, int]:
-    """The lengths that the config knows: of d, h, k, f and V."""
-    side = "encoder" if in_encoder else "decoder"
-    heads = getattr(config, f"{side}_attention_heads")
-    inner = getattr(config, f"{side}_ffn_dim")
-    return {"d": config.d_model, "h": heads, "k": config.d_model // heads, "f": inner, "V": config.decoder_vocab_size}
-
-
 def show_shapes(steps: list[Step], all_layers: bool) -> Iterator[str]:
     """The lines of a table; layers after the first of each stack are one line each, unless all are wanted."""
     rows = [("module", "what", "section", "shape", "in numbers", "parameters", "FLOPs")]
-    skipped: dict[str, list[Step]] = {}
-    for step in steps:
-        stack, _, rest = step.module.partition(".layers.")
-        number = rest.partition(".")[0]
-        if rest and number != "0" and not all_layers:
-            layer = f"{stack}.layers.{number}"
-            if layer not in skipped:
-                rows.append((layer, "", "", "", "", "", ""))
-            skipped.setdefault(layer, []).append(step)
+    for layer, of_layer in itertools.groupby(steps, key=layer_of):
+        found = list(of_layer)
+        if layer and not layer.endswith(".0") and not all_layers:
+            sums = counted(sum(step.parameters for step in found), sum(step.flops for step in found))
+            rows.append((layer, f"the same {len(found)} steps", "", "", "", *sums))
             continue
-        letters, numbers = ",".join(step.letters), ", ".join(map(str, step.shape))
-        rows.append(
-            (
-                step.module,
-                step.what,
-                step.section,
-                f"({letters})",
-                f"({numbers})",
-                *counted(step.parameters, step.flops),
-            )
-        )
-    for index, row in enumerate(rows):
-        if row[0] in skipped:
-            of = skipped[row[0]]
-            sums = counted(sum(step.parameters for step in of), sum(step.flops for step in of))
-            rows[index] = (row[0], f"the same {len(of)} steps", "", "", "", *sums)
+        for step in found:
+            letters, numbers = ",".join(step.letters), ", ".join(map(str, step.shape))
+            counts = counted(step.parameters, step.flops)
+            rows.append((step.module, step.what, step.section, f"({letters})", f"({numbers})", *counts))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         texts = [cell.ljust(width) for cell, width in zip(row[:5], widths, strict=False)]
         numbers = [cell.rjust(width) for cell, width in zip(row[5:], widths[5:], strict=True)]
         yield "  ".join(texts + numbers)
+
+
+def layer_of(step: Step) -> str:
+    """As model.encoder.layers.0; empty outside of the layers."""
+    found = re.match(r".*\.layers\.\d+", step.module)
+    return found[0] if found else ""
 
 
 def counted(parameters: int, flops: int) -> tuple[str, str]:
@@ -242,9 +232,8 @@ def attention_maps(
     if translation is not None:
         target = encode(model, tokenizer, "translation", text_target=translation)
     else:
-        length = min(source.shape[1] + 50, model.config.max_position_embeddings)
-        options = {"max_length": length, "num_beams": 1, "do_sample": False} | generation
-        target = model.generate(source, **options)[:, 1:]
+        bound = Translator(model, tokenizer).bound(torch.tensor([source.shape[1]]), generation)
+        target = model.generate(source, **generation | bound)[:, 1:]
     read = model.prepare_decoder_input_ids_from_labels(target)
     with eager_attention(model):
         outputs = model(input_ids=source, decoder_input_ids=read, use_cache=False, output_attentions=True)
@@ -255,8 +244,9 @@ def attention_maps(
 
 
 def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) -> torch.Tensor:
-    """Token ids (1,L)."""
-    if not next(iter(text.values())).strip():
+    """Token ids (1,L) of `text` or `text_target`."""
+    (value,) = text.values()
+    if not is_filled(value):
         raise UserError(f"The {name} is empty; give a sentence.")
     ids = tokenizer(**text, return_tensors="pt", verbose=False).input_ids
     longest = model.config.max_position_embeddings
@@ -282,14 +272,19 @@ def readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[Token]:
 
 
 def looks_at(weights: torch.Tensor, columns: list[Token], is_self: bool) -> str:
-    """In words, what a head (rows, columns) looks at most: the position beside, or the one token."""
-    rows = len(weights)
+    """In words, what a head (rows, columns) looks at most: the token before, itself or after, or one of these words.
+
+    What is compared is the mean weight over the rows, but for the first row of a decoder's self-attention, which has
+    nothing but itself to look at.
+    """
+    is_causal = is_self and len(weights) > 1 and not weights.triu(diagonal=1).any()
+    rows = range(int(is_causal), len(weights))
     found: dict[str, float] = {}
-    for token, share in zip(columns, weights.mean(dim=0).tolist(), strict=True):
+    for token, share in zip(columns, weights[rows.start :].mean(dim=0).tolist(), strict=True):
         found[f"“{token.text}”"] = found.get(f"“{token.text}”", 0) + share
-    if is_self and rows > 1:
-        for offset, name in [(-1, "the token before"), (0, "the token itself"), (1, "the token after")]:
-            found[name] = weights.diagonal(offset).sum().item() / (rows - abs(offset))
+    for offset, name in [(-1, "the token before"), (0, "the token itself"), (1, "the token after")] if is_self else ():
+        beside = [weights[row, row + offset].item() for row in rows if 0 <= row + offset < len(columns)]
+        found[name] = sum(beside) / max(1, len(beside))
     best = max(found, key=found.get)
     return f"{best} {found[best]:.0%}"
 
@@ -302,14 +297,21 @@ KINDS = {
 
 
 def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: int = -1, head: int | None = None):
-    """A picture (.png, .svg or .pdf) of the heads of a layer, one panel each, on one scale from 0 to 1.
+    """Writes [`attention_figure`] to a .png, .svg or .pdf file.
 
     A letter that matplotlib's font lacks, a Chinese one say, is a box; a page shows all that the browser can.
+    """
+    figure = attention_figure(maps, kind, layer, head)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(path, dpi=110)
+
+
+def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, head: int | None = None) -> Figure:
+    """A picture of the heads of a layer, one panel each, on one scale from 0 to 1.
 
     Raises UserError if there is no such layer or head.
     """
-    from .curves import plt
-
     weights = getattr(maps, kind)  # (layers,h,rows,columns)
     layer = number_within("layer", layer, len(weights))
     heads = range(weights.shape[1]) if head is None else [number_within("head", head, weights.shape[1])]
@@ -317,7 +319,8 @@ def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: 
     across = math.ceil(math.sqrt(len(heads)))
     down = -(-len(heads) // across)
     size = across * (1.4 + 0.24 * len(columns)) + 0.8, down * (1.3 + 0.24 * len(rows)) + 0.6
-    figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False)
     for axis in axes.flat[len(heads) :]:
         axis.set_visible(False)
     for axis, number in zip(axes.flat, heads, strict=False):
@@ -328,10 +331,7 @@ def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: 
         axis.set_title(f"head {number}: {looks_at(shown, columns, kind != 'cross')}", fontsize=9)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
     figure.suptitle(f"{KINDS[kind]}, layer {layer}")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")
-        figure.savefig(path, dpi=110)
-    plt.close(figure)
+    return figure
 
 
 def number_within(name: str, number: int, count: int) -> int:
@@ -357,7 +357,8 @@ def write_attention_page(maps: AttentionMaps, path: Path, title: str):
     page = Path(__file__).with_name("attention_page.html").read_text(encoding="utf-8")
     # A text with </script> in it must not end the script that holds it.
     numbers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    path.write_text(page.replace("{{title}}", escape(title)).replace("{{data}}", numbers), encoding="utf-8")
+    fields = {"{{title}}": escape(title), "{{data}}": numbers}
+    path.write_text(re.sub(r"{{\w+}}", lambda field: fields[field[0]], page), encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------------- alignment
@@ -385,13 +386,14 @@ def membership(tokens: list[Token]) -> torch.Tensor:
 def alignment_error_rate(found: list[set], true: list[set]) -> float:
     """1 - 2 |found and true| / (|found| + |true|) over all sentences (Och and Ney, 2003, with sure links only)."""
     both = sum(len(a & b) for a, b in zip(found, true, strict=True))
-    return 1 - 2 * both / max(1, sum(map(len, found)) + sum(map(len, true)))
+    count = sum(map(len, found)) + sum(map(len, true))
+    return 1 - 2 * both / count if count else 0.0
 
 
 # -------------------------------------------------------------------------------------------------------- command line
 
 
-def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
+def make_parser() -> Parser:
     """The options of the three commands; raises UserError for what is wrong in them."""
     parser = Parser([], prog="python -m vanilla_transformer.inspection", description="Look inside a model.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="shapes | attention | align")
@@ -402,16 +404,15 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         description="Prints every step of a forward pass: the module, the section of the paper, the shape in letters "
         "(B sentences, S source length, T target length, d model width, h heads, k width of a head, f inner width of "
         "the feed-forward network, V token types) and in numbers, the parameters, and the FLOPs of matrix products. "
-        "Only shapes are worked out, however large the model is.",
-        help="the shape of every tensor of a forward pass",
+        "Listed is what each module returns, and the weights and heads of attention. Only shapes are worked out, "
+        "however large the model is.",
+        help="the shapes of a forward pass, step by step",
     )
     shapes.add_argument("--model", metavar="DIR_OR_ID", help="take the sizes of this model, instead of options")
-    shapes.add_argument("--batch_size", type=int, default=2, help="B (default: %(default)s)")
-    shapes.add_argument("--source_length", type=int, default=12, help="S (default: %(default)s)")
-    shapes.add_argument("--target_length", type=int, default=10, help="T (default: %(default)s)")
-    shapes.add_argument(
-        "--all_layers", action="store_true", help="every layer in full, and not the first of each kind"
-    )
+    shapes.add_argument("--batch_size", type=positive, default=2, help="B (default: %(default)s)")
+    shapes.add_argument("--source_length", type=positive, default=12, help="S (default: %(default)s)")
+    shapes.add_argument("--target_length", type=positive, default=10, help="T (default: %(default)s)")
+    shapes.add_argument("--all_layers", action="store_true", help="every layer in full")
 
     attention = commands.add_parser(
         "attention",
@@ -426,12 +427,13 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     attention.add_argument("--kind", choices=KINDS, default="cross", help="of a picture (default: %(default)s)")
     attention.add_argument("--layer", type=int, default=-1, help="of a picture, from 0 on (default: the last)")
     attention.add_argument("--head", type=int, help="of a picture, from 0 on (default: all of the layer)")
-    attention.add_argument("--num_beams", type=int, default=1, help="beams (default: %(default)s)")
+    attention.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
 
     align = commands.add_parser(
         "align",
         description="Writes the word alignment of each pair by the attention to the source, as 0-0 1-2, source word - "
-        "target word, from 0 on. Where the dataset has a column `alignment`, their error rate goes to stderr.",
+        "target word, from 0 on. A pair with an empty side, or too long for the model, gets an empty line. Where "
+        "the dataset has a column `alignment`, the error rate of the others goes to stderr.",
         help="word alignments of sentence pairs",
     )
     align.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
@@ -442,13 +444,13 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         align.add_argument(f"--{side}_lang", help=f"the language of the {side}, where columns are named so")
         align.add_argument(f"--{side}_column", help=f"the column of the {side}")
     align.add_argument("--layer", type=int, default=-1, help="of the decoder, from 0 on (default: the last)")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: list[str] | None = None):
     """Runs one of the three commands."""
     try:
-        options = parse_options(argv)
+        options = make_parser().parse_args(argv)
         {"shapes": run_shapes, "attention": run_attention, "align": run_align}[options.command](options)
     except UserError as error:
         sys.exit(f"inspection: {error}")
@@ -456,9 +458,6 @@ def main(argv: list[str] | None = None):
 
 def run_shapes(options: argparse.Namespace):
     """Prints the steps of a model on torch's meta device, where tensors are shapes only."""
-    for name in ("batch_size", "source_length", "target_length"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} is {getattr(options, name)}; it must be at least 1.")
     config = config_of(options)
     config.pad_token_id = None  # the ids below are all alike
     with torch.device("meta"):
@@ -490,10 +489,8 @@ def config_of(options: argparse.Namespace) -> VanillaTransformerConfig:
 
 def load(name: str, auto_class: type):
     """A config, model or tokenizer, as one of this project."""
-    try:
+    with loading(name):
         found = auto_class.from_pretrained(name)
-    except Exception as error:  # a damaged file can make the libraries raise anything
-        raise UserError(f"{name or '--model'} cannot be loaded: {' '.join(str(error).split())}") from error
     config = getattr(found, "config", found)
     if getattr(config, "model_type", "vanilla_transformer") != "vanilla_transformer":
         raise UserError(f"{name} is a {config.model_type} model; only one of this project can be looked into.")
@@ -510,7 +507,8 @@ def run_attention(options: argparse.Namespace):
     if not options.output.parent.is_dir():
         raise UserError(f"There is no directory {options.output.parent} for --output; make it first.")
     model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
-    maps = attention_maps(model, tokenizer, options.text, options.translation, num_beams=options.num_beams)
+    generation = {"num_beams": options.num_beams} if options.num_beams else {}
+    maps = attention_maps(model, tokenizer, options.text, options.translation, **generation)
     if options.output.suffix == ".html":
         write_attention_page(maps, options.output, f"Attention: {options.text}")
     else:
@@ -522,26 +520,30 @@ def run_attention(options: argparse.Namespace):
 def run_align(options: argparse.Namespace):
     """Prints a line of links for each pair, and their error rate to stderr where the true ones are known."""
     model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
-    options.streaming, options.train_file = False, None
-    splits = load_dataset(options)
-    if options.split not in splits:
-        raise UserError(
-            f"There is no split '{options.split}' in {options.dataset_name}; there are: {', '.join(splits)}."
-        )
-    pairs = splits[options.split]
-    source, target = find_columns(pairs, options)
-    found, true = [], []
-    for pair in tqdm(pairs, "Aligning", leave=False):
-        texts = (pair[name] if isinstance(name, str) else pair[name[0]][name[1]] for name in (source, target))
-        links = align_words(attention_maps(model, tokenizer, *texts), options.layer)
+    layer = number_within("layer", options.layer, model.config.decoder_layers)
+    pairs = read_split(options)
+    known = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
+    found, true, left_out = [], [], 0
+    texts = zip(pairs["source"], pairs["target"], known, strict=True)
+    for source, target, alignment in tqdm(texts, "Aligning", len(pairs), leave=False):
+        try:
+            links = align_words(attention_maps(model, tokenizer, source, target), layer)
+        except UserError:
+            left_out += 1
+            print()
+            continue
         print(" ".join(f"{i}-{j}" for i, j in links))
-        if pair.get("alignment"):
+        if alignment:
             found.append({f"{i}-{j}" for i, j in links})
-            true.append(set(pair["alignment"].split()))
-    if true:
+            true.append(set(alignment.split()))
+    if left_out:
+        longest = model.config.max_position_embeddings
         print(
-            f"alignment error rate {alignment_error_rate(found, true):.3f} over {len(found):,} pairs", file=sys.stderr
+            f"{left_out:,} of {len(pairs):,} pairs have an empty side or more than {longest} tokens.", file=sys.stderr
         )
+    if true:
+        rate = alignment_error_rate(found, true)
+        print(f"alignment error rate {rate:.3f} over {len(found):,} pairs", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def write_eval_results(output_dir: Path, results: dict, recipe: dict):
 
 PICTURES = {
     "training_curves.png": "Loss, scores and learning rate over the steps",
-    "attention.png": "What the heads of the last layer look at in the source while they write a translation",
+    "attention.png": "What the heads of the last layer look at in a validation sentence while they translate it",
 }
 
 

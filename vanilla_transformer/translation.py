@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from .errors import UserError, loading
 from .pipeline_vanilla_transformer import TextTooLong, Translator
 from .training import keep_freed_memory
 
@@ -97,9 +98,10 @@ def load(options: argparse.Namespace) -> Translator:
     disable_progress_bar()  # of transformers
     given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION)}
     try:
-        return Translator.from_pretrained(options.model, **given)
-    except Exception as error:  # a damaged file can make the libraries raise anything
-        sys.exit(f"translation: {options.model or '--model'} cannot be loaded: {' '.join(str(error).split())}")
+        with loading(options.model):
+            return Translator.from_pretrained(options.model, **given)
+    except UserError as error:
+        sys.exit(f"translation: {error}")
 
 
 def translate_lines(translator: Translator, options: argparse.Namespace):

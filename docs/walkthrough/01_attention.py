@@ -55,11 +55,11 @@ def softmax(scores):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-def attention(q, k, v, scaling):
+def attention(q, keys, values, scaling):
     """Queries (...,T,k), keys (...,S,k) and values (...,S,k) -> the output (...,T,k) and the weights (...,T,S)."""
-    scores = q @ np.swapaxes(k, -2, -1) * scaling  # (...,T,S)
+    scores = q @ np.swapaxes(keys, -2, -1) * scaling  # (...,T,S)
     weights = softmax(scores)
-    return weights @ v, weights
+    return weights @ values, weights
 
 
 # %% [markdown]
@@ -149,10 +149,11 @@ plt.show()
 # The variance of the plain scores is the width, and their entropy falls towards 0: a wide head would begin its life
 # looking at one key, chosen by chance. With the scale, all curves are nearly flat.
 #
-# The gradient has a finer story than the paper's sentence. Without the scale its median first *rises*: a softmax
-# that is torn between two keys is the most sensitive of all. At the paper's width of 64 it is still no smaller than
-# with the scale. What has gone is the gradient of the decided queries: the lower quartile has fallen far, and at
-# larger widths the median follows. These sentences as assertions:
+# The paper suspects that large products push "the softmax function into regions where it has extremely small
+# gradients" (section 3.2.1). Measured, the story is finer. Without the scale the median of the gradient first *rises*:
+# a softmax that is torn between two keys is the most sensitive of all. At the paper's width of 64 it is still about
+# as large as with the scale. What has gone is the gradient of the decided queries: the lower quartile has fallen far,
+# and at larger widths the median follows. These sentences as assertions:
 
 # %%
 np.testing.assert_allclose(plain[3:, 0], WIDTHS[3:], rtol=0.25)  # from width 8 on, where chance has averaged out
@@ -196,8 +197,9 @@ print("output", tuple(theirs.shape), "and weights", tuple(their_weights.shape), 
 
 # %% [markdown]
 # Its gradient is what the matrix $\mathrm{diag}(w) - w w^T$ says. Take the sum of all outputs as the loss. By the
-# chain rule, a weight's gradient is the sum of its value; the softmax's matrix carries it to the score, and the
-# score to the query, once more times the scale.
+# chain rule, a weight's gradient g is the sum of the features of its value. The softmax's matrix carries it to the
+# scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight times how much more than the mean its
+# value would add. The keys carry it on to the query, times the scale.
 
 # %%
 theirs.sum().backward()

@@ -20,8 +20,9 @@
 #   sublayer reads it and adds something to it: `x + Sublayer(x)`, and then a layer norm (section 3.1).
 # - **The stack.** A layer takes (B,S,d) and gives back (B,S,d), so layers can be piled up. All have the same form, and
 #   each has weights of its own.
-# - **The bridge.** The decoder is a stack like the encoder, with a third sublayer in each layer, whose queries come
-#   from the target and whose keys and values come from the source.
+# - **The bridge.** Each layer of the decoder has a third sublayer, between the two that it shares with the encoder:
+#   its queries come from the target, its keys and values from the source. Through it alone the decoder sees the
+#   source.
 #
 # At every step our numbers are held against those of the package's model, taken from inside it by hooks. At the end no
 # step of its forward pass is left that we have not rebuilt.
@@ -72,8 +73,8 @@ source = torch.randint(V, (B, S))
 target = torch.randint(V, (B, T))
 
 # %% [markdown]
-# `trace_shapes` runs the model once and lists every tensor that it makes. This is the plan of the notebook. The second
-# layer of each stack repeats the first, and is one line.
+# `trace_shapes` runs the model once and lists what each module returns, and the weights and heads of attention. This
+# is the plan of the notebook. The second layer of each stack repeats the first, and is one line.
 
 # %%
 steps = trace_shapes(model, source, target)
@@ -124,9 +125,9 @@ print(f"{len(seen)} tensors were kept, such as {list(seen)[3]} {seen[list(seen)[
 # ## The bottom: embeddings and positions
 #
 # A token is a row of the embedding matrix (V,d), times $\sqrt{d}$ (section 3.4), plus the sinusoid of its position
-# (section 3.5). Why the factor? The rows begin with variance 1/d, because the same matrix is the output projection,
-# and there this variance gives logits of about 1. Times $\sqrt{d}$, an entry has variance 1 and is not drowned by a
-# position, whose sines and cosines have a mean square of 1/2.
+# (section 3.5). Why the factor? The paper gives no reason. In this package the rows begin with variance 1/d, because
+# the same matrix is the output projection, and there this variance gives logits of about 1. Times $\sqrt{d}$, an entry
+# has variance 1 and is not drowned by a position, whose sines and cosines have a mean square of 1/2.
 #
 # The package keeps its sinusoids in float32, so we round ours likewise.
 
@@ -152,8 +153,8 @@ print(f"the encoder reads {x.shape}; the difference is {differences['model.encod
 # ## The parts, from the notebooks before
 #
 # Every name below is the name of a module, so that a function finds its weights in `P` and the result to compare with
-# in `seen`. `hidden` is a mask, true where a query must not look at a key; `memory` is what keys and values are made
-# of.
+# in `seen`. `mask` is true where a query may look at a key, as in the second notebook; `memory` is what keys and
+# values are made of.
 
 
 # %%
@@ -170,12 +171,12 @@ def split(x):
     return x.reshape(*x.shape[:2], h, k).swapaxes(1, 2)  # (B,T,d) -> (B,h,T,k)
 
 
-def attention(name, x, memory, hidden):
+def attention(name, x, memory, mask):
     """Queries from `x` (B,T,d), keys and values from `memory` (B,S,d) -> (B,T,d)."""
     queries = split(linear(f"{name}.q_proj", x))  # (B,h,T,k)
     keys, values = (split(linear(f"{name}.{one}", memory)) for one in ("k_proj", "v_proj"))  # (B,h,S,k)
     scores = queries @ keys.swapaxes(-2, -1) / math.sqrt(k)  # (B,h,T,S)
-    scores = np.where(hidden, -np.inf, scores)
+    scores = np.where(mask, scores, np.finfo(scores.dtype).min)
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = check(f"{name}.weights", exponentials / exponentials.sum(axis=-1, keepdims=True))
     joined = (weights @ values).swapaxes(1, 2).reshape(x.shape)  # (B,T,d)
@@ -195,23 +196,23 @@ def feed_forward(layer, x):
 
 
 # %%
-def encoder_layer(layer, x, hidden):
+def encoder_layer(layer, x, mask):
     """(B,S,d) -> (B,S,d)."""
-    x = layer_norm(f"{layer}.self_attn_layer_norm", x + attention(f"{layer}.self_attn", x, x, hidden))
+    x = layer_norm(f"{layer}.self_attn_layer_norm", x + attention(f"{layer}.self_attn", x, x, mask))
     x = layer_norm(f"{layer}.final_layer_norm", x + feed_forward(layer, x))
     return check(layer, x)
 
 
-def encoder(ids, hidden, positions=None):
+def encoder(ids, mask, positions=None):
     """Source ids (B,S) -> (B,S,d)."""
     x = embed("model.encoder", ids, positions)
     for number in range(config.encoder_layers):
-        x = encoder_layer(f"model.encoder.layers.{number}", x, hidden)
+        x = encoder_layer(f"model.encoder.layers.{number}", x, mask)
     return x
 
 
-nothing = np.zeros((1, 1, 1, 1), dtype=bool)  # no key is hidden
-encoded = encoder(source, nothing)
+every_key = np.ones((1, 1, 1, 1), dtype=bool)
+encoded = encoder(source, every_key)
 print(f"the encoder gives {encoded.shape}; the difference is {differences['model.encoder.layers.1']:.1e}")
 
 # %% [markdown]
@@ -226,24 +227,24 @@ print(f"the encoder gives {encoded.shape}; the difference is {differences['model
 
 
 # %%
-def decoder_layer(layer, x, encoded, future, hidden):
+def decoder_layer(layer, x, encoded, causal, mask):
     """(B,T,d) and the encoder's output (B,S,d) -> (B,T,d)."""
-    x = layer_norm(f"{layer}.self_attn_layer_norm", x + attention(f"{layer}.self_attn", x, x, future))
-    x = layer_norm(f"{layer}.encoder_attn_layer_norm", x + attention(f"{layer}.encoder_attn", x, encoded, hidden))
+    x = layer_norm(f"{layer}.self_attn_layer_norm", x + attention(f"{layer}.self_attn", x, x, causal))
+    x = layer_norm(f"{layer}.encoder_attn_layer_norm", x + attention(f"{layer}.encoder_attn", x, encoded, mask))
     x = layer_norm(f"{layer}.final_layer_norm", x + feed_forward(layer, x))
     return check(layer, x)
 
 
-def decoder(ids, encoded, hidden):
+def decoder(ids, encoded, mask):
     """Target ids (B,T) and the encoder's output (B,S,d) -> (B,T,d)."""
-    future = np.triu(np.ones((ids.shape[1], ids.shape[1]), dtype=bool), k=1)  # (T,T): keys after the query
+    causal = np.tril(np.ones((ids.shape[1], ids.shape[1]), dtype=bool))  # (T,T): no key after the query
     x = embed("model.decoder", ids)
     for number in range(config.decoder_layers):
-        x = decoder_layer(f"model.decoder.layers.{number}", x, encoded, future, hidden)
+        x = decoder_layer(f"model.decoder.layers.{number}", x, encoded, causal, mask)
     return x
 
 
-decoded = decoder(target, encoded, nothing)
+decoded = decoder(target, encoded, every_key)
 print(f"the decoder gives {decoded.shape}; the difference is {differences['model.decoder.layers.1']:.1e}")
 
 # %% [markdown]
@@ -279,14 +280,14 @@ print(f"all {len(steps)} steps are equal; the largest difference is {max(differe
 
 # %%
 lengths = torch.tensor([S, 4])
-mask = (torch.arange(S) < lengths[:, None]).long()  # (B,S), 1 for real tokens
-padding = (mask == 0).numpy()[:, None, None, :]  # (B,1,1,S)
-counted = (mask.cumsum(dim=1) - 1).numpy()  # (B,S)
+real = (torch.arange(S) < lengths[:, None]).long()  # (B,S), 1 for real tokens
+real_keys = real.numpy().astype(bool)[:, None, None, :]  # (B,1,1,S)
+counted = (real.cumsum(dim=1) - 1).numpy()  # (B,S)
 
 with torch.no_grad():
-    model(input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False)
+    model(input_ids=source, attention_mask=real, decoder_input_ids=target, use_cache=False)
 differences.clear()
-decoded = decoder(target, encoder(source, padding, counted), padding)
+decoded = decoder(target, encoder(source, real_keys, counted), real_keys)
 padded_logits = check("lm_head", decoded @ P["model.shared.weight"].T)
 
 assert all(step.module in differences for step in steps)

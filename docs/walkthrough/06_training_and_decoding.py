@@ -33,7 +33,6 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -43,6 +42,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.batches import PairCollator
 from vanilla_transformer.inspection import readable
 from vanilla_transformer.modeling_vanilla_transformer import label_smoothed_cross_entropy
+from vanilla_transformer.recipe import TrainingOptions
 from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
 from vanilla_transformer.training import learning_rate_schedule, make_optimizer, paper_learning_rate
 
@@ -127,6 +127,8 @@ torch.testing.assert_close(at_once, torch.stack(one_by_one, dim=1), rtol=1e-4, a
 #
 # $$q_i = (1 - \varepsilon) [i = y] + \varepsilon / V$$
 #
+# with y the right token, and $[i = y]$ 1 where i is that token and 0 elsewhere.
+#
 # The loss is the cross-entropy $-\sum_i q_i \ln p_i$. With $p$ the softmax of logits $z$ it has a closed form in which
 # no probability is left, only the logits, their mean and the logarithm of the softmax's denominator:
 #
@@ -196,12 +198,13 @@ print(f"definition {definition:.6f}, closed form {closed_form:.6f}, package {pac
 # %% [markdown]
 # ## Warm-up
 #
-# Adam divides the mean of the gradients by the root of the mean of their squares. At the first step both means hold
-# one gradient g, and $g / \sqrt{g^2}$ is its sign: *every* parameter moves by the whole learning rate, whether its
-# gradient is large or next to nothing. A step on so little evidence should be small.
+# Adam divides the mean of the gradients by the root of the mean of their squares, both corrected for having begun at
+# 0. At the first step both means hold one gradient g, and $g / \sqrt{g^2}$ is its sign: *every* parameter moves by the
+# whole learning rate, whether its gradient is large or next to nothing. A step on so little evidence should be small.
 
 # %%
-PAPER_ADAM = SimpleNamespace(adam_beta1=0.9, adam_beta2=0.98, adam_epsilon=1e-9, weight_decay=0.0)  # section 5.3
+PAPER_ADAM = TrainingOptions()  # with the defaults of train.py, which are those of section 5.3
+assert (PAPER_ADAM.adam_beta1, PAPER_ADAM.adam_beta2, PAPER_ADAM.adam_epsilon) == (0.9, 0.98, 1e-9)
 
 trial = copy.deepcopy(model)
 optimizer = make_optimizer(trial, PAPER_ADAM)
@@ -246,7 +249,7 @@ plt.show()
 # it will be needed below.
 
 # %%
-warmup, max_steps, halfway = 40, 150, 35
+warmup, max_steps, unsure_at = 40, 150, 35
 schedule = learning_rate_schedule("inverse_sqrt", 2e-3, warmup, max_steps)
 optimizer = make_optimizer(model, PAPER_ADAM)
 model.train()
@@ -260,7 +263,7 @@ for step in range(1, max_steps + 1):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.item())
-    if step == halfway:
+    if step == unsure_at:
         unsure = copy.deepcopy(model).eval()
 model.eval()
 
@@ -316,9 +319,10 @@ for source, (_, de) in zip(sources, pairs, strict=True):
 # the n best beginnings, goes on with all of them and keeps the n best again. Three rules complete it; they are those
 # of transformers' `generate`:
 #
-# - **What is compared.** Each more token makes a sentence less likely, so by the plain sum of log-probabilities short
-#   ones win. A sentence that has ended scores the sum divided by its length to the power `length_penalty`. The n best
-#   of those that have ended are kept.
+# - **What is compared.** Every further token makes a sentence less likely, so by the plain sum of log-probabilities
+#   short ones win. A sentence that has ended scores the sum divided by its length n to the power `length_penalty`.
+#   (The penalty of section 6.1, with its $\alpha = 0.6$, is another: $((5 + n) / 6)^\alpha$, from the paper on GNMT.)
+#   The n best of those that have ended are kept.
 # - **What goes on.** Of the 2n best continuations, the n best that have not ended. Why 2n? A beginning can end in one
 #   way only, so at most n of them do. Those that have ended count if they are among the first n of the 2n.
 # - **When to stop.** Once n sentences have ended, and the best that still runs would score no better than the worst of
@@ -358,7 +362,8 @@ def beam_search(model, source, n, max_length, length_penalty=1.0, early_stopping
 # A model that is sure needs no search: what it has learnt comes out either way. The copy that is not sure is another
 # matter. Below is what it writes by either search, and how likely it finds that: the mean log-probability of a token,
 # which is the score for `length_penalty=1`. Greedy search cannot take back a wrong turn; now and then one of four
-# beams has avoided it.
+# beams has avoided it. What is found is likelier, not better: a model that is not sure finds it likely to say one word
+# again and again.
 
 # %%
 for source, (_, de) in zip(sources, pairs, strict=True):
