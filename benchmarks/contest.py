@@ -14,6 +14,10 @@ CONTEXT = multiprocessing.get_context("spawn")
 FORGET = "forget"  # the memory at most
 
 
+class Failed(SystemExit):
+    """A contestant has ended before its time; where it is not left out, so does the script, with this sentence."""
+
+
 class Contestant:
     """What `make(*arguments)` returns, a function, called in a process of its own.
 
@@ -49,7 +53,7 @@ class Contestant:
             reason = (
                 "its traceback stands above" if self.process.exitcode > 0 else "it was killed, maybe out of memory"
             )
-            sys.exit(f"The contestant '{self.name}' has failed; {reason}.")
+            raise Failed(f"The contestant '{self.name}' has failed; {reason}.") from None
 
     def forget(self):
         """Leaves out what was a warm-up, or of another kind, and its memory."""

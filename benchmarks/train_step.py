@@ -19,7 +19,7 @@ import time
 from types import SimpleNamespace
 
 import report
-from contest import Contestant, median_ratio, per_round, take_turns
+from contest import Contestant, Failed, median_ratio, per_round, take_turns
 from peers import DROPOUT, PAD, SIZES, SMOOTHING, token_pairs
 
 OURS, MARIAN = "ours", "MarianMTModel"
@@ -128,8 +128,10 @@ def target_tokens(batches: list[dict]) -> int:
     return sum(int((batch["labels"] != -100).sum()) for batch in batches)
 
 
-def compare(size: str, vocab_size: int, kinds: list[str], batches: list[dict], options) -> dict[str, Contestant]:
-    """Finds the best variant of each, then lets them take turns."""
+def compare(
+    size: str, vocab_size: int, kinds: list[str], batches: list[dict], options
+) -> tuple[dict[str, Contestant], list[str]]:
+    """Finds the best variant of each, then lets them take turns; also says which have failed in that."""
     setting = (size, vocab_size, batches, options.device)
     turns = [(number,) for number in range(len(batches))]
     best = {}
@@ -149,23 +151,29 @@ def compare(size: str, vocab_size: int, kinds: list[str], batches: list[dict], o
         return one
 
     ours = start(OURS, keeps_memory=True)
-    contestants, seconds, answers = [ours], [], []
+    contestants, seconds, answers, failures = [ours], [], [], []
     for kind in kinds[1:]:
         for keeps_memory in (False, True):
             peer = start(kind, keeps_memory)
             # One peer at a time, as the memory does not take all of them; ours is timed anew beside each.
             ours.forget()
-            take_turns([ours, peer], turns, options.rounds)
+            try:
+                take_turns([ours, peer], turns, options.rounds)
+            except Failed as failure:
+                failures.append(str(failure))
+                continue
             peer.ratio = median_ratio(ours, peer, options.rounds)
             peer.end()
             contestants.append(peer)
             seconds += ours.seconds
             answers = answers or list(ours.answers)  # after as many steps as the others' are
+    if not seconds:
+        sys.exit(failures[-1])
     ours.seconds, ours.answers = seconds, answers
     ours.end()
     for one in contestants:
         one.speed = target_tokens(batches) / statistics.median(per_round(one.seconds, len(one.seconds) // len(turns)))
-    return {one.name: one for one in contestants}
+    return {one.name: one for one in contestants}, failures
 
 
 def row(name: str, one: Contestant, flop: float, limit: float) -> list[str]:
@@ -239,14 +247,15 @@ def main():
         kinds = [OURS, MARIAN] if size == str(LARGE) else list(variants(options.device))
         pairs = token_pairs(options.data, vocab_size, 200 if options.quick else 20_000)
         batches = make_batches(pairs, options.max_tokens, STEPS)
-        contestants = compare(name, vocab_size, kinds, batches, options)
+        contestants, failures = compare(name, vocab_size, kinds, batches, options)
         flop = flop_per_target_token(name, vocab_size, batches)
         rows = [row(who, one, flop, limit) for who, one in contestants.items()]
         title = f"{name}, {vocab_size:,} types"
         losses = ", ".join(f"{statistics.mean(one.answers):.2f}" for one in contestants.values())
         page += ["", f"## {title}", "", *report.table(COLUMNS, rows), ""]
         page += [f"Mean losses, in this order, after as many steps from weights of their own: {losses}."]
-        print("\n".join(page[-6 - len(rows) :]), flush=True)
+        page += failures
+        print("\n".join(page[-6 - len(rows) - len(failures) :]), flush=True)
         picture[title] = {who: one.speed for who, one in contestants.items()}
     name = "-".join(["train_step", *(options.sizes if options.sizes != ALL_SIZES else [])])
     report.write_with_bars(options, name, page, "The training step", picture, "target tokens/s")

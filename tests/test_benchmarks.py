@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -226,3 +227,17 @@ def test_end_to_end(tmp_path):
     names = {row[0].split(",")[0] for row in rows}
     assert names == {"ours", "run_translation_no_trainer"} and len(rows) == 3
     assert len({row[3] for row in rows}) == 1  # target tokens
+
+
+def dies():
+    """Makes a contestant that the system ends, as it does with one that takes too much memory."""
+    return lambda: os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_contestant_that_is_killed_is_named():
+    contest = importlib.import_module("contest")
+    one = contest.Contestant("large", dies)
+    with pytest.raises(contest.Failed, match="'large' has failed; it was killed, maybe out of memory"):
+        one.turn()
+    assert issubclass(contest.Failed, SystemExit)
