@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None):
         with loading(options.model):
             translator = Translator.from_pretrained(options.model)
         outputs = translator(sources, num_beams=options.num_beams)
-    except UserError as error:
+    except (UserError, ValueError) as error:  # a text that is too long, for one
         sys.exit(f"exact_match.py: {error}")
     wrong = [triple for triple in zip(sources, targets, outputs, strict=True) if triple[1] != triple[2]]
     print(f"{len(sources) - len(wrong):,} of {len(sources):,} are exactly right")

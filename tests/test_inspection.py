@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import pytest
 import torch
 from conftest import positions
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertTokenizerFast
 
-from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import Translator, VanillaTransformerConfig
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.inspection import (
     AttentionMaps,
@@ -166,7 +169,9 @@ def test_the_shapes_of_a_saved_model(make_model, tmp_path, capsys):
         ("attention --model . --text A --output a.gif", "--output is a.gif; its name must end in .png"),
         ("attention --model . --text A --output nowhere/a.png", "There is no directory nowhere"),
         ("attention --model . --text A --output a.png", ". cannot be loaded"),
+        ("attention --model . --text A --output a.html --layer 99", "--layer is for a picture; a page has all"),
         ("align --model . --dataset_name sample_dataset", ". cannot be loaded"),
+        ("shapes --model=", "--model cannot be loaded"),
         ("look", "look"),
     ],
 )
@@ -226,18 +231,40 @@ def test_a_translation_may_be_given(model, tokenizer):
 @pytest.mark.parametrize("text", TEXTS)
 def test_tokens_are_shown_as_people_read_them(tokenizer, text):
     ids = tokenizer(text).input_ids
-    tokens = readable(tokenizer, ids)
+    tokens = readable(tokenizer, ids, text)
     assert len(tokens) == len(ids)
     assert tokens[-1] == Token("</s>", None)
-    assert "".join(token.text for token in tokens[:-1]).replace("␣", "") == "".join(text.split())
+    assert "".join(token.text for token in tokens[:-1]).translate({ord(mark): None for mark in "␣…"}) == "".join(
+        text.split()
+    )
     words = [token.word for token in tokens[:-1]]
     assert words == sorted(words) and set(words) == set(range(len(text.split())))
+
+
+def test_the_parts_of_a_letter_and_the_space_before_it_are_of_its_word(tokenizer):
+    text = "A 🦜 dog"
+    tokens = readable(tokenizer, tokenizer(text).input_ids, text)
+    assert [token.text for token in tokens if token.word == 0] == ["A"]
+    parrot = [token.text for token in tokens if token.word == 1]
+    assert len(parrot) >= 2 and parrot[-1] == "🦜" and set(parrot[:-1]) <= {"␣", "…"}
+    assert all(token.text.isprintable() for token in readable(tokenizer, tokenizer("a\x01b\x1b").input_ids))
+
+
+def test_words_are_those_of_the_text_where_the_tokenizer_writes_more_spaces(tmp_path):
+    """As BERT's do: to decode them gives seven words, as there are four, of which links tell the numbers."""
+    text = '"Hello" a well-known man'
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *'"-', "hello", "a"]))
+    tokenizer = BertTokenizerFast(str(tmp_path / "vocab.txt"))
+    tokens = [token for token in readable(tokenizer, tokenizer(text).input_ids, text) if token.word is not None]
+    assert [(token.text, token.word) for token in tokens[:4]] == [('"', 0), ("hello", 0), ('"', 0), ("a", 1)]
 
 
 def test_empty_and_too_long_texts_are_named(model, tokenizer):
     for text in ("", "  \n"):
         with pytest.raises(UserError, match="The text is empty"):
             attention_maps(model, tokenizer, text)
+    with pytest.raises(UserError, match="The text is not UTF-8"):
+        attention_maps(model, tokenizer, "a \udcff")
     with pytest.raises(UserError, match="The translation is empty"):
         attention_maps(model, tokenizer, "A dog", "")
     with pytest.raises(UserError, match=r"The text has \d+ tokens, and the model is for 40; shorten it"):
@@ -280,6 +307,15 @@ def test_pictures_show_the_weights_between_their_tokens(maps, kind):
 def test_pictures_are_of_the_kind_that_their_name_says(maps, tmp_path, suffix, start):
     draw_attention(maps, tmp_path / f"map{suffix}")
     assert (tmp_path / f"map{suffix}").read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_dollar_is_a_dollar(model, tokenizer, tmp_path, suffix):
+    """To matplotlib two of them begin and end a formula, which may be wrong."""
+    maps = attention_maps(model, tokenizer, "A dog", "A dog")
+    maps.source = [Token("$$", 0), Token("$\\foo$", 1), *maps.source[2:]]
+    draw_attention(maps, tmp_path / f"map{suffix}")
+    assert (tmp_path / f"map{suffix}").exists()
 
 
 def test_letters_that_the_font_lacks_are_no_cause_for_alarm(model, tokenizer, tmp_path, recwarn):
@@ -415,3 +451,58 @@ def test_the_command_aligns_a_dataset(model, tokenizer, tmp_path, capsys):
         main([*command, "--layer", "3"])
     with pytest.raises(SystemExit, match="There is no split 'train'"):
         main([*command, "--split", "train"])
+    for number, wrong in enumerate(["0-0 x", "0-0,1-1", ["0-0"]]):
+        data = tmp_path / f"data{number}"
+        data.mkdir()
+        lines = [{"en": "A dog", "de": "Two", "alignment": wrong}]
+        (data / "test.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        with pytest.raises(SystemExit, match="The alignment of pair 1 is .*; it must be written as '0-0 1-2'"):
+            main([*command, "--dataset_name", str(data), "--source_lang", "en", "--target_lang", "de"])
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit, match="Source and target are the same, en; name two that differ"):
+        main([*command, "--source_column", "en", "--target_column", "en"])
+
+
+@pytest.fixture
+def saved(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_command_shows_a_translation(saved, tmp_path, capsys):
+    command = ["attention", "--model", str(saved), "--text", "A dog", "--translation", "Two children play."]
+    for name in ("map.png", "map.html"):
+        main([*command, "--output", str(tmp_path / name)])
+        assert capsys.readouterr().out == "Two children play.\n"
+    before = (tmp_path / "map.html").read_bytes()
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(SystemExit, match=r"folder\.html cannot be written: "):
+        main([*command, "--output", str(tmp_path / "folder.html")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.html", "map.html", "map.png", "model"]
+    assert (tmp_path / "map.html").read_bytes() == before
+
+
+def test_foreign_code_is_not_run(saved, tmp_path, monkeypatch):
+    """Not even where somebody answers yes to all that is asked."""
+    config = json.loads((saved / "config.json").read_text()) | {"model_type": "evil"}
+    config["auto_map"] = {"AutoConfig": "evil.Config"}
+    (saved / "config.json").write_text(json.dumps(config))
+    (saved / "evil.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(SystemExit, match="cannot be loaded"):
+        main(["shapes", "--model", str(saved)])
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_who_reads_the_output_may_have_had_enough():
+    command = f"{sys.executable} -m vanilla_transformer.inspection shapes --all_layers --encoder_layers 400 | head -1"
+    result = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, cwd=ROOT)
+    assert result.stdout.startswith(b"module ") and result.stdout.count(b"\n") == 1
+    assert result.returncode == 141 and b"Traceback" not in result.stderr
+
+
+def test_the_steps_of_an_int8_model(saved):
+    model = Translator.from_pretrained(saved, dtype="int8").model
+    steps = trace_shapes(model, torch.tensor([[5, 6, 2]]), torch.tensor([[1, 5]]))
+    assert steps[-1].shape == (1, 2, model.config.vocab_size)

@@ -67,8 +67,6 @@ def load_splits(args) -> dict[str, Dataset | IterableDataset]:
     if "validation" not in pairs:
         hold_out_validation(pairs, args)
     columns = find_columns(pairs["train"], args)
-    if columns[0] == columns[1]:
-        raise UserError(f"Source and target are the same, {columns[0]}; name two that differ.")
     source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
     PartialState().print(f"translating from column '{source}' to column '{target}' of {where(args)}")
     pairs = {split: select_pair(dataset, *columns, split) for split, dataset in pairs.items()}
@@ -96,7 +94,7 @@ def load_dataset(args) -> DatasetDict:
             cache_dir=cache_of_directory(Path(args.dataset_name)),
             **options_of_directory(Path(args.dataset_name)),
         )
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError, HTTPError) as error:
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError, LookupError, HTTPError) as error:
         # `datasets` lists the configurations there are where --dataset_config_name is missing or wrong.
         raise UserError(
             f"The dataset {args.dataset_name} could not be loaded: {reason_of(error)} Give --dataset_name a Hub id or "
@@ -268,7 +266,9 @@ def is_text(feature) -> bool:
 
 
 def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str, str], split: str):
-    """The dataset with the columns `source` and `target` alone."""
+    """The dataset with the columns `source` and `target` alone; raises UserError if they are one, or not there."""
+    if source == target:
+        raise UserError(f"Source and target are the same, {source}; name two that differ.")
     if isinstance(source, tuple):
         column, languages = source[0], (source[1], target[1])
 

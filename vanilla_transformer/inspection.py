@@ -10,11 +10,12 @@ import argparse
 import itertools
 import json
 import math
+import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -29,7 +30,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTr
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .data import is_filled, read_split
-from .errors import UserError, loading
+from .errors import UserError, as_a_filter, loading
 from .modeling_vanilla_transformer import VanillaTransformerAttention, VanillaTransformerForConditionalGeneration
 from .pipeline_vanilla_transformer import Translator
 from .recipe import MODEL_OPTIONS, Parser, model_fields
@@ -147,8 +148,8 @@ def flops_of(name: str, counts: dict[str, int]) -> int:
     attention, _, kind = name.rpartition(".")
     if kind not in ("weights", "heads"):
         return counts.get(name, 0)
-    projections = sum(counts[f"{attention}.{one}"] for one in ("q_proj", "k_proj", "v_proj", "out_proj"))
-    return (counts[attention] - projections) // 2
+    projections = sum(counts.get(f"{attention}.{one}", 0) for one in ("q_proj", "k_proj", "v_proj", "out_proj"))
+    return (counts.get(attention, 0) - projections) // 2
 
 
 def show_shapes(steps: list[Step], all_layers: bool) -> Iterator[str]:
@@ -202,6 +203,7 @@ class AttentionMaps:
     encoder: torch.Tensor  # (layers,h,S,S)
     decoder: torch.Tensor  # (layers,h,T,T)
     cross: torch.Tensor  # (layers,h,T,S)
+    translation: str = ""
 
     def axes(self, kind: str) -> tuple[list[Token], list[Token]]:
         """The tokens of the rows and of the columns."""
@@ -239,8 +241,10 @@ def attention_maps(
         outputs = model(input_ids=source, decoder_input_ids=read, use_cache=False, output_attentions=True)
     of_stacks = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
     maps = (torch.cat(of_layers).float().cpu() for of_layers in of_stacks)
-    tokens = (readable(tokenizer, ids[0].tolist()) for ids in (source, target, read))
-    return AttentionMaps(*tokens, *maps)
+    target_text = tokenizer.decode(target[0], skip_special_tokens=True) if translation is None else translation
+    tokens = [readable(tokenizer, source[0].tolist(), text)]
+    tokens += [readable(tokenizer, ids[0].tolist(), target_text) for ids in (target, read)]
+    return AttentionMaps(*tokens, *maps, target_text)
 
 
 def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) -> torch.Tensor:
@@ -248,6 +252,10 @@ def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) ->
     (value,) = text.values()
     if not is_filled(value):
         raise UserError(f"The {name} is empty; give a sentence.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"The {name} is not UTF-8; convert it, by iconv for example.") from error
     ids = tokenizer(**text, return_tensors="pt", verbose=False).input_ids
     longest = model.config.max_position_embeddings
     if ids.shape[1] > longest:
@@ -255,20 +263,41 @@ def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) ->
     return ids.to(model.device)
 
 
-def readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[Token]:
-    """Each token as the text that it adds; words are what spaces separate."""
-    tokens, plain, shown = [], [], ""
+def readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str = "") -> list[Token]:
+    """Each token as the text that it adds, and of which word it is; words are what spaces separate.
+
+    With the `text` that was tokenised, words are its own, also where the tokenizer would write more spaces.
+    """
+    plain = [number for number in ids if number not in tokenizer.all_special_ids]
+    words = iter(words_of(tokenizer, plain, text))
+    tokens, before, shown = [], [], ""
     for number in ids:
         if number in tokenizer.all_special_ids:
             tokens.append(Token(tokenizer.convert_ids_to_tokens(number), None))
             continue
-        plain.append(number)
-        text = tokenizer.decode(plain)
-        if text.endswith("\ufffd"):  # a part of a letter
-            text = shown
-        tokens.append(Token(text[len(shown) :].strip() or "␣", max(0, len(text.split()) - 1)))
-        shown = text
+        before.append(number)
+        now = tokenizer.decode(before)
+        added = now[len(shown) :].strip()
+        if now.endswith("\ufffd"):  # a part of a letter
+            now, added = shown, "…"
+        # What cannot be printed, a control character say, must not stand in a picture.
+        added = "".join(letter if letter.isprintable() else "▯" for letter in added)
+        tokens.append(Token(added or "␣", next(words)))
+        shown = now
     return tokens
+
+
+def words_of(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str) -> list[int]:
+    """The number of the word of `text` that each token belongs to; a lone space belongs to the word after it."""
+    if tokenizer.is_fast:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        kept = [number not in tokenizer.all_special_ids for number in encoded.input_ids]
+        if list(itertools.compress(encoded.input_ids, kept)) == ids:
+            ends = [start + len(text[start:]) - len(text[start:].lstrip()) + 1 for start, _ in encoded.offset_mapping]
+            return [max(0, len(text[:end].split()) - 1) for end in itertools.compress(ends, kept)]
+    # A tokenizer that tells no places, or a model that has cut its words in another way.
+    texts = [tokenizer.decode(ids[: count + 1]).rstrip("\ufffd") for count in range(len(ids))]
+    return [max(0, len(now.split()) - 1) for now in texts]
 
 
 def looks_at(weights: torch.Tensor, columns: list[Token], is_self: bool) -> str:
@@ -326,9 +355,10 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
     for axis, number in zip(axes.flat, heads, strict=False):
         shown = weights[layer, number]
         image = axis.imshow(shown, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        axis.set_xticks(range(len(columns)), [token.text for token in columns], rotation=90, fontsize=8)
-        axis.set_yticks(range(len(rows)), [token.text for token in rows], fontsize=8)
-        axis.set_title(f"head {number}: {looks_at(shown, columns, kind != 'cross')}", fontsize=9)
+        plain = {"fontsize": 8, "parse_math": False}  # a token may hold $
+        axis.set_xticks(range(len(columns)), [token.text for token in columns], rotation=90, **plain)
+        axis.set_yticks(range(len(rows)), [token.text for token in rows], **plain)
+        axis.set_title(f"head {number}: {looks_at(shown, columns, kind != 'cross')}", fontsize=9, parse_math=False)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
     figure.suptitle(f"{KINDS[kind]}, layer {layer}")
     return figure
@@ -424,8 +454,8 @@ def make_parser() -> Parser:
     attention.add_argument("--text", required=True, help="what is translated")
     attention.add_argument("--translation", help="what the decoder is made to write (default: what it would write)")
     attention.add_argument("--output", required=True, type=Path, metavar="FILE", help=".png, .svg, .pdf or .html")
-    attention.add_argument("--kind", choices=KINDS, default="cross", help="of a picture (default: %(default)s)")
-    attention.add_argument("--layer", type=int, default=-1, help="of a picture, from 0 on (default: the last)")
+    attention.add_argument("--kind", choices=KINDS, help="of a picture (default: cross)")
+    attention.add_argument("--layer", type=int, help="of a picture, from 0 on (default: the last)")
     attention.add_argument("--head", type=int, help="of a picture, from 0 on (default: all of the layer)")
     attention.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
 
@@ -451,9 +481,12 @@ def main(argv: list[str] | None = None):
     """Runs one of the three commands."""
     try:
         options = make_parser().parse_args(argv)
-        {"shapes": run_shapes, "attention": run_attention, "align": run_align}[options.command](options)
+        with as_a_filter("inspection"):
+            {"shapes": run_shapes, "attention": run_attention, "align": run_align}[options.command](options)
     except UserError as error:
         sys.exit(f"inspection: {error}")
+    except (RuntimeError, ValueError, IndexError) as error:  # of a model or a size that torch cannot take
+        sys.exit(f"inspection: {options.command} failed: {' '.join(str(error).split())}")
 
 
 def run_shapes(options: argparse.Namespace):
@@ -477,9 +510,9 @@ def run_shapes(options: argparse.Namespace):
 def config_of(options: argparse.Namespace) -> VanillaTransformerConfig:
     """That of `--model`, or one of the sizes that were given."""
     given = model_fields(options)
-    if options.model and given:
+    if options.model is not None and given:
         raise UserError(f"--model and --{next(iter(given))} are both given; leave out one of them.")
-    if options.model:
+    if options.model is not None:
         return load(options.model, AutoConfig)
     try:
         return VanillaTransformerConfig(**given)
@@ -490,11 +523,25 @@ def config_of(options: argparse.Namespace) -> VanillaTransformerConfig:
 def load(name: str, auto_class: type):
     """A config, model or tokenizer, as one of this project."""
     with loading(name):
-        found = auto_class.from_pretrained(name)
+        found = auto_class.from_pretrained(name, trust_remote_code=False)  # ours is here, and no other is run
     config = getattr(found, "config", found)
     if getattr(config, "model_type", "vanilla_transformer") != "vanilla_transformer":
         raise UserError(f"{name} is a {config.model_type} model; only one of this project can be looked into.")
     return found
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its place once it is whole; raises UserError if it cannot be written."""
+    part = path.with_name(f".part-{os.getpid()}{path.suffix}")
+    try:
+        yield part
+        part.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 DRAWN = (".png", ".svg", ".pdf")
@@ -506,14 +553,18 @@ def run_attention(options: argparse.Namespace):
         raise UserError(f"--output is {options.output}; its name must end in {', '.join(DRAWN)} or .html.")
     if not options.output.parent.is_dir():
         raise UserError(f"There is no directory {options.output.parent} for --output; make it first.")
+    place = {name: getattr(options, name) for name in ("kind", "layer", "head") if getattr(options, name) is not None}
+    if place and options.output.suffix == ".html":
+        raise UserError(f"--{next(iter(place))} is for a picture; a page has all layers and heads. Leave it out.")
     model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
     generation = {"num_beams": options.num_beams} if options.num_beams else {}
     maps = attention_maps(model, tokenizer, options.text, options.translation, **generation)
-    if options.output.suffix == ".html":
-        write_attention_page(maps, options.output, f"Attention: {options.text}")
-    else:
-        draw_attention(maps, options.output, options.kind, options.layer, options.head)
-    print(" ".join(token.text for token in maps.target if token.word is not None))
+    with replacing(options.output) as path:
+        if options.output.suffix == ".html":
+            write_attention_page(maps, path, f"Attention: {options.text}")
+        else:
+            draw_attention(maps, path, **place)
+    print(maps.translation)
     print(f"{options.output} shows the attention.", file=sys.stderr)
 
 
@@ -523,6 +574,7 @@ def run_align(options: argparse.Namespace):
     layer = number_within("layer", options.layer, model.config.decoder_layers)
     pairs = read_split(options)
     known = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
+    known = [read_links(text, number) for number, text in enumerate(known, start=1)]
     found, true, left_out = [], [], 0
     texts = zip(pairs["source"], pairs["target"], known, strict=True)
     for source, target, alignment in tqdm(texts, "Aligning", len(pairs), leave=False):
@@ -534,8 +586,8 @@ def run_align(options: argparse.Namespace):
             continue
         print(" ".join(f"{i}-{j}" for i, j in links))
         if alignment:
-            found.append({f"{i}-{j}" for i, j in links})
-            true.append(set(alignment.split()))
+            found.append(set(links))
+            true.append(alignment)
     if left_out:
         longest = model.config.max_position_embeddings
         print(
@@ -544,6 +596,13 @@ def run_align(options: argparse.Namespace):
     if true:
         rate = alignment_error_rate(found, true)
         print(f"alignment error rate {rate:.3f} over {len(found):,} pairs", file=sys.stderr)
+
+
+def read_links(text: str | None, number: int) -> set[tuple[int, int]]:
+    """The true links (source, target) of pair `number`; none where they are not known."""
+    if not isinstance(text, str | None) or not re.fullmatch(r"\s*(\d+-\d+(\s+|$))*", text or ""):
+        raise UserError(f"The alignment of pair {number} is {text!r}; it must be written as '0-0 1-2'.")
+    return {tuple(map(int, link.split("-"))) for link in (text or "").split()}
 
 
 if __name__ == "__main__":

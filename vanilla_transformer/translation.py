@@ -4,14 +4,13 @@ python -m vanilla_transformer.translation --model DIR_OR_ID < in.txt > out.txt
 """
 
 import argparse
-import os
 import sys
 from itertools import islice
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from .errors import UserError, loading
+from .errors import UserError, as_a_filter, loading
 from .pipeline_vanilla_transformer import TextTooLong, Translator
 from .training import keep_freed_memory
 
@@ -80,18 +79,8 @@ def main():
     keep_freed_memory()
     if sys.stdin is None or sys.stdout is None:
         sys.exit("translation: standard input or output is closed; give it one of each.")
-    try:
+    with as_a_filter("translation"):
         translate_lines(load(options), options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Who reads the output has had enough; without this Python would complain when it closes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # what a shell reports for a program that SIGPIPE ends
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(f"translation: the input cannot be read or the output not be written: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def load(options: argparse.Namespace) -> Translator:
