@@ -65,6 +65,7 @@ MISTAKES = [  # in a notebook, and what is wrong then
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "right", "wrong", "message"), MISTAKES, ids=[f"{m[0][:2]} {m[2]}" for m in MISTAKES])
 def test_a_mistake_in_a_notebook_fails(name, right, wrong, message, elsewhere):
     source = FOLDER / f"{name}.py"
