@@ -1,4 +1,4 @@
-"""Seq2SeqTrainer and PEFT work with this model as with others. Run: pytest tests/test_trainer_and_peft.py"""
+"""Seq2SeqTrainer and PEFT work with this model as with others. Run: pytest -m slow tests/test_trainer_and_peft.py"""
 
 from pathlib import Path
 
@@ -30,6 +30,8 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
+
+pytestmark = pytest.mark.slow
 
 # Targets of very unequal lengths: a mean of means is far from the mean.
 PAIRS = {
