@@ -27,6 +27,7 @@ class WhenAutoNamesAreLoaded(MetaPathFinder):
     """Adds this model to the names of transformers' models once these are imported, which it leaves to others."""
 
     def find_spec(self, name: str, path, target=None):
+        """What loads the module of these names and then adds ours to them; None for every other module."""
         if name != AUTO_NAMES:
             return None
         spec = PathFinder.find_spec(name, path, target)

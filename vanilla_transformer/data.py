@@ -328,6 +328,7 @@ def tokenize_pairs(
     """
 
     def encode(batch: dict) -> dict:
+        """A batch of pairs -> those of them that are kept, with their token ids and lengths."""
         filled = are_filled(batch)
         columns = {side: list(itertools.compress(batch[side], filled)) for side in ("source", "target")}
         columns |= {"input_ids": [], "labels": []}

@@ -599,7 +599,7 @@ def run_align(options: argparse.Namespace):
 
 
 def read_links(text: str | None, number: int) -> set[tuple[int, int]]:
-    """The true links (source, target) of pair `number`; none where they are not known."""
+    """The true links (source, target) of pair `number`, none where they are not known; raises UserError for others."""
     if not isinstance(text, str | None) or not re.fullmatch(r"\s*(\d+-\d+(\s+|$))*", text or ""):
         raise UserError(f"The alignment of pair {number} is {text!r}; it must be written as '0-0 1-2'.")
     return {tuple(map(int, link.split("-"))) for link in (text or "").split()}
