@@ -482,6 +482,7 @@ def numpy_loss(logits, labels, label_smoothing, num_items):
 def chunks(request, monkeypatch):
     monkeypatch.setattr(modeling, "LOGITS_PER_CHUNK", request.param)
     monkeypatch.setattr(modeling, "ROWS_PER_CHUNK", 1)
+    monkeypatch.setattr(modeling, "LOGITS_PER_SOFTMAX", request.param // 2)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -228,7 +228,10 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        """(...) -> (...): in training each element is 0 or scaled up, else `x` itself comes back."""
+        if not self.training or self.p == 0:
+            return x
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         dropped = min(max(1, round(256 * self.p)), 255)  # of 256 bytes
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
@@ -685,8 +688,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 # --------------------------------------------------------------------------------------------------- loss, section 5.4
 
 # The logits of a chunk of the loss, 16 MiB in float32, but at least so many rows: each chunk adds to the gradient of
-# all V types, however few its rows are.
+# all V types, however few its rows are. On a CPU the softmax takes as many at a time as stay in its cache.
 LOGITS_PER_CHUNK, ROWS_PER_CHUNK = 2**22, 256
+LOGITS_PER_SOFTMAX = 2**20
 
 
 # An operator of its own, which `torch.compile` takes as one step however many real tokens there are. It is named after
@@ -718,29 +722,31 @@ def chunked_cross_entropy(
     grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=torch.float32)
     grad_bias = torch.zeros_like(grad_weight[:, 0])
     rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // num_types)
+    some = max(1, (LOGITS_PER_SOFTMAX if hidden.device.type == "cpu" else LOGITS_PER_CHUNK) // num_types)
     for start in range(0, states.shape[0], rows):
-        x, target = states[start : start + rows], targets[start : start + rows]
-        logits = (x @ projection.T).float()  # (n,V)
-        if bias is not None:
-            logits += bias
-        likelihood = (1 - label_smoothing) * logits.gather(1, target)
-        if label_smoothing:
-            likelihood += label_smoothing * logits.mean(dim=1, keepdim=True)
-        highest = logits.amax(dim=1, keepdim=True)
-        exponentials = logits.sub_(highest).exp_()
-        normaliser = exponentials.sum(dim=1, keepdim=True)
-        loss += (highest + normaliser.log() - likelihood).sum()
-        if not needs_grad:
-            continue
+        x = states[start : start + rows]
+        products = x @ projection.T  # (n,V)
+        for part, target in zip(products.split(some), targets[start : start + rows].split(some), strict=True):
+            logits = part.float() if bias is None else part.float() + bias
+            likelihood = (1 - label_smoothing) * logits.gather(1, target)
+            if label_smoothing:
+                likelihood += label_smoothing * logits.mean(dim=1, keepdim=True)
+            probabilities = logits.softmax(dim=1)
+            # The logarithm of the sum of exponentials, by the highest probability, which is 1/V at least.
+            normaliser = logits.amax(dim=1, keepdim=True) - probabilities.amax(dim=1, keepdim=True).log()
+            loss += (normaliser - likelihood).sum()
+            if not needs_grad:
+                continue
 
-        # The gradient of the loss by the logits: softmax minus the smoothed target distribution.
-        grad = exponentials.div_(normaliser).sub_(label_smoothing / num_types)
-        grad.scatter_add_(1, target, torch.full_like(target, label_smoothing - 1, dtype=grad.dtype))
-        if bias is not None:
-            grad_bias += grad.sum(dim=0)
-        grad = grad.to(dtype)
-        grad_states[start : start + rows] = grad @ projection
-        grad_weight += grad.T @ x
+            # The gradient of the loss by the logits: softmax minus the smoothed target distribution.
+            grad = probabilities.sub_(label_smoothing / num_types)
+            grad.scatter_add_(1, target, torch.full_like(target, label_smoothing - 1, dtype=grad.dtype))
+            if bias is not None:
+                grad_bias += grad.sum(dim=0)
+            part.copy_(grad)
+        if needs_grad:
+            grad_states[start : start + rows] = products @ projection
+            grad_weight += products.T @ x
 
     grad_hidden = torch.zeros_like(hidden if needs_grad else hidden[:0])
     if needs_grad:
