@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMixin
 
+from vanilla_transformer import generation_vanilla_transformer
 from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0], [12, 33, 9, 9, 2, 0]])
@@ -750,8 +751,11 @@ SEARCHES += [
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
-def test_searches_equal_those_of_transformers(search, make_lively):
+@pytest.mark.parametrize("rows", [4, 64], ids="{} rows of logits".format)
+def test_searches_equal_those_of_transformers(search, make_lively, rows, monkeypatch):
     """Batches of which sentences end at different steps, among them some that reach the longest length."""
+    monkeypatch.setattr(generation_vanilla_transformer, "ROWS_AT_A_TIME", rows)
+    monkeypatch.setattr(generation_vanilla_transformer, "LOGITS_AT_A_TIME", 1)
     model = make_lively()
     generator = torch.Generator().manual_seed(0)
     plain = by_transformers(model)
@@ -779,6 +783,18 @@ def test_finished_sentences_leave_the_batch(num_beams, make_lively, monkeypatch)
     if num_beams == 1:
         ends = [len(cut(row)) for row in output[:, 1:].tolist()]
         assert rows == [sum(end > step for end in ends) for step in range(max(ends))]
+
+
+@pytest.mark.parametrize("options, first", [({}, 1), ({"min_new_tokens": 2}, 4)], ids=["plain", "with a processor"])
+def test_beams_begin_as_one(options, first, make_lively, monkeypatch):
+    """But where a processor may leave less than n ways to go on."""
+    model = make_lively()
+    rows, prefill = [], model._prefill
+    monkeypatch.setattr(
+        model, "_prefill", lambda ids, *args, **kwargs: rows.append(len(ids)) or prefill(ids, *args, **kwargs)
+    )
+    model.generate(SOURCE, attention_mask=MASK, num_beams=4, max_new_tokens=STEPS, **options)
+    assert rows == [first * len(SOURCE)]
 
 
 def test_own_searches_are_left_for_what_they_do_not_know(make_lively, monkeypatch):

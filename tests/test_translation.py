@@ -3,16 +3,20 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel, pipeline
+from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, pipeline
 
 from vanilla_transformer import translation
 from vanilla_transformer.conversion import load_foreign
-from vanilla_transformer.pipeline_vanilla_transformer import cut, to_int8
+from vanilla_transformer.pipeline_vanilla_transformer import Int8Linear, cut, to_int8
 from vanilla_transformer.tokenization import train_tokenizer
 from vanilla_transformer.translation import TextTooLong, Translator
 
@@ -58,6 +62,75 @@ def test_every_text_is_translated_as_it_is_alone(translator, max_tokens, num_bea
     assert translator(TEXTS, **generation) == expected
     assert translator(TEXTS[::-1], **generation) == expected[::-1]
     assert translator((text for text in TEXTS[:2]), **generation) == expected[:2]
+
+
+def threads_of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+@pytest.fixture
+def two_cores():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_batches_side_by_side_are_translated_as_one_after_the_other(translator, num_beams, two_cores, monkeypatch):
+    generation = {"num_beams": num_beams, "max_new_tokens": 12}
+    translator.max_tokens = 1
+    threads, translate = set(), translator.translate
+    meeting = threading.Barrier(2)  # which one thread alone does not pass
+
+    def note(*args):
+        threads.add((threading.get_ident(), torch.get_num_threads()))
+        meeting.wait(timeout=60)
+        return translate(*args)
+
+    monkeypatch.setattr(translator, "translate", note)
+    texts = TEXTS[:6]  # as many for one thread as for the other, should they go on to meet
+    side_by_side = translator(texts, **generation)
+    assert len(threads) == 2 and {cores for _, cores in threads} == {1} and threads_of_a_new_thread() == 2
+    torch.set_num_threads(1)
+    monkeypatch.undo()
+    assert translator(texts, **generation) == side_by_side
+
+
+def test_batches_side_by_side_end_with_the_first_that_fails(translator, two_cores, monkeypatch):
+    translator.max_tokens, calls = 1, []
+
+    def fail_later(sources, generation):
+        calls.append(1)
+        time.sleep(0.01)
+        if len(calls) > 2:
+            raise RuntimeError("no memory")
+        return ["text"] * len(sources)
+
+    monkeypatch.setattr(translator, "translate", fail_later)
+    with pytest.raises(RuntimeError, match="no memory"):
+        translator(TEXTS * 10)
+    assert len(calls) < 60 and threads_of_a_new_thread() == 2
+
+
+def test_what_batches_share_is_not_used_side_by_side(translator, two_cores):
+    """Random numbers would come in another order each time; an object of the caller's may be for one thread."""
+    batches = [[0], [1]]
+    assert translator.threads(batches, {"num_beams": 3, "early_stopping": True}) == 2
+    assert translator.threads(batches[:1], {}) == 1
+    for generation in ({"do_sample": True}, {"generation_config": GenerationConfig()}, {"stopping_criteria": []}):
+        assert translator.threads(batches, generation) == 1
+    with torch.autocast("cpu"):
+        assert translator.threads(batches, {}) == 1
+    hook = translator.model.register_forward_hook(lambda *args: None)
+    assert translator.threads(batches, {}) == 1
+    hook.remove()
+    assert translator.threads(batches, {}) == 2
+    translator.model.train()
+    assert translator.threads(batches, {}) == 1
+    translator.model.eval()
+    translator.model.generation_config.do_sample = True
+    assert translator.threads(batches, {}) == 1
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -128,13 +201,38 @@ def test_int8_translates_each_text_as_generate_does(folder, num_beams):
     assert len(set(rounded(TEXTS, **generation))) > len(TEXTS) / 2
 
 
+def test_int8_is_not_saved(folder, tmp_path):
+    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
+    with pytest.raises(ValueError, match="A model in int8 cannot be saved; save the one that it was made of"):
+        rounded.model.save_pretrained(tmp_path / "rounded")
+    assert not list(tmp_path.glob("rounded/*.safetensors"))
+
+
 def test_int8_is_for_a_cpu(folder):
     with pytest.raises(ValueError, match="int8 is for a CPU, and the device is cuda; change"):
         Translator.from_pretrained(str(folder), device="cuda", dtype="int8")
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_int8_product_is_that_of_rounded_matrices(bias):
+    """Weights are multiples of a 127th of the largest of their row; inputs are rounded to 127 steps by torch."""
+    generator = torch.Generator().manual_seed(0)
+    linear = torch.nn.Linear(24, 10, bias=bias)
+    with torch.no_grad():
+        linear.weight.copy_(torch.randn(10, 24, generator=generator) * torch.logspace(-3, 3, 10)[:, None])
+        linear.weight[3] = 0
+    x = torch.randn(2, 5, 24, generator=generator)
+    scale = linear.weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-9) / 127
+    expected = x @ ((linear.weight / scale).round() * scale).T + (linear.bias if bias else 0)
+    found = Int8Linear(linear)(x)
+    assert found.shape == expected.shape and torch.equal(found[..., 3], expected[..., 3])
+    step = (x.max() - x.min()) / 127
+    most = step / 2 * linear.weight.abs().sum(dim=1) + 1e-5  # were all inputs half a step off
+    assert ((found - expected).abs() <= most).all() and not torch.equal(found, expected)
+
+
 def test_a_processor_without_int8_is_named(translator, monkeypatch):
-    monkeypatch.setattr(torch.ao.quantization, "quantize_dynamic", fail)
+    monkeypatch.setattr(torch, "quantize_per_channel", fail)
     with pytest.raises(ValueError, match=r"torch 2\S+ has no int8 for this processor; take another dtype"):
         to_int8(translator.model)
 
@@ -403,6 +501,33 @@ def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
     )
     assert result.stdout == b"141\n"
     assert b"Traceback" not in result.stderr and b"Exception ignored" not in result.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_batches_side_by_side(translator, tmp_path):
+    never_end(translator)
+    translator.model.save_pretrained(tmp_path / "model")
+    translator.tokenizer.save_pretrained(tmp_path / "model")
+    options = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]  # some minutes
+    command = [sys.executable, "-m", "vanilla_transformer.translation", "--model", tmp_path / "model", *options]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    process.stdin.write(b"A dog sleeps.\n" * 100)
+    process.stdin.close()
+    try:
+        said = b""
+        while b"Translating" not in said:
+            letter = process.stderr.read(1)
+            assert letter, said
+            said += letter
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=5) == 130
+    finally:
+        process.kill()
+    assert b"Traceback" not in process.stderr.read() and process.stdout.read() == b""
 
 
 @pytest.mark.parametrize(

@@ -33,4 +33,6 @@ def as_a_filter(program: str) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(f"{program}: the input cannot be read or the output not be written: {error}")
     except KeyboardInterrupt:
-        sys.exit(130)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(130)  # sys.exit would wait for the threads that translate

@@ -11,6 +11,8 @@
 The outputs are those of transformers' own loops, which take over for all that these do not know.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch.nn.functional import pad
 from transformers import (
@@ -28,6 +30,9 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 NEVER = -1e9  # the score of what must not be chosen
+# Of the logits, as many at a time as stay in the cache of a CPU, but at least so many rows: each time all weights of
+# the output projection are read.
+LOGITS_AT_A_TIME, ROWS_AT_A_TIME = 2**19, 64
 BROADCASTING = ("eager", "sdpa")  # backends of attention that let one source stand for several beams
 
 # Processors that look at each row by itself, so that it does not matter which others are in the batch.
@@ -81,10 +86,11 @@ class SentencesInPlay:
         self.begin = lambda ids: model._prefill(ids, generation_config, self.kwargs)
         self.is_direct = is_direct(model, model_kwargs)
 
-    def next_logits(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """(A beams, T) -> (A beams, V), in float32."""
+    def next_logits(self, input_ids: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """(A m,T) -> (A m,V) for m beams each, in float32: on a CPU some rows after others, with their slice."""
         if self.begin is None and self.is_direct:
-            return self.step(input_ids[:, -1:])
+            yield from self.logits_of(self.step(input_ids[:, -1:]))
+            return
         if self.begin is not None:
             outputs, self.begin = self.begin(input_ids), None
         else:
@@ -96,10 +102,19 @@ class SentencesInPlay:
             self.kwargs["source_mask"] = create_bidirectional_mask(
                 self.model.config, source[:, :1], self.kwargs.get("attention_mask"), encoder_hidden_states=source
             )
-        return outputs.logits[:, -1].float()
+        yield slice(0, len(input_ids)), outputs.logits[:, -1].float()
+
+    def logits_of(self, hidden: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """(A m,d) -> (A m,V), whole sentences at a time."""
+        rows, num_types = hidden.shape[0], self.model.config.decoder_vocab_size
+        if hidden.device.type == "cpu":
+            rows = max(ROWS_AT_A_TIME, LOGITS_AT_A_TIME // num_types) // self.beams * self.beams or self.beams
+        for start in range(0, hidden.shape[0], rows):
+            some = slice(start, start + rows)
+            yield some, self.model.lm_head(hidden[some]).float()
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The decoder over one token of each row, with the mask of the source that is made once: (A beams,1) -> V.
+        """The decoder over one token of each row, with the mask of the source that is made once: (A beams,1) -> d.
 
         The same as a call of the model, which would make masks, positions and outputs anew for each token.
         """
@@ -110,7 +125,7 @@ class SentencesInPlay:
         source, mask = self.kwargs["encoder_outputs"].last_hidden_state, self.kwargs["source_mask"]
         for layer in decoder.layers:
             x = layer(x, None, source, mask, rotary, past_key_values=cache)
-        return self.model.lm_head(decoder.layer_norm(x))[:, -1].float()
+        return decoder.layer_norm(x)[:, -1]
 
     def keep(self, sentences: torch.Tensor, rows: torch.Tensor):
         """Goes on with these `sentences` (A') of the A, and with these `rows` (A' beams) of the A beams."""
@@ -146,7 +161,7 @@ def is_direct(model: GenerationMixin, model_kwargs: dict) -> bool:
     """
     given = {name for name, value in model_kwargs.items() if value is not None}
     mask = model_kwargs.get("attention_mask")
-    around = (model, model.base_model, model.get_decoder())
+    around = (model, model.base_model, model.get_decoder(), model.lm_head)
     return (
         given <= {"encoder_outputs", "attention_mask", "past_key_values", "use_cache"}
         and (mask is None or mask.ndim == 2)
@@ -219,8 +234,11 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         length = input_ids.shape[1]
         output = pad(input_ids, (0, generation_config.max_length - length), value=generation_config._pad_token_tensor)
         while len(play.numbers):
-            scores = logits_processor(input_ids, play.next_logits(input_ids))
-            tokens = scores.argmax(dim=-1)
+            best = [
+                logits_processor(input_ids[some], logits).argmax(dim=-1)
+                for some, logits in play.next_logits(input_ids)
+            ]
+            tokens = torch.cat(best)
             output[play.numbers, length] = tokens
             length += 1
             input_ids = torch.cat([input_ids, tokens[:, None]], dim=1)
@@ -260,16 +278,21 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         play = SentencesInPlay(self, input_ids, stopping_criteria, generation_config, model_kwargs)
         prompt = length = input_ids.shape[1]
         running = input_ids.unflatten(0, (-1, n))  # (A,n,T)
-        scores = torch.zeros(running.shape[:2], device=input_ids.device)  # (A,n)
-        scores[:, 1:] = NEVER  # so that beams, which begin alike, go different ways
         finished = Hypotheses(pad(running, (0, max_length - prompt), value=fill), prompt, generation_config)
+        if play.is_direct and not logits_processor and self.config.decoder_vocab_size >= candidates:
+            running = running[:, :1]  # since beams begin alike, and as many go different ways
+        scores = torch.zeros(running.shape[:2], device=input_ids.device)  # (A,n) or (A,1)
+        scores[:, 1:] = NEVER  # so that beams that begin alike go different ways
         output, lengths = finished.tokens.clone(), finished.lengths.clone()
 
         while len(play.numbers):
             rows = running.flatten(0, 1)
-            best, beams, tokens = best_continuations(
-                play.next_logits(rows), scores, candidates, logits_processor, rows
-            )
+            m = scores.shape[1]  # 1 in the first step, then n
+            found = []
+            for some, logits in play.next_logits(rows):
+                scores_of_some = scores.flatten()[some].unflatten(0, (-1, m))
+                found.append(best_continuations(logits, scores_of_some, candidates, logits_processor, rows[some]))
+            best, beams, tokens = map(torch.cat, zip(*found, strict=True))
             extended = torch.cat([gather_beams(running, beams), tokens[..., None]], dim=-1)  # (A,c,T+1)
             ends_here = play.criteria(extended.flatten(0, 1), None).unflatten(0, (-1, beams.shape[1]))  # (A,c)
             length += 1
@@ -280,7 +303,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             running, beams = gather_beams(extended, chosen), beams.gather(1, chosen)
             is_over = finished.cannot_improve(scores, length) | ends_here.all(dim=1)
             sentences = (~is_over).nonzero()[:, 0]
-            play.keep(sentences, (sentences[:, None] * n + beams[sentences]).flatten())
+            play.keep(sentences, (sentences[:, None] * m + beams[sentences]).flatten())
             if is_over.any():
                 running, scores = running[sentences], scores[sentences]
                 finished.keep(sentences)

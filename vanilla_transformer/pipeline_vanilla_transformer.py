@@ -6,6 +6,8 @@ import sys
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -20,7 +22,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from .generation_vanilla_transformer import LongestOutput
+from .generation_vanilla_transformer import LongestOutput, is_direct
 
 
 class Translator:
@@ -34,7 +36,7 @@ class Translator:
     Args:
         model: A vanilla_transformer model, in evaluation mode.
         tokenizer: Its tokenizer.
-        max_tokens: Source tokens in a batch, padding included.
+        max_tokens: Source tokens in a batch, padding included; on a CPU up to four batches are translated at once.
         max_source_length: Tokens of the longest text that is translated as one. None: `max_position_embeddings` of the
             model, beyond which only positions that are not learned reach, and more than it saw in training.
         too_long: What becomes of a longer text. `split`: its sentences are translated in pieces that fit, or its
@@ -97,7 +99,6 @@ class Translator:
         model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs).to(device)
         return cls(to_int8(model) if in_int8 else model, tokenizer, **own)
 
-    @torch.no_grad()
     def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
         """Translates `texts`; `generation` goes to `generate` (`num_beams`, `length_penalty`, `max_new_tokens`, ...).
 
@@ -117,10 +118,12 @@ class Translator:
         texts = list(texts)
         numbers, ids = self.tokenize(texts)
         translated = [""] * len(ids)
-        with tqdm(total=len(ids), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
-            for batch in self.batches([len(source) for source in ids]):
-                found = self.translate([ids[index] for index in batch], generation)
-                for index, text in zip(batch, found, strict=True):
+        batches = list(self.batches([len(source) for source in ids]))
+        bar = tqdm(total=len(ids), desc=progress, unit="sentence", disable=progress is None, leave=False)
+        with bar, side_by_side(self.threads(batches, generation)) as on_each:
+            found = on_each(lambda batch: self.translate([ids[index] for index in batch], generation), batches)
+            for batch, texts_of_batch in zip(batches, found, strict=True):
+                for index, text in zip(batch, texts_of_batch, strict=True):
                     translated[index] = text
                 bar.update(len(batch))
         translations = [[] for _ in texts]
@@ -177,6 +180,20 @@ class Translator:
             yield order[start:end]
             start = end
 
+    def threads(self, batches: list[list[int]], generation: dict) -> int:
+        """How many batches are translated side by side: on a CPU one for each core, but at most `SIDE_BY_SIDE`.
+
+        One after the other where they share something that is for one thread: random numbers, an object of the
+        caller's, a hook around the model or a compiled one.
+        """
+        samples = generation.get("do_sample", self.model.generation_config.do_sample) or self.model.training
+        has_objects = not all(isinstance(value, (int, float, str)) for value in generation.values())
+        is_elsewhere = self.model.device.type != "cpu" or torch.is_autocast_enabled("cpu")
+        if samples or has_objects or is_elsewhere or not is_direct(self.model, {}):
+            return 1
+        return min(SIDE_BY_SIDE, torch.get_num_threads(), len(batches))
+
+    @torch.no_grad()
     def translate(self, sources: list[list[int]], generation: dict) -> list[str]:
         """The translations of one batch of token ids."""
         inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
@@ -200,21 +217,68 @@ class Translator:
         return {"max_length": int(longest.max()), "stopping_criteria": StoppingCriteriaList(criteria)}
 
 
+SIDE_BY_SIDE = 4  # batches at a time: much of the time of a small one is Python's, which runs one thread at once
+
+
+@contextmanager
+def side_by_side(count: int) -> Iterator[Callable]:
+    """A `map` that calls its function `count` times at once, each with its share of the cores.
+
+    Two batches on a core each take less time than one after the other on both, whose matrices are too small to share.
+    """
+    cores = torch.get_num_threads()
+    if count <= 1:
+        yield map
+        return
+    pool, waits = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=[cores // count]), True
+    try:
+        yield pool.map
+    except KeyboardInterrupt:
+        waits = False  # for what is begun
+        raise
+    finally:
+        pool.shutdown(waits, cancel_futures=True)
+        torch.set_num_threads(cores)  # which new threads of this process begin with
+
+
 def to_int8(model: PreTrainedModel) -> PreTrainedModel:
     """The same model, on a CPU, with its weight matrices in int8 and what they are multiplied with rounded to it.
 
-    All rows of a batch are rounded by one scale, and so a translation depends a little on the batch that it is in.
     Raises ValueError where torch has no int8 matrix products.
     """
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     try:
         with warnings.catch_warnings():
             # torch points to torchao, which is several times slower than float32 here (docs/LOG.md).
             warnings.simplefilter("ignore")
-            from torch.ao.quantization import quantize_dynamic
-
-            return quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8, inplace=True)
-    except (ImportError, RuntimeError) as error:
+            rounded = {name: Int8Linear(module) for name, module in linear.items()}
+    except (AttributeError, RuntimeError) as error:
         raise ValueError(f"torch {torch.__version__} has no int8 for this processor; take another dtype.") from error
+    for name, module in rounded.items():
+        model.set_submodule(name, module)
+    return model.eval()
+
+
+class Int8Linear(nn.Module):
+    """`x W^T + b` in int8: (...,d) -> (...,f). Each row of `W` (f,d) is rounded by a scale of its own.
+
+    All rows of `x` are rounded by one, and so what comes out for one depends a little on the others of the batch. The
+    module that torch.ao.quantization.quantize_dynamic makes calls the same product by a longer way (docs/LOG.md).
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        weight = linear.weight.detach()
+        scales = weight.abs().amax(dim=1).clamp(min=1e-9) / 127
+        weight = torch.quantize_per_channel(weight, scales, torch.zeros_like(scales, dtype=torch.long), 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(weight, linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Inputs in 7 bits of the 8: processors without VNNI add the products of two pairs in 16 bits.
+        return torch.ops.quantized.linear_dynamic.default(x, self.packed, True)
+
+    def _save_to_state_dict(self, *_):
+        raise ValueError("A model in int8 cannot be saved; save the one that it was made of.")
 
 
 class TextTooLong(ValueError):
