@@ -3,10 +3,11 @@
 python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k
 python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k --sentences 200 --beams 5
 
-The sentences of test.jsonl are translated greedily and by beam search, sorted by length, in batches of the same number
-of tokens; then some one by one, for the time that a single sentence takes. What comes out must agree. Each translates
-in a process of its own, one after the other; of each, all precisions take part, and of both models also int8, as the
-Translator makes it, and glibc's allocator as it is and as train.py sets it. CTranslate2, which is optional (pip
+The sentences of test.jsonl are translated greedily and by beam search, sorted by length, in batches of as many tokens
+as suit each contestant best; then some one by one, for the time that a single sentence takes. What comes out must
+agree. Each translates in a process of its own, one after the other; of each, all precisions take part, and of both
+models also int8, as the Translator makes it; on a CPU both as `generate` runs by itself and as the Translator's
+command runs it, with glibc's allocator set and several batches side by side. CTranslate2, which is optional (pip
 install ctranslate2), works on one batch with all threads, or on as many batches as there are threads. Prints a table
 and writes a page, with a picture, to benchmarks/results.
 """
@@ -16,27 +17,53 @@ import importlib.util
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import report
 from contest import Contestant, median_ratio, per_round, take_turns
 
-MAX_TOKENS = 4096  # source tokens in a batch
+MAX_TOKENS = (512, 1024, 4096)  # source tokens in a batch, which are tried
 LONGEST = 100  # tokens of a translation
 ALONE = 20  # sentences that are translated one by one
 
 
-class WithGenerate:
+class InBatches:
+    """Translates token ids in batches of as many source tokens as took it the least time in its first call."""
+
+    def __init__(self):
+        self.best = {}  # tokens in a batch, by beams
+
+    def __call__(self, sources: list[list[int]], beams: int, is_alone: bool = False) -> tuple[list[list[int]], int]:
+        """The translations and the number of tokens in a batch; of sentences that are alone, each by itself, 0."""
+        if is_alone:
+            return [ids for source in sources for ids in self.translate_all([source], beams, max(MAX_TOKENS))], 0
+        if beams not in self.best:
+            self.translate_all(sources[:ALONE], beams, max(MAX_TOKENS))  # to warm up
+            seconds = {}
+            for max_tokens in MAX_TOKENS:
+                begin = time.perf_counter()
+                self.translate_all(sources, beams, max_tokens)
+                seconds[max_tokens] = time.perf_counter() - begin
+            self.best[beams] = min(seconds, key=seconds.get)
+        return self.translate_all(sources, beams, self.best[beams]), self.best[beams]
+
+
+class WithGenerate(InBatches):
     """A model of transformers, that translates token ids by `generate`."""
 
-    def __init__(self, kind: str, folder: str, precision: str, attention: str, device: str, cache: str | None = None):
+    def __init__(
+        self, kind: str, folder: str, precision: str, attention: str, device: str, at_once: int = 1, cache: str = ""
+    ):
+        super().__init__()
         import torch
         from peers import to_marian
         from transformers import AutoModelForSeq2SeqLM
 
-        from vanilla_transformer.pipeline_vanilla_transformer import to_int8
+        from vanilla_transformer.pipeline_vanilla_transformer import side_by_side, to_int8
 
-        self.torch, self.device, self.cache = torch, device, cache
+        self.torch, self.device, self.cache = torch, device, cache or None
+        self.side_by_side, self.at_once = side_by_side, at_once
         model = AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation=attention)
         if kind == "MarianMTModel":
             model = to_marian(model, attention)
@@ -44,17 +71,20 @@ class WithGenerate:
         if precision == "int8":
             self.model = to_int8(self.model)
 
-    def __call__(self, sources: list[list[int]], beams: int, is_alone: bool = False) -> list[list[int]]:
+    def translate_all(self, sources: list[list[int]], beams: int, max_tokens: int) -> list[list[int]]:
         order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-        found = [[]] * len(sources)
-        start = 0
+        batches, start = [], 0
         while start < len(order):
-            size = 1 if is_alone else max(1, MAX_TOKENS // len(sources[order[start]]))
-            batch = order[start : start + size]
-            start += size
-            for index, ids in zip(batch, self.translate([sources[i] for i in batch], beams), strict=True):
-                found[index] = ids
-        return found
+            end = start + max(1, max_tokens // len(sources[order[start]]))
+            batches.append(order[start:end])
+            start = end
+        translations = [[]] * len(sources)
+        with self.side_by_side(min(self.at_once, len(batches))) as on_each:
+            found = on_each(lambda batch: self.translate([sources[i] for i in batch], beams), batches)
+            for batch, ids_of_batch in zip(batches, found, strict=True):
+                for index, ids in zip(batch, ids_of_batch, strict=True):
+                    translations[index] = ids
+        return translations
 
     def translate(self, sources: list[list[int]], beams: int) -> list[list[int]]:
         torch, config = self.torch, self.model.config
@@ -70,7 +100,7 @@ class WithGenerate:
                 do_sample=False,
                 max_new_tokens=LONGEST,
                 max_length=None,
-                early_stopping=False,
+                early_stopping=True,
                 length_penalty=1.0,
                 cache_implementation=self.cache,
             )
@@ -81,7 +111,7 @@ def until_end(ids: list[int], end: int) -> list[int]:
     return ids[: ids.index(end)] if end in ids else ids
 
 
-class WithCTranslate2:
+class WithCTranslate2(InBatches):
     """The same weights in CTranslate2."""
 
     def __init__(
@@ -94,6 +124,7 @@ class WithCTranslate2:
         tokens: list[str],
         eos_token_id: int,
     ):
+        super().__init__()
         import ctranslate2
 
         options = {"compute_type": precision, "device": device}
@@ -101,12 +132,11 @@ class WithCTranslate2:
         self.tokens, self.numbers = tokens, {token: number for number, token in enumerate(tokens)}
         self.end = eos_token_id
 
-    def __call__(self, sources: list[list[int]], beams: int, is_alone: bool = False) -> list[list[int]]:
+    def translate_all(self, sources: list[list[int]], beams: int, max_tokens: int) -> list[list[int]]:
         words = [[self.tokens[i] for i in source] for source in sources]
         options = {"beam_size": beams, "max_decoding_length": LONGEST, "length_penalty": 1.0}
-        options |= {"batch_type": "tokens", "max_batch_size": MAX_TOKENS}
-        batches = [[one] for one in words] if is_alone else [words]
-        results = [r for batch in batches for r in self.translator.translate_batch(batch, **options)]
+        options |= {"batch_type": "tokens", "max_batch_size": max_tokens}
+        results = self.translator.translate_batch(words, **options)
         return [until_end([self.numbers[token] for token in r.hypotheses[0]], self.end) for r in results]
 
 
@@ -115,6 +145,8 @@ def contestants(model_folder: str, folder: Path, device: str, few: list[list[int
     import torch
     from peers import to_ctranslate2
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    from vanilla_transformer.pipeline_vanilla_transformer import SIDE_BY_SIDE
 
     found = {}
 
@@ -136,9 +168,10 @@ def contestants(model_folder: str, folder: Path, device: str, few: list[list[int
             name, setting = f"{kind}, {precision} {attention}", (kind, model_folder, precision, attention, device)
             add(name, WithGenerate, *setting)
             if device == "cpu":
-                add(f"{name}, allocator set", WithGenerate, *setting, keeps_memory=True)
+                at_once = min(SIDE_BY_SIDE, torch.get_num_threads())
+                add(f"{name}, side by side", WithGenerate, *setting, at_once, keeps_memory=True)
             else:  # which transformers compiles
-                add(f"{name}, static cache", WithGenerate, *setting, "static")
+                add(f"{name}, static cache", WithGenerate, *setting, 1, "static")
     if importlib.util.find_spec("ctranslate2"):
         model, tokenizer = (
             AutoModelForSeq2SeqLM.from_pretrained(model_folder),
@@ -160,7 +193,7 @@ def agreement(one: list[list[int]], other: list[list[int]]) -> float:
     return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
-COLUMNS = ["who", "sentences/s", "ms a sentence", "tokens/s", "MiB at most", "BLEU", "as ours, fp32"]
+COLUMNS = ["who", "tokens a batch", "sentences/s", "ms a sentence", "tokens/s", "MiB at most", "BLEU", "as ours, fp32"]
 COLUMNS += ["ours, its best, is faster by", "in the same precision"]
 SAME = {"float32": "fp32"}  # CTranslate2's word for a precision
 
@@ -170,10 +203,10 @@ def rows_of(measured: dict[str, Contestant], references: list[str], tokenizer, r
 
     all_of_ours = [one for one in measured.values() if one.name.startswith("ours")]
     best = min(all_of_ours, key=lambda one: sum(one.seconds))
-    exact = measured["ours, fp32 sdpa"].answers[-1]
+    exact, _ = measured["ours, fp32 sdpa"].answers[-1]
     rows = []
     for name, one in measured.items():
-        found, seconds = one.answers[-1], statistics.median(per_round(one.seconds, rounds))
+        (found, max_tokens), seconds = one.answers[-1], statistics.median(per_round(one.seconds, rounds))
         texts = tokenizer.batch_decode(found, skip_special_tokens=True)
         bleu = BLEU().corpus_score(texts, [references]).score
         precision = name.split(", ")[1].split(" ")[0]
@@ -182,6 +215,7 @@ def rows_of(measured: dict[str, Contestant], references: list[str], tokenizer, r
         rows.append(
             [
                 name,
+                f"{max_tokens:,}" if max_tokens else "",
                 f"{len(found) / seconds:,.1f}",
                 f"{1000 * seconds / len(found):,.1f}",
                 f"{sum(map(len, found)) / seconds:,.0f}",
@@ -231,10 +265,12 @@ def main():
         "",
         f"A model with d {config.d_model}, {config.encoder_layers}+{config.decoder_layers} layers and "
         f"{config.vocab_size:,} types; {len(pairs):,} sentences of {statistics.mean(map(len, sources)):.1f} source "
-        f"tokens on average, sorted by length, batches of {MAX_TOKENS:,} source tokens, on {options.device}. Medians "
-        f"of {options.rounds} rounds in which all translate the same, one after another. Memory is what a process "
-        "takes beyond its libraries. CTranslate2 ends a beam search by a rule of its own, and so its translations "
-        "with several beams are not all the same.",
+        f"tokens on average, sorted by length, on {options.device}. Each takes batches of as many source tokens, of "
+        f"{', '.join(f'{size:,}' for size in MAX_TOKENS)}, as took it the least time before. Medians of "
+        f"{options.rounds} rounds in which all translate the same, one after another. A beam search ends when it has "
+        "as many translations as beams, as CTranslate2 ends one (`early_stopping=True`). Side by side: as `python -m "
+        "vanilla_transformer.translation` translates, with glibc's allocator set and a batch on each core, four at "
+        "most. Memory is what a process takes beyond its libraries.",
     ]
     picture = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -248,7 +284,7 @@ def main():
             rows = rows_of(everyone, references[: len(turn[0])], tokenizer, options.rounds)
             page += ["", f"## {title}", "", *report.table(COLUMNS, rows)]
             print("\n".join(page[-4 - len(rows) :]), flush=True)
-            picture[title] = {row[0]: float(row[1].replace(",", "")) for row in rows}
+            picture[title] = {row[0]: float(row[2].replace(",", "")) for row in rows}
         for one in everyone.values():
             one.end()
     report.write_with_bars(options, "decode", page, "Translating", picture, "sentences/s")
