@@ -60,10 +60,9 @@ class WithGenerate(InBatches):
         from peers import to_marian
         from transformers import AutoModelForSeq2SeqLM
 
-        from vanilla_transformer.pipeline_vanilla_transformer import side_by_side, to_int8
+        from vanilla_transformer.pipeline_vanilla_transformer import to_int8
 
-        self.torch, self.device, self.cache = torch, device, cache or None
-        self.side_by_side, self.at_once = side_by_side, at_once
+        self.torch, self.device, self.cache, self.at_once = torch, device, cache or None, at_once
         model = AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation=attention)
         if kind == "MarianMTModel":
             model = to_marian(model, attention)
@@ -72,14 +71,17 @@ class WithGenerate(InBatches):
             self.model = to_int8(self.model)
 
     def translate_all(self, sources: list[list[int]], beams: int, max_tokens: int) -> list[list[int]]:
-        order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-        batches, start = [], 0
-        while start < len(order):
-            end = start + max(1, max_tokens // len(sources[order[start]]))
-            batches.append(order[start:end])
-            start = end
+        from vanilla_transformer.pipeline_vanilla_transformer import (
+            TOKENS_OF_A_THREAD,
+            batches_by_length,
+            side_by_side,
+        )
+
+        lengths = list(map(len, sources))
+        threads = max(1, min(self.at_once, sum(lengths) // TOKENS_OF_A_THREAD))
+        batches = list(batches_by_length(lengths, max_tokens, threads))
         translations = [[]] * len(sources)
-        with self.side_by_side(min(self.at_once, len(batches))) as on_each:
+        with side_by_side(threads) as on_each:
             found = on_each(lambda batch: self.translate([sources[i] for i in batch], beams), batches)
             for batch, ids_of_batch in zip(batches, found, strict=True):
                 for index, ids in zip(batch, ids_of_batch, strict=True):
@@ -141,7 +143,7 @@ class WithCTranslate2(InBatches):
 
 
 def contestants(model_folder: str, folder: Path, device: str, few: list[list[int]]) -> dict[str, Contestant]:
-    """All of them, of Marian with the attention that translates a `few` sentences faster."""
+    """All of them, of both models with the attention that translates a `few` sentences faster."""
     import torch
     from peers import to_ctranslate2
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -153,18 +155,19 @@ def contestants(model_folder: str, folder: Path, device: str, few: list[list[int
     def add(name: str, *arguments, **options):
         found[name] = Contestant(name, *arguments, **options)
 
-    def faster_attention(precision: str) -> str:
+    def faster_attention(kind: str, precision: str) -> str:
         seconds = {}
         for attention in ("eager", "sdpa"):
-            setting = ("MarianMTModel", model_folder, precision, attention, device)
-            one = Contestant(f"MarianMTModel, {precision} {attention}, on trial", WithGenerate, *setting)
+            setting = (kind, model_folder, precision, attention, device)
+            one = Contestant(f"{kind}, {precision} {attention}, on trial", WithGenerate, *setting)
             one.turn(few, 5)
             seconds[attention] = sum(one.turn(few, beams) for beams in (1, 5))
             one.end()
         return min(seconds, key=seconds.get)
 
     for precision in ("int8", "bf16", "fp32") if device == "cpu" else ("bf16", "fp32"):
-        for kind, attention in (("ours", "sdpa"), ("MarianMTModel", faster_attention(precision))):
+        for kind in ("ours", "MarianMTModel"):
+            attention = faster_attention(kind, precision)
             name, setting = f"{kind}, {precision} {attention}", (kind, model_folder, precision, attention, device)
             add(name, WithGenerate, *setting)
             if device == "cpu":
@@ -203,7 +206,7 @@ def rows_of(measured: dict[str, Contestant], references: list[str], tokenizer, r
 
     all_of_ours = [one for one in measured.values() if one.name.startswith("ours")]
     best = min(all_of_ours, key=lambda one: sum(one.seconds))
-    exact, _ = measured["ours, fp32 sdpa"].answers[-1]
+    exact, _ = next(one for one in all_of_ours if "fp32" in one.name).answers[-1]
     rows = []
     for name, one in measured.items():
         (found, max_tokens), seconds = one.answers[-1], statistics.median(per_round(one.seconds, rounds))

@@ -768,6 +768,28 @@ def test_searches_equal_those_of_transformers(search, make_lively, rows, monkeyp
             assert torch.equal(model.generate(source, **options), plain.generate(source, **options))
 
 
+@pytest.mark.parametrize("processed", [False, True])
+@pytest.mark.parametrize(
+    ("beams", "num_types", "count"), [(5, 100, 10), (3, 64, 6), (1, 7, 4), (2, 3, 9), (4, 33, 60)]
+)
+def test_best_continuations_are_the_best_of_all(beams, num_types, count, processed):
+    """Whatever blocks they are looked for in."""
+    torch.manual_seed(0)
+    logits, scores = torch.randn(6 * beams, num_types) * 3, -torch.rand(6, beams) * 9
+
+    def forbid(rows, log_probs):
+        return log_probs.masked_fill(torch.arange(num_types) % 2 == 1, -torch.inf) if processed else log_probs
+
+    found = generation_vanilla_transformer.best_continuations(logits, scores, count, forbid, None)
+    all_of_them = forbid(None, logits.log_softmax(dim=-1)).unflatten(0, (6, beams)) + scores[..., None]
+    expected, index = all_of_them.flatten(1).topk(min(count, beams * num_types))
+    possible = expected > -torch.inf
+    assert torch.equal(found[0], expected) and possible.any()
+    assert torch.equal(found[1][possible], (index // num_types)[possible])
+    assert torch.equal(found[2][possible], (index % num_types)[possible])
+    assert found[2].max() < num_types
+
+
 @widths
 def test_finished_sentences_leave_the_batch(num_beams, make_lively, monkeypatch):
     """The model is asked for fewer rows as sentences end, and keeps no source twice."""

@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, pipeline
 
-from vanilla_transformer import translation
+from vanilla_transformer import pipeline_vanilla_transformer, translation
 from vanilla_transformer.conversion import load_foreign
-from vanilla_transformer.pipeline_vanilla_transformer import Int8Linear, cut, to_int8
+from vanilla_transformer.pipeline_vanilla_transformer import Int8Linear, batches_by_length, cut, to_int8
 from vanilla_transformer.tokenization import train_tokenizer
 from vanilla_transformer.translation import TextTooLong, Translator
 
@@ -76,9 +76,33 @@ def two_cores():
     torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize(("max_tokens", "threads"), [(4096, 1), (60, 1), (60, 2), (10**6, 2), (400, 3), (5, 4)])
+def test_batches_hold_every_sentence_once_and_as_much_work_for_each_thread(max_tokens, threads):
+    lengths = [3 + number * 7 % 31 for number in range(200)] + [8000]
+    batches = list(batches_by_length(lengths, max_tokens, threads))
+    assert sorted(index for batch in batches for index in batch) == list(range(201))
+    widths = [max(lengths[index] for index in batch) for batch in batches]
+    assert widths == sorted(widths, reverse=True) and batches[0] == [200]
+    assert all(
+        width * len(batch) <= max_tokens or len(batch) == 1 for batch, width in zip(batches, widths, strict=True)
+    )
+    if threads == 1 and max_tokens == 4096:
+        assert len(batches) == 3
+    if max_tokens == 10**6:  # the long one by itself is more than the others together
+        assert len(batches) == 2
+    assert not list(batches_by_length([], max_tokens, threads))
+
+
+def test_two_threads_share_the_tokens_of_one_batch():
+    lengths = [3 + number * 7 % 31 for number in range(200)]
+    one, other = batches_by_length(lengths, 10**6, 2)
+    assert sum(lengths[index] for index in one) == pytest.approx(sum(lengths) / 2, abs=40) and len(one) < len(other)
+
+
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_batches_side_by_side_are_translated_as_one_after_the_other(translator, num_beams, two_cores, monkeypatch):
     generation = {"num_beams": num_beams, "max_new_tokens": 12}
+    monkeypatch.setattr(pipeline_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
     translator.max_tokens = 1
     threads, translate = set(), translator.translate
     meeting = threading.Barrier(2)  # which one thread alone does not pass
@@ -98,6 +122,7 @@ def test_batches_side_by_side_are_translated_as_one_after_the_other(translator, 
 
 
 def test_batches_side_by_side_end_with_the_first_that_fails(translator, two_cores, monkeypatch):
+    monkeypatch.setattr(pipeline_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
     translator.max_tokens, calls = 1, []
 
     def fail_later(sources, generation):
@@ -115,22 +140,22 @@ def test_batches_side_by_side_end_with_the_first_that_fails(translator, two_core
 
 def test_what_batches_share_is_not_used_side_by_side(translator, two_cores):
     """Random numbers would come in another order each time; an object of the caller's may be for one thread."""
-    batches = [[0], [1]]
-    assert translator.threads(batches, {"num_beams": 3, "early_stopping": True}) == 2
-    assert translator.threads(batches[:1], {}) == 1
+    tokens = 2 * pipeline_vanilla_transformer.TOKENS_OF_A_THREAD
+    assert translator.threads(tokens, {"num_beams": 3, "early_stopping": True}) == 2
+    assert translator.threads(tokens - 1, {}) == 1
     for generation in ({"do_sample": True}, {"generation_config": GenerationConfig()}, {"stopping_criteria": []}):
-        assert translator.threads(batches, generation) == 1
+        assert translator.threads(tokens, generation) == 1
     with torch.autocast("cpu"):
-        assert translator.threads(batches, {}) == 1
+        assert translator.threads(tokens, {}) == 1
     hook = translator.model.register_forward_hook(lambda *args: None)
-    assert translator.threads(batches, {}) == 1
+    assert translator.threads(tokens, {}) == 1
     hook.remove()
-    assert translator.threads(batches, {}) == 2
+    assert translator.threads(tokens, {}) == 2
     translator.model.train()
-    assert translator.threads(batches, {}) == 1
+    assert translator.threads(tokens, {}) == 1
     translator.model.eval()
     translator.model.generation_config.do_sample = True
-    assert translator.threads(batches, {}) == 1
+    assert translator.threads(tokens, {}) == 1
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -193,6 +218,39 @@ def test_int8_is_close_to_the_model_and_of_its_own(folder, translator):
     assert 0 < error < 0.05, error
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("position_embedding_type", ["learned", "rotary"])
+def test_int8_attends_with_any_backend_and_positions(make_model, tokenizer, position_embedding_type, attention):
+    model = make_model(vocab_size=len(tokenizer), position_embedding_type=position_embedding_type)
+    model.set_attn_implementation(attention)
+    inputs = tokenizer(TEXTS[1:4], padding=True, return_tensors="pt")
+    inputs["decoder_input_ids"] = inputs.input_ids
+    with torch.no_grad():
+        expected, rounded = model(**inputs).logits, to_int8(model)
+        assert (rounded(**inputs).logits - expected).norm() / expected.norm() < 0.05
+        for num_beams in (1, 3):
+            cached, anew = (
+                rounded.generate(inputs.input_ids[:1], num_beams=num_beams, max_new_tokens=5, use_cache=use_cache)
+                for use_cache in (True, False)
+            )
+            assert cached.shape == anew.shape
+
+
+def test_int8_by_two_threads_equals_int8_by_one(folder, two_cores, monkeypatch):
+    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8", max_tokens=20)
+    generation = {"num_beams": 3, "max_new_tokens": 12}
+    texts = [f"{text} {number}" for number in range(10) for text in TEXTS]
+    lengths = [len(ids) for ids in rounded.encode(texts)]
+    monkeypatch.setattr(pipeline_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
+    together = rounded(texts, **generation)
+    alone = [""] * len(texts)
+    for batch in batches_by_length(lengths, 20, 2):
+        ids = rounded.encode([texts[index] for index in batch])
+        for index, text in zip(batch, rounded.translate(ids, generation), strict=True):
+            alone[index] = text
+    assert together == alone
+
+
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_int8_translates_each_text_as_generate_does(folder, num_beams):
     rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
@@ -213,13 +271,14 @@ def test_int8_is_for_a_cpu(folder):
         Translator.from_pretrained(str(folder), device="cuda", dtype="int8")
 
 
+@pytest.mark.parametrize("rows", [10, 40], ids=["narrow", "wide"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_an_int8_product_is_that_of_rounded_matrices(bias):
+def test_an_int8_product_is_that_of_rounded_matrices(bias, rows):
     """Weights are multiples of a 127th of the largest of their row; inputs are rounded to 127 steps by torch."""
     generator = torch.Generator().manual_seed(0)
-    linear = torch.nn.Linear(24, 10, bias=bias)
+    linear = torch.nn.Linear(24, rows, bias=bias)
     with torch.no_grad():
-        linear.weight.copy_(torch.randn(10, 24, generator=generator) * torch.logspace(-3, 3, 10)[:, None])
+        linear.weight.copy_(torch.randn(rows, 24, generator=generator) * torch.logspace(-3, 3, rows)[:, None])
         linear.weight[3] = 0
     x = torch.randn(2, 5, 24, generator=generator)
     scale = linear.weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-9) / 127

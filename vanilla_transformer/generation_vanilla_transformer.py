@@ -29,10 +29,11 @@ from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
+BLOCK = 32  # types, of which the most likely one is found at once
 NEVER = -1e9  # the score of what must not be chosen
 # Of the logits, as many at a time as stay in the cache of a CPU, but at least so many rows: each time all weights of
 # the output projection are read.
-LOGITS_AT_A_TIME, ROWS_AT_A_TIME = 2**19, 64
+LOGITS_AT_A_TIME, ROWS_AT_A_TIME = 2**21, 64
 BROADCASTING = ("eager", "sdpa")  # backends of attention that let one source stand for several beams
 
 # Processors that look at each row by itself, so that it does not matter which others are in the batch.
@@ -67,7 +68,9 @@ class LongestOutput(StoppingCriteria):
 class SentencesInPlay:
     """The sentences of a batch that are not finished, with all that the model needs to go on with them.
 
-    A of them are left, each with `beams` rows; the source of a sentence stands there once, or once for each row.
+    A of them are left, each with `beams` rows; the source of a sentence stands there once, or once for each row. Where
+    the layers are called directly, the cache holds the past of all beams of a sentence one behind the other, and beams
+    that go on from others move no keys and values, but get the `ancestors` of those.
     """
 
     def __init__(
@@ -85,11 +88,13 @@ class SentencesInPlay:
         self.kwargs = model_kwargs
         self.begin = lambda ids: model._prefill(ids, generation_config, self.kwargs)
         self.is_direct = is_direct(model, model_kwargs)
+        # (A,n,T n), added to the scores of attention: 0 where a beam stems from what was put there, or very negative.
+        self.ancestors = None
 
     def next_logits(self, input_ids: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """(A m,T) -> (A m,V) for m beams each, in float32: on a CPU some rows after others, with their slice."""
         if self.begin is None and self.is_direct:
-            yield from self.logits_of(self.step(input_ids[:, -1:]))
+            yield from self.logits_of(self.step(input_ids))
             return
         if self.begin is not None:
             outputs, self.begin = self.begin(input_ids), None
@@ -102,6 +107,8 @@ class SentencesInPlay:
             self.kwargs["source_mask"] = create_bidirectional_mask(
                 self.model.config, source[:, :1], self.kwargs.get("attention_mask"), encoder_hidden_states=source
             )
+            if self.beams > 1:
+                self.join_beams(len(input_ids) // len(self.numbers))
         yield slice(0, len(input_ids)), outputs.logits[:, -1].float()
 
     def logits_of(self, hidden: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -113,25 +120,43 @@ class SentencesInPlay:
             some = slice(start, start + rows)
             yield some, self.model.lm_head(hidden[some]).float()
 
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The decoder over one token of each row, with the mask of the source that is made once: (A beams,1) -> d.
+    def join_beams(self, m: int):
+        """Puts keys and values of the m beams of a sentence one behind the other: (A m,h,T,k) -> (A,h,m T,k)."""
+        for layer in self.kwargs["past_key_values"].self_attention_cache.layers:
+            layer.keys = layer.keys.unflatten(0, (-1, m)).transpose(1, 2).flatten(2, 3)
+            layer.values = layer.values.unflatten(0, (-1, m)).transpose(1, 2).flatten(2, 3)
+        own = only_itself(m, layer.keys).repeat_interleave(layer.keys.shape[2] // m, dim=1)  # (m,m T)
+        self.ancestors = own.expand(len(self.numbers), -1, -1)
 
-        The same as a call of the model, which would make masks, positions and outputs anew for each token.
+    def step(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The decoder over the last token of each row: (A n,T) -> (A n,d).
+
+        The same as a call of the model, which would make masks, positions and outputs anew for each token. Beams of
+        one sentence stand in one row, like target positions, that look at their ancestors only.
         """
         decoder, cache = self.model.get_decoder(), self.kwargs["past_key_values"]
-        length = cache.get_seq_length()
-        positions = torch.tensor([[length]], device=tokens.device)
-        x, rotary = decoder.add_positions(decoder.embed_tokens(tokens), positions, length + 1)
-        source, mask = self.kwargs["encoder_outputs"].last_hidden_state, self.kwargs["source_mask"]
+        length, tokens = input_ids.shape[1], input_ids[:, -1].unflatten(0, (-1, self.beams))  # (A,n)
+        positions = torch.full_like(tokens[:1], length - 1)
+        x, rotary = decoder.add_positions(decoder.embed_tokens(tokens), positions, length)
+        mask = None
+        if self.beams > 1:
+            own = only_itself(self.beams, self.ancestors).expand(len(x), -1, -1)
+            self.ancestors = torch.cat([self.ancestors, own], dim=2)
+            mask = self.ancestors[:, None]
+        source, source_mask = self.kwargs["encoder_outputs"].last_hidden_state, self.kwargs["source_mask"]
         for layer in decoder.layers:
-            x = layer(x, None, source, mask, rotary, past_key_values=cache)
-        return decoder.layer_norm(x)[:, -1]
+            x = layer(x, mask, source, source_mask, rotary, past_key_values=cache)
+        return decoder.layer_norm(x).flatten(0, 1)
 
-    def keep(self, sentences: torch.Tensor, rows: torch.Tensor):
-        """Goes on with these `sentences` (A') of the A, and with these `rows` (A' beams) of the A beams."""
+    def keep(self, sentences: torch.Tensor, beams: torch.Tensor):
+        """Goes on with `sentences` (A') of the A, and in each with beams that stem from these `beams` (A',n)."""
         count, are_fewer = len(self.numbers), len(sentences) < len(self.numbers)
-        caches = self.kwargs["past_key_values"]
-        if self.beams > 1 or are_fewer:
+        caches, rows = self.kwargs["past_key_values"], (sentences[:, None] * self.beams + beams).flatten()
+        if self.ancestors is not None:
+            self.ancestors = gather_beams(self.ancestors[sentences], beams)
+            if are_fewer:
+                caches.self_attention_cache.reorder_cache(sentences)
+        elif self.beams > 1 or are_fewer:
             caches.self_attention_cache.reorder_cache(rows)
         source = caches.cross_attention_cache
         is_shared = source.layers[0].keys.shape[0] == count
@@ -246,7 +271,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             if not goes_on.all():
                 sentences = goes_on.nonzero()[:, 0]
                 input_ids = input_ids[sentences]
-                play.keep(sentences, sentences)
+                play.keep(sentences, torch.zeros_like(sentences[:, None]))
         return output[:, :length]
 
     def _beam_search(
@@ -303,7 +328,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             running, beams = gather_beams(extended, chosen), beams.gather(1, chosen)
             is_over = finished.cannot_improve(scores, length) | ends_here.all(dim=1)
             sentences = (~is_over).nonzero()[:, 0]
-            play.keep(sentences, (sentences[:, None] * m + beams[sentences]).flatten())
+            play.keep(sentences, beams[sentences])
             if is_over.any():
                 running, scores = running[sentences], scores[sentences]
                 finished.keep(sentences)
@@ -360,12 +385,27 @@ def best_continuations(
     """The `count` most likely next tokens over the n beams of each sentence, the best first.
 
     `logits` (A n,V) of the `rows` (A n,T), whose log-probabilities so far are `scores` (A,n). Returns (A,count) each:
-    the log-probabilities with them, the beams that they go on from, and the tokens.
+    the log-probabilities with them, the beams that they go on from, and the tokens. They are looked for in as many
+    blocks of types, those with the most likely ones, which are found faster.
     """
-    n, width = scores.shape[1], min(count, logits.shape[-1])
-    best, tokens = logits_processor(rows, logits.log_softmax(dim=-1)).topk(width)
-    best, index = (best.unflatten(0, (-1, n)) + scores[..., None]).flatten(1).topk(min(count, n * width))
-    return best, index // width, tokens.unflatten(0, (-1, n)).flatten(1).gather(1, index)
+    n, num_types = scores.shape[1], logits.shape[-1]
+    log_probs = logits_processor(rows, logits.log_softmax(dim=-1))
+    if num_types % BLOCK:
+        log_probs = pad(log_probs, (0, -num_types % BLOCK), value=-torch.inf)
+    blocks = log_probs.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, n))  # (A,n,w,BLOCK)
+    w = blocks.shape[2]
+    highest = (blocks.amax(dim=-1) + scores[..., None]).flatten(1)  # (A,n w)
+    chosen = highest.topk(min(count, n * w), sorted=False).indices
+    found = blocks.flatten(1, 2).take_along_dim(chosen[..., None], dim=1) + scores.gather(1, chosen // w)[..., None]
+    best, index = found.flatten(1).topk(min(count, n * num_types))
+    block = chosen.gather(1, index // BLOCK)
+    return best, block // w, (block % w * BLOCK + index % BLOCK).clamp(max=num_types - 1)
+
+
+def only_itself(count: int, like: torch.Tensor) -> torch.Tensor:
+    """What lets each of so many look at itself alone, where it is added to scores: (count,count)."""
+    others = torch.full((count, count), torch.finfo(like.dtype).min, dtype=like.dtype, device=like.device)
+    return others.fill_diagonal_(0)
 
 
 def gather_beams(of_beams: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:

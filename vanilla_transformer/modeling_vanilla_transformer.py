@@ -72,7 +72,7 @@ def eager_attention_forward(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    weights = scores.softmax(dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     output = nn.functional.dropout(weights, p=dropout, training=module.training) @ value  # (B,h,T,k)
     return output.transpose(1, 2), weights
 
@@ -84,7 +84,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """
     sin, cos = positions[:, None, :, 0::2], positions[:, None, :, 1::2]  # (B,1,T,k/2)
     even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)
 
 
 class VanillaTransformerAttention(nn.Module):

@@ -1,6 +1,7 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Texts in, translations out: [`Translator`], and the same as a pipeline. This file travels with every saved model."""
 
+import math
 import re
 import sys
 import warnings
@@ -96,6 +97,8 @@ class Translator:
             raise ValueError(f"The dtype int8 is for a CPU, and the device is {device}; change one of them.")
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
         dtype = torch.float32 if in_int8 else dtype
+        if device.type == "cpu":
+            kwargs.setdefault("attn_implementation", "eager")  # the faster one there, where sentences are short
         model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs).to(device)
         return cls(to_int8(model) if in_int8 else model, tokenizer, **own)
 
@@ -118,9 +121,11 @@ class Translator:
         texts = list(texts)
         numbers, ids = self.tokenize(texts)
         translated = [""] * len(ids)
-        batches = list(self.batches([len(source) for source in ids]))
+        lengths = [len(source) for source in ids]
+        threads = self.threads(sum(lengths), generation)
+        batches = list(batches_by_length(lengths, self.max_tokens, threads))
         bar = tqdm(total=len(ids), desc=progress, unit="sentence", disable=progress is None, leave=False)
-        with bar, side_by_side(self.threads(batches, generation)) as on_each:
+        with bar, side_by_side(threads) as on_each:
             found = on_each(lambda batch: self.translate([ids[index] for index in batch], generation), batches)
             for batch, texts_of_batch in zip(batches, found, strict=True):
                 for index, text in zip(batch, texts_of_batch, strict=True):
@@ -168,30 +173,19 @@ class Translator:
             raise TextTooLong(number, len(self.encode([language + text])[0]), self.longest_source)
         return self.encode([language + piece.strip() for piece in pieces])
 
-    def batches(self, lengths: list[int]) -> Iterator[list[int]]:
-        """Indices in batches of at most `max_tokens`, padding included.
+    def threads(self, num_tokens: int, generation: dict) -> int:
+        """How many translate so many source tokens: on a CPU one for each core, but at most `SIDE_BY_SIDE`.
 
-        The longest come first, so that a batch that does not fit the memory shows at once.
-        """
-        order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-        start = 0
-        while start < len(order):
-            end = start + max(1, self.max_tokens // lengths[order[start]])
-            yield order[start:end]
-            start = end
-
-    def threads(self, batches: list[list[int]], generation: dict) -> int:
-        """How many batches are translated side by side: on a CPU one for each core, but at most `SIDE_BY_SIDE`.
-
-        One after the other where they share something that is for one thread: random numbers, an object of the
-        caller's, a hook around the model or a compiled one.
+        Only one for few tokens, where much of the time is Python's, which runs one thread at once. And only one where
+        batches share something that is for one thread: random numbers, an object of the caller's, a hook around the
+        model or a compiled one.
         """
         samples = generation.get("do_sample", self.model.generation_config.do_sample) or self.model.training
         has_objects = not all(isinstance(value, (int, float, str)) for value in generation.values())
         is_elsewhere = self.model.device.type != "cpu" or torch.is_autocast_enabled("cpu")
         if samples or has_objects or is_elsewhere or not is_direct(self.model, {}):
             return 1
-        return min(SIDE_BY_SIDE, torch.get_num_threads(), len(batches))
+        return max(1, min(SIDE_BY_SIDE, torch.get_num_threads(), num_tokens // TOKENS_OF_A_THREAD))
 
     @torch.no_grad()
     def translate(self, sources: list[list[int]], generation: dict) -> list[str]:
@@ -217,7 +211,26 @@ class Translator:
         return {"max_length": int(longest.max()), "stopping_criteria": StoppingCriteriaList(criteria)}
 
 
-SIDE_BY_SIDE = 4  # batches at a time: much of the time of a small one is Python's, which runs one thread at once
+SIDE_BY_SIDE, TOKENS_OF_A_THREAD = 4, 1000
+
+
+def batches_by_length(lengths: list[int], max_tokens: int, threads: int = 1) -> Iterator[list[int]]:
+    """Indices in batches of at most `max_tokens`, padding included; for several threads, as much work for each.
+
+    The longest come first, so that a batch that does not fit the memory shows at once.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    left = sum(lengths)
+    batches_left = math.ceil(left / (max_tokens * threads)) * threads
+    start = 0
+    while start < len(order):
+        share = left if threads == 1 else left / max(1, batches_left)
+        end, tokens, most = start, 0, start + max(1, max_tokens // lengths[order[start]])
+        while end < min(most, len(order)) and tokens < share:
+            tokens += lengths[order[end]]
+            end += 1
+        yield order[start:end]
+        start, left, batches_left = end, left - tokens, batches_left - 1
 
 
 @contextmanager
@@ -244,6 +257,8 @@ def side_by_side(count: int) -> Iterator[Callable]:
 def to_int8(model: PreTrainedModel) -> PreTrainedModel:
     """The same model, on a CPU, with its weight matrices in int8 and what they are multiplied with rounded to it.
 
+    Attention is in bfloat16, where the processor has it.
+
     Raises ValueError where torch has no int8 matrix products.
     """
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -251,7 +266,13 @@ def to_int8(model: PreTrainedModel) -> PreTrainedModel:
         with warnings.catch_warnings():
             # torch points to torchao, which is several times slower than float32 here (docs/LOG.md).
             warnings.simplefilter("ignore")
-            rounded = {name: Int8Linear(module) for name, module in linear.items()}
+            # In bfloat16 small batches of matrices are multiplied several times as fast, where the processor has it.
+            has_bfloat16 = getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16")
+            of_attention = ("q_proj", "k_proj", "v_proj") if has_bfloat16 else ()
+            rounded = {
+                name: Int8Linear(module, torch.bfloat16 if name.endswith(of_attention) else torch.float32)
+                for name, module in linear.items()
+            }
     except (AttributeError, RuntimeError) as error:
         raise ValueError(f"torch {torch.__version__} has no int8 for this processor; take another dtype.") from error
     for name, module in rounded.items():
@@ -260,22 +281,29 @@ def to_int8(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class Int8Linear(nn.Module):
-    """`x W^T + b` in int8: (...,d) -> (...,f). Each row of `W` (f,d) is rounded by a scale of its own.
+    """`x W^T + b` in int8: (...,d) -> (...,f) in `dtype`. Each row of `W` (f,d) is rounded by a scale of its own.
 
     All rows of `x` are rounded by one, and so what comes out for one depends a little on the others of the batch. The
     module that torch.ao.quantization.quantize_dynamic makes calls the same product by a longer way (docs/LOG.md).
     """
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
+        self.dtype = dtype
         weight = linear.weight.detach()
         scales = weight.abs().amax(dim=1).clamp(min=1e-9) / 127
         weight = torch.quantize_per_channel(weight, scales, torch.zeros_like(scales, dtype=torch.long), 0, torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(weight, linear.bias)
+        engine = torch.backends.quantized.engine
+        if engine == "x86" and weight.shape[0] > weight.shape[1]:
+            torch.backends.quantized.engine = "onednn"  # faster where much comes out, such as logits (docs/LOG.md)
+        try:
+            self.packed = torch.ops.quantized.linear_prepack(weight, linear.bias)
+        finally:
+            torch.backends.quantized.engine = engine
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Inputs in 7 bits of the 8: processors without VNNI add the products of two pairs in 16 bits.
-        return torch.ops.quantized.linear_dynamic.default(x, self.packed, True)
+        return torch.ops.quantized.linear_dynamic.default(x.float(), self.packed, True).to(self.dtype)
 
     def _save_to_state_dict(self, *_):
         raise ValueError("A model in int8 cannot be saved; save the one that it was made of.")
