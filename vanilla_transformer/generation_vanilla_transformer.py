@@ -31,8 +31,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 BLOCK = 32  # types, of which the most likely one is found at once
 NEVER = -1e9  # the score of what must not be chosen
-# Of the logits, as many at a time as stay in the cache of a CPU, but at least so many rows: each time all weights of
-# the output projection are read.
+# Of the logits, on a CPU, as many at a time, 8 MiB in float32, but at least so many rows: each time all weights of the
+# output projection are read.
 LOGITS_AT_A_TIME, ROWS_AT_A_TIME = 2**21, 64
 BROADCASTING = ("eager", "sdpa")  # backends of attention that let one source stand for several beams
 

@@ -268,7 +268,8 @@ def to_int8(model: PreTrainedModel) -> PreTrainedModel:
             warnings.simplefilter("ignore")
             # In bfloat16 small batches of matrices are multiplied several times as fast, where the processor has it.
             has_bfloat16 = getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16")
-            of_attention = ("q_proj", "k_proj", "v_proj") if has_bfloat16 else ()
+            is_ours = model.config.model_type == "vanilla_transformer"  # whose attention takes it beside float32
+            of_attention = ("q_proj", "k_proj", "v_proj") if has_bfloat16 and is_ours else ()
             rounded = {
                 name: Int8Linear(module, torch.bfloat16 if name.endswith(of_attention) else torch.float32)
                 for name, module in linear.items()
