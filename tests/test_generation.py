@@ -790,6 +790,24 @@ def test_best_continuations_are_the_best_of_all(beams, num_types, count, process
     assert found[2].max() < num_types
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
+def test_keys_that_no_beam_stems_from_are_forgotten(make_lively, position_embedding_type, attention, monkeypatch):
+    model = make_lively(position_embedding_type)
+    model.set_attn_implementation(attention)
+    keys, step = [], generation_vanilla_transformer.SentencesInPlay.step
+
+    def note(play, input_ids):
+        keys.append(play.kwargs["past_key_values"].get_seq_length())
+        return step(play, input_ids)
+
+    monkeypatch.setattr(generation_vanilla_transformer.SentencesInPlay, "step", note)
+    options = {"attention_mask": MASK, "num_beams": 4, "min_new_tokens": 80, "max_new_tokens": 80}
+    output = model.generate(SOURCE, **options)
+    assert len(keys) == 79 and max(keys) < 80 * 4 * 0.8
+    assert torch.equal(output, by_transformers(model).generate(SOURCE, **options))
+
+
 @widths
 def test_finished_sentences_leave_the_batch(num_beams, make_lively, monkeypatch):
     """The model is asked for fewer rows as sentences end, and keeps no source twice."""

@@ -90,6 +90,7 @@ class SentencesInPlay:
         self.is_direct = is_direct(model, model_kwargs)
         # (A,n,T n), added to the scores of attention: 0 where a beam stems from what was put there, or very negative.
         self.ancestors = None
+        self.remembered = 0  # keys of a sentence, when last some were forgotten
 
     def next_logits(self, input_ids: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """(A m,T) -> (A m,V) for m beams each, in float32: on a CPU some rows after others, with their slice."""
@@ -128,6 +129,23 @@ class SentencesInPlay:
         own = only_itself(m, layer.keys).repeat_interleave(layer.keys.shape[2] // m, dim=1)  # (m,m T)
         self.ancestors = own.expand(len(self.numbers), -1, -1)
 
+    def forget(self, sentences: torch.Tensor):
+        """Keeps, of the keys and values of these `sentences` (A') of the A, what the beams that are left stem from.
+
+        Beams soon have most of their past in common. Keys hold their positions, so that their order does not matter.
+        """
+        is_ancestor = (self.ancestors == 0).any(dim=1)  # (A',T n)
+        self.remembered = max(is_ancestor.sum(dim=1).tolist(), default=0)
+        chosen = is_ancestor.byte().argsort(dim=1, descending=True)[:, : self.remembered]
+        self.ancestors = self.ancestors.take_along_dim(chosen[:, None], dim=2)
+        for layer in self.kwargs["past_key_values"].self_attention_cache.layers:
+            heads, length = layer.keys.shape[1:3]
+            first = (sentences[:, None] * heads + torch.arange(heads, device=chosen.device)) * length  # (A',h)
+            rows = (first[..., None] + chosen[:, None]).flatten()
+            shape = (len(sentences), heads, self.remembered)
+            layer.keys = layer.keys.flatten(0, 2).index_select(0, rows).unflatten(0, shape)
+            layer.values = layer.values.flatten(0, 2).index_select(0, rows).unflatten(0, shape)
+
     def step(self, input_ids: torch.Tensor) -> torch.Tensor:
         """The decoder over the last token of each row: (A n,T) -> (A n,d).
 
@@ -154,8 +172,8 @@ class SentencesInPlay:
         caches, rows = self.kwargs["past_key_values"], (sentences[:, None] * self.beams + beams).flatten()
         if self.ancestors is not None:
             self.ancestors = gather_beams(self.ancestors[sentences], beams)
-            if are_fewer:
-                caches.self_attention_cache.reorder_cache(sentences)
+            if are_fewer or self.ancestors.shape[2] > 2 * self.remembered + 8 * self.beams:
+                self.forget(sentences)
         elif self.beams > 1 or are_fewer:
             caches.self_attention_cache.reorder_cache(rows)
         source = caches.cross_attention_cache
