@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, pipeline
 
-from vanilla_transformer import pipeline_vanilla_transformer, translation
+from vanilla_transformer import generation_vanilla_transformer, pipeline_vanilla_transformer, translation
 from vanilla_transformer.conversion import load_foreign
-from vanilla_transformer.pipeline_vanilla_transformer import Int8Linear, batches_by_length, cut, to_int8
+from vanilla_transformer.pipeline_vanilla_transformer import Int8Linear, batches_by_length, cut, side_by_side, to_int8
 from vanilla_transformer.tokenization import train_tokenizer
 from vanilla_transformer.translation import TextTooLong, Translator
 
@@ -77,7 +77,7 @@ def two_cores():
 
 
 @pytest.mark.parametrize(("max_tokens", "threads"), [(4096, 1), (60, 1), (60, 2), (10**6, 2), (400, 3), (5, 4)])
-def test_batches_hold_every_sentence_once_and_as_much_work_for_each_thread(max_tokens, threads):
+def test_batches_hold_every_sentence_once_and_no_more_than_fits(max_tokens, threads):
     lengths = [3 + number * 7 % 31 for number in range(200)] + [8000]
     batches = list(batches_by_length(lengths, max_tokens, threads))
     assert sorted(index for batch in batches for index in batch) == list(range(201))
@@ -119,6 +119,15 @@ def test_batches_side_by_side_are_translated_as_one_after_the_other(translator, 
     torch.set_num_threads(1)
     monkeypatch.undo()
     assert translator(texts, **generation) == side_by_side
+
+
+def test_one_caller_at_a_time_shares_the_cores(two_cores):
+    with side_by_side(2) as first, side_by_side(2) as second:
+        assert first is not map and second is map
+        assert sorted(first(lambda _: torch.get_num_threads(), range(3))) == [1, 1, 1]
+    assert threads_of_a_new_thread() == 2
+    with side_by_side(2) as third:
+        assert third is not map
 
 
 def test_batches_side_by_side_end_with_the_first_that_fails(translator, two_cores, monkeypatch):
@@ -210,6 +219,7 @@ def test_int8_is_close_to_the_model_and_of_its_own(folder, translator):
     inputs = translator.tokenizer(TEXTS[1:4], padding=True, return_tensors="pt")
     inputs["decoder_input_ids"] = inputs.input_ids
     rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
+    assert rounded.model.config._attn_implementation == "eager"
     assert not any(isinstance(module, torch.nn.Linear) for module in rounded.model.modules())
     assert torch.equal(rounded.model.get_input_embeddings().weight, translator.model.get_input_embeddings().weight)
     with torch.no_grad():
@@ -220,7 +230,9 @@ def test_int8_is_close_to_the_model_and_of_its_own(folder, translator):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("position_embedding_type", ["learned", "rotary"])
-def test_int8_attends_with_any_backend_and_positions(make_model, tokenizer, position_embedding_type, attention):
+def test_int8_attends_with_any_backend_and_positions(
+    make_model, tokenizer, position_embedding_type, attention, monkeypatch
+):
     model = make_model(vocab_size=len(tokenizer), position_embedding_type=position_embedding_type)
     model.set_attn_implementation(attention)
     inputs = tokenizer(TEXTS[1:4], padding=True, return_tensors="pt")
@@ -228,12 +240,13 @@ def test_int8_attends_with_any_backend_and_positions(make_model, tokenizer, posi
     with torch.no_grad():
         expected, rounded = model(**inputs).logits, to_int8(model)
         assert (rounded(**inputs).logits - expected).norm() / expected.norm() < 0.05
-        for num_beams in (1, 3):
-            cached, anew = (
-                rounded.generate(inputs.input_ids[:1], num_beams=num_beams, max_new_tokens=5, use_cache=use_cache)
-                for use_cache in (True, False)
-            )
-            assert cached.shape == anew.shape
+        cache = rounded(**inputs, use_cache=True).past_key_values
+        has_bfloat16 = torch.cpu.get_capabilities().get("avx512_bf16")
+        assert cache.self_attention_cache.layers[0].keys.dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)
+        greedily = rounded.generate(inputs.input_ids[:1], max_new_tokens=20)
+        assert rounded.generate(inputs.input_ids, num_beams=3, max_new_tokens=5).shape[0] == 3
+        monkeypatch.setattr(generation_vanilla_transformer, "is_direct", lambda *_: False)
+        assert torch.equal(rounded.generate(inputs.input_ids[:1], max_new_tokens=20), greedily)
 
 
 def test_int8_by_two_threads_equals_int8_by_one(folder, two_cores, monkeypatch):

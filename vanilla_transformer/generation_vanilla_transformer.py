@@ -69,8 +69,8 @@ class SentencesInPlay:
     """The sentences of a batch that are not finished, with all that the model needs to go on with them.
 
     A of them are left, each with `beams` rows; the source of a sentence stands there once, or once for each row. Where
-    the layers are called directly, the cache holds the past of all beams of a sentence one behind the other, and beams
-    that go on from others move no keys and values, but get the `ancestors` of those.
+    the layers are called directly, the cache holds L keys and values of each sentence, those of all its beams one
+    behind the other, and beams that go on from others move none of them, but get the `ancestors` of those.
     """
 
     def __init__(
@@ -88,9 +88,10 @@ class SentencesInPlay:
         self.kwargs = model_kwargs
         self.begin = lambda ids: model._prefill(ids, generation_config, self.kwargs)
         self.is_direct = is_direct(model, model_kwargs)
-        # (A,n,T n), added to the scores of attention: 0 where a beam stems from what was put there, or very negative.
+        # (A,n,L), added to the scores of attention: 0 where a beam stems from what was put there, or very negative.
         self.ancestors = None
-        self.remembered = 0  # keys of a sentence, when last some were forgotten
+        self.remembered = 0  # L, when last some were forgotten
+        self.ahead = 0  # keys in the cache before the first token, such as those of a prefix that PEFT trains
 
     def next_logits(self, input_ids: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """(A m,T) -> (A m,V) for m beams each, in float32: on a CPU some rows after others, with their slice."""
@@ -108,6 +109,7 @@ class SentencesInPlay:
             self.kwargs["source_mask"] = create_bidirectional_mask(
                 self.model.config, source[:, :1], self.kwargs.get("attention_mask"), encoder_hidden_states=source
             )
+            self.ahead = self.kwargs["past_key_values"].get_seq_length() - input_ids.shape[1]
             if self.beams > 1:
                 self.join_beams(len(input_ids) // len(self.numbers))
         yield slice(0, len(input_ids)), outputs.logits[:, -1].float()
@@ -134,7 +136,7 @@ class SentencesInPlay:
 
         Beams soon have most of their past in common. Keys hold their positions, so that their order does not matter.
         """
-        is_ancestor = (self.ancestors == 0).any(dim=1)  # (A',T n)
+        is_ancestor = (self.ancestors == 0).any(dim=1)  # (A',L)
         self.remembered = max(is_ancestor.sum(dim=1).tolist(), default=0)
         chosen = is_ancestor.byte().argsort(dim=1, descending=True)[:, : self.remembered]
         self.ancestors = self.ancestors.take_along_dim(chosen[:, None], dim=2)
@@ -153,7 +155,7 @@ class SentencesInPlay:
         one sentence stand in one row, like target positions, that look at their ancestors only.
         """
         decoder, cache = self.model.get_decoder(), self.kwargs["past_key_values"]
-        length, tokens = input_ids.shape[1], input_ids[:, -1].unflatten(0, (-1, self.beams))  # (A,n)
+        length, tokens = input_ids.shape[1] + self.ahead, input_ids[:, -1].unflatten(0, (-1, self.beams))  # (A,n)
         positions = torch.full_like(tokens[:1], length - 1)
         x, rotary = decoder.add_positions(decoder.embed_tokens(tokens), positions, length)
         mask = None
@@ -231,6 +233,7 @@ def is_plain(
         and isinstance(cache, EncoderDecoderCache)
         and type(cache.self_attention_cache) is DynamicCache
         and type(cache.cross_attention_cache) is DynamicCache
+        and not cache.self_attention_cache.offloading
         and not getattr(cache, "_is_user_defined", False)
         and all(type(one) in OF_A_ROW for one in logits_processor)
         and all(

@@ -722,7 +722,7 @@ def chunked_cross_entropy(
     grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=torch.float32)
     grad_bias = torch.zeros_like(grad_weight[:, 0])
     rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // num_types)
-    some = max(1, (LOGITS_PER_SOFTMAX if hidden.device.type == "cpu" else LOGITS_PER_CHUNK) // num_types)
+    some = max(1, LOGITS_PER_SOFTMAX // num_types) if hidden.device.type == "cpu" else rows
     for start in range(0, states.shape[0], rows):
         x = states[start : start + rows]
         products = x @ projection.T  # (n,V)

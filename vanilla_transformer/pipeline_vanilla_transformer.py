@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import Literal
 
 import torch
@@ -85,7 +86,8 @@ class Translator:
             device: Where to translate. None: the GPU, if there is one.
             dtype: Of the weights. "auto": as they were saved. "int8": see [`to_int8`].
             kwargs: `max_tokens`, `max_source_length` and `too_long`; all others, such as `revision` and
-                `trust_remote_code`, go to `from_pretrained` of both.
+                `trust_remote_code`, go to `from_pretrained` of both. `attn_implementation` is "eager" on a CPU, unless
+                given, and the faster one there, where sentences are short.
 
         Raises what `from_pretrained` does. Code from the Hub is not run unless `trust_remote_code=True`.
         """
@@ -98,7 +100,7 @@ class Translator:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
         dtype = torch.float32 if in_int8 else dtype
         if device.type == "cpu":
-            kwargs.setdefault("attn_implementation", "eager")  # the faster one there, where sentences are short
+            kwargs.setdefault("attn_implementation", "eager")
         model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs).to(device)
         return cls(to_int8(model) if in_int8 else model, tokenizer, **own)
 
@@ -125,7 +127,7 @@ class Translator:
         threads = self.threads(sum(lengths), generation)
         batches = list(batches_by_length(lengths, self.max_tokens, threads))
         bar = tqdm(total=len(ids), desc=progress, unit="sentence", disable=progress is None, leave=False)
-        with bar, side_by_side(threads) as on_each:
+        with bar, side_by_side(min(threads, len(batches))) as on_each:
             found = on_each(lambda batch: self.translate([ids[index] for index in batch], generation), batches)
             for batch, texts_of_batch in zip(batches, found, strict=True):
                 for index, text in zip(batch, texts_of_batch, strict=True):
@@ -212,6 +214,7 @@ class Translator:
 
 
 SIDE_BY_SIDE, TOKENS_OF_A_THREAD = 4, 1000
+SHARING_CORES = Lock()
 
 
 def batches_by_length(lengths: list[int], max_tokens: int, threads: int = 1) -> Iterator[list[int]]:
@@ -238,20 +241,20 @@ def side_by_side(count: int) -> Iterator[Callable]:
     """A `map` that calls its function `count` times at once, each with its share of the cores.
 
     Two batches on a core each take less time than one after the other on both, whose matrices are too small to share.
+    Only one caller at a time has them, as all threads of a process share the number of threads.
     """
-    cores = torch.get_num_threads()
-    if count <= 1:
+    if count <= 1 or not SHARING_CORES.acquire(blocking=False):
         yield map
         return
-    pool, waits = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=[cores // count]), True
+    cores, waits = torch.get_num_threads(), False
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=[cores // count])
     try:
         yield pool.map
-    except KeyboardInterrupt:
-        waits = False  # for what is begun
-        raise
-    finally:
+        waits = True
+    finally:  # after an error or a stop, without waiting for what is begun
         pool.shutdown(waits, cancel_futures=True)
         torch.set_num_threads(cores)  # which new threads of this process begin with
+        SHARING_CORES.release()
 
 
 def to_int8(model: PreTrainedModel) -> PreTrainedModel:
