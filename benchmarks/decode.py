@@ -81,7 +81,7 @@ class WithGenerate(InBatches):
         threads = max(1, min(self.at_once, sum(lengths) // TOKENS_OF_A_THREAD))
         batches = list(batches_by_length(lengths, max_tokens, threads))
         translations = [[]] * len(sources)
-        with side_by_side(threads) as on_each:
+        with side_by_side(min(threads, len(batches))) as on_each:
             found = on_each(lambda batch: self.translate([sources[i] for i in batch], beams), batches)
             for batch, ids_of_batch in zip(batches, found, strict=True):
                 for index, ids in zip(batch, ids_of_batch, strict=True):

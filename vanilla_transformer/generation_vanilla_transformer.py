@@ -115,7 +115,7 @@ class SentencesInPlay:
         yield slice(0, len(input_ids)), outputs.logits[:, -1].float()
 
     def logits_of(self, hidden: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """(A m,d) -> (A m,V), whole sentences at a time."""
+        """(A n,d) -> (A n,V), whole sentences at a time."""
         rows, num_types = hidden.shape[0], self.model.config.decoder_vocab_size
         if hidden.device.type == "cpu":
             rows = max(ROWS_AT_A_TIME, LOGITS_AT_A_TIME // num_types) // self.beams * self.beams or self.beams

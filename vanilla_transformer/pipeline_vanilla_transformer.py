@@ -213,8 +213,9 @@ class Translator:
         return {"max_length": int(longest.max()), "stopping_criteria": StoppingCriteriaList(criteria)}
 
 
-SIDE_BY_SIDE, TOKENS_OF_A_THREAD = 4, 1000
-SHARING_CORES = Lock()
+SIDE_BY_SIDE = 4  # batches at most, as Python runs one thread at once
+TOKENS_OF_A_THREAD = 1000  # of the source at least, for which a thread of their own pays (docs/LOG.md)
+SHARING_CORES = Lock()  # held by the caller of `side_by_side` that has them
 
 
 def batches_by_length(lengths: list[int], max_tokens: int, threads: int = 1) -> Iterator[list[int]]:
