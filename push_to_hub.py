@@ -8,8 +8,8 @@ import argparse
 import sys
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.model_card import write_model_card
-from vanilla_transformer.sharing import check_model_directory, check_repo_id, files_to_upload, push
+from vanilla_transformer.hub.model_card import write_model_card
+from vanilla_transformer.hub.upload import check_model_directory, check_repo_id, files_to_upload, push
 
 DESCRIPTION = """\
 Push a trained model to the Hugging Face Hub.

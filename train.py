@@ -31,8 +31,18 @@ from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, __version__
-from vanilla_transformer.batches import evaluation_batches, lengths_of, padding_fraction, training_batches
-from vanilla_transformer.checkpoint import (
+from vanilla_transformer.commands.translate import Translator
+from vanilla_transformer.conversion.marian import load_foreign
+from vanilla_transformer.data.batches import evaluation_batches, lengths_of, padding_fraction, training_batches
+from vanilla_transformer.data.pairs import fingerprint, load_pairs, sentences, tokenize_pairs
+from vanilla_transformer.data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.evaluation.scores import TranslationQuality, evaluate_loss, translate_split
+from vanilla_transformer.hub.model_card import public_name, write_model_card
+from vanilla_transformer.hub.upload import check_token, push
+from vanilla_transformer.inspection.attention import attention_maps, draw_attention
+from vanilla_transformer.training.arguments import model_fields, parse_options, resolved_recipe
+from vanilla_transformer.training.checkpoint import (
     LOCK,
     SCORING,
     Checkpoint,
@@ -45,20 +55,15 @@ from vanilla_transformer.checkpoint import (
     newest_whole,
     settings_of,
 )
-from vanilla_transformer.conversion import load_foreign
-from vanilla_transformer.curves import plot_training_curves
-from vanilla_transformer.data import fingerprint, load_pairs, sentences, tokenize_pairs
-from vanilla_transformer.errors import UserError
-from vanilla_transformer.evaluation import TranslationQuality, evaluate_loss, translate_split
-from vanilla_transformer.inspection import attention_maps, draw_attention
-from vanilla_transformer.interruption import Interrupted, StopSignal, end_launcher
-from vanilla_transformer.learner import Learner, by_main_process, check_launch, load_weights, number_of_shards
-from vanilla_transformer.memory import bytes_of_state, estimate, free_memory, largest_batch
-from vanilla_transformer.model_card import public_name, write_model_card
-from vanilla_transformer.recipe import model_fields, parse_options, resolved_recipe
-from vanilla_transformer.sharing import check_token, push
-from vanilla_transformer.tokenization import load_tokenizer, special_token_ids, train_tokenizer
-from vanilla_transformer.training import (
+from vanilla_transformer.training.distributed import (
+    Learner,
+    by_main_process,
+    check_launch,
+    load_weights,
+    number_of_shards,
+)
+from vanilla_transformer.training.memory import bytes_of_state, estimate, free_memory, largest_batch
+from vanilla_transformer.training.optimization import (
     Calendar,
     RunState,
     Trouble,
@@ -66,7 +71,8 @@ from vanilla_transformer.training import (
     learning_rate_schedule,
     paper_learning_rate,
 )
-from vanilla_transformer.translation import Translator
+from vanilla_transformer.training.plots import plot_training_curves
+from vanilla_transformer.training.signals import Interrupted, StopSignal, end_launcher
 
 EXAMPLES = 3  # translations that each evaluation prints
 SAMPLES = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}

@@ -70,7 +70,7 @@ class Contestant:
 def serve(connection, make, arguments, keeps_memory: bool):
     import torch
 
-    from vanilla_transformer.training import keep_freed_memory
+    from vanilla_transformer.training.optimization import keep_freed_memory
 
     load_libraries()
     libraries = psutil.Process().memory_info().rss

@@ -59,7 +59,6 @@ class WithGenerate(InBatches):
         import torch
         from peers import to_marian
         from transformers import AutoModelForSeq2SeqLM
-
         from vanilla_transformer.pipeline_vanilla_transformer import to_int8
 
         self.torch, self.device, self.cache, self.at_once = torch, device, cache or None, at_once
@@ -147,7 +146,6 @@ def contestants(model_folder: str, folder: Path, device: str, few: list[list[int
     import torch
     from peers import to_ctranslate2
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
     from vanilla_transformer.pipeline_vanilla_transformer import SIDE_BY_SIDE
 
     found = {}
@@ -273,7 +271,7 @@ def main():
         f"{', '.join(f'{size:,}' for size in MAX_TOKENS)}, as took it the least time before. Medians of "
         f"{options.rounds} rounds in which all translate the same, one after another. A beam search ends when it has "
         "as many translations as beams, as CTranslate2 ends one (`early_stopping=True`). Each model has the attention "
-        "that was faster in a trial. Side by side: as `python -m vanilla_transformer.translation` translates, with "
+        "that was faster in a trial. Side by side: as `python -m vanilla_transformer.commands.translate` translates, with "
         "glibc's allocator set and up to four batches that share the cores, where there are a thousand tokens for "
         "each. Int8 is that of the Translator, with attention in bfloat16 in ours. Memory is what a process takes "
         "beyond its libraries.",

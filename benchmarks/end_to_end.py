@@ -41,7 +41,7 @@ class Ours:
         from accelerate import Accelerator
         from transformers import AutoTokenizer
 
-        from vanilla_transformer.recipe import parse_options
+        from vanilla_transformer.training.arguments import parse_options
 
         self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
@@ -53,10 +53,10 @@ class Ours:
         import torch
         from peers import vanilla
 
-        from vanilla_transformer.batches import training_batches
-        from vanilla_transformer.data import tokenize_pairs
-        from vanilla_transformer.learner import Learner
-        from vanilla_transformer.training import RunState, learning_rate_schedule
+        from vanilla_transformer.data.batches import training_batches
+        from vanilla_transformer.data.pairs import tokenize_pairs
+        from vanilla_transformer.training.distributed import Learner
+        from vanilla_transformer.training.optimization import RunState, learning_rate_schedule
 
         train, _ = tokenize_pairs(read(self.data, count), self.tokenizer, 128, 128)
         torch.manual_seed(0)
@@ -209,7 +209,7 @@ def make_tokenizer(data: str, folder: str):
     """A BPE of 10,000 types."""
     from peers import read_pairs
 
-    from vanilla_transformer.tokenization import train_tokenizer
+    from vanilla_transformer.data.tokenizer import train_tokenizer
 
     train_tokenizer([text for pair in read_pairs(data) for text in pair], 10_000).save_pretrained(folder)
 

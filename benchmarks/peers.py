@@ -210,7 +210,7 @@ def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
     generator = torch.Generator().manual_seed(0)
     pairs = read_pairs(folder)
     if pairs:
-        from vanilla_transformer.tokenization import train_tokenizer
+        from vanilla_transformer.data.tokenizer import train_tokenizer
 
         tokenizer = train_tokenizer([text for pair in pairs for text in pair], min(vocab_size, 10_000))
         chosen = torch.randperm(len(pairs), generator=generator)[:count].tolist()

@@ -198,7 +198,7 @@ MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ (\d+)")  # the first line
 
 def options_of(folder: Path, *more: str):
     """The options of train.py for the generated pairs."""
-    from vanilla_transformer.recipe import parse_options
+    from vanilla_transformer.training.arguments import parse_options
 
     data = ["--dataset_name", str(folder), "--source_lang", "en", "--target_lang", "de"]
     return parse_options([*data, "--per_device_train_max_tokens", str(MAX_TOKENS), *more])
@@ -206,8 +206,8 @@ def options_of(folder: Path, *more: str):
 
 def read(reporter: Reporter, folder: Path, pairs: int):
     """The pairs into Arrow files, once, and a tokenizer of them."""
-    from vanilla_transformer.data import load_pairs, sentences
-    from vanilla_transformer.tokenization import train_tokenizer
+    from vanilla_transformer.data.pairs import load_pairs, sentences
+    from vanilla_transformer.data.tokenizer import train_tokenizer
 
     train = reporter.phase("read", lambda: load_pairs(options_of(folder)), pairs)["train"]
     texts, length = sentences(train)
@@ -217,8 +217,8 @@ def read(reporter: Reporter, folder: Path, pairs: int):
 
 def tokenise(reporter: Reporter, folder: Path, pairs: int, workers: int):
     """Token ids of all pairs by so many processes, into files that are deleted again unless they are the last."""
-    from vanilla_transformer.data import load_pairs, tokenize_pairs
-    from vanilla_transformer.tokenization import load_tokenizer
+    from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
+    from vanilla_transformer.data.tokenizer import load_tokenizer
 
     train, tokenizer = load_pairs(options_of(folder))["train"], load_tokenizer(str(folder / "tokenizer"))
     tokenised, drops = reporter.phase(
@@ -237,9 +237,9 @@ def tokenising(workers: int) -> str:
 
 def plan(reporter: Reporter, folder: Path, pairs: int):
     """From the start of a run, with all tokens on disk, to its first batch, and to one deep in it."""
-    from vanilla_transformer.batches import lengths_of, padding_fraction, plan_batches, training_batches
-    from vanilla_transformer.data import fingerprint, load_pairs, tokenize_pairs
-    from vanilla_transformer.tokenization import load_tokenizer
+    from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
+    from vanilla_transformer.data.pairs import fingerprint, load_pairs, tokenize_pairs
+    from vanilla_transformer.data.tokenizer import load_tokenizer
 
     args, tokenizer = options_of(folder), load_tokenizer(str(folder / "tokenizer"))
 
@@ -268,9 +268,9 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
     """One epoch of a stream, from its first batch on, and going on from two places in it."""
     import torch
 
-    from vanilla_transformer.batches import training_batches
-    from vanilla_transformer.data import load_pairs, tokenize_pairs
-    from vanilla_transformer.tokenization import load_tokenizer
+    from vanilla_transformer.data.batches import training_batches
+    from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
+    from vanilla_transformer.data.tokenizer import load_tokenizer
 
     args, tokenizer = options_of(folder, "--streaming", "--max_steps", "1"), load_tokenizer(str(folder / "tokenizer"))
     marks, places, count = [0.1, 0.9], [], 0

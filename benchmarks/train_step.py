@@ -58,7 +58,7 @@ class OurTrainee:
         import torch
         from accelerate import Accelerator
 
-        from vanilla_transformer.training import make_optimizer, optimizer_step
+        from vanilla_transformer.training.optimization import make_optimizer, optimizer_step
 
         torch.manual_seed(0)
         self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no" if precision == "fp32" else precision)
@@ -113,7 +113,7 @@ def make_batches(pairs: list[dict], max_tokens: int, count: int) -> list[dict]:
     """Batches of similar lengths, sentences times the longest side at most `max_tokens`, some of them at random."""
     import numpy as np
 
-    from vanilla_transformer.batches import PairCollator, fill_batches
+    from vanilla_transformer.data.batches import PairCollator, fill_batches
 
     lengths = [np.array([len(pair[side]) for pair in pairs]) for side in ("input_ids", "labels")]
     collate = PairCollator(SimpleNamespace(pad_token_id=PAD))

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.tokenization import train_tokenizer
+from vanilla_transformer.data.tokenizer import train_tokenizer
 
 torch.set_num_threads(1)  # models this small run faster so, and tests beside each other do not fight for cores
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .configuration_vanilla_transformer import VanillaTransformerConfig
     from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
-    from .pipeline_vanilla_transformer import Translator, VanillaTranslationPipeline
+    from .translation_vanilla_transformer import Translator, VanillaTranslationPipeline
 
 __version__ = "0.1.0"  # read by pyproject.toml
 __all__ = [

@@ -129,7 +129,7 @@ class VanillaTransformerConfig(PretrainedConfig):
             "custom_pipelines",
             {
                 "vanilla-translation": {
-                    "impl": "pipeline_vanilla_transformer.VanillaTranslationPipeline",
+                    "impl": "translation_vanilla_transformer.VanillaTranslationPipeline",
                     "pt": ["AutoModelForSeq2SeqLM"],
                 }
             },

@@ -44,10 +44,10 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from .decoding_vanilla_transformer import VanillaTransformerGenerationMixin
 
 if TYPE_CHECKING:  # never run: transformers copies what is imported here beside a saved model, and so it travels
-    from .pipeline_vanilla_transformer import VanillaTranslationPipeline  # noqa: F401
+    from .translation_vanilla_transformer import VanillaTranslationPipeline  # noqa: F401
 
 # ---------------------------------------------------------------------------------------------- attention, section 3.2
 
@@ -424,7 +424,7 @@ def refuse_pickle(name, error: OSError):
     if is_at_hub or any(Path(str(name)).glob("pytorch_model*.bin")):
         raise OSError(
             f"{name} holds no model.safetensors. A pickle such as pytorch_model.bin, which could run any code, is "
-            f"not loaded; convert one that you trust by `python -m vanilla_transformer.conversion {name} NEW_DIR`."
+            f"not loaded; convert one that you trust by `python -m vanilla_transformer.conversion.marian {name} NEW_DIR`."
         ) from error
 
 

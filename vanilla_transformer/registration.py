@@ -5,8 +5,8 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
-from .pipeline_vanilla_transformer import Translator as Translator  # which the package hands out from here
-from .pipeline_vanilla_transformer import VanillaTranslationPipeline
+from .translation_vanilla_transformer import Translator as Translator  # which the package hands out from here
+from .translation_vanilla_transformer import VanillaTranslationPipeline
 
 AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, exist_ok=True)

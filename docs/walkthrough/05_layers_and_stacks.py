@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.inspection import show_shapes, trace_shapes
+from vanilla_transformer.inspection.attention import show_shapes, trace_shapes
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

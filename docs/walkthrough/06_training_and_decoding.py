@@ -39,12 +39,12 @@ import torch
 from matplotlib import pyplot as plt
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.batches import PairCollator
-from vanilla_transformer.inspection import readable
+from vanilla_transformer.data.batches import PairCollator
+from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
+from vanilla_transformer.inspection.attention import readable
 from vanilla_transformer.modeling_vanilla_transformer import label_smoothed_cross_entropy
-from vanilla_transformer.recipe import TrainingOptions
-from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
-from vanilla_transformer.training import learning_rate_schedule, make_optimizer, paper_learning_rate
+from vanilla_transformer.training.arguments import TrainingOptions
+from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer, paper_learning_rate
 
 if "ipykernel" not in sys.modules:  # as a plain script: draw, but open no window
     plt.switch_backend("Agg")

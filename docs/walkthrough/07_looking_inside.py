@@ -22,7 +22,7 @@
 #   against the true ones, which the sample dataset has.
 #
 # The maps, the alignments and their error rate are worked out by hand too, and equal what
-# `vanilla_transformer.inspection` says.
+# `vanilla_transformer.inspection.attention` says.
 #
 # Letters as before: B sentences, S source length, T target length, h heads, k width of a head.
 
@@ -39,11 +39,11 @@ import torch
 from matplotlib import pyplot as plt
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.batches import PairCollator, TokenBatchSampler
-from vanilla_transformer.inspection import align_words, alignment_error_rate, attention_maps, looks_at
-from vanilla_transformer.recipe import TrainingOptions
-from vanilla_transformer.tokenization import special_token_ids, train_tokenizer
-from vanilla_transformer.training import learning_rate_schedule, make_optimizer
+from vanilla_transformer.data.batches import PairCollator, TokenBatchSampler
+from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
+from vanilla_transformer.inspection.attention import align_words, alignment_error_rate, attention_maps, looks_at
+from vanilla_transformer.training.arguments import TrainingOptions
+from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer
 
 if "ipykernel" not in sys.modules:  # as a plain script: draw, but open no window
     plt.switch_backend("Agg")
@@ -329,7 +329,7 @@ assert rates["attention, layer 1"] < rates["attention, layer 0"]
 #
 # **To try:** a trained directory can be looked into without writing code:
 #
-#     python -m vanilla_transformer.inspection attention --model outputs/sample \
+#     python -m vanilla_transformer.inspection.attention attention --model outputs/sample \
 #         --text "The dog sleeps." --output map.html
 #
 # Which head aligns best by itself? Does row t of the lower layer fit the word that is written, or the one that has

@@ -1,0 +1,468 @@
+"""Converted weights compute the same as their source. Run: pytest tests/test_conversion.py"""
+
+import copy
+import json
+import math
+import os
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+from conftest import randomise, translate_by_marian
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import MarianConfig, MarianMTModel
+
+from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.conversion import marian as conversion
+from vanilla_transformer.conversion.marian import (
+    MARIAN,
+    TORCH_TRANSFORMER,
+    from_marian,
+    from_torch_transformer,
+    interleave,
+    load_foreign,
+    rename,
+)
+from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
+
+SOURCE = torch.tensor([[5, 9, 11, 7, 3, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
+TARGET = torch.tensor([[4, 10, 6, 6, 2], [7, 3, 2, 0, 0], [5, 12, 9, 2, 0]])
+MASK = (SOURCE != 0).long()
+LABELS = TARGET.masked_fill(TARGET == 0, -100)
+
+
+def assert_close(ours, theirs, tolerance=1e-5):
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def assert_same_gradients(ours: nn.Module, theirs: dict[str, torch.Tensor]):
+    """`theirs` under our names. Each parameter of ours has one there, and each there is a parameter of ours."""
+    parameters = dict(ours.named_parameters(remove_duplicate=False))
+    assert set(theirs) <= set(parameters)
+    assert {id(parameters[name]) for name in theirs} == {id(parameter) for parameter in ours.parameters()}
+    for name, gradient in theirs.items():
+        assert gradient.abs().max() > 0, name
+        assert_close(parameters[name].grad, gradient)
+
+
+# ------------------------------------------------------------------------------------------------ torch.nn.Transformer
+
+
+class TorchTranslator(nn.Module):
+    """The rest of a Transformer around `torch.nn.Transformer`, as it is usually written."""
+
+    def __init__(self, norm_first=False, separate=False, head=None, activation="relu", batch_first=True, **kwargs):
+        super().__init__()
+        self.transformer = nn.Transformer(
+            16, 4, 2, 3, 24, 0.0, activation=activation, norm_first=norm_first, batch_first=batch_first, **kwargs
+        )
+        if isinstance(activation, nn.Module):
+            for layer in self.transformer.decoder.layers:
+                layer.activation = activation  # torch's copies of the layer have lost it
+        if not norm_first:
+            self.transformer.encoder.norm = self.transformer.decoder.norm = None
+        self.source_embeddings = nn.Embedding(19 if separate else 13, 16)
+        self.target_embeddings = nn.Embedding(13, 16) if separate else self.source_embeddings
+        self.lm_head = None if head is None else nn.Linear(16, 13, bias=head == "bias")
+        randomise(self)
+
+    def convert(self, **config):
+        target = None if self.target_embeddings is self.source_embeddings else self.target_embeddings
+        return from_torch_transformer(self.transformer, self.source_embeddings, target, self.lm_head, **config)
+
+    def forward(self, source, mask, target):
+        def embed(embeddings, ids):
+            x = embeddings(ids) * math.sqrt(16) + sinusoidal_positions(torch.arange(ids.shape[1]), 16)
+            return x if self.transformer.batch_first else x.transpose(0, 1)
+
+        x = self.transformer(
+            embed(self.source_embeddings, source),
+            embed(self.target_embeddings, target),
+            tgt_mask=torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1),
+            src_key_padding_mask=mask == 0,
+            memory_key_padding_mask=mask == 0,
+        )
+        x = x if self.transformer.batch_first else x.transpose(0, 1)
+        return x @ self.target_embeddings.weight.T if self.lm_head is None else self.lm_head(x)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norm_first": True},
+        {"norm_first": True, "separate": True, "head": "bias", "activation": "gelu"},
+        {"separate": True, "activation": nn.GELU(approximate="tanh")},
+        {"head": "no bias", "activation": nn.functional.silu, "batch_first": False, "layer_norm_eps": 1e-2},
+    ],
+    ids=["post-norm", "pre-norm", "pre-norm-separate-untied", "post-norm-separate-tied", "post-norm-shared-untied"],
+)
+def test_logits_loss_and_gradients_equal_torch_transformer(options):
+    theirs = TorchTranslator(**options)
+    ours = theirs.convert().train()
+    decoder_input_ids = ours.prepare_decoder_input_ids_from_labels(LABELS)
+    their_logits = theirs(SOURCE, MASK, decoder_input_ids)
+    their_loss = nn.functional.cross_entropy(their_logits.flatten(0, 1), LABELS.flatten(), ignore_index=-100)
+    their_loss.backward()
+
+    our_loss = ours(SOURCE, MASK, labels=LABELS).loss
+    our_loss.backward()
+    assert_close(ours.eval()(SOURCE, MASK, decoder_input_ids).logits, their_logits)
+    assert_close(our_loss, their_loss)
+    gradients = {name.removeprefix("transformer."): p.grad for name, p in theirs.named_parameters()}
+    if "target_embeddings.weight" not in gradients:
+        gradients["shared_embeddings.weight"] = gradients.pop("source_embeddings.weight")
+    assert_same_gradients(ours, rename(gradients, TORCH_TRANSFORMER))
+
+
+def test_torch_transformer_fields_are_read_off():
+    transformer = nn.Transformer(16, 4, 2, 3, 24, 0.3, activation="gelu", layer_norm_eps=1e-3, norm_first=True)
+    embeddings = torch.randn(13, 16)
+    config = from_torch_transformer(
+        transformer, embeddings, scale_embedding=False, eos_token_id=7, position_embedding_type="rotary"
+    ).config
+    read = (config.vocab_size, config.d_model, config.encoder_layers, config.decoder_layers, config.encoder_ffn_dim)
+    assert read == (13, 16, 2, 3, 24)
+    assert (config.encoder_attention_heads, config.decoder_attention_heads, config.decoder_ffn_dim) == (4, 4, 24)
+    assert config.dropout == config.attention_dropout == config.activation_dropout == 0.3
+    assert (config.activation_function, config.layer_norm_eps, config.norm_first) == ("gelu", 1e-3, True)
+    assert (config.scale_embedding, config.eos_token_id, config.position_embedding_type) == (False, 7, "rotary")
+    assert config.share_encoder_decoder_embeddings and config.tie_word_embeddings and not config.lm_head_bias
+
+
+def test_torch_head_made_of_the_target_embeddings_stays_tied():
+    theirs = TorchTranslator(head="bias")
+    theirs.lm_head.weight = theirs.target_embeddings.weight
+    ours = theirs.convert()
+    assert ours.config.tie_word_embeddings
+    assert ours.lm_head.weight is ours.model.shared.weight
+    torch.testing.assert_close(ours.lm_head.bias, theirs.lm_head.bias)
+
+
+def custom_encoder(theirs):
+    theirs.transformer.encoder = nn.Identity()
+
+
+def custom_layer(theirs):
+    class Layer(nn.TransformerDecoderLayer):
+        pass
+
+    theirs.transformer.decoder.layers[1] = Layer(16, 4, 24)
+
+
+def odd_heads(theirs):
+    theirs.transformer.encoder.layers[1] = nn.TransformerEncoderLayer(16, 8, 24, 0.0)
+
+
+def wide_layer(theirs):
+    theirs.transformer.encoder.layers[1] = nn.TransformerEncoderLayer(16, 4, 32, 0.0)
+
+
+def lost_activation(theirs):
+    theirs.transformer = nn.Transformer(16, 4, 2, 3, 24, activation=nn.GELU())
+    theirs.transformer.encoder.norm = theirs.transformer.decoder.norm = None
+
+
+def another_tensor(theirs):
+    theirs.transformer.decoder.layers[1].gate = nn.Linear(16, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "config", "message"),
+    [
+        ({"norm_first": True, "bias": False}, None, {}, "bias=False"),
+        ({}, custom_encoder, {}, "encoder of the transformer is custom"),
+        ({}, custom_layer, {}, "decoder of the transformer is custom"),
+        ({}, lambda t: setattr(t.transformer.encoder, "norm", nn.LayerNorm(16)), {}, "encoder.norm = None"),
+        ({}, lambda t: setattr(t.transformer.decoder, "norm", nn.LayerNorm(16)), {}, "decoder.norm = None"),
+        ({"norm_first": True}, lambda t: setattr(t.transformer.decoder, "norm", None), {}, "needs its final norm"),
+        ({}, odd_heads, {}, "differ in heads: 4, 8"),
+        ({}, wide_layer, {}, r"encoder\.layers\.1\.fc1\.weight` has shape \(24, 16\) here and \(32, 16\) there"),
+        ({}, lost_activation, {}, "differ in activation: gelu, relu"),
+        ({}, another_tensor, {}, r"`decoder\.layers\.1\.gate\.weight` of the source model has no place"),
+        ({"activation": torch.tanh}, None, {}, "give it as `activation_function`"),
+        ({}, None, {"d_model": 16}, "`d_model` is read off"),
+        ({}, None, {"position_embedding_type": "learned"}, "'learned'"),
+        ({}, None, {"scale_embeding": False}, "did you mean `scale_embedding`"),
+        (
+            {"separate": True},
+            lambda t: setattr(t, "target_embeddings", nn.Embedding(13, 8)),
+            {},
+            "embed_tokens.weight",
+        ),
+        ({"head": "bias"}, lambda t: setattr(t, "lm_head", nn.Linear(16, 14)), {}, "`lm_head.weight` has shape"),
+    ],
+)
+def test_torch_transformer_that_has_no_counterpart_is_refused(options, change, config, message):
+    theirs = TorchTranslator(**options)
+    if change:
+        change(theirs)
+    with pytest.raises(ValueError, match=message):
+        theirs.convert(**config)
+
+
+def test_activation_without_a_name_can_be_given():
+    assert (
+        TorchTranslator(activation=torch.tanh).convert(activation_function="tanh").config.activation_function == "tanh"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- MarianMTModel
+
+
+def make_marian(bias=False, **config) -> MarianMTModel:
+    """A random Marian model. Their last type is padding; the decoder starts with it and must not write it."""
+    defaults = {
+        "vocab_size": 13,
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 20,
+        "max_position_embeddings": 64,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "dropout": 0.0,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+        "forced_eos_token_id": 2,
+        "decoder_start_token_id": 0,
+    }
+    model = MarianMTModel(MarianConfig(**{**defaults, **config}))
+    tables = {name: p.clone() for name, p in model.named_parameters() if "embed_positions" in name}
+    randomise(model)
+    with torch.no_grad():
+        for name, table in tables.items():
+            model.get_parameter(name).copy_(table)
+        if bias:
+            model.final_logits_bias.normal_()
+    model.generation_config.update(bad_words_ids=[[0]], max_length=20, num_beams=3, length_penalty=0.7)
+    return model.eval()
+
+
+MARIANS = {
+    "shared": {},
+    "bias": {"bias": True},
+    "unscaled": {"scale_embedding": False, "activation_function": "relu"},
+    "separate": {"share_encoder_decoder_embeddings": False, "vocab_size": 17, "decoder_vocab_size": 13, "bias": True},
+    "separate-untied": {
+        "share_encoder_decoder_embeddings": False,
+        "vocab_size": 17,
+        "decoder_vocab_size": 13,
+        "tie_word_embeddings": False,
+    },
+    "all-untied": {"tie_word_embeddings": False, "activation_function": "gelu"},
+}
+marians = pytest.mark.parametrize("options", MARIANS.values(), ids=MARIANS)
+
+
+@marians
+def test_logits_loss_and_gradients_equal_marian(options):
+    theirs = make_marian(**options)
+    ours = from_marian(theirs)
+    for stack in [theirs.model.encoder, theirs.model.decoder]:
+        stack.embed_tokens.padding_idx = None  # which holds back the gradient of the start token, their padding
+    their_output = theirs(SOURCE, MASK, labels=LABELS)
+    their_output.loss.backward()
+    our_output = ours(SOURCE, MASK, labels=LABELS)
+    our_output.loss.backward()
+    assert_close(our_output.logits, their_output.logits)
+    assert_close(our_output.loss, their_output.loss)
+
+    gradients = rename({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}, MARIAN)
+    gradients = interleave(gradients)
+    if options.get("bias"):  # a parameter here, a constant there
+        residual = torch.nn.functional.one_hot(TARGET, 13) - their_output.logits.softmax(-1)
+        gradients["lm_head.bias"] = -residual[LABELS != -100].mean(dim=0).detach()
+    assert_same_gradients(ours, gradients)
+
+    ours.zero_grad()
+    our_loss = ours.train()(SOURCE, MASK, labels=LABELS).loss
+    our_loss.backward()
+    assert_close(our_loss, their_output.loss)
+    assert_same_gradients(ours, gradients)
+
+
+@marians
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_translations_equal_marian(options, num_beams):
+    theirs = make_marian(**options)
+    ours = from_marian(theirs)
+    search = {"attention_mask": MASK, "num_beams": num_beams, "return_dict_in_generate": True, "output_scores": True}
+    our_output, their_output = ours.generate(SOURCE, **search), theirs.generate(SOURCE, **search)
+    assert torch.equal(our_output.sequences, their_output.sequences)
+    for our_scores, their_scores in zip(our_output.scores, their_output.scores, strict=True):
+        assert_close(our_scores, their_scores)
+
+
+def test_marian_generation_config_goes_along():
+    theirs = make_marian()
+    ours = from_marian(theirs)
+    assert ours.generation_config.to_dict() == theirs.generation_config.to_dict()
+    assert ours.generation_config is not theirs.generation_config
+    assert ours.generation_config.bad_words_ids == [[0]] and ours.generation_config.forced_eos_token_id == 2
+    assert not ours.generate(SOURCE, attention_mask=MASK)[:, 1].eq(0).any()
+
+
+def test_marian_bias_is_left_out_where_it_is_zero():
+    assert from_marian(make_marian()).lm_head.bias is None
+    theirs = make_marian(bias=True)
+    assert torch.equal(from_marian(theirs).lm_head.bias, theirs.final_logits_bias[0])
+
+
+def test_positions_run_on_beyond_marians_table():
+    short, long = make_marian(max_position_embeddings=4), make_marian(max_position_embeddings=64)
+    long.load_state_dict({n: t for n, t in short.state_dict().items() if "embed_positions" not in n}, strict=False)
+    assert_close(from_marian(short)(SOURCE, MASK, TARGET).logits, long(SOURCE, MASK, TARGET).logits)
+
+
+def test_marian_with_other_positions_or_tensors_is_refused():
+    theirs = make_marian()
+    with torch.no_grad():
+        theirs.model.decoder.embed_positions.weight[5, 3] += 0.1
+    with pytest.raises(ValueError, match=r"`model\.decoder\.embed_positions\.weight` is not the sinusoidal table"):
+        from_marian(theirs)
+    theirs = make_marian()
+    theirs.model.encoder.layers[1].fc2 = nn.Linear(24, 16, bias=False)
+    with pytest.raises(ValueError, match=r"Nothing in the source model fills `model\.encoder\.layers\.1\.fc2\.bias`"):
+        from_marian(theirs)
+    theirs.model.encoder.layers[1].fc2 = nn.Linear(23, 16)
+    with pytest.raises(ValueError, match=r"`model\.encoder\.layers\.1\.fc2\.weight` has shape"):
+        from_marian(theirs)
+    theirs = make_marian()
+    theirs.model.decoder.layers[2].adapter = nn.Linear(16, 16)
+    with pytest.raises(
+        ValueError, match=r"`model\.decoder\.layers\.2\.adapter\.weight` of the source model has no pl"
+    ):
+        from_marian(theirs)
+
+
+def test_a_marian_model_is_loaded_with_options(marian):
+    expected = from_marian(MarianMTModel.from_pretrained(marian))
+    options = {"dropout": 0.3, "dtype": torch.float64, "attn_implementation": "eager"}
+    ours = load_foreign(str(marian), use_safetensors=True, **options)
+    assert ours.config.to_diff_dict() == expected.config.to_diff_dict() | {"dropout": 0.3, "dtype": "float64"}
+    assert ours.config._attn_implementation == ours.model.decoder.config._attn_implementation == "eager"
+    assert ours.generation_config.to_dict() == expected.generation_config.to_dict()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], tensor.double()), name
+
+
+def test_a_marian_model_that_is_not_whole_is_refused(marian, tmp_path):
+    shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.decoder.layers.0.fc2.bias"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"no whole MarianMTModel: .* 1 missing \(such as .*decoder\.layers\.0\.fc2\.bias"
+    ):
+        load_foreign(str(tmp_path))
+
+
+def test_a_marian_pickle_is_loaded_only_if_it_is_asked_for(marian, tmp_path):
+    shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "pytorch_model.bin")
+    weights.unlink()
+    expected = from_marian(MarianMTModel.from_pretrained(marian)).state_dict()
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in load_foreign(str(tmp_path)).state_dict().items()
+    )
+    command = f"`python -m vanilla_transformer.conversion.marian {tmp_path} NEW_DIR`"
+    with pytest.raises(OSError, match="holds no model.safetensors.*" + re.escape(command)):
+        load_foreign(str(tmp_path), use_safetensors=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- both
+
+
+@pytest.mark.parametrize("table", [MARIAN, TORCH_TRANSFORMER])
+def test_no_two_modules_share_a_place(table):
+    places = [ours for theirs, ours in table.items() if theirs != "final_logits"]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("source", ["marian", "torch"])
+def test_converted_model_is_a_copy_in_eval_mode_and_dtype(source, dtype):
+    theirs = (make_marian() if source == "marian" else TorchTranslator()).to(dtype).train()
+    before = copy.deepcopy(theirs.state_dict())
+    ours = from_marian(theirs) if source == "marian" else theirs.convert()
+    assert not any(module.training for module in ours.modules())
+    assert {parameter.dtype for parameter in ours.parameters()} == {dtype} == {ours.dtype}
+    assert ours.model.encoder.embed_positions.table.dtype == torch.float32
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.zero_()
+    assert theirs.training and all(torch.equal(tensor, before[name]) for name, tensor in theirs.state_dict().items())
+
+
+def test_converted_model_is_saved_and_loaded(tmp_path):
+    ours = from_marian(make_marian(bias=True))
+    ours.save_pretrained(tmp_path)
+    again = type(ours).from_pretrained(tmp_path)
+    assert torch.equal(again(SOURCE, MASK, TARGET).logits, ours(SOURCE, MASK, TARGET).logits)
+    assert again.generation_config.bad_words_ids == [[0]]
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def run_main(monkeypatch, *argv):
+    monkeypatch.setattr(sys, "argv", ["conversion", *map(str, argv)])
+    conversion.main()
+
+
+def test_the_command_converts_a_marian_model(tmp_path, monkeypatch):
+    marian = make_marian()
+    marian.save_pretrained(tmp_path / "marian")
+    run_main(monkeypatch, tmp_path / "marian", tmp_path / "ours")
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours").state_dict()
+    expected = from_marian(marian).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_command_brings_the_tokenizer_along(marian, marian_pairs, tmp_path, monkeypatch):
+    sources = [source for source, _ in marian_pairs]
+    run_main(monkeypatch, marian, tmp_path / "ours")
+    translated = Translator.from_pretrained(str(tmp_path / "ours"))(sources, num_beams=1)
+    assert translated == translate_by_marian(marian, sources) == [target for _, target in marian_pairs]
+
+
+class Trap:
+    """What a pickle of it does when it is read."""
+
+    def __reduce__(self):
+        return os.mkdir, (TRAP,)
+
+
+TRAP = "/tmp/vanilla_transformer_trap"
+
+
+def test_the_command_reads_a_pickle_and_runs_nothing_in_it(make_model, tmp_path, monkeypatch):
+    model = make_model()
+    model.save_pretrained(tmp_path / "ours")
+    weights = tmp_path / "ours" / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "ours" / "pytorch_model.bin")
+    weights.unlink()
+    run_main(monkeypatch, tmp_path / "ours", tmp_path / "new")
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "new").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(SystemExit, match="is there already"):
+        run_main(monkeypatch, tmp_path / "ours", tmp_path / "new")
+    torch.save({"x": Trap()}, tmp_path / "ours" / "pytorch_model.bin")
+    with pytest.raises(SystemExit, match="cannot be converted"):
+        run_main(monkeypatch, tmp_path / "ours", tmp_path / "newer")
+    assert not (tmp_path / "newer").exists() and not os.path.exists(TRAP)
+
+
+@pytest.mark.parametrize("kind", [{"model_type": "t5"}, {}])
+def test_the_command_names_what_it_cannot_convert(kind, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(kind))
+    with pytest.raises(SystemExit, match=f"a {kind.get('model_type', 'nameless')} model cannot be converted"):
+        run_main(monkeypatch, tmp_path, tmp_path / "new")

@@ -1,0 +1,811 @@
+"""The model equals its formulas, itself by other routes, and itself saved. Run: pytest tests/test_modeling.py"""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    LABELS,
+    MASK,
+    SOURCE,
+    TARGET,
+    TINY,
+    assert_close,
+    assert_same_gradients,
+    gradients,
+    make_cache,
+    norms,
+    positions,
+    randomise,
+)
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+)
+from vanilla_transformer import modeling_vanilla_transformer as modeling
+from vanilla_transformer.modeling_vanilla_transformer import (
+    SinusoidalPositions,
+    VanillaTransformerAttention,
+    VanillaTransformerEncoderLayer,
+    eager_attention_forward,
+    label_smoothed_cross_entropy,
+    sinusoidal_positions,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+# ----------------------------------------------------------------------------------------------------- attention (3.2)
+
+
+def numpy_attention(q, k, v, mask):
+    """Equation 1; `mask` is true where a query may look."""
+    scores = np.where(mask, q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1]), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights @ v, weights
+
+
+def numpy_multi_head_attention(attention: VanillaTransformerAttention, x, attended, mask):
+    """Section 3.2.2, one head after the other."""
+
+    def linear(layer, x):
+        return x @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
+
+    q, k, v = linear(attention.q_proj, x), linear(attention.k_proj, attended), linear(attention.v_proj, attended)
+    heads, weights = [], []
+    for start in range(0, q.shape[-1], attention.head_dim):
+        head = slice(start, start + attention.head_dim)
+        output, weight = numpy_attention(q[..., head], k[..., head], v[..., head], mask)
+        heads.append(output)
+        weights.append(weight)
+    return linear(attention.out_proj, np.concatenate(heads, -1)), np.stack(weights, 1)
+
+
+def additive(mask):
+    return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+
+
+def test_scaled_dot_product_attention_equals_numpy():
+    q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+    q, k, v = q.double(), k.double(), v.double()
+    mask = torch.rand(2, 1, 4, 5) < 0.6
+    mask[..., 0] = True
+    ours, weights = eager_attention_forward(nn.Module().eval(), q, k, v, additive(mask), scaling=8**-0.5)
+    theirs, their_weights = numpy_attention(q.numpy(), k.numpy(), v.numpy(), mask.numpy())
+    assert_close(ours.transpose(1, 2), torch.tensor(theirs), 1e-12)
+    assert_close(weights, torch.tensor(their_weights), 1e-12)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("is_cross", [False, True])
+def test_multi_head_attention_equals_numpy(is_cross, backend):
+    config = VanillaTransformerConfig(**TINY)
+    config._attn_implementation = backend
+    attention = randomise(VanillaTransformerAttention(config, 4, False, 0)).double().eval()
+    x, memory = torch.randn(2, 5, 16).double(), torch.randn(2, 7, 16).double()
+    attended = memory if is_cross else x
+    mask = torch.rand(2, 5, attended.shape[1]) < 0.6
+    mask[..., 1] = True
+    with torch.no_grad():
+        ours, weights = attention(x, memory if is_cross else None, attention_mask=additive(mask[:, None]))
+    theirs, their_weights = numpy_multi_head_attention(attention, x.numpy(), attended.numpy(), mask.numpy())
+    assert_close(ours, torch.tensor(theirs), 1e-12)
+    if backend == "eager":
+        assert_close(weights, torch.tensor(their_weights), 1e-12)
+
+
+@norms
+@positions
+def test_eager_equals_sdpa(make_model, norm_first, position_embedding_type):
+    model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type)
+    mask = torch.cat([MASK[:2], torch.zeros_like(MASK[:1])])  # the last source is wholly masked
+    results = {}
+    for backend in ["eager", "sdpa"]:
+        model.set_attn_implementation(backend)
+        output = model(SOURCE, mask, TARGET, labels=LABELS.clamp(min=0))
+        results[backend] = output.logits, gradients(model, output.loss)
+    assert all(torch.isfinite(logits).all() for logits, _ in results.values())
+    assert_close(results["sdpa"][0][:2], results["eager"][0][:2])
+    assert all(torch.isfinite(g).all() for _, grads in results.values() for g in grads.values())
+
+    for backend in ["eager", "sdpa"]:
+        model.set_attn_implementation(backend)
+        results[backend] = gradients(model, model(SOURCE, MASK, TARGET, labels=LABELS).loss)
+    bias = "k_proj.bias"  # adds the same to all scores of a query: its gradient is zero, or rounding
+    ours, theirs = ({n: g for n, g in results[b].items() if bias not in n} for b in ["sdpa", "eager"])
+    assert_same_gradients(ours, theirs)
+
+
+def test_attention_weights_are_returned_and_sum_to_one(make_model):
+    """Seed 1 of the design: source (2,12), target (2,8), vocabularies of their own -> logits (2,8,100)."""
+    sizes = {"vocab_size": 100, "decoder_vocab_size": 100, "share_encoder_decoder_embeddings": False, "d_model": 64}
+    sizes |= {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "max_position_embeddings": 100}
+    model = make_model(**sizes, encoder_attention_heads=8, decoder_attention_heads=8)
+    assert model.model.encoder.embed_tokens.weight is not model.model.decoder.embed_tokens.weight
+    model.set_attn_implementation("eager")
+    source, target = torch.randint(3, 100, (2, 12)), torch.randint(3, 100, (2, 8))
+    source[1, 9:] = 0
+    output = model(source, decoder_input_ids=target, output_attentions=True, output_hidden_states=True)
+    assert output.logits.shape == (2, 8, 100)
+    assert [tuple(weights.shape) for weights in output.encoder_attentions] == [(2, 8, 12, 12)] * 2
+    assert [tuple(weights.shape) for weights in output.decoder_attentions] == [(2, 8, 8, 8)] * 2
+    assert [tuple(weights.shape) for weights in output.cross_attentions] == [(2, 8, 8, 12)] * 2
+    for weights in [*output.encoder_attentions, *output.decoder_attentions, *output.cross_attentions]:
+        assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    for weights in [*output.encoder_attentions, *output.cross_attentions]:
+        assert not weights[1, :, :, 9:].any() and weights[1, :, :, :9].all()
+    for weights in output.decoder_attentions:
+        assert torch.equal(weights != 0, torch.ones_like(weights).tril().bool())
+    assert [tuple(x.shape) for x in output.encoder_hidden_states] == [(2, 12, 64)] * 3
+    assert [tuple(x.shape) for x in output.decoder_hidden_states] == [(2, 8, 64)] * 3
+    assert torch.equal(output.encoder_hidden_states[-1], output.encoder_last_hidden_state)
+
+
+def test_shapes_of_the_notebook_layer():
+    """Seed 2 of the design: d_model 512, 8 heads, d_ff 2048, 30 sentences of 200 tokens."""
+    config = VanillaTransformerConfig(vocab_size=10, max_position_embeddings=1)
+    config._attn_implementation = "eager"
+    layer, shapes = VanillaTransformerEncoderLayer(config, 0).eval(), {}
+    for name, module in layer.named_modules():
+        module.register_forward_hook(lambda m, args, output, name=name: shapes.setdefault(name, output))
+    split, heads = layer.self_attn.split_heads, []
+    layer.self_attn.split_heads = lambda x: heads.append(split(x)) or heads[-1]
+    with torch.no_grad():
+        output = layer(torch.randn(30, 200, 512), None, None)
+    assert [tuple(x.shape) for x in heads] == [(30, 8, 200, 64)] * 3
+    assert [tuple(shapes[f"self_attn.{x}_proj"].shape) for x in "qkv"] == [(30, 200, 512)] * 3
+    attended, weights = shapes["self_attn"]
+    assert attended.shape == (30, 200, 512) and weights.shape == (30, 8, 200, 200)
+    assert shapes["fc1"].shape == (30, 200, 2048) and output.shape == (30, 200, 512)
+
+
+# ----------------------------------------------------------------------------------------------------- positions (3.5)
+
+
+def test_sinusoids_equal_the_formula():
+    dim, rows = 32, 300
+    table = np.zeros((rows, dim))
+    for pos in range(rows):
+        for i in range(dim // 2):
+            angle = pos / 10000 ** (2 * i / dim)
+            table[pos, 2 * i], table[pos, 2 * i + 1] = math.sin(angle), math.cos(angle)
+    module = SinusoidalPositions(rows, dim)
+    assert module.table.dtype == torch.float32
+    assert_close(module.table.double(), torch.tensor(table), 1e-7)
+    short = SinusoidalPositions(20, dim)
+    ids = torch.arange(rows)[None]
+    assert torch.equal(short(ids, rows)[0], module.table)
+    assert torch.equal(short(ids[:, :20], 20)[0], module.table[:20])
+
+
+@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
+def test_positions_run_on_beyond_the_table(make_model, position_embedding_type):
+    long = make_model(position_embedding_type=position_embedding_type)
+    short = make_model(position_embedding_type=position_embedding_type, max_position_embeddings=3)
+    short.load_state_dict(long.state_dict())
+    assert torch.equal(short(SOURCE, MASK, TARGET).logits, long(SOURCE, MASK, TARGET).logits)
+    assert torch.equal(short.generate(SOURCE, max_new_tokens=8), long.generate(SOURCE, max_new_tokens=8))
+
+
+def test_learned_positions_refuse_what_does_not_fit(make_model):
+    model = make_model(position_embedding_type="learned", max_position_embeddings=6)
+    assert model(SOURCE, MASK, TARGET).logits.isfinite().all()
+    message = r"A sequence of 7 tokens does not fit the learned positions .* `max_position_embeddings=6`"
+    longer = torch.cat([SOURCE[:, :1], SOURCE], dim=1)
+    with pytest.raises(ValueError, match=message):
+        model(longer, decoder_input_ids=TARGET)
+    with pytest.raises(ValueError, match=message):
+        model(SOURCE, decoder_input_ids=longer)
+    with pytest.raises(ValueError, match=message):
+        model.generate(longer)
+    with pytest.raises(ValueError, match=message):
+        model.generate(SOURCE, min_new_tokens=9, max_new_tokens=9)
+
+
+def test_rotary_scores_depend_on_the_distance_only():
+    q, k = torch.randn(1, 1, 1, 8).double(), torch.randn(1, 1, 1, 8).double()
+
+    def score(at_q, at_k):
+        tables = [sinusoidal_positions(torch.tensor([[at]]), 8).double() for at in (at_q, at_k)]
+        return (modeling.rotate(q, tables[0]) * modeling.rotate(k, tables[1])).sum()
+
+    assert_close(score(5, 2), score(13, 10), 1e-5)
+    assert abs(score(5, 2) - score(5, 3)) > 1e-3
+    assert_close(modeling.rotate(q, sinusoidal_positions(torch.tensor([[9]]), 8).double()).norm(), q.norm(), 1e-6)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_mask_with_a_row_for_each_position_is_for_the_encoder_alone(make_model, backend):
+    """It may hold for a source of any length, and cross-attention still hides padding."""
+    model = make_model()
+    model.set_attn_implementation(backend)
+    source = torch.tensor([[5, 6, 7, 8, 0, 0], [5, 6, 7, 8, 9, 10]])
+    target = torch.tensor([[1, 5, 6, 7], [1, 5, 6, 7]])
+    whole = (source != 0)[:, None, None, :].expand(-1, 1, 6, 6)
+    assert_close(model(source, whole, target).logits, model(source, None, target).logits)
+    diagonal = torch.eye(6, dtype=torch.bool).expand(2, 1, 6, 6)
+    assert not torch.allclose(model(source, diagonal, target).logits, model(source, None, target).logits)
+
+
+def test_labels_without_a_start_token_are_refused(make_model):
+    model = make_model(decoder_start_token_id=None)
+    with pytest.raises(ValueError, match="decoder_start_token_id"):
+        model(torch.tensor([[5, 6]]), labels=torch.tensor([[5, 2]]))
+
+
+@positions
+def test_order_of_the_source_matters(make_model, position_embedding_type):
+    model = make_model(position_embedding_type=position_embedding_type)
+    reversed_logits = model(SOURCE[:1].flip(1), decoder_input_ids=TARGET[:1]).logits
+    assert (model(SOURCE[:1], decoder_input_ids=TARGET[:1]).logits - reversed_logits).abs().max() > 1e-2
+
+
+# ------------------------------------------------------------------------------------------------ the model (Figure 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ({}, 63_082_496),
+        (
+            {
+                "d_model": 1024,
+                "encoder_attention_heads": 16,
+                "decoder_attention_heads": 16,
+                "encoder_ffn_dim": 4096,
+                "decoder_ffn_dim": 4096,
+            },
+            214_245_376,
+        ),
+    ],
+    ids=["base", "big"],
+)
+def test_number_of_parameters(size, count):
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(vocab_size=37_000, **size))
+    assert sum(parameter.numel() for parameter in model.parameters()) == count == model.num_parameters()
+
+
+def test_initial_weights():
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**TINY, "vocab_size": 5000}))
+    assert model.model.shared.weight.std().item() == pytest.approx(16**-0.5, rel=0.05)
+    layer = model.model.decoder.layers[1]
+    assert not layer.fc1.bias.any() and layer.final_layer_norm.weight.eq(1).all()
+    bound = math.sqrt(6 / (16 + 20))
+    assert 0.9 * bound < layer.fc1.weight.abs().max() <= bound
+
+
+@norms
+@positions
+def test_a_later_token_changes_no_earlier_logit(make_model, norm_first, position_embedding_type):
+    model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type)
+    for backend in ["eager", "sdpa"]:
+        model.set_attn_implementation(backend)
+        before = model(SOURCE, MASK, TARGET).logits
+        for t in range(1, TARGET.shape[1]):
+            changed = TARGET.clone()
+            changed[:, t] = 20
+            after = model(SOURCE, MASK, changed).logits
+            assert_close(after[:, :t], before[:, :t], 1e-6)
+            assert (after[:, t:] - before[:, t:]).abs().amax(dim=(1, 2)).min() > 1e-3
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_source_token_reaches_every_logit(make_model, layers):
+    model = make_model(encoder_layers=layers, decoder_layers=layers)
+    embeddings = model.get_input_embeddings()(SOURCE).detach().requires_grad_()
+    logits = model(inputs_embeds=embeddings, attention_mask=MASK, decoder_input_ids=TARGET).logits
+    for t in range(TARGET.shape[1]):
+        (gradient,) = torch.autograd.grad(logits[:, t].square().sum(), embeddings, retain_graph=True)
+        assert torch.equal(gradient.abs().amax(-1) > 0, MASK.bool())
+
+
+def test_embeddings_are_scaled(make_model):
+    scaled, plain = make_model(), make_model(scale_embedding=False)
+    plain.load_state_dict(scaled.state_dict())
+    embeddings = scaled.get_input_embeddings()(SOURCE)
+    inputs = {"attention_mask": MASK, "decoder_input_ids": TARGET}
+    decoder = {"decoder_inputs_embeds": scaled.get_input_embeddings()(TARGET) * 4, "attention_mask": MASK}
+    assert_close(plain(inputs_embeds=embeddings * 4, **decoder).logits, scaled(SOURCE, **inputs).logits)
+    assert (plain(SOURCE, **inputs).logits - scaled(SOURCE, **inputs).logits).abs().max() > 1e-2
+
+
+def test_other_ways_in_give_the_same(make_model):
+    model = make_model()
+    expected = model(SOURCE, MASK, TARGET)
+    embeddings = model.get_input_embeddings()
+    encoded = model.get_encoder()(SOURCE, MASK)
+    for inputs in [
+        {"inputs_embeds": embeddings(SOURCE), "decoder_input_ids": TARGET},
+        {"input_ids": SOURCE, "decoder_inputs_embeds": embeddings(TARGET)},
+        {"encoder_outputs": encoded, "decoder_input_ids": TARGET},
+        {"encoder_outputs": (encoded.last_hidden_state,), "decoder_input_ids": TARGET},
+    ]:
+        assert torch.equal(model(attention_mask=MASK, **inputs).logits, expected.logits)
+    logits, *_ = model(SOURCE, MASK, TARGET, return_dict=False)
+    assert torch.equal(logits, expected.logits)
+    assert torch.equal(model.model(SOURCE, MASK, TARGET).encoder_last_hidden_state, encoded.last_hidden_state)
+
+
+def test_neither_or_both_ways_in_are_refused(make_model):
+    model = make_model()
+    embeddings = model.get_input_embeddings()(SOURCE)
+    for inputs in [{}, {"input_ids": SOURCE, "inputs_embeds": embeddings}]:
+        with pytest.raises(ValueError, match="Give the encoder either `input_ids` or `inputs_embeds`"):
+            model(decoder_input_ids=TARGET, **inputs)
+    for inputs in [{}, {"decoder_input_ids": SOURCE, "decoder_inputs_embeds": embeddings}]:
+        with pytest.raises(ValueError, match="Give the decoder either `decoder_input_ids` or `decoder_inputs_embeds`"):
+            model(SOURCE, **inputs)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(make_model):
+    model = make_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
+    calls = []
+    for module in model.modules():
+        if isinstance(module, VanillaTransformerAttention):
+            module.register_forward_hook(lambda *args: calls.append(1))
+    results = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        calls.clear()
+        loss = model(SOURCE, MASK, labels=LABELS, label_smoothing=0.1).loss
+        results.append((loss, gradients(model, loss), len(calls)))
+        model.gradient_checkpointing_enable()
+    (plain, plain_gradients, once), (checkpointed, checkpointed_gradients, twice) = results
+    assert (once, twice) == (6, 12)  # attention runs again on the way back
+    assert torch.equal(checkpointed, plain)
+    assert_same_gradients(checkpointed_gradients, plain_gradients, 1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------- padding
+
+
+@norms
+@positions
+def test_padded_equals_alone(make_model, norm_first, position_embedding_type):
+    model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type).double()
+    lengths = MASK.sum(1).tolist()
+    left = torch.stack([row.roll(6 - length) for row, length in zip(SOURCE, lengths, strict=True)])
+    alone = torch.cat(
+        [model(s[None, :n], decoder_input_ids=t[None]).logits for s, n, t in zip(SOURCE, lengths, TARGET, strict=True)]
+    )
+    for source, mask in [(SOURCE, MASK), (SOURCE, None), (left, (left != 0).long()), (left, None), (left, left != 0)]:
+        for backend in ["eager", "sdpa"]:
+            model.set_attn_implementation(backend)
+            assert_close(model(source, mask, TARGET).logits, alone, 1e-9)
+        translated = model.generate(source, attention_mask=mask, max_new_tokens=8)
+        for row, source_row, length in zip(translated, SOURCE, lengths, strict=True):
+            own = model.generate(source_row[None, :length], max_new_tokens=8)[0]
+            assert torch.equal(row[: len(own)], own) and not row[len(own) :].any()
+
+
+@positions
+def test_padding_that_is_the_end_token(make_model, position_embedding_type):
+    """The first end after the words is read, the others are padding."""
+    model = make_model(position_embedding_type=position_embedding_type, pad_token_id=2).double()
+    lengths = MASK.sum(1).tolist()
+    right = SOURCE.masked_fill(SOURCE == 0, 2)
+    left = torch.stack([row.roll(6 - length) for row, length in zip(right, lengths, strict=True)])
+    for source in [right, left]:
+        padded = model(source, decoder_input_ids=TARGET).logits
+        for row, length, target, logits in zip(SOURCE, lengths, TARGET, padded, strict=True):
+            alone = model(row[None, :length], torch.ones(1, length), target[None]).logits
+            assert_close(logits, alone[0], 1e-9)
+
+
+def test_without_a_padding_token_all_is_read(make_model):
+    model = make_model(pad_token_id=None)
+    assert torch.equal(
+        model(SOURCE, decoder_input_ids=TARGET).logits, model(SOURCE, torch.ones_like(SOURCE), TARGET).logits
+    )
+
+
+@positions
+def test_padded_target_equals_alone(make_model, position_embedding_type):
+    model = make_model(position_embedding_type=position_embedding_type).double()
+    alone = model(SOURCE, MASK, TARGET).logits
+    pad = torch.zeros(3, 2, dtype=torch.long)
+    right = model(SOURCE, MASK, torch.cat([TARGET, pad], 1)).logits[:, :-2]
+    mask = torch.cat([pad, torch.ones_like(TARGET)], 1)
+    left = model(SOURCE, MASK, torch.cat([pad, TARGET], 1), decoder_attention_mask=mask).logits[:, 2:]
+    assert_close(right, alone, 1e-9)
+    assert_close(left, alone, 1e-9)
+
+
+# --------------------------------------------------------------------------------------------------------------- cache
+
+
+@norms
+@positions
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_cached_equals_uncached(make_model, norm_first, position_embedding_type, kind):
+    model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type).double()
+    cache, encoded = make_cache(model, kind), model.get_encoder()(SOURCE, MASK)
+    inputs = {"encoder_outputs": encoded, "attention_mask": MASK, "past_key_values": cache, "use_cache": True}
+    steps = []
+    with torch.no_grad():
+        for start, stop in [(0, 1), (1, 2), (2, 4), (4, 5)]:  # one by one, and two at once
+            output = model(decoder_input_ids=TARGET[:, start:stop], **inputs)
+            assert output.past_key_values is cache
+            steps.append(output.logits)
+    assert_close(torch.cat(steps, 1), model(SOURCE, MASK, TARGET).logits, 1e-9)
+
+
+@positions
+def test_cached_equals_uncached_after_left_padding(make_model, position_embedding_type):
+    model = make_model(position_embedding_type=position_embedding_type).double()
+    target = torch.cat([torch.zeros(3, 2, dtype=torch.long), TARGET], 1)
+    mask = (target != 0).long()
+    mask[2, :2] = 1  # not all alike
+    cache, steps = make_cache(model, "dynamic"), []
+    with torch.no_grad():
+        for start, stop in [(0, 3), (3, 4), (4, 7)]:
+            inputs = {"decoder_input_ids": target[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
+            steps.append(model(SOURCE, MASK, **inputs, past_key_values=cache, use_cache=True).logits)
+    uncached = model(SOURCE, MASK, target, decoder_attention_mask=mask).logits
+    assert_close(torch.cat(steps, 1)[:, 2:], uncached[:, 2:], 1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------- loss (5.4)
+
+
+def numpy_loss(logits, labels, label_smoothing, num_items):
+    """The closed form, in float64, with its gradient by the logits."""
+    logits, labels = logits.detach().double().numpy(), labels.numpy()
+    types, loss, gradient = logits.shape[-1], 0.0, np.zeros(logits.shape)
+    for index in np.ndindex(*labels.shape):
+        if labels[index] == -100:
+            continue
+        target = np.full(types, label_smoothing / types)
+        target[labels[index]] += 1 - label_smoothing
+        highest = logits[index].max()
+        log_probabilities = logits[index] - highest - np.log(np.exp(logits[index] - highest).sum())
+        loss -= target @ log_probabilities / num_items
+        gradient[index] = (np.exp(log_probabilities) - target) / num_items
+    return torch.tensor(loss), torch.tensor(gradient)
+
+
+@pytest.fixture(params=[1, 100, 2**22], ids=["row by row", "in chunks of 2", "in one chunk"])
+def chunks(request, monkeypatch):
+    monkeypatch.setattr(modeling, "LOGITS_PER_CHUNK", request.param)
+    monkeypatch.setattr(modeling, "ROWS_PER_CHUNK", 1)
+    monkeypatch.setattr(modeling, "LOGITS_PER_SOFTMAX", request.param // 2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_items", [None, 11, torch.tensor(11)], ids=["own", "int", "tensor"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_chunked_loss_and_gradients_equal_the_closed_form(chunks, bias, num_items, label_smoothing):
+    lm_head = randomise(nn.Linear(16, 37, bias=bias))
+    hidden = torch.randn(3, 5, 16, requires_grad=True)
+    ours = label_smoothed_cross_entropy(hidden, lm_head, LABELS, label_smoothing, num_items)
+    ours.backward()
+    real = int((LABELS != -100).sum())
+    theirs, gradient = numpy_loss(lm_head(hidden), LABELS, label_smoothing, int(num_items or real))
+    assert_close(ours.double(), theirs, 1e-6)
+    x, weight = hidden.detach().double(), lm_head.weight.detach().double()
+    assert_close(hidden.grad.double(), gradient @ weight, 1e-6)
+    assert_close(lm_head.weight.grad.double(), gradient.flatten(0, 1).T @ x.flatten(0, 1), 1e-6)
+    if bias:
+        assert_close(lm_head.bias.grad.double(), gradient.sum((0, 1)), 1e-6)
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_operator_of_the_loss_is_what_torch_takes_it_for(bias, needs_grad):
+    """Its schema, its fake shapes, its gradient, and all of them under dynamic shapes."""
+    hidden = torch.randn(3, 5, 16, requires_grad=needs_grad)
+    weight = torch.randn(37, 16, requires_grad=needs_grad)
+    bias = torch.randn(37, requires_grad=needs_grad) if bias else None
+    torch.library.opcheck(
+        modeling.chunked_cross_entropy, (hidden, weight, bias, LABELS, 0.1, torch.float32, needs_grad)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"lm_head_bias": True}, {"tie_word_embeddings": False}])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_loss_in_eval_and_training_equals_the_closed_form(make_model, chunks, options, label_smoothing):
+    model = make_model(**options)
+    inputs = {"attention_mask": MASK, "labels": LABELS, "label_smoothing": label_smoothing}
+    for num_items in [None, 11]:
+        plain = model.eval()(SOURCE, **inputs, num_items_in_batch=num_items)
+        theirs, _ = numpy_loss(plain.logits, LABELS, label_smoothing, num_items or int((LABELS != -100).sum()))
+        assert_close(plain.loss.double(), theirs)
+        plain_gradients = gradients(model, plain.loss)
+        chunked = model.train()(SOURCE, **inputs, num_items_in_batch=num_items)
+        assert chunked.logits is None
+        assert_close(chunked.loss.double(), theirs)
+        assert_same_gradients(gradients(model, chunked.loss), plain_gradients)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_two_unequal_halves_equal_the_whole(make_model, mode):
+    model = getattr(make_model(lm_head_bias=True), mode)()
+    inputs = {"label_smoothing": 0.1, "num_items_in_batch": int((LABELS != -100).sum())}
+    whole = model(SOURCE, MASK, labels=LABELS, **inputs).loss
+    expected = gradients(model, whole)
+    model.zero_grad()
+    losses = []
+    for part in [slice(0, 1), slice(1, 3)]:
+        loss = model(SOURCE[part], MASK[part], labels=LABELS[part], **inputs).loss
+        loss.backward()
+        losses.append(loss)
+    assert_close(sum(losses), whole, 1e-6)
+    assert_same_gradients({name: p.grad for name, p in model.named_parameters()}, expected, 1e-6)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_loss_without_any_target_is_zero(make_model, mode):
+    model = getattr(make_model(lm_head_bias=True), mode)()
+    loss = model(SOURCE, MASK, labels=torch.full_like(LABELS, -100), label_smoothing=0.1).loss
+    assert loss == 0
+    assert not any(gradient.any() for gradient in gradients(model, loss).values())
+
+
+def test_the_gradient_hits_the_token_that_comes_next(make_model):
+    """Label t is what logit t is for: labels must not be shifted a second time."""
+    model = make_model()
+    output = model(SOURCE, MASK, labels=LABELS)
+    (gradient,) = torch.autograd.grad(output.loss, output.logits)
+    real = LABELS != -100
+    assert torch.equal(gradient[real].argmin(-1), LABELS[real])
+    assert not gradient[~real].any()
+    shifted = torch.tensor([[1, 10, 6, 22, 5], [1, 3, 14, 2, 1], [1, 1, 9, 2, 1]])  # 1 starts, and stands for -100
+    assert torch.equal(model.prepare_decoder_input_ids_from_labels(LABELS), shifted)
+    assert torch.equal(model(SOURCE, MASK, shifted).logits, output.logits)
+
+
+def test_training_loss_under_bfloat16_autocast(make_model, chunks):
+    model = make_model(lm_head_bias=True).train()
+    results = []
+    for enabled in [False, True]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = model(SOURCE, MASK, labels=LABELS, label_smoothing=0.1).loss
+        assert loss.dtype == torch.float32
+        results.append((loss, gradients(model, loss)))
+    (exact, exact_gradients), (rounded, rounded_gradients) = results
+    assert 0 < abs(rounded - exact) < 0.02 * exact
+    for name in ["lm_head.bias", "model.shared.weight", "model.encoder.layers.0.fc1.weight"]:
+        ours, theirs = rounded_gradients[name], exact_gradients[name]
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() < 0.05 * theirs.norm(), name
+
+
+# ------------------------------------------------------------------------------------------------------- save and load
+
+EMBEDDINGS = {
+    "shared, tied": ({}, ["model.shared.weight"]),
+    "shared, untied": ({"tie_word_embeddings": False}, ["lm_head.weight", "model.shared.weight"]),
+    "separate, tied": (
+        {"share_encoder_decoder_embeddings": False},
+        ["model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"],
+    ),
+    "separate, untied": (
+        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+        ["lm_head.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"],
+    ),
+    "own vocabularies": (
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 29, "lm_head_bias": True},
+        ["lm_head.bias", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"],
+    ),
+}
+
+
+def assert_same_tensors(ours: nn.Module, theirs: nn.Module):
+    for kind in ["named_parameters", "named_buffers"]:
+        our_tensors = dict(getattr(ours, kind)(remove_duplicate=False))
+        their_tensors = dict(getattr(theirs, kind)(remove_duplicate=False))
+        assert our_tensors.keys() == their_tensors.keys()
+        for name, tensor in their_tensors.items():
+            assert our_tensors[name].dtype == tensor.dtype and torch.equal(our_tensors[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", EMBEDDINGS)
+@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "learned"])
+def test_every_tensor_is_saved_and_loaded(tmp_path, mode, dtype, position_embedding_type):
+    options, embeddings = EMBEDDINGS[mode]
+    config = VanillaTransformerConfig(
+        **{**TINY, **options, "norm_first": True, "position_embedding_type": position_embedding_type}
+    )
+    model = randomise(VanillaTransformerForConditionalGeneration._from_config(config, dtype=dtype))
+    model.save_pretrained(tmp_path)
+
+    # A tensor is written once, under the name of its owner.
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        written = sorted(file.keys())
+    if position_embedding_type == "learned":
+        embeddings = [*embeddings, "model.decoder.embed_positions.weight", "model.encoder.embed_positions.weight"]
+    layers = {name for name in model.state_dict() if ".layers." in name or ".layer_norm." in name}
+    assert len(layers) == 2 * 16 + 2 * 26 + 4
+    assert written == sorted({*embeddings, *layers})
+
+    loaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert loaded.dtype == dtype and not loaded.training
+    assert_same_tensors(loaded, model)
+    shared, tied = model.config.share_encoder_decoder_embeddings, model.config.tie_word_embeddings
+    encoder, decoder = loaded.model.encoder.embed_tokens.weight, loaded.model.decoder.embed_tokens.weight
+    assert (encoder is decoder) == shared and (loaded.lm_head.weight is decoder) == tied
+    if position_embedding_type == "sinusoidal":
+        for stack in [loaded.model.encoder, loaded.model.decoder]:
+            assert torch.equal(stack.embed_positions.table, sinusoidal_positions(torch.arange(40), 16))
+
+    base = VanillaTransformerModel.from_pretrained(tmp_path)
+    assert_same_tensors(base, model.model)
+    base.save_pretrained(tmp_path / "base")
+    assert_same_tensors(VanillaTransformerModel.from_pretrained(tmp_path / "base"), model.model)
+
+
+def test_rotary_table_is_right_after_loading(make_model, tmp_path):
+    model = make_model(position_embedding_type="rotary")
+    model.save_pretrained(tmp_path)
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    for stack, width in [(loaded.model.encoder, 4), (loaded.model.decoder, 8)]:
+        assert torch.equal(stack.embed_positions.table, sinusoidal_positions(torch.arange(40), width))
+
+
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_resized_vocabulary_stays_shared(make_model, tie_word_embeddings, tmp_path):
+    model = make_model(tie_word_embeddings=tie_word_embeddings)
+    before = model(SOURCE, MASK, TARGET).logits
+    model.resize_token_embeddings(45)
+    assert model.config.vocab_size == model.config.decoder_vocab_size == 45
+    after = model(SOURCE, MASK, TARGET).logits
+    assert after.shape[-1] == 45 and torch.equal(after[..., :37], before)
+    assert model.model.encoder.embed_tokens.weight is model.model.decoder.embed_tokens.weight
+    model.save_pretrained(tmp_path)
+    assert_same_tensors(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path), model)
+
+
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_vocabularies_of_their_own_are_resized_one_by_one(make_model, tie_word_embeddings, tmp_path):
+    model = make_model(
+        share_encoder_decoder_embeddings=False,
+        decoder_vocab_size=29,
+        tie_word_embeddings=tie_word_embeddings,
+        lm_head_bias=True,
+    )
+    target = TARGET.clamp(max=28)
+    before = model(SOURCE, MASK, target).logits
+    model.resize_token_embeddings(41)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (41, 29)
+    assert torch.equal(model(SOURCE, MASK, target).logits, before)
+    assert model(SOURCE.clamp(max=40) + 1, MASK, target).logits.shape[-1] == 29
+    assert model.resize_decoder_token_embeddings(33).num_embeddings == 33
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (41, 33)
+    after = model(SOURCE, MASK, target, labels=target + 4)
+    assert torch.equal(after.logits[..., :29], before) and after.logits.shape[-1] == 33
+    assert (model.lm_head.weight is model.model.decoder.embed_tokens.weight) == tie_word_embeddings
+    model.save_pretrained(tmp_path)
+    assert_same_tensors(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path), model)
+    with pytest.raises(ValueError, match="share one vocabulary"):
+        make_model().resize_decoder_token_embeddings(50)
+
+
+DAMAGE = {
+    "missing": (lambda w: w.pop("model.encoder.layers.1.fc1.bias"), r"1 missing \(such as .*layers\.1\.fc1\.bias\)"),
+    "left over": (lambda w: w.update({"x.bias": torch.ones(3)}), r"1 unknown \(such as x\.bias\)"),
+    "of another shape": (
+        lambda w: w.update({"model.shared.weight": torch.ones(3, 16)}),
+        r"1 of another shape \(such as .*shared\.weight\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("loader", [VanillaTransformerForConditionalGeneration, VanillaTransformerModel])
+def test_a_checkpoint_is_never_half_loaded(make_model, tmp_path, kind, loader):
+    damage, message = DAMAGE[kind]
+    make_model().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    damage(weights)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RuntimeError, match=message):
+        loader.from_pretrained(tmp_path)
+    loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True, ignore_mismatched_sizes=True)
+    assert any(info.values()) and not any(parameter.is_meta for parameter in loaded.parameters())
+
+
+def test_a_pickle_is_not_loaded_unasked(make_model, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    command = f"`python -m vanilla_transformer.conversion.marian {tmp_path} NEW_DIR`"
+    with pytest.raises(OSError, match="holds no model.safetensors.*" + re.escape(command)):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    asked = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, use_safetensors=False)
+    assert_same_tensors(asked, model)
+
+
+def test_what_was_converted_is_known_to_auto_classes_and_pipelines():
+    """Where nothing but the converter was imported."""
+    code = (
+        "from vanilla_transformer.conversion.marian import VanillaTransformerConfig\n"
+        "from transformers import AutoModelForSeq2SeqLM\n"
+        "from transformers.pipelines import PIPELINE_REGISTRY\n"
+        "AutoModelForSeq2SeqLM.from_config(VanillaTransformerConfig(vocab_size=8, d_model=8))\n"
+        "assert 'vanilla-translation' in PIPELINE_REGISTRY.get_supported_tasks()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# A fresh process, isolated from the environment and this folder; {guard} decides about the package.
+FRESH_PROCESS = """
+import importlib.abc, sys
+{guard}
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+
+inputs = torch.load("inputs.pt")
+config = AutoConfig.from_pretrained("model", trust_remote_code={trust})
+model = AutoModelForSeq2SeqLM.from_pretrained("model", trust_remote_code={trust})
+base = AutoModel.from_pretrained("model", trust_remote_code={trust})
+for thing in [config, model, base]:
+    assert type(thing).__module__.startswith({module!r}), type(thing)
+assert type(config) is type(model.config)
+with torch.no_grad():
+    logits = model(**inputs).logits
+    hidden = base(**inputs).last_hidden_state
+translated = model.generate(inputs["input_ids"], max_new_tokens=6)
+torch.save([logits, hidden, translated], sys.argv[1])
+"""
+WITHOUT_THE_PACKAGE = """
+class Guard(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "vanilla_transformer":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Guard())
+try:
+    import vanilla_transformer
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("the package was imported")
+"""
+
+
+def test_saved_directory_loads_in_a_fresh_process(make_model, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path / "model")
+    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "decoder_input_ids": TARGET}
+    torch.save(inputs, tmp_path / "inputs.pt")
+    with_package = f"sys.path.insert(0, {str(ROOT)!r}); import vanilla_transformer\n"
+    with_package += "assert not {'torch', 'transformers'} & set(sys.modules)  # what makes an import slow"
+    processes = {}
+    for name, guard, trust, module in [
+        ("without", WITHOUT_THE_PACKAGE, True, "transformers_modules."),
+        ("with", with_package, False, "vanilla_transformer."),
+    ]:
+        script = FRESH_PROCESS.format(guard=guard, trust=trust, module=module)
+        home = tmp_path / f"home_{name}"
+        environment = {**os.environ, "HF_HOME": str(home), "HF_MODULES_CACHE": str(home), "HF_HUB_OFFLINE": "1"}
+        processes[name] = subprocess.Popen(
+            [sys.executable, "-I", "-c", script, f"{name}.pt"],
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            stderr=subprocess.PIPE,
+        )
+    with torch.no_grad():
+        expected = [model(**inputs).logits, model.model(**inputs).last_hidden_state]
+    expected.append(model.generate(SOURCE, max_new_tokens=6))
+    for name, process in processes.items():
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, f"{name}: {errors}"
+        results = torch.load(tmp_path / f"{name}.pt")
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True)), name

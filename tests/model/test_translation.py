@@ -1,0 +1,689 @@
+"""Text in, text out, each line where it was. Run: pytest tests/test_translation.py"""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, pipeline
+
+from vanilla_transformer import decoding_vanilla_transformer, translation_vanilla_transformer
+from vanilla_transformer.commands import translate as translation
+from vanilla_transformer.commands.translate import TextTooLong, Translator
+from vanilla_transformer.conversion.marian import load_foreign
+from vanilla_transformer.data.tokenizer import train_tokenizer
+from vanilla_transformer.translation_vanilla_transformer import (
+    Int8Linear,
+    batches_by_length,
+    cut,
+    side_by_side,
+    to_int8,
+)
+
+TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a\tb", "Yes."]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture
+def translator(make_model, tokenizer):
+    """Writes letters that depend on what it reads."""
+    model = make_model(vocab_size=len(tokenizer), tie_word_embeddings=False)
+    with torch.no_grad():
+        for number in range(len(tokenizer)):
+            if not tokenizer.decode([number]).isalpha() and number != tokenizer.eos_token_id:
+                model.lm_head.weight[number] = 0
+    return Translator(model, tokenizer)
+
+
+def never_end(translator: Translator):
+    """Takes the end of sentence out of the model's reach."""
+    translator.model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(translator.tokenizer)))
+    translator.model.lm_head.bias.data[translator.tokenizer.eos_token_id] = -1e4
+
+
+def directly(translator: Translator, text: str, **generation) -> str:
+    """One text by hand."""
+    source = translator.tokenizer(text, return_tensors="pt")
+    output = translator.model.generate(**source, **generation)
+    return translator.tokenizer.decode(output[0], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 60, 4096])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_every_text_is_translated_as_it_is_alone(translator, max_tokens, num_beams):
+    generation = {"num_beams": num_beams, "max_new_tokens": 12}
+    expected = [directly(translator, text, **generation) for text in TEXTS]
+    assert len(set(expected)) > len(TEXTS) / 2  # else the order would not show
+    translator.max_tokens = max_tokens
+    assert translator(TEXTS, **generation) == expected
+    assert translator(TEXTS[::-1], **generation) == expected[::-1]
+    assert translator((text for text in TEXTS[:2]), **generation) == expected[:2]
+
+
+def threads_of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+@pytest.fixture
+def two_cores():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("max_tokens", "threads"), [(4096, 1), (60, 1), (60, 2), (10**6, 2), (400, 3), (5, 4)])
+def test_batches_hold_every_sentence_once_and_no_more_than_fits(max_tokens, threads):
+    lengths = [3 + number * 7 % 31 for number in range(200)] + [8000]
+    batches = list(batches_by_length(lengths, max_tokens, threads))
+    assert sorted(index for batch in batches for index in batch) == list(range(201))
+    widths = [max(lengths[index] for index in batch) for batch in batches]
+    assert widths == sorted(widths, reverse=True) and batches[0] == [200]
+    assert all(
+        width * len(batch) <= max_tokens or len(batch) == 1 for batch, width in zip(batches, widths, strict=True)
+    )
+    if threads == 1 and max_tokens == 4096:
+        assert len(batches) == 3
+    if max_tokens == 10**6:  # the long one by itself is more than the others together
+        assert len(batches) == 2
+    assert not list(batches_by_length([], max_tokens, threads))
+
+
+def test_two_threads_share_the_tokens_of_one_batch():
+    lengths = [3 + number * 7 % 31 for number in range(200)]
+    one, other = batches_by_length(lengths, 10**6, 2)
+    assert sum(lengths[index] for index in one) == pytest.approx(sum(lengths) / 2, abs=40) and len(one) < len(other)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_batches_side_by_side_are_translated_as_one_after_the_other(translator, num_beams, two_cores, monkeypatch):
+    generation = {"num_beams": num_beams, "max_new_tokens": 12}
+    monkeypatch.setattr(translation_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
+    translator.max_tokens = 1
+    threads, translate = set(), translator.translate
+    meeting = threading.Barrier(2)  # which one thread alone does not pass
+
+    def note(*args):
+        threads.add((threading.get_ident(), torch.get_num_threads()))
+        meeting.wait(timeout=60)
+        return translate(*args)
+
+    monkeypatch.setattr(translator, "translate", note)
+    texts = TEXTS[:6]  # as many for one thread as for the other, should they go on to meet
+    side_by_side = translator(texts, **generation)
+    assert len(threads) == 2 and {cores for _, cores in threads} == {1} and threads_of_a_new_thread() == 2
+    torch.set_num_threads(1)
+    monkeypatch.undo()
+    assert translator(texts, **generation) == side_by_side
+
+
+def test_one_caller_at_a_time_shares_the_cores(two_cores):
+    with side_by_side(2) as first, side_by_side(2) as second:
+        assert first is not map and second is map
+        assert sorted(first(lambda _: torch.get_num_threads(), range(3))) == [1, 1, 1]
+    assert threads_of_a_new_thread() == 2
+    with side_by_side(2) as third:
+        assert third is not map
+
+
+def test_batches_side_by_side_end_with_the_first_that_fails(translator, two_cores, monkeypatch):
+    monkeypatch.setattr(translation_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
+    translator.max_tokens, calls = 1, []
+
+    def fail_later(sources, generation):
+        calls.append(1)
+        time.sleep(0.01)
+        if len(calls) > 2:
+            raise RuntimeError("no memory")
+        return ["text"] * len(sources)
+
+    monkeypatch.setattr(translator, "translate", fail_later)
+    with pytest.raises(RuntimeError, match="no memory"):
+        translator(TEXTS * 10)
+    assert len(calls) < 60 and threads_of_a_new_thread() == 2
+
+
+def test_what_batches_share_is_not_used_side_by_side(translator, two_cores):
+    """Random numbers would come in another order each time; an object of the caller's may be for one thread."""
+    tokens = 2 * translation_vanilla_transformer.TOKENS_OF_A_THREAD
+    assert translator.threads(tokens, {"num_beams": 3, "early_stopping": True}) == 2
+    assert translator.threads(tokens - 1, {}) == 1
+    for generation in ({"do_sample": True}, {"generation_config": GenerationConfig()}, {"stopping_criteria": []}):
+        assert translator.threads(tokens, generation) == 1
+    with torch.autocast("cpu"):
+        assert translator.threads(tokens, {}) == 1
+    hook = translator.model.register_forward_hook(lambda *args: None)
+    assert translator.threads(tokens, {}) == 1
+    hook.remove()
+    assert translator.threads(tokens, {}) == 2
+    translator.model.train()
+    assert translator.threads(tokens, {}) == 1
+    translator.model.eval()
+    translator.model.generation_config.do_sample = True
+    assert translator.threads(tokens, {}) == 1
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_what_does_not_end_is_cut_off_as_it_is_alone(translator, num_beams):
+    never_end(translator)
+    texts = ["No!", "Two children play in the park today.", "A man"]
+    alone = [translator([text], num_beams=num_beams)[0] for text in texts]
+    assert translator(texts, num_beams=num_beams) == alone
+
+
+def test_beams_lead_to_other_translations(translator):
+    generation = {"max_new_tokens": 12, "length_penalty": 0.6}
+    assert translator(TEXTS, num_beams=4, **generation) != translator(TEXTS, num_beams=1, max_new_tokens=12)
+
+
+def test_the_models_own_default_holds(translator):
+    translator.model.generation_config.update(num_beams=3, max_new_tokens=9, max_length=None)
+    assert translator(TEXTS) == translator(TEXTS, num_beams=3, max_new_tokens=9)
+    assert translator(TEXTS) != translator(TEXTS, num_beams=1, max_new_tokens=9)
+    assert translator(TEXTS) != translator(TEXTS, num_beams=3, max_new_tokens=8)
+
+
+def test_empty_texts_stay_empty_where_they_are(translator):
+    found = translator(["", "No!", "  ", "\n\t", "A man", ""], max_new_tokens=5)
+    assert [bool(text) for text in found] == [False, True, False, False, True, False]
+    assert found[1::3] == translator(["No!", "A man"], max_new_tokens=5)
+    assert translator(["", " "]) == ["", ""]
+    assert translator([]) == []
+
+
+def test_a_tokenizer_that_pads_on_the_left(translator, tokenizer):
+    expected = translator(TEXTS, max_new_tokens=8)
+    left = train_tokenizer(TEXTS, 300)
+    left.padding_side = "left"
+    assert Translator(translator.model, left)(TEXTS, max_new_tokens=8) == expected
+
+
+def test_dropout_is_off(make_model, tokenizer, tmp_path):
+    """A model that is loaded translates the same each time, whatever its dropout."""
+    make_model(vocab_size=len(tokenizer), dropout=0.5).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    translator = Translator.from_pretrained(str(tmp_path), max_tokens=50)
+    assert translator.max_tokens == 50
+    assert translator(TEXTS, max_new_tokens=8) == translator(TEXTS, max_new_tokens=8)
+
+
+# ---------------------------------------------------------------------------------------------------------------- int8
+
+
+def test_int8_is_close_to_the_model_and_of_its_own(folder, translator):
+    """Each matrix is rounded, the head among them, and the embedding that it was tied to is not."""
+    inputs = translator.tokenizer(TEXTS[1:4], padding=True, return_tensors="pt")
+    inputs["decoder_input_ids"] = inputs.input_ids
+    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
+    assert rounded.model.config._attn_implementation == "eager"
+    assert not any(isinstance(module, torch.nn.Linear) for module in rounded.model.modules())
+    assert torch.equal(rounded.model.get_input_embeddings().weight, translator.model.get_input_embeddings().weight)
+    with torch.no_grad():
+        expected, logits = translator.model(**inputs).logits, rounded.model(**inputs).logits
+    error = (logits - expected).norm() / expected.norm()
+    assert 0 < error < 0.05, error
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("position_embedding_type", ["learned", "rotary"])
+def test_int8_attends_with_any_backend_and_positions(
+    make_model, tokenizer, position_embedding_type, attention, monkeypatch
+):
+    model = make_model(vocab_size=len(tokenizer), position_embedding_type=position_embedding_type)
+    model.set_attn_implementation(attention)
+    inputs = tokenizer(TEXTS[1:4], padding=True, return_tensors="pt")
+    inputs["decoder_input_ids"] = inputs.input_ids
+    with torch.no_grad():
+        expected, rounded = model(**inputs).logits, to_int8(model)
+        assert (rounded(**inputs).logits - expected).norm() / expected.norm() < 0.05
+        cache = rounded(**inputs, use_cache=True).past_key_values
+        has_bfloat16 = getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16")
+        assert cache.self_attention_cache.layers[0].keys.dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)
+        greedily = rounded.generate(inputs.input_ids[:1], max_new_tokens=20)
+        assert rounded.generate(inputs.input_ids, num_beams=3, max_new_tokens=5).shape[0] == 3
+        monkeypatch.setattr(decoding_vanilla_transformer, "is_direct", lambda *_: False)
+        assert torch.equal(rounded.generate(inputs.input_ids[:1], max_new_tokens=20), greedily)
+
+
+def test_int8_by_two_threads_equals_int8_by_one(folder, two_cores, monkeypatch):
+    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8", max_tokens=20)
+    generation = {"num_beams": 3, "max_new_tokens": 12}
+    texts = [f"{text} {number}" for number in range(10) for text in TEXTS]
+    lengths = [len(ids) for ids in rounded.encode(texts)]
+    monkeypatch.setattr(translation_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
+    together = rounded(texts, **generation)
+    alone = [""] * len(texts)
+    for batch in batches_by_length(lengths, 20, 2):
+        ids = rounded.encode([texts[index] for index in batch])
+        for index, text in zip(batch, rounded.translate(ids, generation), strict=True):
+            alone[index] = text
+    assert together == alone
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_int8_translates_each_text_as_generate_does(folder, num_beams):
+    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
+    generation = {"num_beams": num_beams, "max_new_tokens": 12}
+    assert rounded(TEXTS[:1], **generation) == [directly(rounded, TEXTS[0], **generation)]
+    assert len(set(rounded(TEXTS, **generation))) > len(TEXTS) / 2
+
+
+def test_int8_is_not_saved(folder, tmp_path):
+    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
+    with pytest.raises(ValueError, match="A model in int8 cannot be saved; save the one that it was made of"):
+        rounded.model.save_pretrained(tmp_path / "rounded")
+    assert not list(tmp_path.glob("rounded/*.safetensors"))
+
+
+def test_int8_is_for_a_cpu(folder):
+    with pytest.raises(ValueError, match="int8 is for a CPU, and the device is cuda; change"):
+        Translator.from_pretrained(str(folder), device="cuda", dtype="int8")
+
+
+@pytest.mark.parametrize("rows", [10, 40], ids=["narrow", "wide"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_int8_product_is_that_of_rounded_matrices(bias, rows):
+    """Weights are multiples of a 127th of the largest of their row; inputs are rounded to 127 steps by torch."""
+    generator = torch.Generator().manual_seed(0)
+    linear = torch.nn.Linear(24, rows, bias=bias)
+    with torch.no_grad():
+        linear.weight.copy_(torch.randn(rows, 24, generator=generator) * torch.logspace(-3, 3, rows)[:, None])
+        linear.weight[3] = 0
+    x = torch.randn(2, 5, 24, generator=generator)
+    scale = linear.weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-9) / 127
+    expected = x @ ((linear.weight / scale).round() * scale).T + (linear.bias if bias else 0)
+    found = Int8Linear(linear)(x)
+    assert found.shape == expected.shape and torch.equal(found[..., 3], expected[..., 3])
+    step = (x.max() - x.min()) / 127
+    most = step / 2 * linear.weight.abs().sum(dim=1) + 1e-5  # were all inputs half a step off
+    assert ((found - expected).abs() <= most).all() and not torch.equal(found, expected)
+
+
+def test_a_processor_without_int8_is_named(translator, monkeypatch):
+    monkeypatch.setattr(torch, "quantize_per_channel", fail)
+    with pytest.raises(ValueError, match=r"torch 2\S+ has no int8 for this processor; take another dtype"):
+        to_int8(translator.model)
+
+
+def fail(*_, **__):
+    raise RuntimeError("Didn't find engine for operation quantized::linear_prepack NoQEngine")
+
+
+# ------------------------------------------------------------------------------------------------------------ too long
+
+
+@pytest.fixture
+def learned(make_model, tokenizer):
+    model = make_model(vocab_size=len(tokenizer), position_embedding_type="learned", max_position_embeddings=14)
+    return Translator(model, tokenizer)
+
+
+@pytest.mark.parametrize("too_long", ["split", "refuse"])
+def test_a_word_beyond_learned_positions_is_named(learned, tokenizer, too_long):
+    learned.too_long = too_long
+    longest = "b" * 12
+    assert len(tokenizer(longest).input_ids) == 14
+    assert learned([longest])[0]
+    for texts in [["", "No!", longest + "b"], ["No!", longest, longest + "b", longest]]:
+        with pytest.raises(TextTooLong, match=r"Text 3 has 15 tokens, .* 14\.") as caught:
+            learned(texts)
+        assert (caught.value.number, caught.value.tokens, caught.value.limit) == (2, 15, 14)
+
+
+PARAGRAPH = "A dog sleeps. Two children play, in the park, today. No! A man"
+
+
+def test_a_text_that_is_too_long_is_translated_in_pieces(translator):
+    pieces = ["A dog sleeps.", "Two children play,", "in the park, today.", "No! A man"]
+    limit = max(len(ids) for ids in translator.encode(pieces))
+    shorter = Translator(translator.model, translator.tokenizer, max_source_length=limit)
+    found = shorter(["Yes.", PARAGRAPH, ""], max_new_tokens=8)
+    assert found == [
+        directly(translator, "Yes.", max_new_tokens=8),
+        " ".join(directly(translator, piece, max_new_tokens=8) for piece in pieces),
+        "",
+    ]
+    refusing = Translator(translator.model, translator.tokenizer, max_source_length=limit, too_long="refuse")
+    with pytest.raises(TextTooLong, match="Text 2 has "):
+        refusing(["Yes.", PARAGRAPH, ""])
+
+
+@pytest.mark.parametrize("longest", [4, 7, 10, 20, 30, 45, 100])
+@pytest.mark.parametrize("text", [PARAGRAPH, "他走了。我来了，你呢？好！", "a" * 6, "One two three four five. Six"])
+def test_pieces_fit_and_make_up_the_text(text, longest):
+    pieces = cut(text, lambda piece: len(piece.strip()) <= longest)
+    assert "".join(pieces) == text
+    for piece in pieces:
+        assert len(piece.strip()) <= longest or not piece.strip().count(" ")
+    if longest >= 40:
+        assert all(piece.strip()[-1] in ".!。！？" for piece in pieces[:-1])  # whole sentences
+
+
+def test_each_piece_begins_with_the_language(marian):
+    model = load_foreign(str(marian))
+    translator = Translator(model, AutoTokenizer.from_pretrained(marian), max_source_length=9)
+    pieces = ["He is a teacher.", "We are friends.", "They are happy."]
+    numbers, ids = translator.tokenize([f">>deu<< {' '.join(pieces)}", " ".join(pieces)])
+    language = translator.tokenizer.convert_tokens_to_ids(">>deu<<")
+    expected = translator.encode(pieces)
+    assert max(map(len, expected)) < 9
+    assert ids == [[language, *piece] for piece in expected] + expected
+    assert numbers == [0, 0, 0, 1, 1, 1]
+    translator.too_long = "refuse"
+    with pytest.raises(TextTooLong, match=f"Text 1 has {sum(map(len, expected)) - 1} tokens"):
+        translator([f">>deu<< {' '.join(pieces)}"])
+
+
+def test_a_long_text_is_cut_without_reading_it_again_for_each_word():
+    """What is measured of it grows with its length times a logarithm, and not with its square."""
+    measured = []
+
+    def fits(piece: str) -> bool:
+        measured.append(len(piece))
+        return len(piece.strip()) <= 100
+
+    text = "word " * 4000
+    pieces = cut(text, fits)
+    assert "".join(pieces) == text and len(pieces) == 200
+    assert sum(measured) < 25 * len(text)
+
+
+def test_without_a_limit_of_its_own_a_text_ends_with_the_positions(make_model, tokenizer):
+    model = make_model(vocab_size=len(tokenizer), max_position_embeddings=14)
+    assert Translator(model, tokenizer).longest_source == 14
+    assert Translator(model, tokenizer, max_source_length=99).longest_source == 99
+    for name in ("max_tokens", "max_source_length"):
+        with pytest.raises(ValueError, match=f"`{name}` is 0"):
+            Translator(model, tokenizer, **{name: 0})
+
+
+def test_what_is_no_text_is_named(translator):
+    for wrong in [None, 3, b"A man", float("nan")]:
+        with pytest.raises(TypeError, match="Text 2 is "):
+            translator(["A man", wrong])
+    with pytest.raises(ValueError, match="Text 2 holds half a character"):
+        translator(["A man", "\udc80"])
+    with pytest.raises(ValueError, match="one translation of each text"):
+        translator(["A man"], num_beams=2, num_return_sequences=2)
+    with pytest.raises(ValueError, match="`too_long` is 'cut'"):
+        Translator(translator.model, translator.tokenizer, too_long="cut")
+
+
+def test_translations_stay_within_learned_positions(learned):
+    never_end(learned)
+    assert all(learned(["No!", "b" * 12], num_beams=beams) for beams in (1, 2))
+    assert all(learned(["No!", "b" * 12], **{bound: 99}) for bound in ("max_length", "max_new_tokens"))
+
+
+@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
+def test_other_positions_have_no_end(make_model, tokenizer, position_embedding_type):
+    model = make_model(
+        vocab_size=len(tokenizer), position_embedding_type=position_embedding_type, max_position_embeddings=14
+    )
+    translator, split = Translator(model, tokenizer, max_source_length=999), Translator(model, tokenizer)
+    never_end(translator)
+    found = translator([PARAGRAPH], max_new_tokens=20)
+    assert found == [directly(translator, PARAGRAPH, max_new_tokens=20)] != split([PARAGRAPH], max_new_tokens=20)
+    assert found != translator([PARAGRAPH], max_new_tokens=14)
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+@pytest.fixture
+def folder(translator, tmp_path):
+    translator.model.generation_config.max_length = 20
+    translator.model.save_pretrained(tmp_path / "model")
+    translator.tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def run_main(monkeypatch, data: bytes, *argv, encoding="utf-8") -> bytes:
+    """What `python -m vanilla_transformer.commands.translate` writes for `data`, in this process."""
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "argv", ["translation", *argv])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding, write_through=True))
+    translation.main()
+    sys.stdout.flush()
+    return output.getvalue()
+
+
+@pytest.fixture
+def upper(monkeypatch):
+    """In place of a model: capitals, and line feeds within."""
+
+    class Upper:
+        @classmethod
+        def from_pretrained(cls, name, **options):
+            return cls()
+
+        def __call__(self, texts, progress=None, **generation):
+            return [text.upper().replace(" ", "\n") for text in texts]
+
+    monkeypatch.setattr(translation, "Translator", Upper)
+
+
+LINES = {
+    "plain": ("a\nb c\n", "A\nB C\n"),
+    "not ended": ("a\nb", "A\nB\n"),
+    "empty lines": ("\n\na\n\n", "\n\nA\n\n"),
+    "not latin": ("grün\n纽约\n😀\n", "GRÜN\n纽约\n😀\n"),
+    "windows": ("a\r\nb\r\n", "A\nB\n"),
+    "other ends": ("a\u2028b\x0cc\x85d\n", "A\u2028B\x0cC\x85D\n"),
+    "carriage return inside": ("a\rb\nc\n", None),
+    "nothing": ("", ""),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_as_many_lines_come_out_as_went_in(name, upper, monkeypatch):
+    lines, expected = LINES[name]
+    found = run_main(monkeypatch, lines.encode(), "--model", "x").decode()
+    assert found.count("\n") == lines.count("\n") + (lines[-1:] not in ("\n", ""))
+    if expected is not None:
+        assert found == expected
+
+
+def test_lines_that_are_not_read_at_once_stay_in_order(upper, monkeypatch):
+    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
+    assert run_main(monkeypatch, b"a\nb\n\nc\nd\n\n\ne", "--model", "x") == b"A\nB\n\nC\nD\n\n\nE\n"
+
+
+def test_input_that_is_not_utf8_ends_the_command_with_a_sentence(upper, monkeypatch):
+    with pytest.raises(SystemExit, match="line 2 is not UTF-8"):
+        run_main(monkeypatch, b"a\n\xff\n", "--model", "x")
+
+
+@pytest.mark.parametrize("option", ["--num_beams", "--max_tokens", "--max_source_length", "--max_new_tokens"])
+def test_numbers_below_one_are_refused(option, upper, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, b"a\n", "--model", "x", option, "0")
+    assert "0 is no number from 1 on" in capsys.readouterr().err
+
+
+def test_text_is_utf8_whatever_the_locale(upper, monkeypatch):
+    assert run_main(monkeypatch, "grün\n".encode(), "--model", "x", encoding="latin-1") == "GRÜN\n".encode()
+
+
+def test_options_of_the_command_line(folder, translator, monkeypatch):
+    data = "".join(f"{text}\n" for text in TEXTS).encode()
+    found = run_main(monkeypatch, data, "--model", folder, "--num_beams", "3", "--max_tokens", "40")
+    expected = Translator(translator.model, translator.tokenizer, 40)(TEXTS, num_beams=3)
+    assert found.decode().split("\n") == [" ".join(text.split("\n")) for text in expected] + [""]
+
+
+def test_the_command_line_in_a_process_of_its_own(folder, translator):
+    lines = ["No!", "", "纽约是一座城市", "A man"]
+    command = [sys.executable, "-m", "vanilla_transformer.commands.translate", "--model", folder]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    data = "".join(f"{line}\n" for line in lines).encode()
+    result = subprocess.run(command, input=data, capture_output=True, env=environment, timeout=300)
+    assert result.returncode == 0, result.stderr.decode()
+    expected = [" ".join(text.split("\n")) for text in translator(lines)]
+    assert result.stdout.decode() == "".join(f"{line}\n" for line in expected)
+
+
+@pytest.mark.parametrize(
+    "ending, message",
+    [
+        ("> /dev/full", "the input cannot be read or the output not be written: [Errno 28] No space left on device"),
+        (">&-", "standard input or output is closed"),
+        ("<&-", "standard input or output is closed"),
+    ],
+)
+def test_streams_that_fail_end_the_command_with_a_sentence(folder, ending, message):
+    command = f"echo 'No!' | {sys.executable} -m vanilla_transformer.commands.translate --model {folder} {ending}"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"translation: {message}")
+
+
+@pytest.mark.parametrize(
+    "option, value, message",
+    [("--device", "abacus", "abacus is no device"), ("--dtype", "float3", "invalid choice: 'float3'")],
+)
+def test_devices_and_dtypes_that_do_not_exist_are_refused(option, value, message, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, b"a\n", "--model", "x", option, value)
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_of_another_kind_is_named(tmp_path, tokenizer, monkeypatch):
+    sizes = dict.fromkeys(["encoder_layers", "decoder_layers"], 1) | dict.fromkeys(
+        ["d_model", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads"], 16
+    )
+    ids = {"pad_token_id": 3, "decoder_start_token_id": 3}
+    MarianMTModel(MarianConfig(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit, match="is a marian model; convert a marian one by `python -m "):
+        run_main(monkeypatch, b"a\n", "--model", str(tmp_path))
+
+
+def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
+    command = (
+        f"yes 'No!' | head -3 | {sys.executable} -m vanilla_transformer.commands.translate --model {folder} | true"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        ["bash", "-c", f"{command}; echo ${{PIPESTATUS[2]}}"], capture_output=True, env=environment, timeout=300
+    )
+    assert result.stdout == b"141\n"
+    assert b"Traceback" not in result.stderr and b"Exception ignored" not in result.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_batches_side_by_side(translator, tmp_path):
+    never_end(translator)
+    translator.model.save_pretrained(tmp_path / "model")
+    translator.tokenizer.save_pretrained(tmp_path / "model")
+    options = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]  # some minutes
+    command = [sys.executable, "-m", "vanilla_transformer.commands.translate", "--model", tmp_path / "model", *options]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    process.stdin.write(b"A dog sleeps.\n" * 1000)  # enough tokens for two threads
+    process.stdin.close()
+    try:
+        said = b""
+        while b"Translating" not in said:
+            letter = process.stderr.read(1)
+            assert letter, said
+            said += letter
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=5) == 130
+    finally:
+        process.kill()
+    assert b"Traceback" not in process.stderr.read() and process.stdout.read() == b""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["missing", "foreign"],
+)
+def test_a_model_that_cannot_be_loaded_is_named(kind, tmp_path, monkeypatch):
+    if kind == "foreign":
+        (tmp_path / "config.json").write_text("{}")
+    name = str(tmp_path / "missing") if kind == "missing" else str(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        run_main(monkeypatch, b"a\n", "--model", name)
+    assert str(caught.value).startswith("translation: ") and name in str(caught.value)
+
+
+def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(learned, tmp_path, monkeypatch):
+    learned.model.save_pretrained(tmp_path)
+    learned.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit, match=r"translation: line 2 has 15 tokens"):
+        run_main(monkeypatch, b"a\nbbbbbbbbbbbbb\n", "--model", str(tmp_path))
+
+
+def test_one_text_is_not_taken_for_a_list_of_letters(translator):
+    with pytest.raises(TypeError, match="list of texts"):
+        translator("The dog.")
+
+
+# ------------------------------------------------------------------------------------------------------------ pipeline
+
+WITHOUT_THE_PACKAGE = """
+import json, sys
+sys.modules["vanilla_transformer"] = None
+from transformers import MarianConfig, MarianMTModel, pipeline
+
+folder, copy, texts = json.load(sys.stdin)
+translate = pipeline("vanilla-translation", model=folder, trust_remote_code=True)
+found = [translate(texts, max_new_tokens=8), translate(texts[0], max_new_tokens=8)]
+translate.save_pretrained(copy)
+found.append(pipeline(model=copy, trust_remote_code=True, num_beams=2, max_new_tokens=8)(texts))
+print(json.dumps(found))
+"""
+
+
+def test_the_pipeline_travels_with_the_model(folder, translator, tmp_path):
+    """It works where the package is not, and goes on travelling with what is saved there."""
+    task = json.dumps([folder, str(tmp_path / "copy"), ["No!", "", *TEXTS]])
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_PACKAGE],
+        input=task, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    many, one, beams = json.loads(result.stdout.splitlines()[-1])
+    expected = translator(["No!", "", *TEXTS], max_new_tokens=8)
+    assert [found["translation_text"] for found in many] == expected
+    assert one == [{"translation_text": expected[0]}]
+    assert [found["translation_text"] for found in beams] == translator(
+        ["No!", "", *TEXTS], num_beams=2, max_new_tokens=8
+    )
+
+
+def test_a_pipeline_of_a_model_in_memory(translator):
+    translate = pipeline(
+        "vanilla-translation", model=translator.model, tokenizer=translator.tokenizer, max_source_length=8
+    )
+    shorter = Translator(translator.model, translator.tokenizer, max_source_length=8)
+    texts = [PARAGRAPH.replace(",", ", "), "No!"]
+    expected = [{"translation_text": text} for text in shorter(texts, max_new_tokens=4)]
+    assert translate(texts, max_new_tokens=4) == expected == translate(iter(texts), max_new_tokens=4)
+    with pytest.raises(TextTooLong):
+        translate(texts, too_long="refuse")
+    with pytest.raises(TypeError, match="not a mapping"):
+        translate({"text": "No!"})
+
+
+def test_the_pipeline_runs_no_code_unasked(folder):
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        pipeline("vanilla-translation", model=folder)
