@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from conftest import randomise, translate_by_marian
+from helpers import randomise, translate_by_marian
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import MarianConfig, MarianMTModel

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import text_dataset
+from helpers import text_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

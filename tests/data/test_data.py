@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from conftest import text_dataset
 from datasets import Dataset, IterableDataset
+from helpers import text_dataset
 
 from vanilla_transformer.data.pairs import PAIR_FEATURES, fingerprint, load_pairs, sentences, tokenize_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer

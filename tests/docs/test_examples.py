@@ -16,7 +16,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from conftest import TINY
+from helpers import TINY
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.pairs import load_pairs

@@ -26,7 +26,7 @@ BLOCKS = python_blocks(README)
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """In place of outputs/sample: a model that has learnt nothing."""
-    from conftest import TINY
+    from helpers import TINY
 
     from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-from conftest import translate_by_marian
+from helpers import translate_by_marian
 from safetensors.torch import load_file, save_file
 from test_checkpoint import rewrite
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from conftest import randomise
+from helpers import randomise
 from hub_server import HANG_UP, HOLD, Commit, LoopbackHub, sha1
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from safetensors.torch import load_file

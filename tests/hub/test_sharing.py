@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import TINY, randomise
+from helpers import TINY, randomise
 from hub_server import LoopbackHub
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from safetensors.torch import load_file, save_file

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import positions
+from helpers import positions
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertTokenizerFast
 

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import (
+from helpers import (
     EMBEDDINGS,
     LABELS,
     MASK,

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import TINY, lively_model, randomise
+from helpers import TINY, lively_model, randomise
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, OnnxConfig, OnnxExporter

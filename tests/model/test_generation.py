@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 import torch
-from conftest import lively_model, make_cache
+from helpers import lively_model, make_cache
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,

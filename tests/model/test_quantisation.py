@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import EMBEDDINGS, LABELS, MASK, SOURCE, TARGET, assert_close, assert_ties_and_sizes
+from helpers import EMBEDDINGS, LABELS, MASK, SOURCE, TARGET, assert_close, assert_ties_and_sizes
 from torch import nn
 from transformers import TorchAoConfig
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from conftest import lively_model
 from datasets import Dataset
+from helpers import lively_model
 from peft import (
     AutoPeftModelForSeq2SeqLM,
     IA3Config,

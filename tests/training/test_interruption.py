@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from conftest import text_dataset
+from helpers import text_dataset
 
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.pairs import tokenize_pairs

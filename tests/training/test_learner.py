@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from conftest import parts
+from helpers import parts
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vanilla_transformer.errors import UserError

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SOURCES, TARGETS, assert_same_gradients, gradients, make_batch, parts, randomise
+from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, make_batch, parts, randomise
 from torch import nn
 from transformers import get_scheduler
 

@@ -1,0 +1,201 @@
+"""What the tests share: small models, batches and comparisons."""
+
+import json
+from itertools import islice, pairwise
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    MarianConfig,
+    MarianMTModel,
+    MarianTokenizer,
+    StaticCache,
+)
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+torch.set_num_threads(1)  # models this small run faster so, and tests beside each other do not fight for cores
+
+TINY = {
+    "vocab_size": 37,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 20,
+    "dropout": 0.0,
+    "max_position_embeddings": 40,
+}
+EMBEDDINGS = {
+    "shared, tied": {},
+    "shared, tied, bias": {"lm_head_bias": True},
+    "shared, untied": {"tie_word_embeddings": False},
+    "shared, untied, bias": {"tie_word_embeddings": False, "lm_head_bias": True},
+    "separate, tied": {"share_encoder_decoder_embeddings": False},
+    "separate, untied, bias": {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+        "decoder_vocab_size": 35,
+    },
+}
+
+SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
+MASK = (SOURCE != 0).long()
+TARGET = torch.tensor([[1, 10, 6, 22, 5], [1, 3, 14, 9, 4], [1, 12, 9, 31, 7]])
+LABELS = torch.tensor([[10, 6, 22, 5, 2], [3, 14, 2, -100, -100], [-100, 9, 2, -100, -100]])
+
+SOURCES = [[5, 9, 11], [8], [3, 4, 5, 6, 7], [30, 31], [12, 12], [20]]
+TARGETS = [[10, 6], [3, 14, 9, 4, 33], [12], [7], [9, 9, 9, 8, 8, 8, 11], [5, 5]]
+
+norms = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+positions = pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "learned", "rotary"])
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """Fills every parameter: a bias of 0 or a norm of 1, as models begin with, hides what is left out."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.25)
+            if "norm" in name and name.endswith("weight"):
+                parameter += 1
+    return model
+
+
+def small_model(**config) -> VanillaTransformerForConditionalGeneration:
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**TINY, **config}))
+    return randomise(model).eval()
+
+
+def lively_model(seed: int, **config) -> VanillaTransformerForConditionalGeneration:
+    """Repeats itself little and ends its sentences at different steps, if the seed is one that does so."""
+    torch.manual_seed(seed)
+    model = small_model(**{"norm_first": True, "tie_word_embeddings": False, "lm_head_bias": True, **config})
+    with torch.no_grad():
+        model.lm_head.bias[2] += 1.5
+    return model
+
+
+def read_sample(count: int) -> list[tuple[str, str]]:
+    """The first sentences of the sample dataset, in English and German."""
+    with open(Path(__file__).parents[1] / "sample_dataset" / "train.jsonl", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in islice(lines, count)]
+    return [(row["en"], row["de"]) for row in rows]
+
+
+def trained_marian(tokenizer: MarianTokenizer, pairs: list[tuple[str, str]]) -> MarianMTModel:
+    """Knows the pairs by heart, and would begin each translation with padding if it might."""
+    torch.manual_seed(0)
+    config = MarianConfig(
+        vocab_size=len(tokenizer),
+        decoder_vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=512,
+        activation_function="swish",
+        scale_embedding=True,
+        init_std=32**-0.5,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        forced_eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+    model = MarianMTModel(config).eval()
+    model.final_logits_bias.normal_()
+    sources, targets = zip(*pairs, strict=True)
+    batch = tokenizer(list(sources), text_target=list(targets), padding=True, return_tensors="pt")
+    batch["labels"][batch["labels"] == tokenizer.pad_token_id] = -100
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(50):
+        optimizer.zero_grad()
+        model(**batch).loss.backward()
+        optimizer.step()
+    model.final_logits_bias[0, tokenizer.pad_token_id] += 15
+    model.generation_config.update(bad_words_ids=[[tokenizer.pad_token_id]], max_length=512, num_beams=6)
+    return model
+
+
+def translate_by_marian(folder: Path, sources: list[str]) -> list[str]:
+    """Greedy translations of each text alone by the model and the tokenizer of transformers."""
+    model, tokenizer = MarianMTModel.from_pretrained(folder).eval(), MarianTokenizer.from_pretrained(folder)
+    translations = []
+    for source in sources:
+        inputs = tokenizer([source], return_tensors="pt")
+        output = model.generate(**inputs, num_beams=1, max_length=inputs.input_ids.shape[1] + 50)
+        translations += tokenizer.batch_decode(output, skip_special_tokens=True)
+    return translations
+
+
+def make_cache(model: nn.Module, kind: str, length: int = 14) -> EncoderDecoderCache:
+    """For SOURCE; a static one for so many target tokens."""
+    config = model.config
+    if kind == "dynamic":
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    return EncoderDecoderCache(
+        StaticCache(config=config, max_cache_len=length), StaticCache(config=config, max_cache_len=SOURCE.shape[1])
+    )
+
+
+def text_dataset(pairs: list[tuple]) -> datasets.Dataset:
+    """Pairs of texts, or None, as [`load_pairs`] hands them out."""
+    columns = {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
+    return datasets.Dataset.from_dict(columns, datasets.Features(dict.fromkeys(columns, datasets.Value("string"))))
+
+
+def make_batch(sources: list[list[int]], targets: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Padded tensors of sentences, each of which ends in 2."""
+
+    def pad(rows, value):
+        width = max(map(len, rows)) + 1
+        return torch.tensor([[*row, 2, *[value] * (width - len(row) - 1)] for row in rows])
+
+    source = pad(sources, 0)
+    return {"input_ids": source, "attention_mask": (source != 0).long(), "labels": pad(targets, -100)}
+
+
+def parts(k: int) -> list[dict]:
+    """The six pairs of SOURCES and TARGETS as `k` batches of very different numbers of tokens."""
+    cuts = {1: [0, 6], 2: [0, 5, 6], 3: [0, 1, 5, 6], 4: [0, 1, 3, 5, 6]}[k]
+    return [make_batch(SOURCES[a:b], TARGETS[a:b]) for a, b in pairwise(cuts)]
+
+
+def assert_close(ours, theirs, tolerance=1e-5):
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same_gradients(ours: dict, theirs: dict, tolerance=1e-5):
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(
+            ours[name], gradient, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n} {m}"
+        )
+
+
+def assert_ties_and_sizes(model):
+    encoder, decoder = model.model.encoder.embed_tokens, model.model.decoder.embed_tokens
+    config, head = model.config, model.lm_head
+    assert (encoder.weight is decoder.weight) == config.share_encoder_decoder_embeddings
+    assert (head.weight is decoder.weight) == config.tie_word_embeddings
+    assert config.vocab_size == encoder.num_embeddings == encoder.weight.shape[0]
+    assert config.decoder_vocab_size == decoder.num_embeddings == decoder.weight.shape[0]
+    assert config.decoder_vocab_size == head.out_features == head.weight.shape[0]
+    assert head.bias is None or len(head.bias) == head.out_features
