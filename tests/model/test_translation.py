@@ -538,7 +538,7 @@ def test_the_command_line_in_a_process_of_its_own(folder, translator):
 @pytest.mark.parametrize(
     "ending, message",
     [
-        ("> /dev/full", "the input cannot be read or the output not be written: [Errno 28] No space left on device"),
+        ("> /dev/full", "cannot read the input or write the output: [Errno 28] No space left on device"),
         (">&-", "standard input or output is closed"),
         ("<&-", "standard input or output is closed"),
     ],

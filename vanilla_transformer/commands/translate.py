@@ -10,9 +10,10 @@ from itertools import islice
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import UserError, as_a_filter, loading
+from ..errors import UserError, loading
 from ..training.optimization import keep_freed_memory
 from ..translation_vanilla_transformer import TextTooLong, Translator
+from .streams import filter_errors
 
 __all__ = ["TextTooLong", "Translator"]
 
@@ -79,7 +80,7 @@ def main():
     keep_freed_memory()
     if sys.stdin is None or sys.stdout is None:
         sys.exit("translation: standard input or output is closed; give it one of each.")
-    with as_a_filter("translation"):
+    with filter_errors("translation"):
         translate_lines(load(options), options)
 
 

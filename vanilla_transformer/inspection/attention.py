@@ -28,10 +28,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..commands.streams import filter_errors
 from ..commands.translate import positive
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.pairs import is_filled, read_split
-from ..errors import UserError, as_a_filter, loading
+from ..errors import UserError, loading
 from ..modeling_vanilla_transformer import VanillaTransformerAttention, VanillaTransformerForConditionalGeneration
 from ..training.arguments import MODEL_OPTIONS, Parser, model_fields
 from ..translation_vanilla_transformer import Translator
@@ -481,7 +482,7 @@ def main(argv: list[str] | None = None):
     """Runs one of the three commands."""
     try:
         options = make_parser().parse_args(argv)
-        with as_a_filter("inspection"):
+        with filter_errors("inspection"):
             {"shapes": run_shapes, "attention": run_attention, "align": run_align}[options.command](options)
     except UserError as error:
         sys.exit(f"inspection: {error}")
