@@ -11,7 +11,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError, loading
-from ..training.optimization import keep_freed_memory
+from ..training.memory import configure_malloc as keep_freed_memory
 from ..translation_vanilla_transformer import TextTooLong, Translator
 from .streams import filter_errors
 

@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from ..data.pairs import reading
 from ..data.tokenizer import BpeDropout
 from ..errors import UserError
-from ..training.signals import leave_signals_to_training
+
+leave_signals_to_training = None
 
 POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
 FIRST_STREAM_POOL = 2**10  # of a stream, where a pool is read before its first batch; each is twice the one before,
@@ -300,7 +301,7 @@ def training_batches(
     skipped: frozenset[int] = frozenset(),
     process_index: int = 0,
     num_processes: int = 1,
-    state: dict | None = None,
+    stream_state: dict | None = None,
 ) -> PairLoader | StreamedBatches:
     """Padded training batches of this process without end, from the global batch number `start` on.
 
@@ -310,7 +311,7 @@ def training_batches(
     share = {"seed": args.seed, "start": start, "skipped": skipped}
     share |= {"process_index": process_index, "num_processes": num_processes}
     if isinstance(dataset, IterableDataset):
-        return StreamedBatches(dataset, collate, vary, args.per_device_train_max_tokens, state=state, **share)
+        return StreamedBatches(dataset, collate, vary, args.per_device_train_max_tokens, state=stream_state, **share)
     sampler = TokenBatchSampler(*lengths_of(dataset), args.per_device_train_max_tokens, **share)
     workers = {"num_workers": args.dataloader_num_workers, "persistent_workers": args.dataloader_num_workers > 0}
     workers["worker_init_fn"] = leave_signals_to_training

@@ -394,3 +394,6 @@ def fingerprint(dataset: Dataset | IterableDataset) -> str | None:
             content.update(ids.value_lengths().to_numpy())
             content.update(ids.flatten().to_numpy())
     return content.hexdigest()
+
+
+iter_texts = sentences

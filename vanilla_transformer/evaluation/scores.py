@@ -1,20 +1,49 @@
-"""Score a model: the loss of a split, and its translations against the references by sacreBLEU and chrF."""
+"""BLEU and chrF by sacreBLEU, with the tokenizer that fits the target language."""
+
+import re
 
 import datasets
 import evaluate
-import torch
-from accelerate.utils import gather_object
 from sacrebleu.metrics import BLEU, CHRF
 
-from ..commands.translate import Translator
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, label_smoothed_cross_entropy
+# How sacreBLEU tokenizes languages that are written without spaces; by ISO 639-1 and 639-3 codes.
+BLEU_TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
+BLEU_TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
+BLEU_TOKENIZERS |= dict.fromkeys(
+    ["th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"], "char"
+)
+
+
+def make_bleu(target_lang: str | None = None, tokenize: str | None = None) -> BLEU:
+    """BLEU with sacreBLEU's tokenizer `tokenize`, or else the one for the target language.
+
+    `target_lang` is a language code such as `zh`, `zh_CN` or `zho_Hans`. Languages with spaces use 13a. Where the
+    Japanese or Korean tokenizer is not installed, characters are scored instead; the signature shows which was used.
+
+    Raises:
+        ValueError: sacreBLEU has no such tokenizer, or it is not installed.
+    """
+    code = re.split(r"[-_]", (target_lang or "").lower())[0]
+    chosen = tokenize or BLEU_TOKENIZERS.get(code, "13a")
+    if chosen not in BLEU.TOKENIZERS:
+        raise ValueError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
+    try:
+        return BLEU(tokenize=chosen)
+    except RuntimeError as error:  # its package is not installed
+        if tokenize is None:
+            return BLEU(tokenize="char")
+        raise ValueError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
 
 
 class TranslationQuality(evaluate.Metric):
-    """BLEU (13a, cased) and chrF2 of translations with one reference each, with the signatures of sacreBLEU.
+    """Corpus BLEU (cased) and chrF2 with one reference each, and sacreBLEU's signatures of both.
 
-    The metrics that `evaluate.load` offers are downloaded; this one is made and computed without a network.
+    `evaluate.load` would download its metrics; this one needs no network.
     """
+
+    def __init__(self, target_lang: str | None = None, tokenize: str | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.metrics = {"bleu": make_bleu(target_lang, tokenize), "chrf": CHRF()}
 
     def _info(self):
         return evaluate.MetricInfo(
@@ -27,36 +56,7 @@ class TranslationQuality(evaluate.Metric):
 
     def _compute(self, predictions: list[str], references: list[str]) -> dict:
         scores = {}
-        for name, metric in [("bleu", BLEU()), ("chrf", CHRF())]:
+        for name, metric in self.metrics.items():
             scores[name] = metric.corpus_score(predictions, [references]).score
             scores[f"{name}_signature"] = str(metric.get_signature())
         return scores
-
-
-@torch.no_grad()
-def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, accelerator) -> float:
-    """Cross-entropy in nats per real target token, without label smoothing, over the batches of all processes."""
-    model.eval()
-    parts = [(0.0, 0)]  # the loss and the number of tokens of each batch
-    for batch in batches:
-        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        labels = batch.pop("labels")
-        with accelerator.autocast():
-            hidden = model.model(
-                **batch, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels), use_cache=False
-            ).last_hidden_state
-            loss = label_smoothed_cross_entropy(hidden, model.lm_head, labels, num_items_in_batch=1)
-        parts.append((loss.item(), int((labels != -100).sum())))
-    losses, tokens = zip(*gather_object(parts), strict=True)
-    return sum(losses) / sum(tokens)
-
-
-def translate_split(translator: Translator, sources: list[str], accelerator, label: str, **generation) -> list[str]:
-    """Translations of all `sources`, in order, on every process; each process translates its share."""
-    # Neighbours in length go to different processes, which then have equally much to do.
-    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
-    share = order[accelerator.process_index :: accelerator.num_processes]
-    progress = label if accelerator.is_local_main_process else None
-    translated = translator([sources[index] for index in share], progress, **generation)
-    by_index = dict(gather_object(list(zip(share, translated, strict=True))))
-    return [by_index[index] for index in range(len(sources))]

@@ -362,3 +362,6 @@ def old_weights(api: HfApi, repo_id: str, revision: str | None, files: dict) -> 
     there = api.list_repo_files(repo_id, revision=revision)
     weights = re.compile(r"(model|pytorch_model)[^/]*\.(safetensors|bin)(\.index\.json)?")
     return [path for path in there if weights.fullmatch(path) and path not in files]
+
+
+check_push = check_token

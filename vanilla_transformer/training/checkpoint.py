@@ -1,31 +1,106 @@
-"""Checkpoints: folders that are loadable models, hold all that a run needs to go on, and can be checked."""
+"""Checkpoints `checkpoint-N`: loadable model directories that also hold optimizer, moving average and trainer state.
 
-import contextlib
+Each is written to a temporary folder and renamed, so that a killed run leaves only complete ones, and lists the
+SHA-256 of its files, so that a damaged one is noticed.
+"""
+
 import json
-import os
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from filelock import FileLock, Timeout
 from huggingface_hub.utils.sha import sha_fileobj
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
-from ..training.arguments import WRITTEN
-from ..training.optimization import RunState
+from .distributed import copy_weights, run_on_main
+from .state import TrainerState, Triggers
 
-SUMS = "SHA256SUMS"  # as `sha256sum --check` reads it
-LOCK = ".lock"  # held by the run that is at work in an output directory
+SUMS = "SHA256SUMS"  # can be checked by hand: sha256sum --check SHA256SUMS
+LOCK = ".lock"
+REQUIRED = {"model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"}
+ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def save_checkpoint(
+    folder: Path,
+    model: PreTrainedModel,
+    whole: PreTrainedModel,
+    ema: nn.Module | None,
+    optimizer: torch.optim.Optimizer,
+    tokenizer: PreTrainedTokenizerBase,
+    state: TrainerState,
+    accelerator: Accelerator,
+):
+    """Writes a checkpoint on the main process; every process must call it, to gather what is sharded.
+
+    `whole` is the unsharded, uncompiled copy of `model` (or `model` itself) that is written. The optimizer state is
+    saved by parameter name, so that any number of processes can load it.
+
+    Raises:
+        UserError: A weight is NaN or infinite.
+        OSError: It cannot be written. The previous checkpoints are intact.
+    """
+    if whole is not model:
+        copy_weights(model, whole)
+    optimizer_state = get_optimizer_state_dict(model, optimizer, options=ON_MAIN)
+    average = get_model_state_dict(ema.module, options=ON_MAIN) if ema is not None else None
+    state.scaler = {} if accelerator.scaler is None else accelerator.scaler.state_dict()
+
+    def write():
+        for name, parameter in whole.named_parameters():
+            if not parameter.isfinite().all():
+                raise UserError(
+                    f"'{name}' has NaN or infinite weights after step {state.step}, which is not saved; lower "
+                    "--learning_rate or lengthen --warmup_steps."
+                )
+        temporary = folder.with_name(folder.name + ".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            whole.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            moments = {
+                f"{name}/{key}": v for name, part in optimizer_state["state"].items() for key, v in part.items()
+            }
+            save_file(moments, temporary / "optimizer.safetensors")
+            if average is not None:
+                # Without the duplicates of tied weights.
+                names = [name for name, _ in whole.named_parameters()]
+                save_file({name: average[name] for name in names}, temporary / "ema.safetensors")
+            (temporary / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+            sums = [f"{sha256(path)}  {path.name}\n" for path in sorted(temporary.iterdir())]
+            (temporary / SUMS).write_text("".join(sums), encoding="utf-8")
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged checkpoint of this step
+            temporary.rename(folder)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise OSError(f"{folder} could not be written: {' '.join(str(error).split())}") from error
+
+    run_on_main(accelerator, write)
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return sha_fileobj(file).hex()
 
 
 class Checkpoint:
-    """A folder `checkpoint-N`, which is there as a whole or not at all."""
+    """A folder `checkpoint-N` that [`save_checkpoint`] wrote."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
@@ -40,314 +115,93 @@ class Checkpoint:
     def is_in(self, output_dir: Path) -> bool:
         return self.folder.absolute().parent.resolve() == output_dir.resolve()
 
-    def write(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        moments: dict[str, dict[str, torch.Tensor]],
-        average: dict[str, torch.Tensor] | None,
-        state: RunState,
-    ):
-        """Writes a loadable model directory that also holds the optimiser, the average and the run's state.
-
-        It is written beside its place and renamed at the end, so that a kill at any moment leaves whole checkpoints
-        only. The optimiser is saved by the names of its parameters, which ties it to no number of processes.
-
-        Raises:
-            UserError: A weight is no finite number.
-            OSError: It cannot be written; what was there is as before.
-        """
-        for name, parameter in model.named_parameters():
-            if not parameter.isfinite().all():
-                raise UserError(
-                    f"'{name}' holds numbers that are not finite after step {state.step}, which is not saved; lower "
-                    "--learning_rate or lengthen --warmup_steps."
-                )
-        unfinished = self.folder.with_name(self.folder.name + ".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        try:
-            model.save_pretrained(unfinished)
-            tokenizer.save_pretrained(unfinished)
-            flat = {f"{name}/{key}": value for name, part in moments.items() for key, value in part.items()}
-            save_file(flat, unfinished / "optimizer.safetensors")
-            if average is not None:
-                save_file(average, unfinished / "ema.safetensors")
-            (unfinished / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-            sums = [f"{sha256(path)}  {path.name}\n" for path in sorted(unfinished.iterdir()) if path.is_file()]
-            (unfinished / SUMS).write_text("".join(sums), encoding="utf-8")
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise OSError(f"{self.folder} could not be written: {' '.join(str(error).split())}") from error
-        if self.folder.exists() or self.folder.is_symlink():  # damaged, or saved where the run was stopped
-            replaced = self.rename(".replaced")
-            unfinished.rename(self.folder)
-            remove(replaced)
-        else:
-            unfinished.rename(self.folder)
-
-    def rename(self, suffix: str) -> Path:
-        """Gives the folder a name under which it is no checkpoint; what had that name is deleted."""
-        renamed = self.folder.with_name(self.folder.name + suffix)
-        if renamed.exists() or renamed.is_symlink():
-            remove(renamed)
-        return self.folder.rename(renamed)
-
-    def damage(self) -> str | None:
-        """What is wrong with the first file that is not as it was written, if one is not."""
+    def find_corruption(self) -> str | None:
+        """Says what is wrong with the checkpoint: a file that is missing, unreadable or changed; None if valid."""
         try:
             lines = (self.folder / SUMS).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            return f"its {SUMS} is missing or cannot be read"
-        names = []
-        for line in lines:
-            expected, _, name = line.partition("  ")
-            if not name:
-                return f"its {SUMS} is not as it was written"
-            names.append(name)
-            try:
-                found = sha256(self.folder / name)
-            except FileNotFoundError:
-                return f"its {name} is missing"
-            except OSError as error:
-                return f"its {name} cannot be read: {error.strerror}"
-            if found != expected:
-                return f"its {name} is not as it was written"
-        missing = {"model.safetensors", "optimizer.safetensors", "trainer_state.json", "config.json"} - set(names)
-        if missing:
-            return f"its {SUMS} does not name {', '.join(sorted(missing))}"
+            sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+            for name, digest in sums.items():
+                if sha256(self.folder / name) != digest:
+                    return f"its {name} has changed since it was written"
+        except (OSError, UnicodeDecodeError) as error:
+            missing = Path(getattr(error, "filename", None) or SUMS).name
+            return f"its {missing} is missing or cannot be read"
+        if missing := REQUIRED - sums.keys():
+            return f"its {SUMS} does not list {', '.join(sorted(missing))}"
         try:
             self.state()
-        except ValueError as error:
-            return f"its {error}"
+        except UserError as error:
+            return str(error)
         return None
 
-    @contextlib.contextmanager
-    def explaining(self):
-        """Turns what goes wrong in reading into a UserError that names the folder and the reason."""
+    def state(self) -> TrainerState:
+        """The trainer state. Raises UserError if it is not one of this step, or of an incompatible version."""
         try:
-            yield
-        except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-            reason = str(error).strip().split("\n")[0]
+            saved = json.loads((self.folder / "trainer_state.json").read_text(encoding="utf-8"))
+            step = saved["step"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise UserError(f"its trainer_state.json cannot be read: {error!r}") from error
+        if step != self.step:
+            raise UserError(f"its trainer_state.json belongs to step {step}")
+        if saved.get("skipped"):
+            raise UserError("it was written by version 0.1 after a rollback; resume it with that version")
+        names = {item.name for item in fields(TrainerState)}
+        return TrainerState(**{key: value for key, value in saved.items() if key in names})
+
+    def load(self, model, ema: nn.Module | None, optimizer, accelerator: Accelerator) -> TrainerState:
+        """Restores weights, moving average, optimizer state and loss scale; returns the trainer state.
+
+        Raises:
+            UserError: The checkpoint belongs to another model, or has no moving average.
+        """
+        try:
+            state = self.state()
+            saved = VanillaTransformerConfig.from_pretrained(self.folder)
+            for name in VanillaTransformerConfig.__annotations__:
+                old, new = getattr(saved, name), getattr(model.config, name)
+                if "dropout" not in name and old != new:
+                    raise ValueError(f"its `{name}` is {old}, and {new} in this run")
+            load_weights(model, load_file(self.folder / "model.safetensors"))
+            if ema is not None:
+                path = self.folder / "ema.safetensors"
+                if not path.exists():
+                    raise ValueError("it was written without --ema_decay; leave that option out")
+                load_weights(ema.module, load_file(path))
+                ema.n_averaged.fill_(state.step)
+            moments: dict[str, dict[str, torch.Tensor]] = {}
+            for key, tensor in load_file(self.folder / "optimizer.safetensors").items():
+                name, _, moment = key.rpartition("/")
+                moments.setdefault(name, {})[moment] = tensor
+            groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+            whole = {"state": moments, "param_groups": groups}
+            set_optimizer_state_dict(model, optimizer, whole, options=StateDictOptions(full_state_dict=True))
+        except (UserError, OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
             raise UserError(
-                f"--resume_from_checkpoint {self} cannot be resumed from: {reason.rstrip('.')}. "
-                "It must be a whole checkpoint-N folder that train.py wrote with the same model options."
+                f"Cannot resume from {self}: {reason}. Give a checkpoint-N folder that train.py wrote with the same "
+                "model options."
             ) from error
-
-    def state(self) -> RunState:
-        """The run's state; raises ValueError if it is not whole."""
-        saved = json.loads((self.folder / "trainer_state.json").read_text(encoding="utf-8"))
-        # What an older version did not write yet is as at the beginning.
-        if not isinstance(saved, dict) or "step" not in saved or not saved.keys() <= asdict(RunState()).keys():
-            raise ValueError("trainer_state.json is not what a checkpoint holds")
-        if saved["step"] != self.step:
-            raise ValueError(f"trainer_state.json is of step {saved['step']}")
-        return RunState(**saved)
-
-    def weights(self, is_average: bool = False) -> dict[str, torch.Tensor]:
-        """The weights, or their moving average, each shared one once; raises ValueError if there is no average."""
-        path = self.folder / ("ema.safetensors" if is_average else "model.safetensors")
-        if is_average and not path.exists():
-            raise ValueError("it was written without --ema_decay; leave that out.")
-        return load_file(path)
-
-    def moments(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The optimiser's state by the names of its parameters."""
-        saved: dict[str, dict] = {}
-        for name, tensor in load_file(self.folder / "optimizer.safetensors").items():
-            parameter, key = name.rsplit("/", 1)
-            saved.setdefault(parameter, {})[key] = tensor
-        return saved
-
-    def refuse_other_config(self, config: VanillaTransformerConfig):
-        """Raises ValueError if the weights are those of a model that computes something else."""
-        saved = VanillaTransformerConfig.from_pretrained(self.folder)
-        for name in VanillaTransformerConfig.__annotations__:
-            if "dropout" not in name and getattr(saved, name) != getattr(config, name):
-                raise ValueError(
-                    f"its `{name}` is {getattr(saved, name)}, and that of this run {getattr(config, name)}."
-                )
+        if state.scaler and accelerator.scaler is not None:
+            accelerator.scaler.load_state_dict(state.scaler)
+        return state
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return sha_fileobj(file).hex()
+def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
+    """Copies `weights`, each tied one once, into a model, sharded or not.
 
-
-# ---------------------------------------------------------------------------------------------- checkpoints of a run
-
-
-def list_checkpoints(output_dir: Path) -> list[Checkpoint]:
-    """The checkpoints, oldest first."""
-    found = [Checkpoint(path) for path in output_dir.glob("checkpoint-*") if path.is_dir() and is_named(path)]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
-
-
-def is_named(folder: Path) -> bool:
-    return re.fullmatch(r"checkpoint-\d+", folder.name) is not None
-
-
-def remove(folder: Path):
-    """Deletes a folder with what is in it, or what else has its name, such as a link to one."""
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
-    else:
-        folder.unlink()
-
-
-def find_beginning(args, lock: FileLock) -> Checkpoint | None:
-    """The checkpoint that a run goes on from, if that is asked for and there is one.
-
-    Without a name it is the newest whole one, so that the same command begins a run and goes on with it.
-
-    Raises:
-        UserError: The one that is named is none, another run is at work, or what is not its own would be overwritten.
+    Raises ValueError, naming the weight, if one is missing, unknown or has another shape.
     """
-    output_dir = Path(lock.lock_file).parent
-    check_place(output_dir)
-    if args.resume_from_checkpoint and not args.dry_run and list(output_dir.glob("checkpoint-*")):
-        take(lock)
-        restore_replaced(output_dir)
-    if args.resume_from_checkpoint is None:
-        checkpoint = None
-    elif args.resume_from_checkpoint == "newest":
-        checkpoint = newest_whole(output_dir) or none_yet(output_dir)
-        if checkpoint is not None:
-            print(f"going on from {checkpoint}")
-    else:
-        checkpoint = named_checkpoint(args.resume_from_checkpoint, output_dir)
-    check_output_dir(output_dir, checkpoint)
-    return checkpoint
+    ours = {name: parameter.shape for name, parameter in model.named_parameters()}
+    for name in sorted(ours.keys() ^ weights.keys()):
+        raise ValueError(f"'{name}' is {'missing' if name in ours else 'not a weight of this model'}")
+    for name, shape in ours.items():
+        if weights[name].shape != shape:
+            raise ValueError(f"'{name}' has shape {list(weights[name].shape)} instead of {list(shape)}")
+    options = StateDictOptions(full_state_dict=True, strict=False)  # not strict: tied weights have further names
+    set_model_state_dict(model, weights, options=options)
 
 
-def newest_whole(output_dir: Path) -> Checkpoint | None:
-    """The newest checkpoint that is not damaged, if there is one; says which are."""
-    for checkpoint in reversed(list_checkpoints(output_dir)):
-        damage = checkpoint.damage()
-        if damage is None:
-            return checkpoint
-        print(f"{checkpoint} is damaged, {damage}, and left out")
-    return None
-
-
-def none_yet(output_dir: Path):
-    """Says that there is no checkpoint yet; raises UserError if it is not because the run has not begun."""
-    if list_checkpoints(output_dir):
-        raise UserError(f"Every checkpoint in {output_dir} is damaged; begin anew in another --output_dir.")
-    if (output_dir / "config.json").exists():
-        raise UserError(
-            f"--output_dir {output_dir} holds a model and no checkpoint to resume from; train on from it in another "
-            f"directory by --model_name_or_path {output_dir}."
-        )
-    print(f"there is no checkpoint in {output_dir} yet: the run begins")
-
-
-def named_checkpoint(name: str, output_dir: Path) -> Checkpoint:
-    """The checkpoint of `--resume_from_checkpoint NAME`, also where it is a link to one."""
-    folder = Path(name) if is_named(Path(name)) else Path(name).resolve()
-    checkpoint = Checkpoint(folder)
-    if not is_named(folder) or not (folder / "trainer_state.json").exists():
-        raise UserError(f"--resume_from_checkpoint {name} is no checkpoint-N folder of train.py.")
-    newer = [other for other in list_checkpoints(output_dir) if other.step > checkpoint.step]
-    if newer and checkpoint.is_in(output_dir):
-        raise UserError(
-            f"--resume_from_checkpoint {checkpoint} is older than {newer[-1]}, which the run would mix with its own; "
-            "remove what is newer, or choose another --output_dir."
-        )
-    if damage := checkpoint.damage():
-        raise UserError(f"--resume_from_checkpoint {checkpoint} is damaged: {damage}; choose another checkpoint.")
-    return checkpoint
-
-
-def check_place(output_dir: Path):
-    """Raises UserError if the directory cannot be made, or cannot be written to."""
-    try:
-        place = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
-    except OSError as error:
-        raise UserError(f"--output_dir {output_dir} cannot be made: {error.strerror}; choose another.") from error
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        reason = "cannot be written to" if place.is_dir() else "is no directory"
-        raise UserError(f"--output_dir {output_dir} cannot be made or used: {place} {reason}; choose another.")
-
-
-def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
-    """Raises UserError rather than overwrite anything but what the run of the checkpoint has left."""
-    if checkpoint is not None and checkpoint.is_in(output_dir):
-        return
-    if list_checkpoints(output_dir) or (output_dir / "config.json").exists():
-        raise UserError(
-            f"--output_dir {output_dir} already holds a model; go on with it by --resume_from_checkpoint, or choose "
-            "another directory."
-        )
-    # A run that was stopped before its first checkpoint leaves its recipe, and what a tracker wrote.
-    recipe = output_dir / "recipe.yaml"
-    is_a_runs = recipe.is_file() and recipe.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN)
-    others = {path.name for path in output_dir.iterdir()} if output_dir.is_dir() else set()
-    if not is_a_runs and any(name != LOCK and not name.endswith(".unfinished") for name in others):
-        raise UserError(f"--output_dir {output_dir} is not empty, and is not overwritten; choose another.")
-
-
-def take(lock: FileLock):
-    """Keeps other runs out of a directory; raises UserError if one is at work there."""
-    try:
-        lock.acquire()
-    except Timeout as error:
-        where = Path(lock.lock_file).parent
-        raise UserError(f"Another run is at work in --output_dir {where}; choose another directory.") from error
-
-
-def begin_output(lock: FileLock, checkpoint: Checkpoint | None, recipe: str):
-    """Makes the directory in which the lock is, takes it for this run, and writes the recipe into it.
-
-    Raises:
-        UserError: It cannot be made or written to, or another run is at work there.
-    """
-    output_dir = Path(lock.lock_file).parent
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        take(lock)
-    except OSError as error:
-        raise UserError(f"--output_dir {output_dir} cannot be made or used: {error.strerror}.") from error
-    check_output_dir(output_dir, checkpoint)
-    step = 0 if checkpoint is None else checkpoint.step
-    for newer in list_checkpoints(output_dir):
-        if newer.step > step:  # damaged, and left out before; the run would take it for its own
-            newer.rename(".damaged")
-    (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
-
-
-def restore_replaced(output_dir: Path):
-    """Puts back what a kill between the two renamings of [`Checkpoint.write`] has left without its name."""
-    for replaced in output_dir.glob("checkpoint-*.replaced"):
-        with contextlib.suppress(OSError):  # the new one is there
-            replaced.rename(replaced.with_suffix(""))
-
-
-def delete_old_checkpoints(output_dir: Path, keep: int, best: list[int]):
-    """Deletes all but the newest `keep` and those of the steps `best`, and what a kill has left in part.
-
-    What a stop has left does not count as new.
-    """
-    for kind in ("unfinished", "replaced", "deleted"):
-        for remains in output_dir.glob(f"checkpoint-*.{kind}"):
-            with contextlib.suppress(OSError):
-                remove(remains)
-    *older, newest = list_checkpoints(output_dir)
-    regular = [checkpoint for checkpoint in older if not is_interrupted(checkpoint)]
-    kept = [newest.step, *best, *(checkpoint.step for checkpoint in regular[::-1][: max(0, keep - 1)])]
-    for checkpoint in older:
-        if checkpoint.step not in kept:
-            with contextlib.suppress(OSError):  # what is still open on a network disk; the next time
-                remove(checkpoint.rename(".deleted"))  # gone as a whole, whenever the run is killed
-
-
-def is_interrupted(checkpoint: Checkpoint) -> bool:
-    """Whether it was saved only because the run was stopped; a damaged one counts as one of the run's own."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return checkpoint.state().is_interrupted
-    return False
-
-
-def average_checkpoints(checkpoints: list[Checkpoint], is_average: bool = False) -> dict[str, torch.Tensor]:
+def average_checkpoints(checkpoints: list[Checkpoint], use_ema: bool = False) -> dict[str, torch.Tensor]:
     """The mean of the weights of several checkpoints (section 6.1), computed in float32.
 
     Raises:
@@ -355,71 +209,167 @@ def average_checkpoints(checkpoints: list[Checkpoint], is_average: bool = False)
     """
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
-        if damage := checkpoint.damage():
-            raise UserError(f"{checkpoint} cannot be averaged: {damage}; remove it and resume from an older one.")
-        for name, tensor in checkpoint.weights(is_average).items():
+        if reason := checkpoint.find_corruption():
+            raise UserError(f"{checkpoint} cannot be averaged: {reason}; delete it and resume from an older one.")
+        for name, tensor in load_file(checkpoint.folder / f"{'ema' if use_ema else 'model'}.safetensors").items():
             total[name] = total.get(name, 0) + tensor.float() / len(checkpoints)
     return total
 
 
-# ------------------------------------------------------------------------------------------------ what may not change
-
-# What decides on which batches come, in which order; the place of a run in them means nothing with others.
-ORDER = ("seed", "per_device_train_max_tokens", "bpe_dropout", "streaming")
-STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
-STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
-# What decides on what is learnt of them.
-UPDATE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs", "weight_decay")
-UPDATE += ("label_smoothing_factor", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "ema_decay")
-UPDATE += ("r_drop_alpha", "attn_implementation", "gradient_checkpointing", "torch_compile")
-DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")  # of the config, which knows their defaults
-# What the run began from, which a checkpoint holds already.
-BEGINNING = ("model_name_or_path", "tokenizer_name", "vocab_size")
-# What decides on how a model scores, and which is the best.
-SCORING = ("metric_for_best_model", "num_beams", "length_penalty")  # and the validation pairs
+# ----------------------------------------------------------------------------------------------- the output directory
 
 
-def settings_of(
-    args, config: VanillaTransformerConfig, data: dict[str, str | None], batches_per_step: int, precision: str
-) -> dict:
-    """What a checkpoint keeps of the options, so that it is noticed what has changed when it is resumed from.
-
-    `data` are the fingerprints of the training and the validation pairs.
-    """
-    names = ORDER + UPDATE + BEGINNING + SCORING + (STREAM if args.streaming else ())
-    if args.bpe_dropout:
-        names += ("max_source_length", "max_target_length")
-    settings = {name: getattr(args, name) for name in names} | {name: getattr(config, name) for name in DROPOUTS}
-    settings |= {"data": data["train"], "validation": data["validation"]}
-    return settings | {"batches_per_step": batches_per_step, "mixed_precision": precision}
+def list_checkpoints(output_dir: Path) -> list[Checkpoint]:
+    """The checkpoints in a directory, oldest first."""
+    folders = [path for path in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted((Checkpoint(path) for path in folders if path.is_dir()), key=lambda checkpoint: checkpoint.step)
 
 
-def compare_settings(checkpoint: Checkpoint, before: dict, now: dict, num_types: int) -> list[str]:
-    """The options that have changed since a checkpoint, in words, where going on with them is meant to be possible.
+def latest_valid_checkpoint(output_dir: Path) -> Checkpoint | None:
+    """The newest checkpoint that is not damaged. Prints which ones are skipped."""
+    for checkpoint in reversed(list_checkpoints(output_dir)):
+        reason = checkpoint.find_corruption()
+        if reason is None:
+            return checkpoint
+        print(f"skipping {checkpoint}, which is damaged: {reason}")
+    return None
 
-    `num_types` is the size of the vocabulary.
+
+def resolve_resume_checkpoint(args) -> Checkpoint | None:
+    """The checkpoint that `--resume_from_checkpoint` asks for; None if there is none, to start from scratch.
 
     Raises:
-        UserError: The data or its order have changed, so that the run could not go on where it was.
+        UserError: The named one is not a valid checkpoint or not the newest one of its run, or the run would
+            overwrite something else in `--output_dir`.
     """
-    instead = f"begin a new run, from its weights by --model_name_or_path {checkpoint} if you like"
-    changed = {name: (before.get(name), value) for name, value in now.items() if before.get(name) != value}
-    if now["vocab_size"] in (None, num_types):  # what came of the number that was asked for
-        changed.pop("vocab_size", None)
-    for name in ORDER + STREAM + BEGINNING:
+    output_dir, name, checkpoint = Path(args.output_dir), args.resume_from_checkpoint, None
+    if name == "newest":
+        checkpoint = latest_valid_checkpoint(output_dir)
+        if checkpoint is None and list_checkpoints(output_dir):
+            raise UserError(f"All checkpoints in {output_dir} are damaged; start again in another --output_dir.")
+        if checkpoint is None and (output_dir / "config.json").exists():
+            raise UserError(
+                f"--output_dir {output_dir} holds a model but no checkpoint to resume from; fine-tune the model with "
+                f"--model_name_or_path {output_dir} and another --output_dir."
+            )
+        print(f"resuming from {checkpoint}" if checkpoint else "no checkpoint found; starting from scratch")
+    elif name is not None:
+        checkpoint = Checkpoint(Path(name))
+        if not re.fullmatch(r"checkpoint-\d+", checkpoint.folder.name):
+            checkpoint = Checkpoint(checkpoint.folder.resolve())  # a link to one
+        if not re.fullmatch(r"checkpoint-\d+", checkpoint.folder.name) or not checkpoint.folder.is_dir():
+            raise UserError(f"--resume_from_checkpoint {name} is not a checkpoint-N folder of train.py.")
+        if reason := checkpoint.find_corruption():
+            raise UserError(f"--resume_from_checkpoint {name} is damaged: {reason}; choose another checkpoint.")
+        newer = [other for other in list_checkpoints(output_dir) if other.step > checkpoint.step]
+        if newer and checkpoint.is_in(output_dir):
+            raise UserError(
+                f"--resume_from_checkpoint {name} is older than {newer[-1]}; delete the newer checkpoints, or choose "
+                "another --output_dir."
+            )
+    check_output_dir(output_dir, checkpoint)
+    return checkpoint
+
+
+def check_output_dir(output_dir: Path, checkpoint: Checkpoint | None):
+    """Raises UserError rather than overwrite anything but the run that is resumed."""
+    if checkpoint is not None and checkpoint.is_in(output_dir):
+        return
+    if list_checkpoints(output_dir) or (output_dir / "config.json").exists():
+        raise UserError(
+            f"--output_dir {output_dir} already holds a model; resume with --resume_from_checkpoint, or choose "
+            "another directory."
+        )
+    # A run that ended before its first checkpoint leaves a lock file, its recipe and the logs of a tracker.
+    is_ours = (output_dir / LOCK).exists()
+    if not is_ours and output_dir.is_dir() and any(output_dir.iterdir()):
+        raise UserError(f"--output_dir {output_dir} is not empty; choose another directory.")
+
+
+def prepare_output_dir(lock: FileLock, checkpoint: Checkpoint | None, recipe: str):
+    """Creates the directory of the lock, acquires the lock and writes the recipe into the directory.
+
+    Raises:
+        UserError: The directory cannot be created or written to, or another run is using it.
+    """
+    output_dir = Path(lock.lock_file).parent
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
+    except OSError as error:
+        raise UserError(f"--output_dir {output_dir} cannot be used: {error.strerror}; choose another.") from error
+    check_output_dir(output_dir, checkpoint)
+    for newer in list_checkpoints(output_dir):
+        if checkpoint is not None and newer.step > checkpoint.step:  # damaged and skipped; the run will reach its step
+            newer.folder.rename(newer.folder.with_name(newer.folder.name + ".damaged"))
+    (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
+
+
+def scheduled_checkpoints(output_dir: Path, triggers: Triggers) -> list[Checkpoint]:
+    """The checkpoints that were due at their step, oldest first; not those saved because a signal stopped the run."""
+    return [checkpoint for checkpoint in list_checkpoints(output_dir) if triggers.should_save(checkpoint.step)]
+
+
+def prune_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers):
+    """Deletes all but the newest checkpoints, the best, and those to be averaged at the end."""
+    args = triggers.args
+    by_score = args.average_checkpoints_by == "score"
+    best = state.ranking(args.metric_for_best_model)[: max(1, args.average_checkpoints if by_score else 1)]
+    count = args.save_total_limit if by_score else max(args.save_total_limit, args.average_checkpoints)
+    keep = [checkpoint.step for checkpoint in scheduled_checkpoints(output_dir, triggers)[-count:]]
+    for remains in output_dir.glob("checkpoint-*.tmp"):  # of a killed run
+        shutil.rmtree(remains, ignore_errors=True)
+    for checkpoint in list_checkpoints(output_dir)[:-1]:
+        if checkpoint.step not in (*keep, *best):
+            # Renamed first, so that a run killed now leaves no incomplete checkpoint.
+            doomed = checkpoint.folder.rename(checkpoint.folder.with_name(checkpoint.folder.name + ".tmp"))
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def final_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers) -> list[Checkpoint]:
+    """The checkpoints whose mean becomes the final model; none for the weights of the last step."""
+    args = triggers.args
+    saved = {checkpoint.step: checkpoint for checkpoint in scheduled_checkpoints(output_dir, triggers)}
+    best = [saved[step] for step in state.ranking(args.metric_for_best_model) if step in saved]
+    if args.average_checkpoints:
+        chosen = best if args.average_checkpoints_by == "score" else list(reversed(saved.values()))
+        return sorted(chosen[: args.average_checkpoints], key=lambda checkpoint: checkpoint.step)
+    return best[:1] if args.early_stopping_patience else []
+
+
+# ------------------------------------------------------------------------------------------- what must not have changed
+
+# Options that decide which pairs batch n holds.
+FIXED = ("seed", "per_device_train_max_tokens", "bpe_dropout", "streaming", "data", "batches_per_step")
+FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
+FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
+SCORING = ("metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "validation")
+HARMLESS = ("output_dir", "save_total_limit", "report_to", "preprocessing_num_workers", "dataloader_num_workers")
+WHY = {
+    "data": "the training pairs are not those of {checkpoint}: the dataset, its columns or limits, or the tokenizer "
+    "changed",
+    "batches_per_step": "an optimizer step of {checkpoint} has {old} batches, and {new} now (processes x "
+    "--gradient_accumulation_steps)",
+}
+
+
+def compare_settings(checkpoint: Checkpoint, old: dict, new: dict) -> list[str]:
+    """The settings that changed since the checkpoint was written, as lines to print.
+
+    Raises:
+        UserError: The training pairs or the batches changed, so that the run cannot be resumed.
+    """
+    changed = {name: (old[name], new[name]) for name in new if name in old and old[name] != new[name]}
+    for name in FIXED + (FIXED_IN_STREAM if new["streaming"] else ()):
         if name in changed:
-            old, new = changed[name]
-            raise UserError(f"--{name} is {new}, and {old} in {checkpoint}; give it the same value, or {instead}.")
-    if before["data"] != now["data"]:
-        raise UserError(
-            f"The training pairs are not those of {checkpoint}: the dataset, its columns, its limits or its tokenizer "
-            f"have changed. Bring back what was there, or {instead}."
-        )
-    if before["batches_per_step"] != now["batches_per_step"]:
-        raise UserError(
-            f"A step of {checkpoint} is made of {before['batches_per_step']} batches, and now of "
-            f"{now['batches_per_step']}; choose --gradient_accumulation_steps so that, times the number of processes, "
-            f"it is the same, or {instead}."
-        )
-    words = {"validation": "the validation pairs"}
-    return [words.get(name, f"--{name} {old}, now {new}") for name, (old, new) in changed.items()]
+            before, now = changed[name]
+            why = WHY.get(name, "--{name} is {new}, and {old} in {checkpoint}")
+            raise UserError(
+                f"Cannot resume: {why.format(name=name, old=before, new=now, checkpoint=checkpoint)}. Use the same "
+                f"value, or start a new run from these weights with --model_name_or_path {checkpoint}."
+            )
+    shown = {name: values for name, values in changed.items() if name not in (*HARMLESS, "vocab_size")}
+    words = {"validation": "the validation pairs changed"}
+    return [words.get(name, f"--{name} was {before}, now {now}") for name, (before, now) in shown.items()]

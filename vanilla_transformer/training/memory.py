@@ -1,6 +1,8 @@
-"""What a training step needs of memory, and the largest batch that fits."""
+"""Threads, memory allocation, and the memory of a training step: an estimate, and the largest batch that fits."""
 
+import ctypes
 import os
+import platform
 
 import numpy as np
 import psutil
@@ -8,28 +10,52 @@ import torch
 from torch import nn
 
 from ..errors import UserError
-from ..training.optimization import loss_of
+from .distributed import number_of_shards
+from .optimization import compute_loss
 
-FILLED = 0.8  # of what is free, by the estimate; the rest is for what it leaves out: evaluation, and loose ends
-LARGEST = 2**15  # more tokens make larger steps, not faster ones
+USABLE = 0.8  # fraction of the free memory; the rest is for evaluation and what the estimate misses
+MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
 MULTIPLE = 128  # tokens
 
 
-def bytes_of_state(model: nn.Module, args, shards: int = 1, with_gradients: bool = True) -> int:
-    """Weights, gradients, Adam's two moments and, with --ema_decay, the average and its copy, on one process."""
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    needs_copy = args.ema_decay or args.torch_compile or shards > 1  # which is evaluated
-    is_copied = shards == 1 and torch.distributed.is_available() and torch.distributed.is_initialized()
-    copies = 3 + with_gradients + is_copied + bool(args.ema_decay)  # of one, processes exchange gradients
-    return weights * copies // shards + (weights if needs_copy else 0)
+def configure_malloc():
+    """Makes glibc keep freed memory, instead of unmapping it and mapping zeroed pages again at every step.
 
-
-def bytes_of_batch(model: nn.Module, args, accelerator, sentences: int, length: int) -> int:
-    """What the forward pass of a batch of `sentences` of `length` tokens on both sides keeps for the backward pass.
-
-    It is found by one such pass, counting the tensors that autograd keeps, the weights left out.
+    On a CPU, mapping takes a large part of a step (docs/LOG.md). Does nothing without glibc.
     """
-    kept: dict[tuple, int] = {}
+    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # malloc.h
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+        libc.mallopt(m_top_pad, 2**28)
+
+
+def use_all_cores(num_processes: int):
+    """Undoes the single thread per process that `accelerate launch` sets on a CPU by default."""
+    if torch.get_num_threads() == 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, cores // num_processes))
+
+
+def weight_bytes(model: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def state_bytes(model: nn.Module, args, shards: int = 1) -> int:
+    """Bytes on one process of weights, gradients, Adam's two moments, the moving average and its copy."""
+    needs_copy = args.ema_decay or args.torch_compile or shards > 1  # for evaluation
+    is_replicated = shards == 1 and torch.distributed.is_available() and torch.distributed.is_initialized()
+    copies = 4 + is_replicated + bool(args.ema_decay)  # replicas exchange gradients in a buffer
+    return weight_bytes(model) * copies // shards + (weight_bytes(model) if needs_copy else 0)
+
+
+def activation_bytes(model: nn.Module, args, accelerator, sentences: int, length: int) -> int:
+    """Bytes that the forward pass of a batch keeps for the backward pass, measured by running it.
+
+    The batch has `sentences` pairs with `length` tokens on both sides.
+    """
+    kept: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -44,48 +70,47 @@ def bytes_of_batch(model: nn.Module, args, accelerator, sentences: int, length: 
     model.train()
     hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
     with torch.random.fork_rng(), accelerator.autocast(), hooks:
-        loss = loss_of(model, batch, torch.tensor(1.0, device=accelerator.device), args)
-    del loss  # until here all of them live, and none has the address of another
+        loss = compute_loss(model, batch, torch.tensor(1.0, device=accelerator.device), args)
+    del loss  # kept alive until here, so that no two tensors have the same address
     model.train(was_training)
     return sum(kept.values())
 
 
-def estimate(model: nn.Module, args, accelerator, max_tokens: int, lengths: np.ndarray, shards: int = 1) -> int:
-    """Bytes of a training step with batches of `max_tokens`, of the longest sentences that there are."""
-    fixed, each, longest = per_sentence(model, args, accelerator, lengths)
-    return bytes_of_state(model, args, shards) + fixed + each * max(1, max_tokens // longest)
+def estimate_step_bytes(model: nn.Module, args, accelerator, max_tokens: int, longest: int) -> int:
+    """Bytes of a training step whose batch is full of the longest pairs (`longest` tokens on the longer side)."""
+    fixed, per_pair = activation_model(model, args, accelerator, longest)
+    state = state_bytes(model, args, number_of_shards(accelerator))
+    return state + fixed + per_pair * max(1, max_tokens // longest)
 
 
-def per_sentence(model: nn.Module, args, accelerator, lengths: np.ndarray) -> tuple[int, int, int]:
-    """What batches of the longest sentences need whatever their number, for each, and how long these are."""
-    longest = int(lengths.max())
-    one, two = (bytes_of_batch(model, args, accelerator, number, longest) for number in (1, 2))
-    return max(0, 2 * one - two), max(1, two - one), longest
+def activation_model(model: nn.Module, args, accelerator, length: int) -> tuple[int, int]:
+    """Activation bytes as a linear function of the number of pairs of this length: (constant, per pair)."""
+    one, two = (activation_bytes(model, args, accelerator, number, length) for number in (1, 2))
+    return max(0, 2 * one - two), max(1, two - one)
 
 
-def largest_batch(model: nn.Module, args, accelerator, lengths: np.ndarray, shards: int = 1) -> int:
-    """The token budget of the largest batch that fits on every process, at most [`LARGEST`].
+def largest_batch(model: nn.Module, args, accelerator, lengths: np.ndarray) -> int:
+    """The largest token budget that fits on every process, at most [`MAX_TOKENS`].
 
-    Raises:
-        UserError: Not even one sentence fits.
+    `lengths` (pairs,) are the tokens of the longer side of each pair. Raises UserError if not even one pair fits.
     """
-    free = free_memory(accelerator)
-    fixed, each, longest = per_sentence(model, args, accelerator, lengths)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())  # there already
-    sentences = int(((free + weights) * FILLED - bytes_of_state(model, args, shards) - fixed) // each)
-    fitting = torch.tensor(sentences * longest, device=accelerator.device)
-    budget = min(LARGEST, int(accelerator.gather(fitting[None]).min()))
+    free, longest = free_memory(accelerator), int(lengths.max())
+    fixed, per_pair = activation_model(model, args, accelerator, longest)
+    state = state_bytes(model, args, number_of_shards(accelerator))
+    pairs = int(((free + weight_bytes(model)) * USABLE - state - fixed) // per_pair)  # weights are in memory already
+    fitting = torch.tensor([pairs * longest], device=accelerator.device)
+    budget = min(MAX_TOKENS, int(accelerator.gather(fitting).min()))
     if budget < longest:
         raise UserError(
-            f"--per_device_train_max_tokens auto: a step with one sentence of {longest} tokens does not fit into the "
-            f"{free / 2**30:.1f} GiB that are free; lower --max_source_length and --max_target_length, or choose a "
+            f"--per_device_train_max_tokens auto: a step with one pair of {longest} tokens does not fit into the "
+            f"{free / 2**30:.1f} GiB of free memory; lower --max_source_length and --max_target_length, or choose a "
             "smaller model."
         )
     return budget // MULTIPLE * MULTIPLE or budget
 
 
 def free_memory(accelerator) -> float:
-    """Bytes that are free on the device of this process, its share of them on a CPU."""
+    """Free bytes on the device of this process; on a CPU, its share of them."""
     if accelerator.device.type == "cuda":
         return torch.cuda.mem_get_info(accelerator.device)[0]
     return psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,0 +1,90 @@
+"""Evaluates a model on a split: its loss, and its translations against the references."""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from ..data.batches import evaluation_batches
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..translation_vanilla_transformer import Translator
+from .scores import TranslationQuality
+
+NUM_EXAMPLES = 3  # translations to print
+
+
+def evaluate_split(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    split: Dataset,
+    prefix: str,
+    args,
+    accelerator: Accelerator,
+) -> dict:
+    """Loss (nats per target token), BLEU and chrF of a split, with some translations, which are also printed.
+
+    Every process scores its share and returns the same results. `args` are the options of train.py:
+    `per_device_eval_max_tokens`, `max_source_length`, `target_lang`, `target_column` and `bleu_tokenize`.
+
+    Returns:
+        A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `bleu_signature`,
+        `chrf_signature` and `examples`, a list of dictionaries with `source`, `reference` and `translation`.
+    """
+    model.eval()
+    shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
+    batches = evaluation_batches(split, tokenizer, args.per_device_eval_max_tokens, **shares)
+    loss = evaluate_loss(model, batches, accelerator)
+    sources, references = list(split["source"]), list(split["target"])
+    longest = max(split["source_length"])  # scored whole, also those that the Translator would split for users
+    translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max_source_length=longest)
+    with accelerator.autocast():
+        translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
+    quality = TranslationQuality(args.target_lang or args.target_column, args.bleu_tokenize)
+    scores = quality.compute(predictions=translations, references=references)
+    triples = list(zip(sources, references, translations, strict=True))[:NUM_EXAMPLES]
+    examples = [dict(zip(("source", "reference", "translation"), triple, strict=True)) for triple in triples]
+    if accelerator.is_main_process:
+        tqdm.write(f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}")
+        tqdm.write("\n".join(f"  {key:<12} {text}" for example in examples for key, text in example.items()))
+        if scores["bleu"] < 0.005 < scores["chrf"]:
+            tqdm.write(
+                f"warning: BLEU is 0 although chrF is not; {scores['bleu_signature']} may not fit the target language. "
+                "Choose a tokenizer with --bleu_tokenize, or --metric_for_best_model chrf."
+            )
+    return {
+        f"{prefix}_loss": loss,
+        f"{prefix}_bleu": scores["bleu"],
+        f"{prefix}_chrf": scores["chrf"],
+        "bleu_signature": scores["bleu_signature"],
+        "chrf_signature": scores["chrf_signature"],
+        "examples": examples,
+    }
+
+
+@torch.no_grad()
+def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, accelerator: Accelerator) -> float:
+    """Cross-entropy in nats per target token, without label smoothing, over the batches of all processes."""
+    model.eval()
+    parts = [(0.0, 0)]  # sum of the loss and number of tokens of each batch
+    for batch in batches:
+        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+        with accelerator.autocast():
+            loss = model(**batch, num_items_in_batch=1).loss
+        parts.append((loss.item(), int((batch["labels"] != -100).sum())))
+    losses, tokens = zip(*gather_object(parts), strict=True)
+    return sum(losses) / sum(tokens)
+
+
+def translate_split(
+    translator: Translator, sources: list[str], accelerator: Accelerator, label: str, **generation
+) -> list[str]:
+    """Translations of all sources in order, on every process; each process translates its share."""
+    # Neighbors in length go to different processes, so that all have about the same work.
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    share = order[accelerator.process_index :: accelerator.num_processes]
+    progress = label if accelerator.is_local_main_process else None
+    translated = translator([sources[index] for index in share], progress, **generation)
+    by_index = dict(gather_object(list(zip(share, translated, strict=True))))
+    return [by_index[index] for index in range(len(sources))]

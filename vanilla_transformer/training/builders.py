@@ -1,0 +1,164 @@
+"""Builds what a run needs from its options: tokenizer, config, tokenized splits, model, generation config."""
+
+import math
+from collections.abc import Sized
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from huggingface_hub.errors import HTTPError
+from safetensors import SafetensorError
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..conversion import load_foreign
+from ..data.batches import lengths_of
+from ..data.pairs import iter_texts, tokenize_pairs
+from ..data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
+from ..errors import UserError
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .arguments import model_fields
+from .checkpoint import Checkpoint
+from .memory import largest_batch
+
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, HTTPError)
+
+
+def make_tokenizer(args, train_pairs, checkpoint: Checkpoint | None):
+    """The tokenizer of the checkpoint, of the model to fine-tune, the one that is named, or a newly trained one."""
+    if checkpoint is not None:
+        return load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
+    if args.model_name_or_path is not None:
+        return load_tokenizer(args.model_name_or_path, "--model_name_or_path")
+    if args.tokenizer_name is not None:
+        return load_tokenizer(args.tokenizer_name)
+    texts, count = iter_texts(train_pairs)
+    return train_tokenizer(texts, args.vocab_size or VanillaTransformerConfig().vocab_size, count)
+
+
+def make_config(args, tokenizer) -> VanillaTransformerConfig:
+    """The config of the model to fine-tune, or one made of the given options and the tokenizer.
+
+    Raises UserError if options contradict the model to fine-tune, the tokenizer, or each other.
+    """
+    fields = model_fields(args)
+    if args.model_name_or_path:
+        return config_to_fine_tune(args, fields)
+    size, asked = len(tokenizer), fields.get("vocab_size")
+    if asked is not None and (asked < size or args.tokenizer_name and asked != size):
+        raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
+    config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
+    longest = max(args.max_source_length, args.max_target_length)
+    if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:
+        raise UserError(
+            f"--max_position_embeddings is {config.max_position_embeddings}, but sentences may have {longest} tokens, "
+            "and learned positions end there; raise it, or lower --max_source_length and --max_target_length."
+        )
+    return config
+
+
+def config_to_fine_tune(args, fields: dict) -> VanillaTransformerConfig:
+    """The config of `--model_name_or_path`, ours or a Marian one, with the dropout options that were given."""
+    name = args.model_name_or_path
+    dropouts = {field: value for field, value in fields.items() if "dropout" in field}
+    try:
+        if VanillaTransformerConfig.get_config_dict(name)[0].get("model_type") == VanillaTransformerConfig.model_type:
+            config = VanillaTransformerConfig.from_pretrained(name, **dropouts)
+        else:  # a Marian model, whose config depends on its weights too
+            config = load_foreign(name, use_safetensors=True, **dropouts).config
+    except LOADING_ERRORS as error:
+        raise UserError(f"--model_name_or_path {name} cannot be loaded: {' '.join(str(error).split())}") from error
+    for field, value in fields.items():
+        fits = field == "vocab_size" and value > config.vocab_size  # a tokenizer may have fewer tokens than asked for
+        if value != getattr(config, field) and not fits:
+            raise UserError(f"--{field} is {value}, but {getattr(config, field)} in --model_name_or_path {name}.")
+    if args.tokenizer_name:
+        raise UserError(f"--tokenizer_name cannot be combined with --model_name_or_path {name}, which has its own.")
+    return config
+
+
+def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConfig, accelerator: Accelerator) -> dict:
+    """Tokenizes all splits and prints how many pairs each has and how many were dropped.
+
+    The length limits are for training. In evaluation, only pairs longer than `max_position_embeddings` are dropped.
+    Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts.
+    """
+    limit = config.max_position_embeddings
+    if config.position_embedding_type != "learned":
+        limit = max(limit, args.max_source_length, args.max_target_length)
+    splits = {}
+    for split, dataset in pairs.items():
+        limits = (args.max_source_length, args.max_target_length) if split == "train" else (limit, limit)
+        splits[split], drops = tokenize_pairs(dataset, tokenizer, *limits, split, args.preprocessing_num_workers)
+        if drops is None:
+            accelerator.print(f"{split}: a stream; empty and too long pairs will be dropped")
+        else:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
+            accelerator.print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
+    train = splits["train"]
+    tokenizer.model_max_length = (
+        int(lengths_of(train)[0].max()) if isinstance(train, Sized) else args.max_source_length
+    )
+    return splits
+
+
+def make_model(args, config: VanillaTransformerConfig, device: torch.device):
+    """A new model, or the one to fine-tune, with its generation config. Raises UserError if it cannot be built."""
+    # On a CPU, eager attention is the fastest for short sentences.
+    attention = args.attn_implementation or ("eager" if device.type == "cpu" else None)
+    if attention == "flex_attention" and device.type == "cpu":
+        raise UserError("--attn_implementation flex_attention cannot be trained on a CPU; choose eager or sdpa.")
+    options = {"attn_implementation": attention, "dtype": torch.float32}
+    try:
+        if args.model_name_or_path is None:
+            model = AutoModelForSeq2SeqLM.from_config(config, **options)
+        else:
+            dropouts = {field: value for field, value in vars(config).items() if field.endswith("dropout")}
+            model = load_foreign(args.model_name_or_path, use_safetensors=True, **dropouts, **options)
+    except LOADING_ERRORS as error:
+        name = f"--model_name_or_path {args.model_name_or_path}" if args.model_name_or_path else "a model"
+        reason = " ".join(str(error).split())
+        raise UserError(f"Cannot build {name} with --attn_implementation {attention}: {reason}") from error
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model.generation_config = make_generation_config(args, model)
+    return model.to(device)
+
+
+# What a Marian model may generate: its decoder starts with the padding token, which it must not write.
+KEPT_FROM_MARIAN = ("bad_words_ids", "forced_eos_token_id", "renormalize_logits")
+
+
+def make_generation_config(args, model: VanillaTransformerForConditionalGeneration) -> GenerationConfig:
+    """The defaults of `generate` for the trained model: the beams it was scored with, and a maximum length."""
+    config = model.config
+    ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
+    kept = {name: getattr(model.generation_config, name) for name in KEPT_FROM_MARIAN}
+    beams = {"num_beams": args.num_beams, "length_penalty": args.length_penalty} if args.num_beams > 1 else {}
+    longest = args.max_target_length + 1  # and the start token
+    if config.position_embedding_type == "learned":
+        longest = min(longest, config.max_position_embeddings)
+    return GenerationConfig(max_length=longest, **beams, **ids, **kept)
+
+
+def choose_batch_size(args, model, train, checkpoint: Checkpoint | None, accelerator: Accelerator) -> int:
+    """The token budget of a batch: as given, or for `auto` that of the resumed run, or the largest that fits."""
+    if args.per_device_train_max_tokens != "auto":
+        return args.per_device_train_max_tokens
+    if checkpoint is not None:
+        return checkpoint.state().settings["per_device_train_max_tokens"]
+    budget = largest_batch(model, args, accelerator, longest_sides(train, args))
+    accelerator.print(f"--per_device_train_max_tokens auto: {budget:,} tokens")
+    return budget
+
+
+def longest_sides(train, args) -> np.ndarray:
+    """The tokens of the longer side of each pair; for a stream, where they are unknown, the limit."""
+    if isinstance(train, Sized):
+        return np.maximum(*lengths_of(train))
+    return np.array([max(args.max_source_length, args.max_target_length)])
+
+
+def count_steps(args, batches, batches_per_step: int) -> int:
+    """The number of optimizer steps: `--max_steps`, or `--num_train_epochs` epochs."""
+    return args.max_steps or math.ceil(args.num_train_epochs * len(batches.epoch()) / batches_per_step)

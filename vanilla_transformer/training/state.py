@@ -1,0 +1,184 @@
+"""The state of a run: its step, its history, when to log, evaluate and save, and whether training has diverged."""
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+
+SPIKE_WINDOW = 100  # recent steps that a loss is compared with
+SPIKE = 2.0  # nats above their mean, and at least six standard deviations: the loss has spiked
+
+
+class Diverged(UserError):
+    """The loss or its gradient is NaN or infinite, or the loss has spiked."""
+
+
+@dataclass
+class TrainerState:
+    """All that a resumed run needs besides weights and optimizer state. Saved as `trainer_state.json`."""
+
+    step: int = 0  # optimizer steps so far
+    position: int = 0  # number of the next batch, counted over all processes and epochs
+    train_runtime: float = 0.0  # seconds in training steps, without evaluation and saving
+    loss_sum: float = 0.0  # nats, over all target tokens so far
+    target_tokens: int = 0
+    source_tokens: int = 0
+    padded_tokens: int = 0  # both sides, with padding
+    history: list[dict] = field(default_factory=list)  # logged entries, for the curves
+    scores_count_from: int = 0  # history before this index was scored differently, and is not compared
+    recent_losses: list[float] = field(default_factory=list)  # of the last steps, to detect a spike
+    stream: dict | None = None  # where to continue reading a stream
+    scaler: dict = field(default_factory=dict)  # loss scale of float16
+    settings: dict = field(default_factory=dict)  # the recipe and data fingerprints, compared on resume
+
+    def advance(self, num_batches: int):
+        """Counts an optimizer step over `num_batches` batches of all processes."""
+        self.step += 1
+        self.position += num_batches
+
+    def log_scores(self, scores: dict):
+        """Adds an evaluation at the current step to the history."""
+        self.history.append({"step": self.step, **{k: v for k, v in scores.items() if k.startswith("eval_")}})
+
+    def evaluations(self) -> list[dict]:
+        """The evaluations whose scores can be compared with those to come."""
+        return [entry for entry in self.history[self.scores_count_from :] if "eval_loss" in entry]
+
+    @property
+    def is_evaluated(self) -> bool:
+        return any(entry["step"] == self.step for entry in self.evaluations())
+
+    def ranking(self, metric: str) -> list[int]:
+        """The evaluated steps, best first. Ties go to the lower loss, then to the earlier step."""
+
+        def key(entry: dict) -> tuple[float, float]:
+            score = entry["eval_loss"] if metric == "loss" else -entry[f"eval_{metric}"]
+            return (math.inf if math.isnan(score) else score, entry["eval_loss"])
+
+        return [entry["step"] for entry in sorted(self.evaluations(), key=key)]
+
+    def evaluations_without_improvement(self, metric: str) -> int:
+        steps = [entry["step"] for entry in self.evaluations()]
+        return len(steps) - 1 - steps.index(self.ranking(metric)[0]) if steps else 0
+
+    def results(self) -> dict:
+        """The training results in `all_results.json`."""
+        return {
+            "train_runtime": self.train_runtime,
+            "train_steps": self.step,
+            "train_loss": self.loss_sum / max(1, self.target_tokens),
+            "train_target_tokens": self.target_tokens,
+            "train_target_tokens_per_second": self.target_tokens / max(1e-9, self.train_runtime),
+            "padding_fraction": 1 - (self.source_tokens + self.target_tokens) / max(1, self.padded_tokens),
+        }
+
+
+class Meter:
+    """Collects what happens between two log entries, without waiting for the device at each step."""
+
+    def __init__(self):
+        self.steps: list[tuple[int, int, float, torch.Tensor]] = []
+        self.started = 0.0
+
+    def start(self):
+        """Starts the clock at the first step after a log entry, evaluation or save."""
+        if not self.steps:
+            self.started = time.perf_counter()
+
+    def add(self, state: TrainerState, learning_rate: float, loss: torch.Tensor, tokens: torch.Tensor, norm):
+        """Adds a step: its loss per target token (), token counts (3,) and gradient norm ()."""
+        self.steps.append((state.step, state.position, learning_rate, torch.stack([loss, *tokens, norm])))
+
+    def flush(self, state: TrainerState, accelerator, detect_spikes: bool = True) -> dict:
+        """Adds the collected steps to `state` and returns the log entry.
+
+        Raises:
+            Diverged: At one of the steps the loss or its gradient was NaN or infinite, or the loss spiked.
+        """
+        numbers = torch.stack([numbers for *_, numbers in self.steps])  # (steps,5)
+        numbers[:, 0] = accelerator.reduce(numbers[:, 0].contiguous())  # each process has the loss of its batches
+        numbers = numbers.cpu().double()
+        losses, target_tokens, source_tokens, padded_tokens, norms = numbers.unbind(dim=1)
+        for (step, position, learning_rate, _), loss, norm in zip(
+            self.steps, losses.tolist(), norms.tolist(), strict=True
+        ):
+            check_divergence(state, step, position, learning_rate, loss, norm, detect_spikes)
+            state.recent_losses = [*state.recent_losses, loss][-SPIKE_WINDOW:]
+        # Summed one by one, so that the result does not depend on where the run was interrupted.
+        for loss, tokens in zip(losses.tolist(), target_tokens.tolist(), strict=True):
+            state.loss_sum += loss * tokens
+        seconds, tokens = time.perf_counter() - self.started, target_tokens.sum().item()
+        state.train_runtime += seconds
+        state.target_tokens += int(tokens)
+        state.source_tokens += int(source_tokens.sum())
+        state.padded_tokens += int(padded_tokens.sum())
+        entry = {
+            "step": state.step,
+            "loss": (losses * target_tokens).sum().item() / max(1, tokens),
+            "learning_rate": self.steps[-1][2],
+            "grad_norm": norms.mean().item(),
+            "target_tokens_per_second": tokens / seconds,
+            "padding_fraction": 1 - (source_tokens.sum().item() + tokens) / max(1, padded_tokens.sum().item()),
+        }
+        state.history.append(entry)
+        self.steps.clear()
+        return entry
+
+
+def check_divergence(
+    state: TrainerState, step: int, position: int, learning_rate: float, loss: float, norm: float, detect_spikes: bool
+):
+    """Raises Diverged if the loss of a step or its gradient norm is not finite, or if the loss spiked."""
+    usual = state.recent_losses
+    what = None
+    if not math.isfinite(loss + norm):
+        what = f"the loss is {loss:.4g} and the gradient norm {norm:.4g}"
+    elif detect_spikes and len(usual) >= SPIKE_WINDOW // 2:
+        mean, deviation = float(np.mean(usual)), float(np.std(usual))
+        if loss > mean + max(SPIKE, 6 * deviation):
+            what = f"the loss jumped to {loss:.4g} from {mean:.4g} on average"
+    if what is not None:
+        raise Diverged(
+            f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
+            f"{position - 1}): {what}. Earlier checkpoints are intact. Lower --learning_rate, lengthen --warmup_steps or "
+            "lower --max_grad_norm"
+            + ("; --on_divergence ignore lets spikes pass." if math.isfinite(loss + norm) else ".")
+        )
+
+
+class Triggers:
+    """Decides at which steps a run logs, evaluates, saves and ends.
+
+    The last step is evaluated after the loop, with the final weights; if the best weights are wanted, it is also
+    evaluated with the others, to be compared.
+    """
+
+    def __init__(self, args, max_steps: int):
+        self.args = args
+        self.max_steps = max_steps
+        self.wants_best = bool(args.early_stopping_patience) or args.average_checkpoints_by == "score"
+
+    def should_evaluate(self, step: int) -> bool:
+        if step == self.max_steps:
+            return self.wants_best
+        return step > 0 and bool(self.args.eval_steps) and step % self.args.eval_steps == 0
+
+    def should_save(self, step: int) -> bool:
+        is_due = step > 0 and bool(self.args.save_steps) and step % self.args.save_steps == 0
+        return is_due or step == self.max_steps or self.should_evaluate(step)
+
+    def should_log(self, step: int) -> bool:
+        return step % self.args.logging_steps == 0 or self.should_save(step)
+
+    def is_done(self, state: TrainerState) -> bool:
+        """Whether the last step is done, or early stopping was triggered by the evaluation of this step."""
+        if state.step >= self.max_steps:
+            return True
+        patience = self.args.early_stopping_patience
+        if not (patience and self.should_evaluate(state.step)):
+            return False
+        return state.evaluations_without_improvement(self.args.metric_for_best_model) >= patience
