@@ -32,7 +32,6 @@ from vanilla_transformer.training.plots import plot_training_curves
 from vanilla_transformer.training.reports import describe_run, describe_step, dry_run_report, scalars
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
-from vanilla_transformer.translation_vanilla_transformer import cpu_has_bfloat16
 
 
 def main():
@@ -42,13 +41,7 @@ def main():
         check_push(args.hub_model_id, output_dir)
     accelerator = distributed.make_accelerator(args)
     if accelerator.device.type == "cpu":
-        memory.use_all_cores(accelerator.num_processes)
-        memory.configure_malloc()
-        if accelerator.mixed_precision == "bf16" and not cpu_has_bfloat16():
-            accelerator.print(
-                "warning: this CPU has no bfloat16 instructions, so --mixed_precision bf16 is many times slower than "
-                "float32 here; leave it out of accelerate launch."
-            )
+        memory.configure_cpu(accelerator)
     disable_progress_bar()  # of transformers, for saving models
     resumed = distributed.run_on_main(accelerator, checkpoint.resolve_resume_checkpoint, args)
 
@@ -65,7 +58,7 @@ def main():
     torch.manual_seed(args.seed)
     model = builders.make_model(args, config, accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {config.vocab_size:,}")
-    args.per_device_train_max_tokens = builders.choose_batch_size(args, model, splits["train"], resumed, accelerator)
+    args = builders.resolve_defaults(args, model, splits["train"], resumed, accelerator)
     # `whole` is evaluated and saved: the model itself, or an unsharded and uncompiled copy that is given its weights.
     is_sharded = distributed.number_of_shards(accelerator) > 1
     whole = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
@@ -86,8 +79,6 @@ def main():
         return whole
 
     # ------------------------------------------------------------------------------------ batches, schedule, resume
-    if args.learning_rate is None:
-        args.learning_rate = optim.paper_learning_rate(config.d_model, args.warmup_steps)
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
     recipe = resolved_recipe(args, config)
     settings = recipe | {
@@ -96,14 +87,9 @@ def main():
         "batches_per_step": batches_per_step,
         "mixed_precision": accelerator.mixed_precision,
     }
-    state = TrainerState()
+    state = TrainerState(settings=settings)
     if resumed is not None:
-        state = resumed.load(model, ema, optimizer.optimizer, accelerator)
-        for change in checkpoint.compare_settings(resumed, state.settings, settings):
-            accelerator.print(f"changed since {resumed}: {change}")
-        if not resumed.is_in(output_dir) or any(state.settings.get(k) != settings[k] for k in checkpoint.SCORING):
-            state.scores_count_from = len(state.history)  # earlier scores are not comparable, or not of this run
-    state.settings = settings
+        state = checkpoint.resume(resumed, settings, output_dir, model, ema, optimizer.optimizer, accelerator)
     share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
     batches = training_batches(
         splits["train"], tokenizer, args, start=state.position, stream_state=state.stream, **share

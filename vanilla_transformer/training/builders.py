@@ -1,6 +1,7 @@
 """Builds what a run needs from its options: tokenizer, config, tokenized splits, model, generation config."""
 
 import math
+from argparse import Namespace
 from collections.abc import Sized
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from .arguments import model_fields
 from .checkpoint import Checkpoint
 from .memory import largest_batch
+from .optimization import paper_learning_rate
 
 LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, HTTPError)
 
@@ -141,15 +143,22 @@ def make_generation_config(args, model: VanillaTransformerForConditionalGenerati
     return GenerationConfig(max_length=longest, **beams, **ids, **kept)
 
 
-def choose_batch_size(args, model, train, checkpoint: Checkpoint | None, accelerator: Accelerator) -> int:
-    """The token budget of a batch: as given, or for `auto` that of the resumed run, or the largest that fits."""
-    if args.per_device_train_max_tokens != "auto":
-        return args.per_device_train_max_tokens
-    if checkpoint is not None:
-        return checkpoint.state().settings["per_device_train_max_tokens"]
-    budget = largest_batch(model, args, accelerator, longest_sides(train, args))
-    accelerator.print(f"--per_device_train_max_tokens auto: {budget:,} tokens")
-    return budget
+def resolve_defaults(args, model, train, checkpoint: Checkpoint | None, accelerator: Accelerator):
+    """A copy of the options with the learning rate and the batch size that were left to be chosen.
+
+    The learning rate defaults to the paper's peak. A batch size of `auto` becomes that of the resumed run, or the
+    largest that fits into memory.
+    """
+    chosen = {}
+    if args.learning_rate is None:
+        chosen["learning_rate"] = paper_learning_rate(model.config.d_model, args.warmup_steps)
+    if args.per_device_train_max_tokens == "auto":
+        if checkpoint is not None:
+            chosen["per_device_train_max_tokens"] = checkpoint.state().settings["per_device_train_max_tokens"]
+        else:
+            chosen["per_device_train_max_tokens"] = largest_batch(model, args, accelerator, longest_sides(train, args))
+            accelerator.print(f"--per_device_train_max_tokens auto: {chosen['per_device_train_max_tokens']:,} tokens")
+    return Namespace(**vars(args) | chosen)
 
 
 def longest_sides(train, args) -> np.ndarray:

@@ -373,3 +373,16 @@ def compare_settings(checkpoint: Checkpoint, old: dict, new: dict) -> list[str]:
     shown = {name: values for name, values in changed.items() if name not in (*HARMLESS, "vocab_size")}
     words = {"validation": "the validation pairs changed"}
     return [words.get(name, f"--{name} was {before}, now {now}") for name, (before, now) in shown.items()]
+
+
+def resume(
+    checkpoint: Checkpoint, settings: dict, output_dir: Path, model, ema, optimizer, accelerator: Accelerator
+) -> TrainerState:
+    """Loads a checkpoint, prints the settings that changed, and returns its trainer state with the new settings."""
+    state = checkpoint.load(model, ema, optimizer, accelerator)
+    for change in compare_settings(checkpoint, state.settings, settings):
+        accelerator.print(f"changed since {checkpoint}: {change}")
+    if not checkpoint.is_in(output_dir) or any(state.settings.get(name) != settings[name] for name in SCORING):
+        state.scores_count_from = len(state.history)  # earlier scores are not comparable, or not of this run
+    state.settings = settings
+    return state

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UserError
+from ..translation_vanilla_transformer import cpu_has_bfloat16
 from .distributed import number_of_shards
 from .optimization import compute_loss
 
@@ -31,11 +32,17 @@ def configure_malloc():
         libc.mallopt(m_top_pad, 2**28)
 
 
-def use_all_cores(num_processes: int):
-    """Undoes the single thread per process that `accelerate launch` sets on a CPU by default."""
-    if torch.get_num_threads() == 1:
+def configure_cpu(accelerator):
+    """Prepares a run on CPUs: all cores, fast allocation, and a warning about slow bfloat16."""
+    if torch.get_num_threads() == 1:  # the default of `accelerate launch`
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, cores // num_processes))
+        torch.set_num_threads(max(1, cores // accelerator.num_processes))
+    configure_malloc()
+    if accelerator.mixed_precision == "bf16" and not cpu_has_bfloat16():
+        accelerator.print(
+            "warning: this CPU has no bfloat16 instructions, so --mixed_precision bf16 is many times slower than "
+            "float32 here; remove that option from accelerate launch."
+        )
 
 
 def weight_bytes(model: nn.Module) -> int:
