@@ -271,7 +271,7 @@ def main():
         f"{', '.join(f'{size:,}' for size in MAX_TOKENS)}, as took it the least time before. Medians of "
         f"{options.rounds} rounds in which all translate the same, one after another. A beam search ends when it has "
         "as many translations as beams, as CTranslate2 ends one (`early_stopping=True`). Each model has the attention "
-        "that was faster in a trial. Side by side: as `python -m vanilla_transformer.commands.translate` translates, with "
+        "that was faster in a trial. Side by side: as `vanilla-transformer translate` translates, with "
         "glibc's allocator set and up to four batches that share the cores, where there are a thousand tokens for "
         "each. Int8 is that of the Translator, with attention in bfloat16 in ours. Memory is what a process takes "
         "beyond its libraries.",

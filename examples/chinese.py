@@ -4,7 +4,7 @@
 
 python examples/chinese.py
 accelerate launch train.py --config examples/chinese.yaml
-echo 纽约是一座城市 | python -m vanilla_transformer.commands.translate --model outputs/chinese --num_beams 4
+echo 纽约是一座城市 | vanilla-transformer translate --model outputs/chinese --num_beams 4
 """
 
 import tempfile

@@ -10,7 +10,7 @@ from common import Parser
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import Translator
-from vanilla_transformer.commands.translate import positive
+from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.pairs import read_split
 from vanilla_transformer.errors import UserError, loading
 

@@ -4,7 +4,7 @@
 
 python examples/keywords.py
 accelerate launch train.py --config examples/keywords.yaml
-echo "book reads girl" | python -m vanilla_transformer.commands.translate --model outputs/keywords
+echo "book reads girl" | vanilla-transformer translate --model outputs/keywords
 """
 
 import json

@@ -1,16 +1,16 @@
-"""The one exception that scripts show without a traceback."""
+"""The one exception that scripts and commands show without a traceback."""
 
 import contextlib
 from collections.abc import Iterator
 
 
 class UserError(Exception):
-    """Something that the user can mend: one sentence that names the culprit and the remedy."""
+    """An error the user can fix: one sentence that names the culprit and the remedy."""
 
 
 @contextlib.contextmanager
 def loading(model: str) -> Iterator[None]:
-    """Turns whatever goes wrong in loading a model, which is given by `--model`, into a UserError that names it."""
+    """Turns any error from loading the model given by `--model` into a UserError."""
     try:
         yield
     except Exception as error:  # a damaged file can make the libraries raise anything

@@ -424,7 +424,7 @@ def refuse_pickle(name, error: OSError):
     if is_at_hub or any(Path(str(name)).glob("pytorch_model*.bin")):
         raise OSError(
             f"{name} holds no model.safetensors. A pickle such as pytorch_model.bin, which could run any code, is "
-            f"not loaded; convert one that you trust by `python -m vanilla_transformer.conversion.marian {name} NEW_DIR`."
+            f"not loaded; convert one that you trust by `vanilla-transformer convert {name} NEW_DIR`."
         ) from error
 
 

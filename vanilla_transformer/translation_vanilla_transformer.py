@@ -60,8 +60,8 @@ class Translator:
             raise ValueError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
         if model.config.model_type != "vanilla_transformer":
             raise ValueError(
-                f"The model is a {model.config.model_type} model; convert a marian one by `python -m "
-                "vanilla_transformer.conversion.marian`, others cannot be used."
+                f"The model is a {model.config.model_type} model; convert a marian one by "
+                "`vanilla-transformer convert`, others cannot be used."
             )
         if tokenizer.pad_token is None:
             raise ValueError("The tokenizer has no padding token; set its `pad_token`.")

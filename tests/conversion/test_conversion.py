@@ -16,8 +16,7 @@ from torch import nn
 from transformers import MarianConfig, MarianMTModel
 
 from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.conversion import marian as conversion
-from vanilla_transformer.conversion.marian import (
+from vanilla_transformer.conversion import (
     MARIAN,
     TORCH_TRANSFORMER,
     from_marian,
@@ -26,6 +25,7 @@ from vanilla_transformer.conversion.marian import (
     load_foreign,
     rename,
 )
+from vanilla_transformer.conversion import marian as conversion
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 3, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
@@ -373,7 +373,7 @@ def test_a_marian_pickle_is_loaded_only_if_it_is_asked_for(marian, tmp_path):
     assert all(
         torch.equal(tensor, expected[name]) for name, tensor in load_foreign(str(tmp_path)).state_dict().items()
     )
-    command = f"`python -m vanilla_transformer.conversion.marian {tmp_path} NEW_DIR`"
+    command = f"`vanilla-transformer convert {tmp_path} NEW_DIR`"
     with pytest.raises(OSError, match="holds no model.safetensors.*" + re.escape(command)):
         load_foreign(str(tmp_path), use_safetensors=True)
 

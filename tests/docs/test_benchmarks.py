@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vanilla_transformer.conversion.marian import from_torch_transformer
+from vanilla_transformer.conversion import from_torch_transformer
 
 ROOT = Path(__file__).parents[2]
 

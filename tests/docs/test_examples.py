@@ -510,5 +510,5 @@ def test_chinese_is_learnt_by_heart_and_translated_greedily_and_by_beams():
     data = ["--model", "outputs/chinese", "--dataset_name", "outputs/chinese_dataset"]
     assert run(str(EXAMPLES / "exact_match.py"), *data, "--split", "train") == "40 of 40 are exactly right\n"
     for beams in ("1", "4"):
-        command = ["-m", "vanilla_transformer.commands.translate", "--model", "outputs/chinese", "--num_beams", beams]
+        command = ["-m", "vanilla_transformer", "translate", "--model", "outputs/chinese", "--num_beams", beams]
         assert run(*command, input="纽约是一座城市\n", encoding="utf-8") == "New York is a city\n"

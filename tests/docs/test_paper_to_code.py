@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vanilla_transformer.inspection import attention as inspection
+from vanilla_transformer.__main__ import main
+from vanilla_transformer.__main__ import make_parser as make_command_parser
 from vanilla_transformer.training.arguments import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +163,7 @@ def test_headings_that_are_linked_are_there(name):
 
 
 def options_of_inspection() -> set[str]:
-    (commands,) = (action for action in inspection.make_parser()._actions if action.dest == "command")
+    (commands,) = (action for action in make_command_parser("inspect")._actions if action.dest == "what")
     return {option for command in commands.choices.values() for option in command._option_string_actions}
 
 
@@ -253,8 +254,8 @@ def run(command: str) -> str:
         if words[:2] == ["python", "-c"]:
             exec(words[2], {})
         else:
-            assert words[:3] == ["python", "-m", "vanilla_transformer.inspection.attention"]
-            inspection.main(words[3:])
+            assert words[:2] == ["vanilla-transformer", "inspect"]
+            main(words[1:])
     pattern = shlex.split(pattern)[0] if pattern else ""
     return "\n".join(line.rstrip() for line in printed.getvalue().splitlines() if re.search(pattern, line))
 

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.translate import Translator
+from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import PairCollator
 from vanilla_transformer.data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
 from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer

@@ -16,7 +16,7 @@ import pytest
 import torch
 from test_seeds import END, FIRST_SYMBOL, PAD, SYMBOLS, collate, small_model, train
 
-from vanilla_transformer.commands.translate import Translator
+from vanilla_transformer import Translator
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
 from vanilla_transformer.training.optimization import learning_rate_schedule
 

@@ -116,7 +116,7 @@ LONG += " --max_eval_samples 2 --max_predict_samples 2"
 PLACES = {
     "within the accumulation of a step": ("vanilla_transformer.training.optimization", "loss_of", 12),
     "in an evaluation": ("vanilla_transformer.evaluation.scores", "gather_object", 2),
-    "in a translation": ("vanilla_transformer.commands.translate:Translator", "__call__", 1),
+    "in a translation": ("vanilla_transformer:Translator", "__call__", 1),
     "while checkpoints are written": ("vanilla_transformer.training.checkpoint", "save_file", 4),
     "while checkpoints are read or summed up": ("vanilla_transformer.training.checkpoint", "sha256", 40),
     "before their state or their sums are written": ("pathlib:Path", "write_text", 9),

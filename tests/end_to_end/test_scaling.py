@@ -22,7 +22,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from vanilla_transformer.commands.translate import Translator
+from vanilla_transformer import Translator
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError

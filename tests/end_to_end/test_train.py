@@ -30,12 +30,12 @@ from transformers import (
 from transformers.utils import logging
 
 from vanilla_transformer import (
+    Translator,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     modeling_vanilla_transformer,
 )
-from vanilla_transformer.commands.translate import Translator
-from vanilla_transformer.conversion.marian import from_marian
+from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.data import batches
 from vanilla_transformer.data import pairs as data
 from vanilla_transformer.evaluation import scores as evaluation
@@ -868,7 +868,7 @@ BAD_MARIANS = {  # what is done to it, further options, what is said
     "a pickle": (
         as_pickle,
         "",
-        ["{marian} holds no model", "python -m vanilla_transformer.conversion.marian {marian} NEW"],
+        ["{marian} holds no model", "vanilla-transformer convert {marian} NEW"],
     ),
     "of another kind": (as_t5, "", ["--model_name_or_path {marian}", "a t5 model"]),
     "not whole": (without_a_weight, "", ["--model_name_or_path {marian}", "no whole MarianMTModel", "fc1.bias"]),

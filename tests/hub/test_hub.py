@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
 from vanilla_transformer import Translator
-from vanilla_transformer.conversion.marian import from_marian
+from vanilla_transformer.conversion import from_marian
 
 pytestmark = pytest.mark.slow
 
@@ -382,7 +382,7 @@ def test_a_marian_model_of_the_hub_is_begun_from(marian, hub, folder):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
     assert ModelCard.load(folder / "opus-mt" / "README.md").data.base_model == "me/opus-mt"
     message = one_sentence("train.py", refused)
-    assert "`python -m vanilla_transformer.conversion.marian me/opus-mt-pickle NEW_DIR`" in message
+    assert "`vanilla-transformer convert me/opus-mt-pickle NEW_DIR`" in message
     asked = [request for request in hub.requests if "opus-mt-pickle" in request]
     assert asked and not any("pytorch_model.bin" in request or "/commits/" in request for request in asked)
 
@@ -579,8 +579,8 @@ def at_home(hub, marker, pushed, folder) -> list[tuple[str, str, str]]:
     runs = [
         (str(script), []),
         ("train.py", [*argv, "--model_name_or_path", "me/marking", "--output_dir", folder / "tuned"]),
-        ("vanilla_transformer.commands.translate", ["--model", "me/marking"]),
-        ("vanilla_transformer.commands.translate", ["--model", "me/foreign"]),
+        ("vanilla_transformer", ["translate", "--model", "me/marking"]),
+        ("vanilla_transformer", ["translate", "--model", "me/foreign"]),
         ("train.py", [*foreign, "--tokenizer_name", "me/foreign", *SIZES[2:]]),
         ("train.py", [*foreign, "--model_name_or_path", "me/foreign"]),
     ]

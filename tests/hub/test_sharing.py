@@ -20,8 +20,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.translate import Translator
+from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub import upload as sharing

@@ -496,7 +496,7 @@ def test_foreign_code_is_not_run(saved, tmp_path, monkeypatch):
 
 
 def test_who_reads_the_output_may_have_had_enough():
-    command = f"{sys.executable} -m vanilla_transformer.inspection.attention shapes --all_layers --encoder_layers 400 | head -1"
+    command = f"{sys.executable} -m vanilla_transformer inspect shapes --all_layers --encoder_layers 400 | head -1"
     result = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, cwd=ROOT)
     assert result.stdout.startswith(b"module ") and result.stdout.count(b"\n") == 1
     assert result.returncode == 141 and b"Traceback" not in result.stderr

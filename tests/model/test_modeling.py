@@ -725,7 +725,7 @@ def test_a_pickle_is_not_loaded_unasked(make_model, tmp_path):
     model.save_pretrained(tmp_path)
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    command = f"`python -m vanilla_transformer.conversion.marian {tmp_path} NEW_DIR`"
+    command = f"`vanilla-transformer convert {tmp_path} NEW_DIR`"
     with pytest.raises(OSError, match="holds no model.safetensors.*" + re.escape(command)):
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     asked = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, use_safetensors=False)
@@ -735,7 +735,7 @@ def test_a_pickle_is_not_loaded_unasked(make_model, tmp_path):
 def test_what_was_converted_is_known_to_auto_classes_and_pipelines():
     """Where nothing but the converter was imported."""
     code = (
-        "from vanilla_transformer.conversion.marian import VanillaTransformerConfig\n"
+        "from vanilla_transformer.conversion.loading import VanillaTransformerConfig\n"
         "from transformers import AutoModelForSeq2SeqLM\n"
         "from transformers.pipelines import PIPELINE_REGISTRY\n"
         "AutoModelForSeq2SeqLM.from_config(VanillaTransformerConfig(vocab_size=8, d_model=8))\n"

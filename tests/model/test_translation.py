@@ -15,12 +15,14 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, pipeline
 
 from vanilla_transformer import decoding_vanilla_transformer, translation_vanilla_transformer
+from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import translate as translation
-from vanilla_transformer.commands.translate import TextTooLong, Translator
-from vanilla_transformer.conversion.marian import load_foreign
+from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.translation_vanilla_transformer import (
     Int8Linear,
+    TextTooLong,
+    Translator,
     batches_by_length,
     cut,
     side_by_side,
@@ -450,12 +452,11 @@ def folder(translator, tmp_path):
 
 
 def run_main(monkeypatch, data: bytes, *argv, encoding="utf-8") -> bytes:
-    """What `python -m vanilla_transformer.commands.translate` writes for `data`, in this process."""
+    """What `vanilla-transformer translate` writes for `data`, in this process."""
     output = io.BytesIO()
-    monkeypatch.setattr(sys, "argv", ["translation", *argv])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding, write_through=True))
-    translation.main()
+    main(["translate", *argv])
     sys.stdout.flush()
     return output.getvalue()
 
@@ -526,7 +527,7 @@ def test_options_of_the_command_line(folder, translator, monkeypatch):
 
 def test_the_command_line_in_a_process_of_its_own(folder, translator):
     lines = ["No!", "", "纽约是一座城市", "A man"]
-    command = [sys.executable, "-m", "vanilla_transformer.commands.translate", "--model", folder]
+    command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", folder]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     data = "".join(f"{line}\n" for line in lines).encode()
     result = subprocess.run(command, input=data, capture_output=True, env=environment, timeout=300)
@@ -544,11 +545,11 @@ def test_the_command_line_in_a_process_of_its_own(folder, translator):
     ],
 )
 def test_streams_that_fail_end_the_command_with_a_sentence(folder, ending, message):
-    command = f"echo 'No!' | {sys.executable} -m vanilla_transformer.commands.translate --model {folder} {ending}"
+    command = f"echo 'No!' | {sys.executable} -m vanilla_transformer translate --model {folder} {ending}"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300)
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert result.stderr.splitlines()[-1].startswith(f"translation: {message}")
+    assert result.stderr.splitlines()[-1].startswith(f"vanilla-transformer translate: {message}")
 
 
 @pytest.mark.parametrize(
@@ -568,14 +569,12 @@ def test_a_model_of_another_kind_is_named(tmp_path, tokenizer, monkeypatch):
     ids = {"pad_token_id": 3, "decoder_start_token_id": 3}
     MarianMTModel(MarianConfig(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match="is a marian model; convert a marian one by `python -m "):
+    with pytest.raises(SystemExit, match="is a marian model; convert a marian one by `vanilla-transformer convert"):
         run_main(monkeypatch, b"a\n", "--model", str(tmp_path))
 
 
 def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
-    command = (
-        f"yes 'No!' | head -3 | {sys.executable} -m vanilla_transformer.commands.translate --model {folder} | true"
-    )
+    command = f"yes 'No!' | head -3 | {sys.executable} -m vanilla_transformer translate --model {folder} | true"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         ["bash", "-c", f"{command}; echo ${{PIPESTATUS[2]}}"], capture_output=True, env=environment, timeout=300
@@ -590,7 +589,7 @@ def test_ctrl_c_does_not_wait_for_batches_side_by_side(translator, tmp_path):
     translator.model.save_pretrained(tmp_path / "model")
     translator.tokenizer.save_pretrained(tmp_path / "model")
     options = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]  # some minutes
-    command = [sys.executable, "-m", "vanilla_transformer.commands.translate", "--model", tmp_path / "model", *options]
+    command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", tmp_path / "model", *options]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -621,13 +620,13 @@ def test_a_model_that_cannot_be_loaded_is_named(kind, tmp_path, monkeypatch):
     name = str(tmp_path / "missing") if kind == "missing" else str(tmp_path)
     with pytest.raises(SystemExit) as caught:
         run_main(monkeypatch, b"a\n", "--model", name)
-    assert str(caught.value).startswith("translation: ") and name in str(caught.value)
+    assert str(caught.value).startswith("vanilla-transformer translate: ") and name in str(caught.value)
 
 
 def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(learned, tmp_path, monkeypatch):
     learned.model.save_pretrained(tmp_path)
     learned.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match=r"translation: line 2 has 15 tokens"):
+    with pytest.raises(SystemExit, match=r"line 2 has 15 tokens"):
         run_main(monkeypatch, b"a\nbbbbbbbbbbbbb\n", "--model", str(tmp_path))
 
 

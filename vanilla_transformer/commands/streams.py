@@ -5,10 +5,12 @@ import os
 import sys
 from collections.abc import Iterator
 
+from ..errors import UserError
+
 
 @contextlib.contextmanager
 def filter_errors(program: str) -> Iterator[None]:
-    """Ends a program as other Unix filters end: one sentence or none instead of a traceback, and their exit status."""
+    """Ends a program as other Unix filters end: at most one sentence instead of a traceback, and their exit code."""
     try:
         yield
         sys.stdout.flush()
@@ -18,6 +20,8 @@ def filter_errors(program: str) -> Iterator[None]:
     except OSError as error:
         discard_output()
         sys.exit(f"{program}: cannot read the input or write the output: {error}")
+    except UserError as error:
+        sys.exit(f"{program}: {error}")
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             sys.stdout.flush()

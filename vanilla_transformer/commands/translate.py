@@ -1,7 +1,4 @@
-"""Translate: text in, text out; the [`Translator`] itself lies in the file that travels with the models.
-
-python -m vanilla_transformer.commands.translate --model DIR_OR_ID < in.txt > out.txt
-"""
+"""Translate standard input to standard output, line by line, in UTF-8. Empty lines stay empty."""
 
 import argparse
 import sys
@@ -11,9 +8,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError, loading
-from ..training.memory import configure_malloc as keep_freed_memory
+from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
-from .streams import filter_errors
 
 __all__ = ["TextTooLong", "Translator"]
 
@@ -21,14 +17,8 @@ LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
 GENERATION = ("num_beams", "length_penalty", "max_new_tokens")  # options that go to `generate`
 
 
-def parse_options() -> argparse.Namespace:
-    """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vanilla_transformer.commands.translate",
-        description="Translates standard input to standard output, line by line, in UTF-8. Empty lines stay empty. "
-        f"Lines are read {LINES_AT_A_TIME:,} at a time, and one by one from a terminal.",
-        epilog="example: python -m vanilla_transformer.commands.translate --model outputs/sample < in.txt > out.txt",
-    )
+def add_arguments(parser: argparse.ArgumentParser):
+    """Adds the options of the command."""
     parser.add_argument("--model", required=True, help="a model directory or a Hub id")
     parser.add_argument("--revision", help="the commit, branch or tag of the Hub (default: main)")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that the Hub has for the tokenizer")
@@ -58,7 +48,6 @@ def parse_options() -> argparse.Namespace:
         default="auto",
         help="of the weights (default: as they were saved); int8 is the fastest on a CPU, and rounds most",
     )
-    return parser.parse_args()
 
 
 def positive(text: str) -> int:
@@ -74,24 +63,19 @@ def torch_device(text: str) -> torch.device:
         raise argparse.ArgumentTypeError(f"{text} is no device; give cpu, cuda, cuda:1, ...") from error
 
 
-def main():
+def run(options: argparse.Namespace):
     """Translates standard input to standard output, line by line."""
-    options = parse_options()
-    keep_freed_memory()
+    configure_malloc()
     if sys.stdin is None or sys.stdout is None:
-        sys.exit("translation: standard input or output is closed; give it one of each.")
-    with filter_errors("translation"):
-        translate_lines(load(options), options)
+        raise UserError("standard input or output is closed; give it one of each.")
+    translate_lines(load(options), options)
 
 
 def load(options: argparse.Namespace) -> Translator:
     disable_progress_bar()  # of transformers
     given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION)}
-    try:
-        with loading(options.model):
-            return Translator.from_pretrained(options.model, **given)
-    except UserError as error:
-        sys.exit(f"translation: {error}")
+    with loading(options.model):
+        return Translator.from_pretrained(options.model, **given)
 
 
 def translate_lines(translator: Translator, options: argparse.Namespace):
@@ -107,13 +91,15 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
             translations = translator(lines, label, **generation)
         except TextTooLong as error:
             remedy = "" if options.too_long == "split" else ", choose --too_long split"
-            sys.exit(
-                f"translation: line {done + error.number + 1} has {error.tokens} tokens, and the longest that can be "
+            raise UserError(
+                f"line {done + error.number + 1} has {error.tokens} tokens, and the longest that can be "
                 f"translated as one {error.limit}; shorten it{remedy}, or raise --max_source_length where positions "
                 "are not learned."
-            )
+            ) from error
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            sys.exit(f"translation: lines {done + 1} to {done + len(lines)} failed: {' '.join(str(error).split())}")
+            raise UserError(
+                f"lines {done + 1} to {done + len(lines)} failed: {' '.join(str(error).split())}"
+            ) from error
         for text in translations:
             print(text.replace("\n", " "))  # one line, whatever the model wrote
         sys.stdout.flush()
@@ -123,9 +109,5 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
 def decode(line: bytes, number: int) -> str:
     try:
         return line.decode().rstrip("\r\n")
-    except UnicodeDecodeError:
-        sys.exit(f"translation: line {number} is not UTF-8; convert the input, by iconv for example.")
-
-
-if __name__ == "__main__":
-    main()
+    except UnicodeDecodeError as error:
+        raise UserError(f"line {number} is not UTF-8; convert the input, by iconv for example.") from error

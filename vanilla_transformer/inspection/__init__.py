@@ -1,0 +1,1 @@
+"""Look inside a model: the shapes of a forward pass, attention weights, and word alignments."""

@@ -1,0 +1,169 @@
+"""Look inside a model: the shapes of a forward pass, attention maps, and word alignments."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from tqdm.auto import tqdm
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
+
+from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..data.pairs import read_split
+from ..errors import UserError, loading
+from ..inspection.alignment import align_words, alignment_error_rate, read_links
+from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of, write_attention_page
+from ..inspection.shapes import shape_table, trace_shapes
+from ..training.arguments import MODEL_OPTIONS, model_fields
+from .options import Parser, positive
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+class ShapesParser(Parser, HfArgumentParser):
+    """Adds the options of dataclasses."""
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    what = parser.add_subparsers(
+        dest="what", required=True, metavar="shapes|attention|align", parser_class=ShapesParser
+    )
+
+    shapes = what.add_parser(
+        "shapes",
+        dataclass_types=[MODEL_OPTIONS],
+        description="Print the output shape of each step of a forward pass, with the section of the paper, the "
+        "parameters, and the FLOPs of matrix products. Letters: B sentences, S source length, T target length, d "
+        "d_model, h heads, k head size, f feed-forward size, V vocabulary size. Nothing is computed, so a model of any "
+        "size can be inspected.",
+        epilog="example: vanilla-transformer inspect shapes --d_model 512 --batch_size 30 --source_length 200",
+        help="the shapes of a forward pass, step by step",
+    )
+    shapes.add_argument("--model", metavar="DIR_OR_ID", help="inspect this model, instead of one given by options")
+    shapes.add_argument("--batch_size", type=positive, default=2, help="B (default: %(default)s)")
+    shapes.add_argument("--source_length", type=positive, default=12, help="S (default: %(default)s)")
+    shapes.add_argument("--target_length", type=positive, default=10, help="T (default: %(default)s)")
+    shapes.add_argument("--all_layers", action="store_true", help="print every layer in full")
+
+    attention = what.add_parser(
+        "attention",
+        description="Translate a text and show the attention weights, as a picture of the heads of one layer, or as a "
+        "web page (.html) in which layer and head can be chosen.",
+        epilog='example: vanilla-transformer inspect attention --model outputs/sample --text "The dog sleeps." '
+        "--output attention.html",
+        help="attention weights as a picture or a web page",
+    )
+    attention.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
+    attention.add_argument("--text", required=True, help="the text to translate")
+    attention.add_argument("--translation", help="its translation (default: what the model generates)")
+    attention.add_argument("--output", required=True, type=Path, metavar="FILE", help=".png, .svg, .pdf or .html")
+    attention.add_argument("--kind", choices=KINDS, help="attention in the picture (default: cross)")
+    attention.add_argument("--layer", type=int, help="layer in the picture, from 0 (default: the last)")
+    attention.add_argument("--head", type=int, help="head in the picture, from 0 (default: all)")
+    attention.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
+
+    align = what.add_parser(
+        "align",
+        description="Print the word alignment of each sentence pair, from the attention to the source: links source "
+        "word - target word, from 0, such as 0-0 1-2. A pair with an empty side, or too long for the model, gets an "
+        "empty line. If the dataset has a column `alignment`, the alignment error rate is printed to stderr.",
+        epilog="example: vanilla-transformer inspect align --model outputs/sample --dataset_name sample_dataset "
+        "--source_lang en --target_lang de",
+        help="word alignments of sentence pairs",
+    )
+    align.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
+    align.add_argument("--dataset_name", required=True, help="a Hub id or a directory of the same layout")
+    align.add_argument("--dataset_config_name", help="the configuration of the dataset")
+    align.add_argument("--split", default="test", help="(default: %(default)s)")
+    for side in ("source", "target"):
+        align.add_argument(f"--{side}_lang", help=f"the {side} language: a column, or a key of `translation`")
+        align.add_argument(f"--{side}_column", help=f"the column of the {side}, if its name is not a language")
+    align.add_argument("--layer", type=int, default=-1, help="decoder layer, from 0 (default: the last)")
+
+
+def run(options: argparse.Namespace):
+    """Runs one of the three."""
+    try:
+        {"shapes": print_shapes, "attention": show_attention, "align": print_alignments}[options.what](options)
+    except (RuntimeError, ValueError, IndexError) as error:  # from torch, for an impossible model or size
+        raise UserError(f"{options.what} failed: {' '.join(str(error).split())}") from error
+
+
+def print_shapes(options: argparse.Namespace):
+    """Prints the steps of a model on torch's meta device, where tensors have shapes but no values."""
+    given = model_fields(options)
+    if options.model is not None and given:
+        raise UserError(f"--model and --{next(iter(given))} are both given; drop one of them.")
+    try:
+        config = VanillaTransformerConfig(**given) if options.model is None else load(options.model, AutoConfig)
+    except StrictDataclassError as error:
+        raise UserError(str(error.__cause__ or error)) from error
+    config.pad_token_id = None  # on the meta device no token can be compared with it
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config).eval()
+        source = torch.zeros(options.batch_size, options.source_length, dtype=torch.long)
+        target = torch.zeros(options.batch_size, options.target_length, dtype=torch.long)
+    steps = trace_shapes(model, source, target)
+    print("\n".join(shape_table(steps, options.all_layers)))
+    flops = sum(step.flops for step in steps)
+    print(f"\n{model.num_parameters():,} parameters, shared ones counted once; {flops:,} FLOPs forward")
+
+
+def load(name: str, auto_class: type):
+    """Loads a config, model or tokenizer of this package."""
+    with loading(name):
+        found = auto_class.from_pretrained(name, trust_remote_code=False)
+    config = getattr(found, "config", found)
+    if getattr(config, "model_type", "vanilla_transformer") != "vanilla_transformer":
+        raise UserError(f"{name} is a {config.model_type} model; only vanilla_transformer models can be inspected.")
+    return found
+
+
+def show_attention(options: argparse.Namespace):
+    """Writes a picture or a page, and prints the translation."""
+    if options.output.suffix not in (*PICTURES, ".html"):
+        raise UserError(f"--output is {options.output}; its name must end in {', '.join(PICTURES)} or .html.")
+    place = {name: getattr(options, name) for name in ("kind", "layer", "head") if getattr(options, name) is not None}
+    if place and options.output.suffix == ".html":
+        raise UserError(f"--{next(iter(place))} is for pictures; a page has all layers and heads. Drop it.")
+    model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
+    generation = {"num_beams": options.num_beams} if options.num_beams else {}
+    maps = attention_maps(model, tokenizer, options.text, options.translation, **generation)
+    try:
+        if options.output.suffix == ".html":
+            write_attention_page(maps, options.output, f"Attention: {options.text}")
+        else:
+            draw_attention(maps, options.output, **place)
+    except OSError as error:
+        raise UserError(f"--output {options.output} cannot be written: {error.strerror or error}.") from error
+    print(maps.translation)
+    print(f"Saved the attention to {options.output}.", file=sys.stderr)
+
+
+def print_alignments(options: argparse.Namespace):
+    """Prints the links of each pair, and their error rate to stderr if the dataset has reference links."""
+    model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
+    layer = index_of("layer", options.layer, model.config.decoder_layers)
+    pairs = read_split(options)
+    column = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
+    references = [read_links(text, number) for number, text in enumerate(column, start=1)]
+    predicted, scored, skipped = [], [], 0
+    rows = zip(pairs["source"], pairs["target"], references, strict=True)
+    for source, target, reference in tqdm(rows, "Aligning", len(pairs), leave=False):
+        try:
+            links = align_words(attention_maps(model, tokenizer, source, target or ""), layer)
+        except UserError:
+            skipped += 1
+            print()
+            continue
+        print(" ".join(f"{i}-{j}" for i, j in links))
+        if reference:
+            predicted.append(set(links))
+            scored.append(reference)
+    if skipped:
+        longest = model.config.max_position_embeddings
+        print(f"Skipped {skipped:,} of {len(pairs):,} pairs: empty, or more than {longest} tokens.", file=sys.stderr)
+    if scored:
+        rate = alignment_error_rate(predicted, scored)
+        print(f"alignment error rate {rate:.3f} over {len(scored):,} pairs", file=sys.stderr)

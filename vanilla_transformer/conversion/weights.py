@@ -1,0 +1,78 @@
+"""Shared by all conversions: tensors renamed by a table, reordered, and copied into a model.
+
+A table maps their module names to ours, where `{i}` is the index of a layer. Conversion is strict: every tensor of
+theirs has exactly one place here, every parameter of ours is filled, and the shapes agree.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+# Modules whose output is added to the residual stream or normalizes it: d_model is the first axis of weight and bias.
+# All others read the stream or embed tokens: d_model is the last axis of the weight, and no axis of the bias.
+WRITES_STREAM = ("out_proj", "fc2", "self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+
+
+def rename(theirs: Mapping[str, torch.Tensor], table: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Their tensors under our names.
+
+    A name with `{qkv}` stands for the projections of queries, keys and values, stacked in this order in one tensor of
+    theirs. Raises ValueError for a tensor whose module is not in the table.
+    """
+    ours = {}
+    for key, tensor in theirs.items():
+        module, _, kind = re.sub(r"_(weight|bias)$", r".\1", key).rpartition(".")
+        layer = re.search(r"(?<=\.layers\.)\d+(?=\.)", module)
+        name = table.get(re.sub(r"(?<=\.layers\.)\d+(?=\.)", "{i}", module))
+        if name is None or kind not in ("weight", "bias"):
+            raise ValueError(f"`{key}` of the source model has no counterpart in this model.")
+        parts = ["q", "k", "v"] if "{qkv}" in name else [""]
+        for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
+            ours[f"{name.format(i=layer and layer.group(), qkv=part)}.{kind}"] = piece
+    return ours
+
+
+def interleave(ours: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Permutes the residual stream: features 0, d/2, 1, d/2 + 1, ... become 0, 1, 2, 3, ...
+
+    This turns position embeddings with all sines first and then all cosines into the paper's, where they alternate.
+    The model computes the same function: embeddings and sublayers write to the stream in the new order, sublayers and
+    logits read from it in the new order, and layer normalization is independent of the order.
+    """
+    interleaved = {}
+    for name, tensor in ours.items():
+        module, kind = name.split(".")[-2:]
+        if module in WRITES_STREAM or kind == "weight":
+            axis = 0 if module in WRITES_STREAM else 1
+            order = torch.arange(tensor.shape[axis], device=tensor.device).view(2, -1).T.flatten()
+            tensor = tensor.index_select(axis, order)
+        interleaved[name] = tensor
+    return interleaved
+
+
+def build(
+    config: VanillaTransformerConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> VanillaTransformerForConditionalGeneration:
+    """A model in evaluation mode with copies of the weights.
+
+    Raises ValueError, naming the tensor, if a weight has no place in the model or another shape, or if a parameter of
+    the model is not among the weights.
+    """
+    model = VanillaTransformerForConditionalGeneration._from_config(config, dtype=dtype)
+    places = model.state_dict()
+    for name, tensor in weights.items():
+        if name not in places:
+            raise ValueError(f"The source model has weights for `{name}`, which this configuration does not have.")
+        if tensor.shape != places[name].shape:
+            raise ValueError(
+                f"`{name}` has shape {tuple(places[name].shape)} here and {tuple(tensor.shape)} in the source model."
+            )
+        places[name].copy_(tensor.detach())
+    filled = {places[name].data_ptr() for name in weights}  # tied tensors share their memory
+    for name, place in places.items():
+        if place.data_ptr() not in filled:
+            raise ValueError(f"The source model has no weights for `{name}`.")
+    return model.to(device).eval()

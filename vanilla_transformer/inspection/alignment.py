@@ -1,0 +1,41 @@
+"""Word alignments from attention to the source, and their error rate."""
+
+import re
+
+import torch
+
+from ..errors import UserError
+from .attention import AttentionMaps, Token, index_of
+
+
+def align_words(maps: AttentionMaps, layer: int = -1) -> list[tuple[int, int]]:
+    """For each target word, the source word with the largest attention weight: pairs (source, target) from 0.
+
+    The weight is averaged over the heads of the layer, summed over the tokens of the source word and averaged over
+    those of the target word. Words are separated by spaces.
+    """
+    weights = maps.cross[index_of("layer", layer, len(maps.cross))].mean(dim=0)  # (T,S)
+    source, target = word_membership(maps.source), word_membership(maps.target)
+    words = (target / target.sum(dim=1, keepdim=True).clamp(min=1)) @ weights @ source.T
+    return [(int(row.argmax()), number) for number, row in enumerate(words) if row.numel()]
+
+
+def word_membership(tokens: list[Token]) -> torch.Tensor:
+    """Shape (words, tokens): 1 where a token belongs to a word."""
+    words = [token.word for token in tokens]
+    count = 1 + max((word for word in words if word is not None), default=-1)
+    return torch.tensor([[float(word == number) for word in words] for number in range(count)]).reshape(count, -1)
+
+
+def alignment_error_rate(predicted: list[set], reference: list[set]) -> float:
+    """1 - 2 |A and S| / (|A| + |S|) over all sentences, with sure links S only (Och and Ney, 2003, section 5.1)."""
+    both = sum(len(a & s) for a, s in zip(predicted, reference, strict=True))
+    count = sum(map(len, predicted)) + sum(map(len, reference))
+    return 1 - 2 * both / count if count else 0.0
+
+
+def read_links(text: str | None, number: int) -> set[tuple[int, int]]:
+    """The reference links of pair `number`, from "0-0 1-2"; empty if the text is None. Raises UserError for others."""
+    if not isinstance(text, str | None) or not re.fullmatch(r"\s*(\d+-\d+(\s+|$))*", text or ""):
+        raise UserError(f"The alignment of pair {number} is {text!r}; it must have the form '0-0 1-2'.")
+    return {tuple(map(int, link.split("-"))) for link in (text or "").split()}

@@ -1,0 +1,137 @@
+"""The shapes of a forward pass, step by step."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from .. import VanillaTransformerForConditionalGeneration
+from ..modeling_vanilla_transformer import VanillaTransformerAttention
+from .attention import eager_attention
+
+
+@dataclass
+class ShapeStep:
+    """A tensor computed in a forward pass."""
+
+    module: str
+    description: str
+    section: str  # of the paper
+    letters: tuple[str, ...]  # the shape in the letters of the modeling file
+    shape: tuple[int, ...]
+    parameters: int
+    flops: int  # of matrix products; a multiplication and an addition count as two
+
+
+# The output of each module, by the last part of its name. L is S in the encoder and T in the decoder; A is the length
+# of the keys.
+STEPS = {
+    "embed_tokens": ("embeddings", "3.4", "B,L,d"),
+    "embed_positions": ("positions", "3.5", "B,L,d"),
+    "q_proj": ("queries, in heads", "3.2.2", "B,h,L,k"),
+    "k_proj": ("keys, in heads", "3.2.2", "B,h,A,k"),
+    "v_proj": ("values, in heads", "3.2.2", "B,h,A,k"),
+    "weights": ("attention: softmax(Q K^T / sqrt(k))", "3.2.1", "B,h,L,A"),
+    "heads": ("attention times V, heads joined", "3.2.1", "B,L,d"),
+    "out_proj": ("multi-head attention", "3.2.2", "B,L,d"),
+    "self_attn_layer_norm": ("layer norm, around self-attention", "3.1", "B,L,d"),
+    "encoder_attn_layer_norm": ("layer norm, around attention to the source", "3.1", "B,L,d"),
+    "fc1": ("feed-forward, inner", "3.3", "B,L,f"),
+    "activation_fn": ("its activation", "3.3", "B,L,f"),
+    "fc2": ("feed-forward", "3.3", "B,L,d"),
+    "final_layer_norm": ("layer norm, around the feed-forward", "3.1", "B,L,d"),
+    "layer_norm": ("layer norm, at the end of the stack", "3.1", "B,L,d"),
+    "lm_head": ("logits", "3.4", "B,L,V"),
+}
+
+
+@torch.no_grad()
+def trace_shapes(
+    model: VanillaTransformerForConditionalGeneration, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor
+) -> list[ShapeStep]:
+    """The outputs of the modules in a forward pass over source (B,S) and target (B,T), in order of computation.
+
+    For attention, also the weights and the product of weights and values.
+    """
+    steps: list[ShapeStep] = []
+
+    def record(name: str, kind: str, tensor: torch.Tensor, parameters: int = 0):
+        description, section, letters = STEPS[kind]
+        in_encoder = ".encoder." in name
+        keys = "S" if in_encoder or ".encoder_attn." in name else "T"
+        letters = letters.replace("L", "S" if in_encoder else "T").replace("A", keys)
+        if kind == "embed_positions" and model.config.position_embedding_type == "rotary":
+            description, letters = "angles that rotate queries and keys", letters.replace("d", "k")
+        if kind == "embed_positions" and len(tensor) == 1:
+            description, letters = f"{description}, the same for all sentences", letters.replace("B", "1")
+        shape = tuple(tensor.shape)
+        steps.append(ShapeStep(name, description, section, tuple(letters.split(",")), shape, parameters, 0))
+
+    def after_module(name: str, kind: str, module: nn.Module, inputs, output):
+        if kind == "out_proj":
+            record(name.removesuffix(kind) + "heads", "heads", inputs[0])
+        if kind in ("q_proj", "k_proj", "v_proj"):
+            output = model.get_submodule(name.rpartition(".")[0]).split_heads(output)
+        record(name, kind, output, sum(parameter.numel() for parameter in module.parameters()))
+
+    def after_attention(name: str, module: nn.Module, inputs, output):
+        record(name + ".weights", "weights", output[1])
+        steps.insert(-2, steps.pop())  # before `heads` and `out_proj`, which are recorded already
+
+    hooks = []
+    for name, module in model.named_modules():
+        kind = name.rpartition(".")[2]
+        if isinstance(module, VanillaTransformerAttention):
+            hooks.append(module.register_forward_hook(partial(after_attention, name)))
+        elif kind in STEPS and not isinstance(module, nn.Identity):
+            hooks.append(module.register_forward_hook(partial(after_module, name, kind)))
+    try:
+        with eager_attention(model), FlopCounterMode(display=False) as counter:
+            model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    counts = {name.partition(".")[2]: sum(of.values()) for name, of in counter.get_flop_counts().items()}
+    for step in steps:
+        step.flops = count_flops(step.module, counts)
+    return steps
+
+
+def count_flops(name: str, counts: dict[str, int]) -> int:
+    """FLOPs of a module, or of one of the two products inside attention, which take equally many."""
+    attention, _, kind = name.rpartition(".")
+    if kind not in ("weights", "heads"):
+        return counts.get(name, 0)
+    projections = sum(counts.get(f"{attention}.{one}", 0) for one in ("q_proj", "k_proj", "v_proj", "out_proj"))
+    return (counts.get(attention, 0) - projections) // 2
+
+
+def shape_table(steps: list[ShapeStep], all_layers: bool = False) -> Iterator[str]:
+    """Lines of a table; without `all_layers`, each layer after the first of a stack is summed up in one line."""
+    rows = [("module", "what", "section", "shape", "in numbers", "parameters", "FLOPs")]
+    for layer, group in itertools.groupby(steps, key=layer_of):
+        layer_steps = list(group)
+        if layer and not layer.endswith(".0") and not all_layers:
+            parameters, flops = sum(step.parameters for step in layer_steps), sum(step.flops for step in layer_steps)
+            rows.append((layer, f"the same {len(layer_steps)} steps", "", "", "", f"{parameters:,}", f"{flops:,}"))
+            continue
+        for step in layer_steps:
+            letters, numbers = f"({','.join(step.letters)})", f"({', '.join(map(str, step.shape))})"
+            counts = [f"{count:,}" if count else "" for count in (step.parameters, step.flops)]
+            rows.append((step.module, step.description, step.section, letters, numbers, *counts))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        texts = [cell.ljust(width) for cell, width in zip(row[:5], widths[:5], strict=True)]
+        numbers = [cell.rjust(width) for cell, width in zip(row[5:], widths[5:], strict=True)]
+        yield "  ".join(texts + numbers)
+
+
+def layer_of(step: ShapeStep) -> str:
+    """Such as model.encoder.layers.0; empty outside of the layers."""
+    found = re.match(r".*\.layers\.\d+", step.module)
+    return found[0] if found else ""
