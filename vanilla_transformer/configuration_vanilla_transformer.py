@@ -2,69 +2,83 @@
 """The configuration of the encoder-decoder Transformer. This file travels with every saved model."""
 
 import math
+from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Literal
 
-from huggingface_hub.dataclasses import strict
+from huggingface_hub.dataclasses import strict, validated_field
 from transformers import GenerationConfig, PretrainedConfig
 from transformers.activations import ACT2FN
 
-# No `from __future__ import annotations` here: the validator skips annotations that are strings.
+# No `from __future__ import annotations` here: the validator ignores annotations that are strings.
 
-# Keys that transformers itself writes into, or passes through, a config without declaring them as fields.
-TRANSFORMERS_KEYS = {
-    "attn_implementation",
-    "auto_map",
-    "custom_pipelines",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "peft_config",
-    "per_layer_config",
-    "quantization_config",
-    "torch_dtype",
+# Keys, besides the fields, that transformers and PEFT write into a config or pass through one.
+FOREIGN_KEYS = {"attn_implementation", "auto_map", "custom_pipelines", "experts_implementation", "model_type"}
+FOREIGN_KEYS |= {"name_or_path", "num_labels", "output_attentions", "peft_config", "per_layer_config"}
+FOREIGN_KEYS |= {"quantization_config", "torch_dtype", *GenerationConfig().to_dict()}
+
+# Where a saved directory has its code. Written in full, since saving a model adds only the entry of its own class.
+AUTO_MAP = {
+    "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+    "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+    "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
 }
+PIPELINE = {"impl": "translation_vanilla_transformer.VanillaTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
+
+
+def checked(is_allowed: Callable, allowed: str) -> Callable:
+    """A function default -> a field of the config whose value, unless None, must be allowed."""
+
+    def check(value):
+        if value is not None and not is_allowed(value):
+            raise ValueError(f"it is {value!r}; it must be {allowed}.")
+
+    return lambda default: validated_field(check, default=default)
+
+
+size = checked(lambda value: value >= 1, "at least 1")
+probability = checked(lambda value: 0 <= value < 1, "in [0, 1)")
+epsilon = checked(lambda value: 0 < value < math.inf, "positive and finite")
+activation = checked(lambda value: value in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}")
 
 
 @strict
 class VanillaTransformerConfig(PretrainedConfig):
     """Sizes and switches of a [`VanillaTransformerModel`]. The defaults are the paper's base model (Table 3).
 
-    A wrong value, a combination that makes no model and a misspelt field are all refused here, when the config is
-    made, with a sentence that names the field, its value and what is allowed.
+    Raises ValueError for a wrong value, for sizes that do not fit together and for a misspelled field, naming the
+    field, its value and what is allowed.
 
     Args:
-        vocab_size: Number of token types that the encoder reads.
-        decoder_vocab_size: Number of token types that the decoder reads and writes. None: the same as `vocab_size`.
+        vocab_size: Vocabulary size of the source.
+        decoder_vocab_size: Vocabulary size of the target. None: the same as `vocab_size`.
         d_model: Width of the residual stream (section 3.1).
         encoder_layers: Number of encoder layers, N in the paper.
         decoder_layers: Number of decoder layers, N in the paper.
         encoder_attention_heads: Attention heads of an encoder layer, h in section 3.2.2; must divide `d_model`.
-            None: 8, or the largest part of 8 that divides `d_model`.
-        decoder_attention_heads: Attention heads of a decoder layer, in its self- and its cross-attention; likewise.
+            None: 8, or the greatest common divisor of 8 and `d_model`.
+        decoder_attention_heads: Attention heads of a decoder layer, for self- and cross-attention; likewise.
         encoder_ffn_dim: Inner width of the encoder's feed-forward networks, d_ff in section 3.3.
         decoder_ffn_dim: Inner width of the decoder's feed-forward networks.
         dropout: Dropout of every sublayer's output and of the embeddings, P_drop in section 5.4.
         attention_dropout: Dropout of the attention weights (not in the paper's text).
         activation_dropout: Dropout inside the feed-forward networks (not in the paper's text).
-        activation_function: Non-linearity of the feed-forward networks, any name in transformers' `ACT2FN`.
-        norm_first: False: normalise after the residual sum, as the paper does (post-norm). True: normalise the input
-            of each sublayer and once more after the last layer (pre-norm, as in `torch.nn.Transformer`).
+        activation_function: Activation of the feed-forward networks, any name in transformers' `ACT2FN`.
+        norm_first: False: normalize after the residual sum, as in the paper (post-norm). True: normalize the input of
+            each sublayer and the output of the last layer (pre-norm, as in `torch.nn.Transformer`).
         position_embedding_type: `sinusoidal` (section 3.5), `learned` (Table 3, row E) or `rotary` (RoFormer).
-        max_position_embeddings: Rows of a learned table, a hard limit; the other two extend to any length.
+        max_position_embeddings: Rows of the position table; a limit only if positions are learned.
         scale_embedding: Multiply the embeddings by sqrt(d_model) (section 3.4).
         share_encoder_decoder_embeddings: One embedding matrix for source and target (section 3.4).
         tie_word_embeddings: The output projection is the target embedding matrix (section 3.4).
-        lm_head_bias: Add a bias to the logits. The paper has none; checkpoints trained with Marian do.
-        layer_norm_eps: Added to the variance in layer normalisation.
+        lm_head_bias: Add a bias to the logits, as in Marian; the paper has none.
+        layer_norm_eps: Added to the variance in layer normalization.
         use_cache: Keep keys and values of past positions while generating.
         pad_token_id: The padding token; masked in the encoder and in cross-attention.
-        bos_token_id: The beginning of a sentence.
-        eos_token_id: The end of a sentence.
-        decoder_start_token_id: What the decoder reads first.
+        bos_token_id: The token that begins a sentence.
+        eos_token_id: The token that ends a sentence.
+        decoder_start_token_id: The first token that the decoder reads.
     """
 
     model_type = "vanilla_transformer"
@@ -74,32 +88,32 @@ class VanillaTransformerConfig(PretrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
-    # The parallel plans stand on the encoder and decoder classes, whose layers they name.
+    # Empty, as the encoder and decoder classes have the parallel plans of their layers.
     base_model_fsdp_plan = {}
 
-    vocab_size: int = 37000
-    decoder_vocab_size: int | None = None
-    d_model: int = 512
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    encoder_attention_heads: int | None = None
-    decoder_attention_heads: int | None = None
-    encoder_ffn_dim: int = 2048
-    decoder_ffn_dim: int = 2048
-    dropout: float | int = 0.1
-    attention_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    activation_function: str = "relu"
+    vocab_size: int = size(37000)
+    decoder_vocab_size: int | None = size(None)
+    d_model: int = size(512)
+    encoder_layers: int = size(6)
+    decoder_layers: int = size(6)
+    encoder_attention_heads: int | None = size(None)
+    decoder_attention_heads: int | None = size(None)
+    encoder_ffn_dim: int = size(2048)
+    decoder_ffn_dim: int = size(2048)
+    dropout: float | int = probability(0.1)
+    attention_dropout: float | int = probability(0.0)
+    activation_dropout: float | int = probability(0.0)
+    activation_function: str = activation("relu")
     norm_first: bool = False
     position_embedding_type: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    max_position_embeddings: int = 1024
+    max_position_embeddings: int = size(1024)
     scale_embedding: bool = True
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
     lm_head_bias: bool = False
-    layer_norm_eps: float | int = 1e-5
+    layer_norm_eps: float | int = epsilon(1e-5)
     use_cache: bool = True
-    is_encoder_decoder: bool = True
+    is_encoder_decoder: Literal[True] = True
     pad_token_id: int | None = 0
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
@@ -109,83 +123,48 @@ class VanillaTransformerConfig(PretrainedConfig):
         for alias, name in self.attribute_map.items():
             if alias in kwargs:
                 setattr(self, name, kwargs.pop(alias))
-        self._refuse_unknown(kwargs)
+        for key, value in kwargs.items():
+            self.check_key(key, value)
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         if self.encoder_attention_heads is None:
             self.encoder_attention_heads = math.gcd(8, self.d_model)
         if self.decoder_attention_heads is None:
             self.decoder_attention_heads = math.gcd(8, self.d_model)
-        # Written in full, since saving a model adds only the entry of its own class.
-        kwargs.setdefault(
-            "auto_map",
-            {
-                "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
-                "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
-                "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
-            },
-        )
-        kwargs.setdefault(
-            "custom_pipelines",
-            {
-                "vanilla-translation": {
-                    "impl": "translation_vanilla_transformer.VanillaTranslationPipeline",
-                    "pt": ["AutoModelForSeq2SeqLM"],
-                }
-            },
-        )
+        # Also for a config that an older version saved: saving again copies today's files, under today's names.
+        kwargs |= {"auto_map": dict(AUTO_MAP), "custom_pipelines": {"vanilla-translation": dict(PIPELINE)}}
         super().__post_init__(**kwargs)
 
-    def _refuse_unknown(self, kwargs):
-        """Raises ValueError for a key that is no field; transformers would keep it as an attribute and ignore it.
+    def check_key(self, key: str, value):
+        """Raises ValueError for a key that is no field, which transformers would keep as an attribute and ignore, and
+        for attention from the Hub, whose code would be downloaded and run because a config says so.
 
-        A config that transformers wrote to a file, which says so by its `transformers_version`, may hold keys that
-        other tools or later versions put there, and is taken as it is.
+        A file written by transformers, which holds its `transformers_version`, may have keys of other tools or later
+        versions.
         """
-        if self.transformers_version is not None:
+        if key.removeprefix("_") == "attn_implementation" and "/" in str(value):
+            raise ValueError(
+                f"`{key}` is {value!r}; a config may not name a kernel on the Hub, which is code; remove the key and, "
+                "if you trust that code, call `set_attn_implementation` on the model."
+            )
+        if self.transformers_version is not None or key.startswith("_") or key in FOREIGN_KEYS:
             return
         known = sorted(field.name for field in fields(self))
-        allowed = TRANSFORMERS_KEYS | set(GenerationConfig().to_dict())
-        for key in kwargs:
-            if not key.startswith("_") and key not in allowed:
-                closest = get_close_matches(key, known, n=1)
-                hint = f"did you mean `{closest[0]}`?" if closest else f"the fields are {', '.join(known)}."
-                raise ValueError(f"`{key}` is not a field of {type(self).__name__}; {hint}")
+        closest = get_close_matches(key, known, n=1)
+        hint = f"did you mean `{closest[0]}`?" if closest else f"the fields are {', '.join(known)}."
+        raise ValueError(f"`{key}` is not a field of {type(self).__name__}; {hint}")
 
     def validate_architecture(self):
-        """Raises ValueError, naming field and value, for sizes that make no Transformer."""
+        """Raises ValueError for sizes that do not fit together."""
         super().validate_architecture()
-        sizes = ["vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers"]
-        sizes += ["encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"]
-        for name in [*sizes, "max_position_embeddings"]:
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be at least 1.")
-        for name in ["dropout", "attention_dropout", "activation_dropout"]:
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must lie in [0, 1).")
-        if not 0 < self.layer_norm_eps < math.inf:
-            raise ValueError(f"`layer_norm_eps` is {self.layer_norm_eps}; it must be positive and finite.")
-        if not self.is_encoder_decoder:
-            raise ValueError(
-                "`is_encoder_decoder` is False; this model has an encoder and a decoder, so it must be True."
-            )
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"`activation_function` is {self.activation_function!r}; it must be one of {', '.join(sorted(ACT2FN))}"
-            )
-        for side in ["encoder", "decoder"]:
-            heads = getattr(self, f"{side}_attention_heads")
+        for name in ["encoder_attention_heads", "decoder_attention_heads"]:
+            heads = getattr(self, name)
             if self.d_model % heads:
-                raise ValueError(
-                    f"`d_model` is {self.d_model} and `{side}_attention_heads` is {heads}; the heads must divide it."
-                )
+                raise ValueError(f"`d_model` is {self.d_model} and `{name}` is {heads}; the heads must divide it.")
             if self.position_embedding_type == "rotary" and self.d_model // heads % 2:
-                raise ValueError(
-                    f"Rotary positions turn pairs of features, so that `d_model / {side}_attention_heads` must be "
-                    f"even; {self.d_model} / {heads} is not."
-                )
+                raise ValueError(f"`d_model / {name}` is {self.d_model} / {heads}; rotary positions need it even.")
         if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"`d_model` is {self.d_model}; sinusoidal positions need an even one.")
+            raise ValueError(f"`d_model` is {self.d_model}; sinusoidal positions need it even.")
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
             raise ValueError(
                 f"`decoder_vocab_size` is {self.decoder_vocab_size} and `vocab_size` is {self.vocab_size}; to share "
@@ -193,20 +172,16 @@ class VanillaTransformerConfig(PretrainedConfig):
             )
 
     def validate_token_ids(self):
-        """Raises ValueError for a special token outside a vocabulary in which it is read or written."""
+        """Raises ValueError for a special token outside the vocabulary that it is read or written in."""
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
         if not ends:
-            raise ValueError("`eos_token_id` is []; it must be None, a token id or a list of some.")
-        in_both = min(self.vocab_size, self.decoder_vocab_size)
-        limits = [("pad_token_id", self.pad_token_id, in_both), *(("eos_token_id", end, in_both) for end in ends)]
-        limits += [
-            (name, getattr(self, name), self.decoder_vocab_size) for name in ("bos_token_id", "decoder_start_token_id")
-        ]
+            raise ValueError("`eos_token_id` is []; it must be None, a token id or a non-empty list.")
+        both, target = min(self.vocab_size, self.decoder_vocab_size), self.decoder_vocab_size
+        limits = [("pad_token_id", self.pad_token_id, both), *(("eos_token_id", end, both) for end in ends)]
+        limits += [(name, getattr(self, name), target) for name in ("bos_token_id", "decoder_start_token_id")]
         for name, value, limit in limits:
             if value is not None and not 0 <= value < limit:
                 raise ValueError(f"`{name}` is {value}; it must be None or lie in the vocabulary, 0 to {limit - 1}.")
 
 
-VanillaTransformerConfig.register_for_auto_class()  # `save_pretrained` puts this file beside the weights
-
-__all__ = ["VanillaTransformerConfig"]
+VanillaTransformerConfig.register_for_auto_class()  # `save_pretrained` copies this file beside the weights

@@ -63,7 +63,7 @@ REFUSED = {
         "50",
         "0 to 39",
     ),
-    "no end": ({"eos_token_id": []}, "eos_token_id", "[]", "a list of some"),
+    "no end": ({"eos_token_id": []}, "eos_token_id", "[]", "non-empty list"),
     "decoder only": ({"is_encoder_decoder": False}, "is_encoder_decoder", "False", "True"),
     "one of several": ({"eos_token_id": [2, 40000]}, "eos_token_id", "40000", "0 to 36999"),
     "start in the other vocabulary": (

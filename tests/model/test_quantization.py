@@ -1,4 +1,4 @@
-"""int8 weights by torchao, where that is installed. Run: pytest -m slow tests/test_quantisation.py"""
+"""int8 weights by torchao, where that is installed. Run: pytest -m slow tests/test_quantization.py"""
 
 import pytest
 import torch
