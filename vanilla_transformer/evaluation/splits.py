@@ -71,7 +71,7 @@ def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, ac
     for batch in batches:
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         with accelerator.autocast():
-            loss = model(**batch, num_items_in_batch=1).loss
+            loss = model(**batch, num_items_in_batch=1, output_logits=False).loss
         parts.append((loss.item(), int((batch["labels"] != -100).sum())))
     losses, tokens = zip(*gather_object(parts), strict=True)
     return sum(losses) / sum(tokens)
