@@ -206,11 +206,11 @@ def options_of(folder: Path, *more: str):
 
 def read(reporter: Reporter, folder: Path, pairs: int):
     """The pairs into Arrow files, once, and a tokenizer of them."""
-    from vanilla_transformer.data.pairs import load_pairs, sentences
+    from vanilla_transformer.data.pairs import iter_texts, load_pairs
     from vanilla_transformer.data.tokenizer import train_tokenizer
 
     train = reporter.phase("read", lambda: load_pairs(options_of(folder)), pairs)["train"]
-    texts, length = sentences(train)
+    texts, length = iter_texts(train)
     tokenizer = reporter.phase("train the tokenizer", lambda: train_tokenizer(texts, 37_000, length), pairs)
     tokenizer.save_pretrained(folder / "tokenizer")
 
@@ -277,7 +277,11 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
 
     def open_at(number: int = 0, state: dict | None = None):
         return training_batches(
-            tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS)[0], tokenizer, args, number, state=state
+            tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS)[0],
+            tokenizer,
+            args,
+            number,
+            stream_state=state,
         )
 
     def read_epoch():

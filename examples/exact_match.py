@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import Translator
 from vanilla_transformer.commands.options import positive
-from vanilla_transformer.data.pairs import read_split
+from vanilla_transformer.data.pairs import load_split
 from vanilla_transformer.errors import UserError, loading
 
 SHOWN = 3  # of what is not right
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None):
     options = parse_options(argv)
     disable_progress_bar()  # of transformers, which loads these models in no time
     try:
-        pairs = read_split(options)
+        pairs = load_split(options)
         sources, targets = ([text or "" for text in pairs[side]] for side in ("source", "target"))
         with loading(options.model):
             translator = Translator.from_pretrained(options.model)

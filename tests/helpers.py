@@ -3,6 +3,7 @@
 import json
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -152,6 +153,17 @@ def text_dataset(pairs: list[tuple]) -> datasets.Dataset:
     """Pairs of texts, or None, as [`load_pairs`] hands them out."""
     columns = {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
     return datasets.Dataset.from_dict(columns, datasets.Features(dict.fromkeys(columns, datasets.Value("string"))))
+
+
+DATA_OPTIONS = """dataset_name dataset_config_name train_file validation_file test_file train_split validation_split
+test_split source_lang target_lang source_column target_column max_train_samples max_eval_samples max_predict_samples"""
+
+
+def data_options(**options) -> SimpleNamespace:
+    """The options that [`load_pairs`] reads, with the defaults of train.py."""
+    defaults = dict.fromkeys(DATA_OPTIONS.split()) | {"streaming": False, "validation_split_percentage": 5}
+    assert options.keys() <= defaults.keys()
+    return SimpleNamespace(**defaults | {k: str(v) if isinstance(v, Path) else v for k, v in options.items()})
 
 
 def make_batch(sources: list[list[int]], targets: list[list[int]]) -> dict[str, torch.Tensor]:

@@ -109,7 +109,7 @@ optimizer = make_optimizer(model, TrainingOptions())  # the paper's Adam (sectio
 
 model.train()
 for step in range(1, max_steps + 1):
-    _, numbers = next(batches)
+    numbers = next(batches)
     loss = model(**collate([examples[number] for number in numbers]), label_smoothing=0.1).loss
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

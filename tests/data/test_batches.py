@@ -1,15 +1,20 @@
-"""Batches in a repeatable order that any of them can be found again in. Run: pytest tests/test_batches.py"""
+"""Numbered batches: which pairs a batch holds depends on the seed and its number alone."""
 
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
 import datasets
 import numpy as np
+import psutil
 import pytest
 import torch
-from helpers import text_dataset
+from helpers import data_options, text_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,28 +25,28 @@ from vanilla_transformer.data.batches import (
     evaluation_batches,
     fill_batches,
     lengths_of,
+    longest_source,
     padding_fraction,
     plan_batches,
     training_batches,
 )
 from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
-from vanilla_transformer.data.tokenizer import BpeDropout, train_tokenizer
+from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.training.arguments import parse_options
 
-# ------------------------------------------------------------------------------------------------------ order of pairs
+# ------------------------------------------------------------------------------------------------------------ planning
 
 
 @pytest.fixture
 def lengths():
-    """Source and target lengths of 2,000 pairs as sentences have them."""
+    """Source and target lengths of 2,000 pairs, distributed like those of sentences."""
     random = np.random.default_rng(0)
     source = np.clip(random.gamma(3, 6, 2000), 2, 100).astype(np.int32)
     target = np.clip(source * random.uniform(0.7, 1.4, 2000), 2, 120).astype(np.int32)
     return source, target
 
 
-def plain(plan) -> list[list[int]]:
+def as_lists(plan) -> list[list[int]]:
     return [np.asarray(batch).tolist() for batch in plan]
 
 
@@ -51,116 +56,69 @@ def pools(request, monkeypatch):
 
 
 @pytest.mark.parametrize("max_tokens", [50, 400, 10**6])
-def test_an_epoch_has_every_pair_once_within_the_budget(lengths, max_tokens, pools):
+def test_epoch_has_every_pair_once_within_the_budget(lengths, max_tokens, pools):
     plan = plan_batches(*lengths, max_tokens, 1, 0)
-    assert sorted(itertools.chain(*plain(plan))) == list(range(2000))
+    assert sorted(itertools.chain(*as_lists(plan))) == list(range(2000))
     longest = np.maximum(*lengths)
     for batch in plan:
         assert len(batch) * longest[batch].max() <= max_tokens or len(batch) == 1
-    # A pair is alone only where it must be: longer than half of the budget, or the rest of a pool.
+    # A pair is alone only if it is longer than half of the budget, or the last of a pool.
     alone = [batch for batch in plan if len(batch) == 1 and longest[batch].max() <= max_tokens / 3]
     assert len(alone) <= np.ceil(2000 / batches.POOL_SIZE)
 
 
-def test_the_order_is_a_pure_function_of_seed_epoch_and_part(lengths, pools):
+def test_plan_is_a_pure_function_of_seed_epoch_and_part(lengths, pools):
     plans = {}
     for key in itertools.product([1, 2], [0, 1, 2], [0, 1]):
-        np.random.seed(sum(key))  # what the global generator is at does not matter
-        torch.manual_seed(key[1])
-        plans[key] = plain(plan_batches(*lengths, 400, *key))
-        assert plain(plan_batches(*lengths, 400, *key)) == plans[key]
-    orders = [str(plan) for plan in plans.values()]
-    assert len(set(orders)) == len(orders)
-    # Not only the batches' order changes: other pairs come together.
+        np.random.seed(sum(key))  # the global generator does not matter
+        plans[key] = as_lists(plan_batches(*lengths, 400, *key))
+        assert as_lists(plan_batches(*lengths, 400, *key)) == plans[key]
+    # Not only the order of the batches changes: other pairs share a batch.
     sets = [{frozenset(batch) for batch in plan} for plan in plans.values()]
     assert all(len(a & b) < len(a) / 2 for a, b in itertools.combinations(sets, 2))
 
 
-def test_batches_do_not_come_sorted_by_length(lengths, pools):
+def test_batches_are_not_sorted_by_length(lengths, pools):
     means = [np.maximum(*lengths)[batch].mean() for batch in plan_batches(*lengths, 400, 1, 0)]
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
 
 
-def test_little_padding(lengths):
+def test_sorting_saves_padding(lengths):
     planned = plan_batches(*lengths, 400, 1, 0)
     random = np.array_split(np.random.default_rng(0).permutation(2000), len(planned))
     assert padding_fraction(*lengths, planned) < 0.15
     assert padding_fraction(*lengths, random) > 2.5 * padding_fraction(*lengths, planned)
 
 
-def test_the_padding_is_that_of_the_tensors():
+def test_padding_fraction_is_that_of_the_tensors():
     source, target = np.array([3, 1, 2, 5]), np.array([1, 4, 2, 2])
     plan = [np.array([0, 1]), np.array([2]), np.array([3])]
     collate = PairCollator(word_tokenizer())
     pairs = [{"input_ids": [3] * s, "labels": [3] * t} for s, t in zip(source, target, strict=True)]
     tensors = [collate([pairs[i] for i in batch]) for batch in plan]
-    places = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in tensors)
-    assert places == 14 + 4 + 7
-    assert padding_fraction(source, target, plan) == pytest.approx(1 - 20 / places)
+    positions = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in tensors)
+    assert positions == 14 + 4 + 7
+    assert padding_fraction(source, target, plan) == pytest.approx(1 - 20 / positions)
 
 
-def take(sampler, count: int) -> list:
-    return list(itertools.islice(sampler, count))
-
-
-def sampler(lengths, *start_and_skipped, process_index=0, num_processes=1) -> TokenBatchSampler:
-    return TokenBatchSampler(
-        *lengths, 400, 1, *start_and_skipped, process_index=process_index, num_processes=num_processes
-    )
-
-
-def shares(lengths, num_processes: int, *start_and_skipped) -> list[TokenBatchSampler]:
-    return [
-        sampler(lengths, *start_and_skipped, process_index=i, num_processes=num_processes)
-        for i in range(num_processes)
-    ]
-
-
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_processes_share_out_the_same_batches(lengths, num_processes):
-    sizes = [len(plan_batches(*lengths, 400, 1, epoch)) for epoch in range(2)]
-    count = sum(sizes) + 30  # into the third epoch
-    expected = take(sampler(lengths), count)
-    assert [number for number, _ in expected] == list(range(count))
-    dealt = [take(share, count) for share in shares(lengths, num_processes)]
-    assert [batch for turn in zip(*dealt, strict=True) for batch in turn][:count] == expected
-    for epoch, start in enumerate([0, sizes[0], sum(sizes)]):
-        plan = plain(plan_batches(*lengths, 400, 1, epoch))
-        found = [batch for _, batch in expected[start : start + len(plan)]]
-        assert found == plan[: len(found)] and len(found) >= 30
-
-
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_starting_at_an_offset_is_the_same_stream(lengths, num_processes):
-    size = len(plan_batches(*lengths, 400, 1, 0))
-    steps = [1, size // num_processes, size // num_processes + 1, 2 * size // num_processes + 3]
-    for index, whole in enumerate(shares(lengths, num_processes)):
-        whole = take(whole, max(steps) + 20)
-        for step in steps:
-            resumed = shares(lengths, num_processes, step * num_processes)[index]
-            assert take(resumed, 20) == whole[step : step + 20]
-
-
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-@pytest.mark.parametrize("start", [0, 6])
-def test_skipped_batches_are_left_out_and_nothing_else_changes(lengths, num_processes, start):
-    size = len(plan_batches(*lengths, 400, 1, 0))
-    skipped = {0, 5, 6, 7, 8, size - 1, size, size + 10}
-    count = size + 24
-    expected = [item for item in take(sampler(lengths), count) if item[0] >= start and item[0] not in skipped]
-    assert len(expected) == count - start - len([number for number in skipped if number >= start])
-    found = []
-    for share in shares(lengths, num_processes, start, frozenset(skipped)):
-        found += itertools.takewhile(lambda item: item[0] < count, share)
-    assert sorted(found) == expected
-
-
-def test_fill_batches_keeps_a_giant_apart():
+def test_fill_batches_keeps_a_long_pair_alone():
     lengths = np.array([3, 50, 3, 3, 3, 10])
-    assert plain(fill_batches(lengths, lengths, 12)) == [[0, 2, 3, 4], [5], [1]]
+    assert as_lists(fill_batches(lengths, lengths, 12)) == [[0, 2, 3, 4], [5], [1]]
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_processes_take_the_batches_in_turn_from_any_number(lengths, num_processes):
+    plans = [as_lists(plan_batches(*lengths, 400, 1, epoch)) for epoch in range(3)]
+    expected = list(itertools.chain(*plans))
+    for start in [0, num_processes, len(plans[0]) // num_processes * num_processes, len(plans[0]) + 5]:
+        share = {"start": start, "num_processes": num_processes}
+        samplers = [TokenBatchSampler(*lengths, 400, 1, process_index=i, **share) for i in range(num_processes)]
+        order = [number % num_processes for number in range(start, len(expected))]
+        iterators = list(map(iter, samplers))
+        assert [next(iterators[i]) for i in order] == expected[start:]
+
+
+# ------------------------------------------------------------------------------------------------------------ collator
 
 
 def word_tokenizer(pad: str = "<p>", padding_side: str = "right") -> PreTrainedTokenizerFast:
@@ -170,25 +128,21 @@ def word_tokenizer(pad: str = "<p>", padding_side: str = "right") -> PreTrainedT
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
-PAIR = [{"input_ids": [2, 3, 1], "labels": [3, 1]}, {"input_ids": [2, 1], "labels": [2, 2, 2, 1]}]
-
-
+@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("pad, number", [("<p>", 0), ("</s>", 1)], ids=["pad", "pad is eos"])
-def test_collator(pad, number):
-    batch = PairCollator(word_tokenizer(pad))(PAIR)
+def test_collator_pads_on_the_right(pad, number, side):
+    pairs = [{"input_ids": [2, 3, 1], "labels": [3, 1]}, {"input_ids": [2, 1], "labels": [2, 2, 2, 1]}]
+    batch = PairCollator(word_tokenizer(pad, side))(pairs)
     assert {name: tensor.tolist() for name, tensor in batch.items()} == {
         "input_ids": [[2, 3, 1], [2, 1, number]],
         "attention_mask": [[1, 1, 1], [1, 1, 0]],
         "labels": [[3, 1, -100, -100], [2, 2, 2, 1]],
     }
     assert all(tensor.dtype == torch.int64 for tensor in batch.values())
-    assert PAIR[0] == {"input_ids": [2, 3, 1], "labels": [3, 1]}  # the dataset is left alone
+    assert pairs[0] == {"input_ids": [2, 3, 1], "labels": [3, 1]}
 
 
-def test_labels_begin_at_the_first_position_whatever_side_the_tokenizer_pads():
-    """The decoder reads them shifted by one, from position 0 on, and has no mask of its own."""
-    batch = PairCollator(word_tokenizer(padding_side="left"))(PAIR)
-    assert batch["labels"].tolist() == [[3, 1, -100, -100], [2, 2, 2, 1]]
+# ----------------------------------------------------------------------------------------------------- training batches
 
 
 def options(**kwargs) -> SimpleNamespace:
@@ -205,7 +159,7 @@ def as_pairs(batch: dict) -> list[tuple]:
     return [(tuple(s), tuple(t[t != -100].tolist())) for s, t in zip(sources, batch["labels"], strict=True)]
 
 
-def pairs_in(loader, count: int) -> list[list[tuple]]:
+def take(loader, count: int) -> list[list[tuple]]:
     """The token ids of the next batches."""
     return [as_pairs(batch) for batch in itertools.islice(loader, count)]
 
@@ -223,24 +177,18 @@ def tokenized(tokenizer):
     return tokenize_pairs(text_dataset(TEXTS), tokenizer, 99, 99)[0]
 
 
-@pytest.fixture
-def small_pools(monkeypatch):
-    """Pools of a stream of 4 to 8, 8 to 16, and then 16 pairs."""
-    monkeypatch.setattr(batches, "FIRST_STREAM_POOL", 8)
-    monkeypatch.setattr(batches, "LAST_STREAM_POOL", 16)
-
-
-@pytest.fixture(params=["whole", "streamed", "streamed in small pools"])
-def source(request, tokenized):
+@pytest.fixture(params=["map-style", "streamed", "streamed in small pools"])
+def source(request, tokenized, monkeypatch):
     if request.param == "streamed in small pools":
-        request.getfixturevalue("small_pools")
-    return tokenized if request.param == "whole" else tokenized.to_iterable_dataset()
+        monkeypatch.setattr(batches, "FIRST_STREAM_POOL", 8)
+        monkeypatch.setattr(batches, "LAST_STREAM_POOL", 16)
+    return tokenized if request.param == "map-style" else tokenized.to_iterable_dataset()
 
 
 def test_training_batches(source, tokenized, tokenizer):
-    """Every pair once an epoch, within the budget, from an offset as from the beginning, dealt to processes."""
+    """Every pair once an epoch, within the budget; the same from any number and for any number of processes."""
     everything = {(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in tokenized}
-    stream = pairs_in(training_batches(source, tokenizer, options()), 60)
+    stream = take(training_batches(source, tokenizer, options()), 60)
     epochs, seen = [[]], set()
     for batch in stream:
         assert not seen & set(batch)
@@ -250,52 +198,26 @@ def test_training_batches(source, tokenized, tokenizer):
         if seen == everything:
             seen = set()
             epochs.append([])
-    assert len(epochs) > 3  # so that an epoch ended with every pair seen, and the next began
+    assert len(epochs) > 3
     assert epochs[0] != epochs[1]
-    assert pairs_in(training_batches(source, tokenizer, options(seed=2)), 60) != stream
+    assert take(training_batches(source, tokenizer, options(seed=2)), 60) != stream
 
     for start in [1, len(epochs[0]) - 1, len(epochs[0]), len(epochs[0]) + 3]:
-        assert pairs_in(training_batches(source, tokenizer, options(), start), 9) == stream[start : start + 9]
+        assert take(training_batches(source, tokenizer, options(), start), 9) == stream[start : start + 9]
     for num_processes in [2, 3]:
         share = {"num_processes": num_processes, "start": 6}
         dealt = [
-            pairs_in(training_batches(source, tokenizer, options(), process_index=i, **share), 10)
+            take(training_batches(source, tokenizer, options(), process_index=i, **share), 10)
             for i in range(num_processes)
         ]
-        found = [batch for turn in zip(*dealt, strict=True) for batch in turn]
-        assert found == stream[6 : 6 + 10 * num_processes]
+        assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == stream[6 : 6 + 10 * num_processes]
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_skipped_training_batches(source, tokenizer, num_processes):
-    """For one process or several, the batches of steps that are left out are missing, and the rest is as it was."""
-    stream = pairs_in(training_batches(source, tokenizer, options()), 40)
-    skipped = frozenset({0, 1, 6, 7, 8, 9, 30, 31})
-    expected = [batch for number, batch in enumerate(stream) if number not in skipped]
-    share = {"skipped": skipped, "num_processes": num_processes}
-    dealt = [
-        pairs_in(training_batches(source, tokenizer, options(), process_index=i, **share), 32 // num_processes)
-        for i in range(num_processes)
-    ]
-    assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == expected
-
-
-def pairs_of(loader, number: int) -> list[int]:
-    return loader.pairs_of(range(number, number + 1))
-
-
-def test_the_pairs_of_a_batch_are_found_by_its_number(source, tokenized, tokenizer):
-    """In a whole dataset of any batch; in a stream of those that were just read, as places in its epoch."""
-    loader = training_batches(source, tokenizer, options(), 3)
-    for number, batch in zip(range(3, 50), loader, strict=False):
-        pairs = [tokenized[i] for i in pairs_of(loader, number)]
-        assert as_pairs(batch) == [(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs]
-
-
-def test_an_epoch_is_counted(tokenized, tokenizer):
-    loader = training_batches(tokenized, tokenizer, options(), 5, frozenset({2}), process_index=1, num_processes=2)
-    assert plain(loader.epoch()) == plain(plan_batches(*lengths_of(tokenized), 60, 1, 0))
-    assert sorted(itertools.chain(*plain(loader.epoch()))) == list(range(len(tokenized)))
+def test_epoch_counts_the_batches_of_all_processes(tokenized, tokenizer):
+    loader = training_batches(tokenized, tokenizer, options(), 5, process_index=1, num_processes=2)
+    assert as_lists(loader.epoch()) == as_lists(plan_batches(*lengths_of(tokenized), 60, 1, 0))
+    assert sorted(itertools.chain(*as_lists(loader.epoch()))) == list(range(len(tokenized)))
+    assert loader.state_at(7) is None
 
 
 def test_lengths_are_those_of_the_token_ids(tokenized):
@@ -303,26 +225,82 @@ def test_lengths_are_those_of_the_token_ids(tokenized):
     for found, side in zip(lengths_of(some), ("input_ids", "labels"), strict=True):
         assert found.dtype == np.int32
         assert found.tolist() == [len(tokenized[i][side]) for i in (7, 3, 40)]
+    assert longest_source(some) == max(len(tokenized[i]["input_ids"]) for i in (7, 3, 40))
+    assert longest_source(some.to_iterable_dataset()) is None
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("bpe_dropout", [0.0, 0.5])
-def test_worker_processes_keep_the_order(tokenized, tokenizer, bpe_dropout):
-    expected = pairs_in(training_batches(tokenized, tokenizer, options(bpe_dropout=bpe_dropout), 4), 5)
-    args = options(dataloader_num_workers=2, bpe_dropout=bpe_dropout)
-    assert pairs_in(training_batches(tokenized, tokenizer, args, 4), 5) == expected
-
-
-def test_evaluation_batches_hold_every_pair_once(tokenized, tokenizer):
+def test_evaluation_batches_have_every_pair_once(tokenized, tokenizer):
     everything = sorted((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in tokenized)
     for num_processes in [1, 2, 3, 60]:
         dealt = [evaluation_batches(tokenized, tokenizer, 60, i, num_processes) for i in range(num_processes)]
         assert sorted(pair for share in dealt for batch in share for pair in as_pairs(batch)) == everything
 
 
+# ------------------------------------------------------------------------------------------------------------- workers
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_workers_keep_the_order(tokenized, tokenizer):
+    expected = take(training_batches(tokenized, tokenizer, options(), 4), 5)
+    args = options(dataloader_num_workers=2)
+    assert take(training_batches(tokenized, tokenizer, args, 4), 5) == expected
+
+
+TRAINING = """
+import signal, sys, time
+from types import SimpleNamespace
+from helpers import text_dataset
+from vanilla_transformer.data.batches import training_batches
+from vanilla_transformer.data.pairs import tokenize_pairs
+from vanilla_transformer.data.tokenizer import train_tokenizer
+
+stopped = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: stopped.append(True))
+tokenizer = train_tokenizer(["a dog"], 260)
+pairs = tokenize_pairs(text_dataset([(f"a dog {i}", "x") for i in range(50)]), tokenizer, 99, 99)[0]
+args = SimpleNamespace(seed=1, per_device_train_max_tokens=99, dataloader_num_workers=2, bpe_dropout=0.0)
+
+def train():
+    batches = iter(training_batches(pairs, tokenizer, args))
+    next(batches)
+    print("ready", flush=True)
+    while not stopped:
+        next(batches)
+        time.sleep(0.05)
+    time.sleep(0.3)
+    print("read", len([next(batches) for _ in range(20)]))  # more than was prefetched
+    if "fail" in sys.argv:
+        raise RuntimeError("with a traceback that keeps the batches alive")
+
+train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number, argv", [(signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGINT, ["fail"]), (signal.SIGKILL, [])]
+)
+def test_workers_end_with_the_training_process_alone(number, argv):
+    """Ctrl-C and SIGTERM, sent to all processes, do not stop the workers; they never outlive the training process."""
+    path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
+    command, env = [sys.executable, "-c", TRAINING, *argv], os.environ | {"PYTHONPATH": path}
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    assert "ready\n" in process.stdout  # reads up to that line
+    workers = psutil.Process(process.pid).children()
+    assert len(workers) == 2
+    os.killpg(process.pid, number) if number != signal.SIGKILL else process.kill()
+    said, _ = process.communicate(timeout=60)
+    assert (said, process.returncode) == (("", -9) if number == signal.SIGKILL else ("read 20\n", len(argv)))
+    _, alive = psutil.wait_procs(workers, timeout=20)  # a worker looks every five seconds whether its parent is alive
+    assert not alive
+
+
 # ------------------------------------------------------------------------------------------------------------- streams
 
-# Some are empty and some are too long, so that what is read is not what is handed out.
+# Some pairs are empty and some too long, so the stream yields fewer pairs than it reads.
 RAGGED = [
     (
         "" if i % 11 == 3 else f"a dog {'x ' * (i % 7)}{i}",
@@ -334,38 +312,35 @@ FEW = RAGGED[:260]
 
 
 def write_files(folder, pairs=FEW, count=3, suffix="jsonl"):
-    """Writes a dataset as so many files of unequal lengths."""
+    """Writes a dataset as `count` files of unequal lengths."""
     folder.mkdir()
     cuts = [0, *(len(pairs) * (i + 1) ** 2 // (count + 1) ** 2 for i in range(count - 1)), len(pairs)]
     parts = {f"train-{i:05d}": pairs[a:b] for i, (a, b) in enumerate(itertools.pairwise(cuts))}
     for name, part in (parts | {"validation": pairs[:1]}).items():
         rows = text_dataset(part).rename_columns({"source": "en", "target": "de"})
-        write = rows.to_parquet if suffix == "parquet" else rows.to_json
-        write(folder / f"{name}.{suffix}")
+        (rows.to_parquet if suffix == "parquet" else rows.to_json)(folder / f"{name}.{suffix}")
 
 
-def stream_of(folder, tokenizer, *argv: str):
-    """As train.py reads it."""
-    given = ["--dataset_name", str(folder), "--streaming", "--max_steps=1", "--source_lang=en", "--target_lang=de"]
-    pairs = load_pairs(parse_options([*given, *argv]))["train"]
-    return tokenize_pairs(pairs, tokenizer, 40, 40)[0]
+def open_stream(folder, tokenizer, **kwargs):
+    given = {"dataset_name": folder, "streaming": True, "source_lang": "en", "target_lang": "de"}
+    return tokenize_pairs(load_pairs(data_options(**given, **kwargs))["train"], tokenizer, 40, 40)[0]
 
 
 @pytest.fixture
 def make_stream(tokenizer, tmp_path):
-    """make_stream(pairs, number of files) -> a stream of files that are just written."""
+    """make_stream(pairs, number of files) -> a stream of new files."""
     numbers = itertools.count()
 
     def make(pairs=FEW, count: int = 1):
         folder = tmp_path / f"set {next(numbers)}"
         write_files(folder, pairs, count)
-        return stream_of(folder, tokenizer)
+        return open_stream(folder, tokenizer)
 
     return make
 
 
-def split_up(size: int, monkeypatch) -> SimpleNamespace:
-    """Options that make of so many pairs some ten batches an epoch, from about four pools."""
+def small_pools(size: int, monkeypatch) -> SimpleNamespace:
+    """Options for about ten batches an epoch from `size` pairs, in about four pools."""
     monkeypatch.setattr(batches, "FIRST_STREAM_POOL", size // 5)
     monkeypatch.setattr(batches, "LAST_STREAM_POOL", size // 3)
     return options(per_device_train_max_tokens=int(1.3 * size))
@@ -373,12 +348,11 @@ def split_up(size: int, monkeypatch) -> SimpleNamespace:
 
 @pytest.fixture
 def args(monkeypatch):
-    """[`split_up`] for FEW."""
-    return split_up(len(FEW), monkeypatch)
+    return small_pools(len(FEW), monkeypatch)
 
 
-def with_states(loader, epochs: int, start: int = 0) -> tuple[list, list]:
-    """The batches from `start` to the first one after so many epochs, and the state before each as it is saved."""
+def take_with_states(loader, epochs: int, start: int = 0) -> tuple[list, list]:
+    """The batches from `start` to the first one after `epochs` epochs, and the state saved before each."""
     found, states = [], []
     reader = iter(loader)
     while True:
@@ -389,117 +363,67 @@ def with_states(loader, epochs: int, start: int = 0) -> tuple[list, list]:
 
 
 KINDS = {
-    "one file": (RAGGED, 1, "jsonl", []),  # which is read in batches of 1,000; a pool ends in the middle of one
-    "three files": (FEW, 3, "jsonl", []),
-    "parquet": (FEW, 3, "parquet", []),
-    "some of them": (FEW, 3, "jsonl", ["--max_train_samples=230"]),
+    "one file": (RAGGED, 1, "jsonl", {}),  # datasets reads 1,000 lines at once; a pool ends in the middle
+    "three files": (FEW, 3, "jsonl", {}),
+    "parquet": (FEW, 3, "parquet", {}),
+    "some of them": (FEW, 3, "jsonl", {"max_train_samples": 230}),
 }
 
 
-def without_place(states: list[dict]) -> list[dict]:
-    """What must be the same; there are several ways to say where in a file a pool begins."""
-    return [{key: value for key, value in state.items() if key != "stream"} for state in states]
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_goes_on_from_any_batch(kind, tokenizer, tmp_path, monkeypatch):
-    """Of three epochs, as if it had not been stopped: in another process, or in this one after a rollback."""
-    pairs, count, suffix, argv = KINDS[kind]
+def test_stream_resumes_from_any_batch(kind, tokenizer, tmp_path, monkeypatch):
+    pairs, count, suffix, limits = KINDS[kind]
     write_files(tmp_path / "set", pairs, count, suffix)
-    args = split_up(len(pairs), monkeypatch)
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after each look into parquet files
+    args = small_pools(len(pairs), monkeypatch)
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after each read of a parquet file
 
-    def loader(stream=None, **where):
-        return training_batches(stream or stream_of(tmp_path / "set", tokenizer, *argv), tokenizer, args, **where)
+    def loader(stream=None, start: int = 0, state: dict | None = None):
+        stream = stream or open_stream(tmp_path / "set", tokenizer, **limits)
+        return training_batches(stream, tokenizer, args, start, stream_state=state)
 
-    stream = stream_of(tmp_path / "set", tokenizer, *argv)
-    found, states = with_states(loader(stream), 3)
+    stream = open_stream(tmp_path / "set", tokenizer, **limits)
+    found, states = take_with_states(loader(stream), 3)
     assert len(found) > 3 * 8 and len({json.dumps(state) for state in states}) > 3 * 3
     everything = {(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in stream}
     assert Counter(pair for batch in found[:-1] for pair in batch) == dict.fromkeys(everything, 3)
     for number, state in list(enumerate(states[:-1]))[:: 9 if pairs is RAGGED else 1]:
-        resumed = loader(stream, start=number, state=state)
-        assert pairs_in(resumed, min(3, len(found) - number)) == found[number : number + 3]
-    # To the end, and from what it has saved on the way.
+        resumed = take(loader(stream, number, state), min(3, len(found) - number))
+        assert resumed == found[number : number + 3]
+    # To the end, and from a state that a resumed run saved.
     for number, later in [(len(found) // 3, len(found) // 2), (len(found) - 12, len(found) - 3)]:
         resumed = loader(start=number, state=states[number])
-        again, saved = with_states(resumed, 3, number)
-        assert resumed.begin["batch"] > 0 and len(resumed.recent) == 2  # what was before is not read again
-        assert (again, without_place(saved)) == (found[number:], without_place(states[number:]))
-        assert pairs_in(loader(start=later, state=saved[later - number]), 3) == found[later : later + 3]
+        again, saved = take_with_states(resumed, 3, number)
+        assert resumed.begin["batch"] > 0  # earlier pools are not read again
+        assert again == found[number:]
+        assert take(loader(start=later, state=saved[later - number]), 3) == found[later : later + 3]
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_several_processes_go_on_with_the_state_of_one(num_processes, make_stream, tokenizer, args):
-    """The state is saved by the first process, when each has read its share of a step."""
+def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_processes, make_stream, tokenizer, args):
     stream = make_stream(count=3)
-    expected = pairs_in(training_batches(stream, tokenizer, args), 40)
-    skipped = frozenset(range(2 * num_processes, 3 * num_processes))
-    steps = [range(a, a + num_processes) for a in range(0, 38 - num_processes, num_processes)]
-    steps = [step for step in steps if step[0] not in skipped]
+    expected = take(training_batches(stream, tokenizer, args), 40)
 
-    def shares(start: int = 0, state: dict | None = None) -> list:
-        where = {"num_processes": num_processes, "start": start, "state": state, "skipped": skipped}
-        return [training_batches(stream, tokenizer, args, process_index=i, **where) for i in range(num_processes)]
+    def loaders(start: int = 0, state: dict | None = None) -> list:
+        share = {"num_processes": num_processes, "start": start, "stream_state": state}
+        return [training_batches(stream, tokenizer, args, process_index=i, **share) for i in range(num_processes)]
 
-    first = shares()[0]
-    reader, states = iter(first), []
-    for step in steps:
-        states.append(json.loads(json.dumps(first.state_at(step[0]))))
+    first = loaders()[0]
+    reader, states = iter(first), {}
+    for number in range(0, 38 - num_processes, num_processes):
+        states[number] = json.loads(json.dumps(first.state_at(number)))
         next(reader)
-    assert states[-1]["epoch"] > 1
-    for i in range(0, len(steps) - 2, 2):
-        dealt = [pairs_in(share, 3) for share in shares(steps[i][0], states[i])]
+    assert states[number]["epoch"] > 1
+    for start in list(states)[:-3:2]:
+        dealt = [take(loader, 3) for loader in loaders(start, states[start])]
         found = [batch for turn in zip(*dealt, strict=True) for batch in turn]
-        assert found == [expected[number] for step in steps[i : i + 3] for number in step]
-
-
-def read_to_a_later_pool(loader) -> tuple[int, dict, list[dict]]:
-    """Reads a stream into its third pool; returns the number of the next batch, its state, and the pool."""
-    for number, _, pool in loader.numbered():
-        state = loader.recent[-1][0]
-        if state["pool"] == 2:
-            assert state["epoch"] == 0 and len(pool) > 20
-            return number, json.loads(json.dumps(loader.state_at(number))), pool
-    raise AssertionError("there is no third pool")
-
-
-CHANGED = {
-    "a word": lambda pairs, i: [*pairs[:i], ("a cat", pairs[i][1]), *pairs[i + 1 :]],
-    "a pair is gone": lambda pairs, i: [*pairs[:i], *pairs[i + 1 :]],
-    "a pair comes to it": lambda pairs, i: [*pairs[:i], pairs[0], *pairs[i:]],
-    "two change places": lambda pairs, i: [*pairs[:i], *pairs[i : i + 2][::-1], *pairs[i + 2 :]],
-    "it ends before": lambda pairs, i: pairs[: i // 2],
-}
-
-
-@pytest.mark.parametrize("change", CHANGED)
-def test_a_stream_that_has_changed_is_noticed(change, make_stream, tokenizer, args):
-    number, state, pool = read_to_a_later_pool(training_batches(make_stream(), tokenizer, args))
-    next(iter(training_batches(make_stream(), tokenizer, args, number, state=state)))  # the same again
-    place = [source for source, _ in FEW].index(pool[len(pool) // 2]["source"])
-    changed = CHANGED[change](FEW, place)
-    assert changed != FEW
-    with pytest.raises(
-        UserError, match=r"^The stream is not the one of the checkpoint: pairs .* have changed\."
-    ) as caught:
-        next(iter(training_batches(make_stream(changed), tokenizer, args, number, state=state)))
-    assert f"pairs {state['pair']:,} and on of its epoch 0" in str(caught.value) or change == "it ends before"
+        assert found == expected[start : start + 3 * num_processes]
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_stream_of_other_files_is_noticed(count, make_stream, tokenizer, args):
-    number, state, _ = read_to_a_later_pool(training_batches(make_stream(count=3), tokenizer, args))
-    with pytest.raises(UserError, match=f"^The stream is not .* made of {count} files, and was of 3"):
-        training_batches(make_stream(count=count), tokenizer, args, number, state=state)
-
-
-def test_what_is_not_read_again_may_have_changed(make_stream, tokenizer, args):
-    """A stream is checked where it is read on."""
-    found, states = with_states(training_batches(make_stream(), tokenizer, args), 1)
-    assert states[-2]["pair"] > 1
-    other = make_stream([("a cat", "eine Katze"), *FEW[1:]])
-    assert pairs_in(training_batches(other, tokenizer, args, len(found) - 1, state=states[-2]), 1) == found[-1:]
+def test_stream_of_another_number_of_files_is_refused(count, make_stream, tokenizer, args):
+    _, states = take_with_states(training_batches(make_stream(count=3), tokenizer, args), 1)
+    with pytest.raises(UserError, match=f"^The stream has {count} files, but had 3 when the checkpoint was saved"):
+        training_batches(make_stream(count=count), tokenizer, args, len(states) - 1, stream_state=states[-1])
 
 
 def test_other_pairs_share_a_pool_of_the_stream_in_each_epoch(make_stream, tokenizer, args, monkeypatch):
@@ -507,123 +431,87 @@ def test_other_pairs_share_a_pool_of_the_stream_in_each_epoch(make_stream, token
     monkeypatch.setattr(batches, "LAST_STREAM_POOL", 120)
     loader = training_batches(make_stream(), tokenizer, args)
     pools: dict[int, set] = {}
-    for _, _, pool in loader.numbered():
-        epoch = loader.recent[-1][0]["epoch"]
-        if epoch == 4:
+    for pool, _ in loader.pools():
+        if loader.state["epoch"] == 4:
             break
-        pools.setdefault(epoch, set()).add(frozenset(pair["source"] for pair in pool))
-    assert len(pools) == 4
+        pools.setdefault(loader.state["epoch"], set()).add(frozenset(pair["source"] for pair in pool))
     assert all(len(found) >= 2 and len(frozenset.union(*found)) > 200 for found in pools.values())
-    assert all(not a & b for a, b in itertools.combinations(pools.values(), 2))
+    assert len(pools) == 4 and all(not a & b for a, b in itertools.combinations(pools.values(), 2))
 
 
-def test_the_pool_before_is_still_known(make_stream, tokenizer, args):
-    """Where a log comes some steps after the batch in which something is wrong."""
-    loader = training_batches(make_stream(), tokenizer, args)
-    places = {}
-    for number, _, _ in loader.numbered():
-        places[number] = pairs_of(loader, number)
-        before, now = [None, *(state for state, _ in loader.recent)][-2:]
-        if before is not None:
-            known = range(before["batch"], number + 1)
-            assert [pairs_of(loader, n) for n in known] == [places[n] for n in known]
-            assert pairs_of(loader, before["batch"] - 1) == []
-            assert [loader.state_at(n) for n in known] == [before if n < now["batch"] else now for n in known]
-        if now["epoch"] == 2:
-            break
-    assert len(loader.recent) == 2
-
-
-def test_a_stream_is_read_from_where_it_began_by_each_iterator(make_stream, tokenizer, args):
+def test_stream_is_read_from_its_start_by_each_iterator(make_stream, tokenizer, args):
     loader = training_batches(make_stream(), tokenizer, args, 3)
-    assert pairs_in(loader, 20) == pairs_in(loader, 20)
+    assert take(loader, 20) == take(loader, 20)
 
 
-def test_pools_of_a_stream_grow(tokenized, tokenizer):
-    """A little is read before the first batch, and it is no constant; later pools are large."""
-    loader = training_batches(tokenized.to_iterable_dataset(), tokenizer, options())
-    sizes = [[loader.pool_size(epoch, pool) for pool in range(60)] for epoch in range(20)]
-    firsts = {row[0] for row in sizes}
+def test_pools_of_a_stream_grow(tokenizer):
+    """The first is small, and its size varies by epoch; later ones are large."""
+    loader = training_batches(text_dataset(TEXTS).to_iterable_dataset(), tokenizer, options())
+    sizes = {}
+    for epoch, pool in itertools.product(range(20), range(10)):
+        pairs = loader.read_pool(itertools.repeat({}), {"epoch": epoch, "pool": pool, "pair": 0})
+        sizes[epoch, pool] = len(pairs)
+    firsts = {sizes[epoch, 0] for epoch in range(20)}
     assert len(firsts) > 10 and min(firsts) >= 512 and max(firsts) <= 1024
-    assert all(b == min(2 * a, 2**15) for row in sizes for a, b in itertools.pairwise(row))
+    assert all(sizes[epoch, pool + 1] == min(2 * sizes[epoch, pool], 2**15) for epoch, pool in sizes if pool < 9)
 
 
-def test_the_files_of_a_stream_are_shuffled(make_stream, tokenizer, args):
-    """By the seed and the epoch, in which they are read in another order."""
-    orders = {}
-    stream = make_stream(count=4)
+def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(make_stream, tokenizer, args):
+    """In parallel they would take datasets a thread for each pair."""
+    stream, texts = make_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90], 4), {}
+    files = {source: shard for shard in range(4) for source in next(iter(stream.shard(4, shard).batch(999)))["source"]}
     for seed in [1, 2]:
         loader = training_batches(stream, tokenizer, SimpleNamespace(**vars(args) | {"seed": seed}))
-        for _, _, pool in loader.numbered():
-            epoch = loader.recent[-1][0]["epoch"]
-            if epoch == 6:
+        for pool, _ in loader.pools():
+            if loader.state["epoch"] == 6:
                 break
-            orders.setdefault((seed, epoch), pool[0]["source"])
-    firsts = [[orders[seed, epoch] for epoch in range(6)] for seed in [1, 2]]
-    assert firsts[0] != firsts[1] and min(len(set(row)) for row in firsts) > 1
+            texts.setdefault((seed, loader.state["epoch"]), []).extend(pair["source"] for pair in pool)
+    orders = {
+        key: [file for file, _ in itertools.groupby(files[text] for text in read)] for key, read in texts.items()
+    }
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders.values())
+    by_seed = [[orders[seed, epoch] for epoch in range(6)] for seed in [1, 2]]
+    assert by_seed[0] != by_seed[1] and all(any(order != row[0] for order in row) for row in by_seed)
 
 
-def test_no_pair_left_in_a_stream(tokenizer):
+def test_stream_without_usable_pairs_is_refused(tokenizer):
     stream, _ = tokenize_pairs(text_dataset([(None, "b")]).to_iterable_dataset(), tokenizer, 20, 20)
-    with pytest.raises(UserError, match="No usable pair is in the stream"):
+    with pytest.raises(UserError, match="The stream has no usable pair"):
         next(iter(training_batches(stream, tokenizer, options())))
 
 
 # --------------------------------------------------------------------------------------------------------- BPE-dropout
 
 
-def segmented(
-    tokenizer, pairs: list[tuple[str, str]], number: int, dropout: float = 0.5, seed: int = 1
-) -> list[tuple]:
-    """The pairs of a batch segmented anew, written out: first all sources, then all targets, by one generator."""
-    segment, generator = BpeDropout(tokenizer, dropout), np.random.default_rng([seed, number])
-    sides = [segment(list(texts), generator) for texts in zip(*pairs, strict=True)]
-    return [(tuple(source), tuple(target)) for source, target in zip(*sides, strict=True)]
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bpe_dropout_changes_tokens_and_not_texts(source, tokenizer, workers):
+    if workers and isinstance(source, datasets.IterableDataset):
+        pytest.skip("a stream has no workers")
+
+    def decode(batches):
+        return [[tuple(tokenizer.batch_decode(pair, skip_special_tokens=True)) for pair in batch] for batch in batches]
+
+    plain = take(training_batches(source, tokenizer, options()), 40)
+    args = options(bpe_dropout=0.5, dataloader_num_workers=workers)
+    varied = take(training_batches(source, tokenizer, args), 40)
+    assert decode(varied) == decode(plain)
+    assert sum(a == b for a, b in zip(plain, varied, strict=True)) < 4
+    assert all(ids[-1] == tokenizer.eos_token_id for batch in varied for pair in batch for ids in pair)
+    by_text: dict[tuple, set] = {}
+    for pair, text in zip(itertools.chain(*varied), itertools.chain(*decode(varied)), strict=True):
+        by_text.setdefault(text, set()).add(pair)
+    assert np.mean([len(found) for found in by_text.values()]) > 1.5  # other tokens in each epoch
 
 
-def test_bpe_dropout_is_a_function_of_seed_and_number(source, tokenized, tokenizer):
-    """Whatever was read before, and by however many processes."""
-    args = options(bpe_dropout=0.5)
-    loader = training_batches(source, tokenizer, args)
-    found = []
-    for number, batch in zip(range(40), loader, strict=False):
-        texts = [TEXTS[i] for i in pairs_of(loader, number)]
-        assert as_pairs(batch) == segmented(tokenizer, texts, number)
-        found.append(as_pairs(batch))
-    plain = pairs_in(training_batches(source, tokenizer, options()), 40)
-    decoded = [[tuple(tokenizer.batch_decode(pair, skip_special_tokens=True)) for pair in batch] for batch in found]
-    assert decoded == [
-        [tuple(tokenizer.batch_decode(pair, skip_special_tokens=True)) for pair in batch] for batch in plain
-    ]
-    assert sum(a == b for a, b in zip(plain, found, strict=True)) < 4
-    assert pairs_in(training_batches(source, tokenizer, args, 17), 9) == found[17:26]
-    share = {"num_processes": 3, "skipped": frozenset({6, 7, 8})}
-    dealt = [pairs_in(training_batches(source, tokenizer, args, process_index=i, **share), 6) for i in range(3)]
-    assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == [*found[:6], *found[9:21]]
-
-
-def test_a_pair_is_segmented_otherwise_in_each_epoch(tokenized, tokenizer):
-    loader = training_batches(tokenized, tokenizer, options(bpe_dropout=0.5))
-    ways: dict[int, set] = {}
-    for number, batch in zip(range(3 * len(loader.epoch())), loader, strict=False):
-        for index, pair in zip(pairs_of(loader, number), as_pairs(batch), strict=True):
-            ways.setdefault(index, set()).add(pair)
-    assert len(ways) == len(tokenized)
-    assert np.mean([len(found) for found in ways.values()]) > 2
-
-
-def test_bpe_dropout_respects_the_limits(tokenized, tokenizer):
-    """What would be too long keeps the segmentation without it, side by side."""
-    limits = {"max_source_length": 14, "max_target_length": 19}
+def test_bpe_dropout_respects_the_length_limits(tokenized, tokenizer):
+    """A side that would be too long keeps its tokens without dropout."""
     short = tokenized.filter(lambda pair: pair["source_length"] <= 14 and pair["target_length"] <= 19)
     assert len(short) > 15
-    loader = training_batches(short, tokenizer, options(bpe_dropout=0.5, **limits))
-    kept = [0, 0]
-    for number, batch in zip(range(30), loader, strict=False):
-        pairs = [short[i] for i in pairs_of(loader, number)]
-        free = segmented(tokenizer, [(pair["source"], pair["target"]) for pair in pairs], number)
-        for pair, (source, target), found in zip(pairs, free, as_pairs(batch), strict=True):
-            expected = tuple(pair["input_ids"]) if len(source) > 14 else source
-            assert found == (expected, tuple(pair["labels"]) if len(target) > 19 else target)
-            kept = [kept[0] + (len(source) > 14), kept[1] + (len(target) > 19)]
-    assert min(kept) > 3
+    plain = [tuple(map(tuple, (pair["input_ids"], pair["labels"]))) for pair in short]
+    sources, targets = ({pair[side] for pair in plain} for side in (0, 1))
+    args = options(bpe_dropout=0.5, max_source_length=14, max_target_length=19)
+    found = list(itertools.chain(*take(training_batches(short, tokenizer, args), 60)))
+    assert all(len(source) <= 14 and len(target) <= 19 for source, target in found)
+    kept = sum(source in sources for source, _ in found), sum(target in targets for _, target in found)
+    assert all(3 < count < len(found) for count in kept)

@@ -1,6 +1,5 @@
 """recipes/accelerate, docs/scaling.md: several processes and machines; streams. Run: pytest tests/test_scaling.py"""
 
-import itertools
 import json
 import os
 import random
@@ -11,9 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import datasets
 import pytest
 import torch
 import yaml
@@ -23,8 +20,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import Translator
-from vanilla_transformer.data.batches import training_batches
-from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation.scores import TranslationQuality
 from vanilla_transformer.training.arguments import parse_options
@@ -302,26 +297,3 @@ def test_the_script_for_deepspeed(data, cache, tmp_path):
         launcher = ["-m", "accelerate.commands.launch", "--num_processes", "2", "--mixed_precision", "no"]
         weights = tune([*launcher, "--zero_stage", stage, *words, "--ddp_backend", "gloo"], 4)
         torch.testing.assert_close(weights, alone, rtol=0, atol=1e-5)
-
-
-# ----------------------------------------------------------------------------------------------------------- streaming
-
-
-def test_the_files_of_a_stream_are_read_in_turn(tmp_path):
-    """In another order each epoch, but not side by side, which takes datasets a thread for each pair."""
-    for number in range(12):
-        rows = [{"file": number, "input_ids": [5, number, 2], "labels": [6, 2]} for _ in range(20)]
-        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = sorted(map(str, tmp_path.glob("*.jsonl")))
-    stream = datasets.load_dataset("json", data_files=files, split="train", streaming=True)
-    limits = {"max_source_length": 9, "max_target_length": 9, "bpe_dropout": 0}
-    args = SimpleNamespace(seed=1, per_device_train_max_tokens=60, **limits)
-    batches = training_batches(stream, train_tokenizer(["a"], 300), args)
-    orders = []
-    for _, group in itertools.groupby(batches.numbered(), lambda found: batches.recent[-1][0]["epoch"]):
-        pools = [pool for pool, _ in itertools.groupby(pool for _, _, pool in group)]
-        orders.append([number for number, _ in itertools.groupby(pair["file"] for pool in pools for pair in pool)])
-        if len(orders) == 3:
-            break
-    assert all(sorted(order) == list(range(12)) for order in orders)
-    assert orders[0] != orders[1] != orders[2]

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from ..data.pairs import read_split
+from ..data.pairs import load_split
 from ..errors import UserError, loading
 from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of, write_attention_page
@@ -145,7 +145,7 @@ def print_alignments(options: argparse.Namespace):
     """Prints the links of each pair, and their error rate to stderr if the dataset has reference links."""
     model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
     layer = index_of("layer", options.layer, model.config.decoder_layers)
-    pairs = read_split(options)
+    pairs = load_split(options)
     column = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
     references = [read_links(text, number) for number, text in enumerate(column, start=1)]
     predicted, scored, skipped = [], [], 0

@@ -1,31 +1,33 @@
-"""Batches of so many tokens, in an order that is a pure function of the seed: any of them can be found again.
+"""Numbered batches of sentence pairs.
 
-All batches of a run, of every epoch and every process, are numbered from 0 on. Resuming is going on at a number.
+All batches of a run, over all epochs and processes, are numbered 0, 1, 2, ...
+Which pairs batch n holds is a pure function of (seed, n); no random state is carried from batch to batch.
+Of P processes, process i trains on the batches with n % P == i, so any number of processes sees the same batches.
+Resuming a run means starting at a number; for a stream, a saved position avoids reading it from the beginning.
+A batch holds pairs of similar length: at most `max_tokens` tokens a side, padding included.
 """
 
 import copy
 import itertools
+import signal
 from collections.abc import Iterator
-from hashlib import blake2b
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
 from datasets.utils import logging
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from ..data.pairs import reading
-from ..data.tokenizer import BpeDropout
 from ..errors import UserError
-
-leave_signals_to_training = None
+from .pairs import reading
+from .tokenizer import with_bpe_dropout
 
 POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
-FIRST_STREAM_POOL = 2**10  # of a stream, where a pool is read before its first batch; each is twice the one before,
-LAST_STREAM_POOL = 2**15  # up to this
-INSTEAD = "Begin a new run, from --model_name_or_path if you like."
+# A pool of a stream is read before its first batch, so pools start small and double in size.
+FIRST_STREAM_POOL, LAST_STREAM_POOL = 2**10, 2**15
 
 # ------------------------------------------------------------------------------------------------------------ planning
 
@@ -33,10 +35,10 @@ INSTEAD = "Begin a new run, from --model_name_or_path if you like."
 def plan_batches(
     source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int, seed: int, epoch: int, part: int = 0
 ) -> list[np.ndarray]:
-    """The batches of an epoch, or of a part of it, as arrays of indices: a pure function of its arguments.
+    """The batches of an epoch, or of one part of it, as arrays of indices: a pure function of the arguments.
 
-    All pairs are shuffled and cut into pools; the pairs of a pool are sorted by length, stably, so that equals stay
-    shuffled, and fill batches; then all batches are shuffled.
+    All pairs are shuffled and cut into pools; each pool is sorted by length and cut into batches (the sort is stable,
+    so pairs of equal length stay shuffled); then the batches are shuffled.
     """
     generator = np.random.default_rng([seed, epoch, part])
     order = generator.permutation(np.arange(len(source_lengths), dtype=np.int32))
@@ -48,9 +50,9 @@ def plan_batches(
 
 
 def fill_batches(source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
-    """Sorts pairs by length and cuts them into batches of at most `max_tokens`, sentences times the longest side.
+    """Sorts pairs by length and cuts them into batches with pairs x longest side <= `max_tokens`.
 
-    A pair that is longer than the budget by itself makes a batch of its own.
+    A pair that exceeds the budget alone becomes a batch of one.
     """
     longest = np.maximum(source_lengths, target_lengths)
     order = np.lexsort((source_lengths, longest))
@@ -64,59 +66,43 @@ def fill_batches(source_lengths: np.ndarray, target_lengths: np.ndarray, max_tok
 
 
 def padding_fraction(source_lengths: np.ndarray, target_lengths: np.ndarray, batches: list[np.ndarray]) -> float:
-    """The share of positions, of both sides of the batches, that are padding."""
+    """The fraction of positions, on both sides of the batches, that are padding."""
     sides = (source_lengths, target_lengths)
-    real = sum(int(side[batch].sum()) for side in sides for batch in batches)
-    padded = sum(int(side[batch].max()) * len(batch) for side in sides for batch in batches)
-    return 1 - real / padded
+    tokens = sum(int(side[batch].sum()) for side in sides for batch in batches)
+    positions = sum(int(side[batch].max()) * len(batch) for side in sides for batch in batches)
+    return 1 - tokens / positions
 
 
-class TokenBatchSampler(Sampler):
-    """The batches of one process, epoch after epoch without end, from the global batch number `start` on.
+@dataclass
+class TokenBatchSampler:
+    """The batches of one process as lists of indices, from batch number `start`, epoch after epoch without end."""
 
-    Batches are dealt to the processes in turn, so that however many there are, batch number n is the same: step k of
-    G batches in all takes numbers k G to (k + 1) G - 1, where none is `skipped`. Yields (number, indices).
-    """
+    source_lengths: np.ndarray
+    target_lengths: np.ndarray
+    max_tokens: int
+    seed: int
+    start: int = 0
+    process_index: int = 0
+    num_processes: int = 1
 
-    def __init__(
-        self,
-        source_lengths: np.ndarray,
-        target_lengths: np.ndarray,
-        max_tokens: int,
-        seed: int,
-        start: int = 0,
-        skipped: frozenset[int] = frozenset(),
-        process_index: int = 0,
-        num_processes: int = 1,
-    ):
-        self.lengths = source_lengths, target_lengths
-        self.max_tokens = max_tokens
-        self.seed = seed
-        self.start = start
-        self.skipped = skipped
-        self.process_index = process_index
-        self.num_processes = num_processes
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        return plan_batches(self.source_lengths, self.target_lengths, self.max_tokens, self.seed, epoch)
 
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        for number, batch in self.numbered():
-            is_ours = number % self.num_processes == self.process_index
-            if is_ours and number >= self.start and number not in self.skipped:
-                yield number, batch.tolist()
-
-    def numbered(self) -> Iterator[tuple[int, np.ndarray]]:
-        """All batches, of all epochs and processes, with their numbers."""
-        epochs = (plan_batches(*self.lengths, self.max_tokens, self.seed, epoch) for epoch in itertools.count())
-        return enumerate(itertools.chain.from_iterable(epochs))
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = itertools.chain.from_iterable(self.plan(epoch) for epoch in itertools.count())
+        for number, batch in enumerate(batches):
+            if number >= self.start and number % self.num_processes == self.process_index:
+                yield batch.tolist()
 
 
-# -------------------------------------------------------------------------------------------------- what batches offer
+# ------------------------------------------------------------------------------------------------------------- loading
 
 
 class PairCollator:
     """Pads a list of pairs to tensors `input_ids`, `attention_mask` (B,S) and `labels` (B,T).
 
-    Padding stands on the right, whatever side the tokenizer has it on: the decoder reads labels from position 0 on.
-    Labels are -100 there, so that an end of sentence that is also the padding token is still learnt.
+    Padding is always on the right, since the decoder reads labels from position 0. Padded labels are -100, so an
+    end-of-sentence token that is also the padding token is still learned.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -132,165 +118,107 @@ class PairCollator:
         }
 
 
-class SubwordVariation:
-    """Segments the pairs of a batch anew with BPE-dropout, by the seed and the number of the batch alone.
+class BpeDropoutCollator(PairCollator):
+    """Tokenizes pairs again with BPE-dropout, then pads them.
 
-    What would become longer than a side's limit keeps the segmentation that it has. Without a dropout it does nothing.
+    A side that would exceed its limit in tokens keeps its token ids without dropout.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, args):
-        self.segment = BpeDropout(tokenizer, args.bpe_dropout) if args.bpe_dropout else None
-        self.seed = args.seed
-        self.limits = {"input_ids": args.max_source_length, "labels": args.max_target_length}
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float, limits: dict[str, int]):
+        super().__init__(tokenizer)
+        self.tokenizer = with_bpe_dropout(tokenizer, dropout)
+        self.limits = limits
 
-    def __call__(self, number: int, pairs: list[dict]) -> list[dict]:
-        if self.segment is None:
-            return pairs
-        generator = np.random.default_rng([self.seed, number])
-        varied = {}
-        for side, ids in [("source", "input_ids"), ("target", "labels")]:
-            segmented = self.segment([pair[side] for pair in pairs], generator)
-            varied[ids] = [
-                new if len(new) <= self.limits[ids] else pair[ids] for new, pair in zip(segmented, pairs, strict=True)
-            ]
-        return [{"input_ids": s, "labels": t} for s, t in zip(varied["input_ids"], varied["labels"], strict=True)]
-
-
-class NumberedPairs(torch.utils.data.Dataset):
-    """Hands out the pairs of a batch by its number and their indices, as a DataLoader asks for them."""
-
-    def __init__(self, dataset: Dataset, vary: SubwordVariation):
-        self.dataset = dataset
-        self.vary = vary
-
-    def __getitems__(self, batch: tuple[int, list[int]]) -> list[dict]:
-        number, indices = batch
-        return self.vary(number, self.dataset.__getitems__(indices))
+    def __call__(self, pairs: list[dict]) -> dict[str, torch.Tensor]:
+        varied = [dict(pair) for pair in pairs]
+        for text, side in [("source", "input_ids"), ("target", "labels")]:
+            segmented = self.tokenizer([pair[text] for pair in pairs], verbose=False).input_ids
+            for pair, ids in zip(varied, segmented, strict=True):
+                if len(ids) <= self.limits[side]:
+                    pair[side] = ids
+        return super().__call__(varied)
 
 
 class PairLoader(DataLoader):
-    """Padded training batches of a dataset, by the plan of its [`TokenBatchSampler`]."""
+    """Padded training batches of a map-style dataset."""
 
     def epoch(self) -> list[np.ndarray]:
-        """The batches of the first epoch; the number of later ones differs by a few, as other pairs share a pool."""
-        sampler = self.batch_sampler
-        return plan_batches(*sampler.lengths, sampler.max_tokens, sampler.seed, 0)
-
-    def pairs_of(self, numbers: range) -> list[int]:
-        """The indices of the pairs of some batches."""
-        batches = itertools.islice(self.batch_sampler.numbered(), numbers.start, numbers.stop)
-        return [index for _, batch in batches for index in batch.tolist()]
+        """The batches of the first epoch. Later epochs differ by a few, since other pairs share a pool."""
+        return self.batch_sampler.plan(0)
 
     def state_at(self, number: int) -> None:
-        """Nothing besides a batch's number is needed to go on from it."""
+        """Resuming a map-style dataset takes nothing but the batch number."""
 
 
+@dataclass
 class StreamedBatches:
-    """The batches of one process from a stream, as [`TokenBatchSampler`] makes them of a dataset: pool by pool.
+    """Padded training batches of a stream, pool by pool.
 
-    The stream's files are shuffled by (seed, epoch) and read in turn; its pairs are shuffled pool by pool. Every
-    process reads the whole stream and keeps its share. `start` skips batches: from `state`, where the pool begins
-    that batch number `start` is of, else by reading over all of them.
+    The files of the stream are shuffled by (seed, epoch) and read one after another, their pairs pool by pool. Every
+    process reads the whole stream and keeps its own batches. `begin`, from [`state_at`], is the position of the pool
+    that batch `start` is in; without it, all earlier batches are read and discarded.
     """
 
-    def __init__(
-        self,
-        stream: IterableDataset,
-        collate: PairCollator,
-        vary: SubwordVariation,
-        max_tokens: int,
-        seed: int,
-        start: int = 0,
-        skipped: frozenset[int] = frozenset(),
-        process_index: int = 0,
-        num_processes: int = 1,
-        state: dict | None = None,
-    ):
-        # Its files only: what a buffer of pairs holds cannot be saved, and to mix files takes a thread for each pair.
-        self.stream = stream.shuffle(seed=seed, buffer_size=1, max_buffer_input_shards=1)
-        self.collate = collate
-        self.vary = vary
-        self.max_tokens = max_tokens
-        self.seed = seed
-        self.start = start
-        self.skipped = skipped
-        self.process_index = process_index
-        self.num_processes = num_processes
-        self.begin = {"epoch": 0, "pool": 0, "batch": 0, "pair": 0, "stream": None, "digest": None}
-        self.begin |= {"files": stream.num_shards} | (state or {})
-        if self.begin["files"] != stream.num_shards:
-            raise UserError(
-                f"The stream is not the one of the checkpoint: it is made of {stream.num_shards} files, and was of "
-                f"{self.begin['files']}. {INSTEAD}"
-            )
-        if state is not None:  # it would warn of a shuffle buffer, which holds nothing here
+    stream: IterableDataset
+    collate: PairCollator
+    max_tokens: int
+    seed: int
+    start: int = 0
+    process_index: int = 0
+    num_processes: int = 1
+    begin: dict | None = None
+
+    def __post_init__(self):
+        if self.begin is not None:  # datasets warns about the contents of the shuffle buffer, which is empty
             logging.get_logger("datasets.iterable_dataset").setLevel(logging.ERROR)
-        self.recent: list[tuple[dict, list[np.ndarray]]] = []  # the states and plans of this pool and the one before
+        files = self.stream.num_shards
+        self.begin = self.begin or {"epoch": 0, "pool": 0, "batch": 0, "pair": 0, "stream": None, "files": files}
+        self.state = self.begin  # of the current pool
+        if self.begin["files"] != files:
+            raise UserError(
+                f"The stream has {files} files, but had {self.begin['files']} when the checkpoint was saved; start a "
+                "new run, from --model_name_or_path if you like."
+            )
+        # Shuffle the files only: a buffer of pairs would not be part of the stream's state.
+        self.stream = self.stream.shuffle(seed=self.seed, buffer_size=1, max_buffer_input_shards=1)
 
-    def __iter__(self) -> Iterator[dict]:
-        for number, batch, pool in self.numbered():
-            is_ours = number % self.num_processes == self.process_index
-            if is_ours and number >= self.start and number not in self.skipped:
-                yield self.collate(self.vary(number, [pool[i] for i in batch]))
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for pool, plan in self.pools():
+            for number, batch in enumerate(plan, start=self.state["batch"]):
+                if number >= self.start and number % self.num_processes == self.process_index:
+                    yield self.collate([pool[i] for i in batch])
 
-    def numbered(self) -> Iterator[tuple[int, np.ndarray, list[dict]]]:
-        """All batches of all processes from `begin` on, as indices of a pool, with their numbers and the pool."""
+    def pools(self) -> Iterator[tuple[list[dict], list[np.ndarray]]]:
+        """The pools of pairs and their batches; `self.state` is the position of the current one."""
         state = copy.deepcopy(self.begin)
-        promised = state["digest"]
         while True:
             self.stream.set_epoch(state["epoch"])
             if state["stream"] is not None:
                 self.stream.load_state_dict(state["stream"])
             pairs = iter(self.stream)
             while pool := self.read_pool(pairs, state):
-                state["digest"] = digest(pool)
-                if promised not in (None, state["digest"]):
-                    raise UserError(
-                        f"The stream is not the one of the checkpoint: pairs {state['pair']:,} and on of its epoch "
-                        f"{state['epoch']} have changed. {INSTEAD}"
-                    )
-                promised = None
                 lengths = [np.array([len(pair[side]) for pair in pool]) for side in ("input_ids", "labels")]
                 plan = plan_batches(*lengths, self.max_tokens, self.seed, state["epoch"], state["pool"])
-                self.recent = [*self.recent[-1:], (copy.deepcopy(state), plan)]
-                for number, batch in enumerate(plan, start=state["batch"]):
-                    yield number, batch, pool
+                self.state = copy.deepcopy(state)
+                yield pool, plan
                 state |= {"pool": state["pool"] + 1, "batch": state["batch"] + len(plan)}
                 state |= {"pair": state["pair"] + len(pool), "stream": self.stream.state_dict()}
             if state["batch"] == 0:
-                raise UserError("No usable pair is in the stream: all are empty, or longer than the limits.")
+                raise UserError("The stream has no usable pair: all are empty, or longer than the limits.")
             state |= {"epoch": state["epoch"] + 1, "pool": 0, "pair": 0, "stream": None}
 
     def read_pool(self, pairs: Iterator[dict], state: dict) -> list[dict]:
+        """Reads the next pool. The first size varies by epoch, so that other pairs share a pool."""
+        generator = np.random.default_rng([self.seed, state["epoch"]])
+        first = int(generator.integers(FIRST_STREAM_POOL // 2, FIRST_STREAM_POOL + 1))
+        size = min(first << min(state["pool"], 16), LAST_STREAM_POOL)
         with reading(f"The stream, after pair {state['pair']:,} of epoch {state['epoch']},"):
-            return list(itertools.islice(pairs, self.pool_size(state["epoch"], state["pool"])))
-
-    def pool_size(self, epoch: int, pool: int) -> int:
-        """Small at first, so that training begins at once; other in each epoch, so that other pairs come together."""
-        first = int(np.random.default_rng([self.seed, epoch]).integers(FIRST_STREAM_POOL // 2, FIRST_STREAM_POOL + 1))
-        return min(first << min(pool, 16), LAST_STREAM_POOL)
-
-    def pairs_of(self, numbers: range) -> list[int]:
-        """The places in the stream, in its epoch, of the pairs of some batches of this pool or the one before."""
-        pairs = []
-        for state, plan in self.recent:
-            ours = [number - state["batch"] for number in numbers if 0 <= number - state["batch"] < len(plan)]
-            pairs += [index for place in ours for index in (state["pair"] + plan[place]).tolist()]
-        return pairs
+            return list(itertools.islice(pairs, size))
 
     def state_at(self, number: int) -> dict:
-        """From where to read on for batch number `number`, the next one, as a dictionary for JSON."""
-        states = [self.begin, *(state for state, _ in self.recent)]
-        return [state for state in states if state["batch"] <= number][-1]
-
-
-def digest(pairs: list[dict]) -> str:
-    """A short digest of the token ids of the pairs."""
-    content = blake2b(digest_size=16)
-    for pair in pairs:
-        for side in ("input_ids", "labels"):
-            content.update(np.asarray([len(pair[side]), *pair[side]], dtype=np.int32))
-    return content.hexdigest()
+        """The position, as a dictionary for JSON, from which to read batch `number`, the next one to train on."""
+        assert self.state["batch"] <= number, "a batch was read before its turn"
+        return self.state
 
 
 def training_batches(
@@ -298,24 +226,39 @@ def training_batches(
     tokenizer: PreTrainedTokenizerBase,
     args,
     start: int = 0,
-    skipped: frozenset[int] = frozenset(),
     process_index: int = 0,
     num_processes: int = 1,
     stream_state: dict | None = None,
 ) -> PairLoader | StreamedBatches:
-    """Padded training batches of this process without end, from the global batch number `start` on.
+    """Padded training batches of this process without end, from batch number `start`.
 
-    `skipped` are numbers of batches to leave out, and `state` is, of a stream, what its `state_at` gave for `start`.
+    `stream_state` is what `state_at(start)` returned, for a stream.
     """
-    collate, vary = PairCollator(tokenizer), SubwordVariation(tokenizer, args)
-    share = {"seed": args.seed, "start": start, "skipped": skipped}
-    share |= {"process_index": process_index, "num_processes": num_processes}
+    collate, max_tokens = PairCollator(tokenizer), args.per_device_train_max_tokens
+    if args.bpe_dropout:
+        limits = {"input_ids": args.max_source_length, "labels": args.max_target_length}
+        collate = BpeDropoutCollator(tokenizer, args.bpe_dropout, limits)
+    share = {"seed": args.seed, "start": start, "process_index": process_index, "num_processes": num_processes}
     if isinstance(dataset, IterableDataset):
-        return StreamedBatches(dataset, collate, vary, args.per_device_train_max_tokens, state=stream_state, **share)
-    sampler = TokenBatchSampler(*lengths_of(dataset), args.per_device_train_max_tokens, **share)
-    workers = {"num_workers": args.dataloader_num_workers, "persistent_workers": args.dataloader_num_workers > 0}
-    workers["worker_init_fn"] = leave_signals_to_training
-    return PairLoader(NumberedPairs(dataset, vary), batch_sampler=sampler, collate_fn=collate, **workers)
+        return StreamedBatches(dataset, collate, max_tokens, begin=stream_state, **share)
+    return PairLoader(
+        dataset,
+        batch_sampler=TokenBatchSampler(*lengths_of(dataset), max_tokens, **share),
+        collate_fn=collate,
+        num_workers=args.dataloader_num_workers,
+        persistent_workers=args.dataloader_num_workers > 0,
+        worker_init_fn=leave_signals_to_training,
+    )
+
+
+def leave_signals_to_training(worker_id: int):
+    """Ctrl-C and SIGTERM reach all processes of a terminal or a job, but only the training process acts on them.
+
+    A worker survives SIGTERM for five seconds, enough for the batches of the last step. torch and multiprocessing
+    also end workers with SIGTERM.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(5))  # SIGALRM terminates
 
 
 def evaluation_batches(
@@ -325,15 +268,19 @@ def evaluation_batches(
     process_index: int = 0,
     num_processes: int = 1,
 ) -> DataLoader:
-    """Padded batches of every pair once, sorted by length, dealt out to the processes in turn."""
+    """Padded batches of all pairs, sorted by length; the processes take them in turn."""
     batches = [batch.tolist() for batch in fill_batches(*lengths_of(dataset), max_tokens)]
     share = batches[process_index::num_processes]
     return DataLoader(dataset, batch_sampler=share, collate_fn=PairCollator(tokenizer))
 
 
 def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of source and of target tokens of all pairs, read without a Python object each."""
-    names = ["source_length", "target_length"]
-    table = dataset.select_columns(names).with_format("arrow")[:]
-    source, target = (table[name].to_numpy().astype(np.int32, copy=False) for name in names)
+    """The source and target lengths of all pairs in tokens."""
+    table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
+    source, target = (table[name].to_numpy().astype(np.int32, copy=False) for name in table.column_names)
     return source, target
+
+
+def longest_source(dataset: Dataset | IterableDataset) -> int | None:
+    """The length of the longest source in tokens; None for a stream."""
+    return None if isinstance(dataset, IterableDataset) else int(lengths_of(dataset)[0].max())

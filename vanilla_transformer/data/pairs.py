@@ -1,8 +1,9 @@
-"""Sentence pairs: a dataset from the Hub or from disk -> columns source and target -> token ids."""
+"""Sentence pairs: a dataset from the Hub or from disk -> columns `source` and `target` -> token ids."""
 
 import contextlib
 import csv
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -10,16 +11,16 @@ from types import SimpleNamespace
 
 import datasets
 from accelerate import PartialState
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import Dataset, IterableDataset
 from datasets.fingerprint import Hasher
 from huggingface_hub.errors import HTTPError
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 
-SPLITS = ("train", "validation", "test")
+SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 CSV = {"keep_default_na": False}  # "None" and "null" are words
-TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}  # where a quotation mark is one
+TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}  # a quotation mark is text
 LOADERS = {
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
@@ -29,181 +30,187 @@ LOADERS = {
     ".txt": ("text", {"encoding": "utf-8-sig"}),
 }
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
+PAIR = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("string")))
+PAIR_FEATURES = datasets.Features(
+    PAIR
+    | dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
+    | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
+)
 
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
 def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
-    """Loads the splits that there are, each with the columns `source` and `target`.
+    """Loads the training, validation and test splits that exist, each with the columns `source` and `target`.
 
-    `args` are the options of train.py that say where the data is: `dataset_name` (a Hub id or a directory laid out
-    like one) or `train_file`, `validation_file` and `test_file`; `dataset_config_name`, `streaming`, the names of
-    splits, languages and columns, `validation_split_percentage`, and how many samples to take.
+    `args` are the data options of train.py: `dataset_name` (a Hub id or a directory laid out like one) or
+    `train_file`, `validation_file` and `test_file`; `dataset_config_name`, `streaming`, the names of splits,
+    languages and columns, `validation_split_percentage`, and the numbers of samples. Validation and test splits are
+    never streams.
 
     Raises:
-        UserError: The dataset, a split, a column or a language does not exist; says which do.
+        UserError: The dataset, a split, a column or a language does not exist; the message lists those that do.
     """
-    with reading(where(args)):  # of a stream, which is read only here
-        return load_splits(args)
-
-
-@contextlib.contextmanager
-def reading(what: str):
-    """Turns what goes wrong in reading pairs into a UserError that says of what."""
-    try:
-        yield
-    except (ValueError, HTTPError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(f"{what} could not be read: {reason_of(error)}") from error
-
-
-def load_splits(args) -> dict[str, Dataset | IterableDataset]:
-    """[`load_pairs`], before what goes wrong in reading is put into a sentence."""
     raw = load_files(args) if args.train_file else load_dataset(args)
     names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
     for split, name in names.items():
         if name not in raw and (split == "train" or getattr(args, f"{split}_split")):
-            raise UserError(f"There is no split '{name}' in {where(args)}; there are: {', '.join(raw)}.")
+            raise UserError(f"{where(args)} has no split '{name}'; its splits: {', '.join(raw)}.")
     pairs = {split: raw[name] for split, name in names.items() if name in raw}
+    warn_of_training_pairs(pairs, names, args)
     if "validation" not in pairs:
         hold_out_validation(pairs, args)
-    columns = find_columns(pairs["train"], args)
-    source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
-    PartialState().print(f"translating from column '{source}' to column '{target}' of {where(args)}")
-    pairs = {split: select_pair(dataset, *columns, split) for split, dataset in pairs.items()}
-    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
-    for split, dataset in pairs.items():
-        if limits[split] is not None:
-            pairs[split] = dataset.take(limits[split])
-        if args.streaming and split != "train":
-            pairs[split] = Dataset.from_list(list(pairs[split]), features=pairs[split].features)
+    with reading(where(args)):  # a stream is first read here
+        columns = find_columns(pairs["train"], args)
+        source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
+        PartialState().print(f"translating from column '{source}' to column '{target}' of {where(args)}")
+        for split, dataset in pairs.items():
+            pairs[split] = select_pair(dataset, *columns, split)
+            count = getattr(args, SPLITS[split])
+            if count is not None:
+                pairs[split] = pairs[split].take(count)
+            if args.streaming and split != "train":
+                pairs[split] = Dataset.from_list(list(pairs[split]), features=pairs[split].features)
     return pairs
 
 
-def where(args) -> str:
-    """What the data is called in messages."""
-    return args.dataset_name or args.train_file
+def load_split(args) -> Dataset:
+    """Loads `args.split` of a dataset with all its columns, and its two sides as the columns `source` and `target`.
 
-
-def load_dataset(args) -> DatasetDict:
-    """Loads `args.dataset_name`, a Hub id or a local directory."""
-    try:
-        return datasets.load_dataset(
-            args.dataset_name,
-            args.dataset_config_name,
-            streaming=args.streaming,
-            cache_dir=cache_of_directory(Path(args.dataset_name)),
-            **options_of_directory(Path(args.dataset_name)),
-        )
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError, LookupError, HTTPError) as error:
-        # `datasets` lists the configurations there are where --dataset_config_name is missing or wrong.
-        raise UserError(
-            f"The dataset {args.dataset_name} could not be loaded: {reason_of(error)} Give --dataset_name a Hub id or "
-            "a local directory, with --dataset_config_name where it has several, or name your files by --train_file."
-        ) from error
-
-
-def read_split(args) -> Dataset:
-    """`args.split` of a dataset as it is, with its two sides as the columns `source` and `target`.
-
-    `args` may have of what [`load_pairs`] takes `dataset_name`, `dataset_config_name`, and names of languages and
-    columns. Raises UserError if the dataset, the split or a column does not exist.
+    `args` may have these options of [`load_pairs`]: `dataset_name`, `dataset_config_name`, and the names of languages
+    and columns. Raises UserError if the dataset, the split or a column does not exist.
     """
     names = ["dataset_config_name", "source_lang", "target_lang", "source_column", "target_column", "train_file"]
     args = SimpleNamespace(**dict.fromkeys(names) | {"streaming": False} | vars(args))
     splits = load_dataset(args)
     if args.split not in splits:
-        raise UserError(f"There is no split '{args.split}' in {where(args)}; there are: {', '.join(splits)}.")
+        raise UserError(f"{where(args)} has no split '{args.split}'; its splits: {', '.join(splits)}.")
     rows = splits[args.split]
     pairs = select_pair(rows, *find_columns(rows, args), args.split)
     others = [name for name in rows.column_names if name not in pairs.column_names]
     return datasets.concatenate_datasets([pairs, rows.select_columns(others)], axis=1) if others else pairs
 
 
-def options_of_directory(directory: Path) -> dict:
-    """How the files of a local dataset are read, where they are all of one kind that needs to be told: .csv, .tsv."""
-    kinds = {path.suffix for path in directory.rglob("*")} & LOADERS.keys() - {".txt"}  # a README.txt, a licence
-    return CSV if kinds and kinds <= {".csv", ".tsv"} else {}
+@contextlib.contextmanager
+def reading(what: str, remedy: str = ""):
+    """Turns an error in reading a dataset into a UserError that says what could not be read."""
+    try:
+        yield
+    except (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError) as error:
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())  # datasets wraps the cause
+        reason = reason if len(reason) <= 600 else f"{reason[:600]} ..."
+        raise UserError(f"{what} could not be read: {reason}{remedy}") from error
 
 
-def cache_of_directory(directory: Path) -> str | None:
-    """A cache for a local dataset as it is now; None, the usual one, for a dataset on the Hub.
+def where(args) -> str:
+    """The name of the data in messages."""
+    return args.dataset_name or args.train_file
 
-    `datasets` goes by the name of a directory whose card lists its files, and would hand out what they once held.
-    """
-    if not directory.is_dir():
-        return None
+
+def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
+    """Loads `args.dataset_name`, a Hub id or a local directory."""
+    directory = Path(args.dataset_name)
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    state = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    key = Hasher.hash((directory.resolve().as_posix(), state))
-    return str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / key)
+    cache, suffixes = None, {path.suffix for path in files} & LOADERS.keys() - {".txt"}  # .txt: a README, a license
+    if files:
+        # datasets caches a directory with a card by its name alone, and would return what its files once held.
+        state = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        cache = Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash((str(directory.resolve()), state))
+    remedy = (
+        " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
+        "configurations, or name your files with --train_file."
+    )
+    with reading(f"The dataset {args.dataset_name}", remedy):
+        return datasets.load_dataset(
+            args.dataset_name,
+            args.dataset_config_name,
+            streaming=args.streaming,
+            cache_dir=cache and str(cache),
+            **(CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
+        )
 
 
 def load_files(args) -> dict[str, Dataset | IterableDataset]:
-    """Loads `args.train_file` and its companions, all of one kind; a .txt file holds `source<TAB>target` lines."""
+    """Loads `args.train_file` and its companions, all of one format; a .txt file has source<TAB>target lines."""
     files = {split: getattr(args, f"{split}_file") for split in SPLITS if getattr(args, f"{split}_file")}
     for split, name in files.items():
-        if not Path(name).is_file():
-            raise UserError(f"--{split}_file {name} {'is no file' if Path(name).exists() else 'does not exist'}.")
-        if Path(name).stat().st_size == 0:
-            raise UserError(f"--{split}_file {name} is empty.")
+        if not Path(name).is_file() or Path(name).stat().st_size == 0:
+            problem = (
+                "is empty" if Path(name).is_file() else "is not a file" if Path(name).exists() else "does not exist"
+            )
+            raise UserError(f"--{split}_file {name} {problem}.")
     suffixes = {Path(name).suffix for name in files.values()}
     if len(suffixes) > 1 or not suffixes <= LOADERS.keys():
         raise UserError(
-            f"The data files end in {', '.join(sorted(suffixes))}; they must all be of one kind: {', '.join(LOADERS)}."
+            f"The data files end in {', '.join(sorted(suffixes))}; they must all have one of: {', '.join(LOADERS)}."
         )
     loader, options = LOADERS[suffixes.pop()]
-    try:
-        raw = {  # one by one, as each may have columns of its own besides the two
-            split: datasets.load_dataset(loader, data_files={split: name}, streaming=args.streaming, **options)[split]
-            for split, name in files.items()
-        }
-        for split, name in files.items() if loader == "text" else ():
-            with open(name, encoding="utf-8") as lines:
-                if not any("\t" in line for line in itertools.islice(lines, 10_000)):
-                    raise UserError(f"--{split}_file {name} has no tab; a .txt file holds source<TAB>target lines.")
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise UserError(f"The files {', '.join(files.values())} could not be read: {reason_of(error)}") from error
-    if loader == "text":
-        pair = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
-        options = {"batched": True, "remove_columns": ["text"], "features": pair}
-        return {split: dataset.map(split_at_tab, **options) for split, dataset in raw.items()}
+    raw = {}
+    for split, name in files.items():  # one by one, since each may have other columns besides the two
+        with reading(f"--{split}_file {name}"):
+            data_files = {split: name}
+            raw[split] = datasets.load_dataset(loader, data_files=data_files, streaming=args.streaming, **options)[
+                split
+            ]
+            if loader == "text":
+                count_tabs(split, name, args.streaming)
+                options_of_map = {"batched": True, "remove_columns": ["text"], "features": PAIR}
+                raw[split] = raw[split].map(split_at_tab, **options_of_map)
     return raw
 
 
-def reason_of(error: Exception) -> str:
-    """What went wrong in one line, with the cause that `datasets` wraps."""
-    text = " ".join(f"{error} {error.__cause__ or ''}".split())
-    return text if len(text) <= 600 else f"{text[:600]} ..."
+def count_tabs(split: str, name: str, streaming: bool):
+    """Refuses a .txt file without source<TAB>target lines, and counts those with more than one tab."""
+    with open(name, encoding="utf-8", newline="\n") as lines:
+        tabs = Counter(line.count("\t") for line in (itertools.islice(lines, 10_000) if streaming else lines))
+    if not tabs[1]:
+        raise UserError(f"--{split}_file {name} has no line with one tab; a .txt file has source<TAB>target lines.")
+    malformed = sum(tabs.values()) - tabs[0] - tabs[1]
+    if malformed:
+        PartialState().print(f"{name}: lines with more than one tab are dropped, {malformed:,} of {tabs.total():,}.")
 
 
 def split_at_tab(batch: dict) -> dict:
-    pairs = [(*line.split("\t"), None)[:2] for line in batch["text"]]
+    """Lines -> pairs; a line without exactly one tab becomes a pair of None, which is dropped with the empty pairs."""
+    pairs = [tuple(line.split("\t")) if line.count("\t") == 1 else (None, None) for line in batch["text"]]
     return {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
 
 
+def warn_of_training_pairs(pairs: dict, names: dict[str, str], args):
+    """Prints a warning if the validation or test pairs are the training pairs."""
+    if args.train_file:
+        names = {split: getattr(args, f"{split}_file") for split in pairs}
+    for split in ("validation", "test"):
+        if split in pairs and Path(names[split]).resolve() == Path(names["train"]).resolve():
+            PartialState().print(
+                f"Warning: the {split} pairs are the training pairs ({names[split]}), so their scores say nothing about "
+                "unseen text."
+            )
+
+
 def hold_out_validation(pairs: dict, args):
-    """Takes the last pairs of the training split for validation, as many per cent as asked for."""
+    """Takes the last pairs of the training split for validation, `args.validation_split_percentage` of them."""
     if args.streaming:
         raise UserError(
-            f"{where(args)} has no validation split, and a stream has no end to take one from; "
-            "name one by --validation_split or --validation_file."
+            f"{where(args)} has no validation split, and none can be held out of a stream; name one with "
+            "--validation_split or --validation_file."
         )
-    count = max(1, len(pairs["train"]) * args.validation_split_percentage // 100)
-    if count >= len(pairs["train"]):
-        raise UserError(f"{where(args)} has {len(pairs['train'])} pairs, too few to hold some out for validation.")
+    train = pairs["train"]
+    count = max(1, len(train) * args.validation_split_percentage // 100)
+    if count >= len(train):
+        raise UserError(f"{where(args)} has {len(train)} pairs, too few to hold some out for validation.")
     PartialState().print(
         f"{where(args)} has no validation split: the last {count:,} pairs of the training split are held out."
     )
-    rest = len(pairs["train"]) - count
-    pairs["validation"] = pairs["train"].skip(rest)
-    pairs["train"] = pairs["train"].take(rest)
+    pairs["validation"] = train.skip(len(train) - count)
+    pairs["train"] = train.take(len(train) - count)
 
 
 def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[str, str], str | tuple[str, str]]:
-    """Finds the source and the target: a column's name, or the name of a `translation` column and a language in it.
+    """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
 
-    In this order: the columns that are named, two columns named after the languages, a `translation` column with both
-    languages, and, if neither languages nor columns are named, the only two columns of text.
+    In this order: the columns named by options, two columns named after the languages, two languages of a
+    `translation` column, and, if neither languages nor columns are named, the only two text columns.
     """
     features = dataset.features
     if features is None:
@@ -211,73 +218,49 @@ def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[
         if first is None:
             raise UserError(f"{where(args)} has no pairs.")
         features = {name: datasets.Value("string") for name in first}
-    text = [name for name, feature in features.items() if is_text(feature)]
-    if args.source_column or args.target_column:
-        for option in ["source_column", "target_column"]:
-            name = getattr(args, option)
+    text = [name for name, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
+    nested = features.get("translation")
+    nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
+    remedy = f"the columns of {where(args)} are {', '.join(features)}; of text: {', '.join(text) or 'none'}"
+    remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
+    named = {"--source_column": args.source_column, "--target_column": args.target_column}
+    languages = {"--source_lang": args.source_lang, "--target_lang": args.target_lang}
+    if any(named.values()):
+        for option, name in named.items():
             if name is None:
-                raise UserError(f"--{option} is missing: name both columns, of {', '.join(features)}.")
-            if name not in features:
-                raise UserError(
-                    f"--{option} {name} does not exist in {where(args)}; its columns: {', '.join(features)}."
-                )
+                raise UserError(f"{option} is missing: name both columns; {remedy}")
             if name not in text:
-                raise UserError(f"--{option} {name} holds no text; columns of text: {', '.join(text) or 'none'}.")
-        return args.source_column, args.target_column
-    languages = [args.source_lang, args.target_lang]
-    if all(language in text for language in languages):
-        return args.source_lang, args.target_lang
-    nested = languages_of(features.get("translation"))
-    if languages == [None, None] and len(nested) == 2:
-        languages = nested
-    if nested and all(language in nested for language in languages):
-        return ("translation", languages[0]), ("translation", languages[1])
-    if languages == [None, None] and {"source", "target"} <= set(text):
+                problem = "holds no text" if name in features else "does not exist"
+                raise UserError(f"{option} {name} {problem}; {remedy}")
+        return tuple(named.values())
+    if any(languages.values()):
+        if all(language in text for language in languages.values()):
+            return tuple(languages.values())
+        if all(language in nested for language in languages.values()):
+            return tuple(("translation", language) for language in languages.values())
+        given = " and ".join(f"{option} {language}" for option, language in languages.items())
+        raise UserError(f"{given} must both be text columns, or languages of a translation column; {remedy}")
+    if len(nested) == 2:
+        return ("translation", nested[0]), ("translation", nested[1])
+    if {"source", "target"} <= set(text):
         return "source", "target"
-    if languages == [None, None] and len(text) == 2:
+    if len(text) == 2:
         return text[0], text[1]
-    if nested:
-        raise UserError(
-            f"--source_lang {args.source_lang} and --target_lang {args.target_lang} must be two of the languages of "
-            f"{where(args)}: {', '.join(nested)}."
-        )
-    for language in languages:
-        if language in features and language not in text:
-            raise UserError(f"The column {language} holds no text; columns of text: {', '.join(text) or 'none'}.")
-    if languages == [None, None]:
-        raise UserError(
-            f"Which columns of {where(args)} hold the pairs is not clear; its columns are {', '.join(features)}, "
-            f"those of text {', '.join(text) or 'none'}. Name two by --source_lang and --target_lang, or "
-            "--source_column and --target_column."
-        )
     raise UserError(
-        f"--source_lang {args.source_lang} and --target_lang {args.target_lang} must both be columns of "
-        f"{where(args)}, which are: {', '.join(features)}; or name two by --source_column and --target_column."
+        "Name the source and the target with --source_lang and --target_lang, or --source_column and --target_column; "
+        + remedy
     )
 
 
-def languages_of(feature) -> list[str]:
-    """The languages of a `translation` column, which is of its own type or a plain struct."""
-    return list(feature) if isinstance(feature, dict) else list(getattr(feature, "languages", []))
-
-
-def is_text(feature) -> bool:
-    return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string")
-
-
 def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str, str], split: str):
-    """The dataset with the columns `source` and `target` alone; raises UserError if they are one, or not there."""
+    """The dataset with only the columns `source` and `target`; raises UserError if they are the same or missing."""
     if source == target:
-        raise UserError(f"Source and target are the same, {source}; name two that differ.")
+        raise UserError(f"Source and target are both {source}; name two different ones.")
     if isinstance(source, tuple):
-        column, languages = source[0], (source[1], target[1])
+        column, languages = source[0], {"source": source[1], "target": target[1]}
 
         def unnest(batch: dict) -> dict:
-            rows = [row or {} for row in batch[column]]
-            return {
-                name: [row.get(lang) for row in rows]
-                for name, lang in zip(("source", "target"), languages, strict=True)
-            }
+            return {side: [(row or {}).get(lang) for row in batch[column]] for side, lang in languages.items()}
 
         return dataset.map(unnest, batched=True, remove_columns=list(dataset.features or [column]))
     missing = {source, target} - set(dataset.features or (source, target))
@@ -288,23 +271,19 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
     return dataset.rename_columns(names) if names else dataset
 
 
-def sentences(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | None]:
-    """All texts of both sides, of a stream the first, and how many there are at most, where that is known."""
-    length = None
-    if isinstance(dataset, IterableDataset):
-        dataset = dataset.take(TOKENIZER_SAMPLE)
-    else:
-        length = 2 * len(dataset)
-    return filled_texts(dataset), length
-
-
-def filled_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
-    with reading("The training pairs"):
-        for batch in dataset.iter(1000):
-            yield from (text for side in ("source", "target") for text in batch[side] if is_filled(text))
-
-
 # ----------------------------------------------------------------------------------------------------------- token ids
+
+
+def iter_texts(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | None]:
+    """The non-empty texts of both sides, and at most how many; of a stream the first million pairs, and None."""
+    is_stream = isinstance(dataset, IterableDataset)
+
+    def texts() -> Iterator[str]:
+        with reading("The training pairs"):
+            for batch in (dataset.take(TOKENIZER_SAMPLE) if is_stream else dataset).iter(1000):
+                yield from (text for side in ("source", "target") for text in batch[side] if is_filled(text))
+
+    return texts(), None if is_stream else 2 * len(dataset)
 
 
 def tokenize_pairs(
@@ -315,24 +294,22 @@ def tokenize_pairs(
     split: str = "train",
     num_proc: int | None = None,
 ) -> tuple[Dataset | IterableDataset, dict[str, int] | None]:
-    """Token ids of every pair, and how many were dropped and why; None of a stream, where that is not known.
+    """Tokenizes the pairs; returns them with the number of pairs dropped for each reason (None for a stream).
 
-    A tokenizer that splits the two languages in ways of their own (Marian's) is told which side is the target.
-    Pairs of which a side is empty, missing or no text, or longer than its limit in tokens (the end-of-sentence token
-    counts), are dropped; none is cut off. The columns `input_ids`, `labels`, `source_length` and `target_length` come
-    to `source` and `target`. Map-style datasets are tokenised at once, with a progress bar, and cached by `datasets`,
-    in memory that does not grow with the dataset; a stream as it is read.
+    Pairs with an empty or missing side, or longer than a limit in tokens (including the end-of-sentence token), are
+    dropped; none is truncated. Adds `input_ids`, `labels`, `source_length` and `target_length`. A tokenizer that
+    treats the two languages differently (Marian's) is told which side is the target. Map-style datasets are tokenized
+    at once and cached by `datasets` on disk; a stream as it is read.
 
     Raises:
         UserError: No pair is left.
     """
 
     def encode(batch: dict) -> dict:
-        """A batch of pairs -> those of them that are kept, with their token ids and lengths."""
         filled = are_filled(batch)
         columns = {side: list(itertools.compress(batch[side], filled)) for side in ("source", "target")}
         columns |= {"input_ids": [], "labels": []}
-        if any(filled):  # a tokenizer does not take an empty list
+        if any(filled):  # a tokenizer refuses an empty list
             columns |= tokenizer(
                 columns["source"], text_target=columns["target"], return_attention_mask=False, verbose=False
             )
@@ -346,36 +323,20 @@ def tokenize_pairs(
         return dataset.map(encode, batched=True), None
     workers = num_proc if num_proc and len(dataset) > 1000 * num_proc else None
     filled = dataset.filter(are_filled, batched=True, num_proc=workers, desc=f"Reading {split}")
-    empty = len(dataset) - len(filled)
-    encoded = (filled if empty else dataset).map(
-        encode, batched=True, features=PAIR_FEATURES, num_proc=workers, desc=f"Tokenising {split}"
-    )
-    drops = {"empty": empty, "too long": len(filled) - len(encoded)}
+    options = {"batched": True, "features": PAIR_FEATURES, "num_proc": workers, "desc": f"Tokenizing {split}"}
+    encoded = (filled if len(filled) < len(dataset) else dataset).map(encode, **options)
+    drops = {"empty": len(dataset) - len(filled), "too long": len(filled) - len(encoded)}
     if len(encoded) == 0:
-        limits = f"{max_source_length} or {max_target_length} tokens"
-        if split == "train":
-            limits = f"--max_source_length {max_source_length} or --max_target_length {max_target_length} tokens"
+        names = ("--max_source_length ", "--max_target_length ") if split == "train" else ("", "")
         raise UserError(
             f"No usable pair is left of the {len(dataset)} of the {split} split: {drops['empty']} have an empty or "
-            f"missing side, {drops['too long']} are longer than {limits}."
+            f"missing side, {drops['too long']} are longer than {names[0]}{max_source_length} or "
+            f"{names[1]}{max_target_length} tokens."
         )
     return encoded, drops
 
 
-PAIR_FEATURES = datasets.Features(
-    {
-        "source": datasets.Value("string"),
-        "target": datasets.Value("string"),
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "labels": datasets.List(datasets.Value("int32")),
-        "source_length": datasets.Value("int32"),
-        "target_length": datasets.Value("int32"),
-    }
-)
-
-
 def are_filled(batch: dict) -> list[bool]:
-    """Of which pairs both sides hold text."""
     return [is_filled(s) and is_filled(t) for s, t in zip(batch["source"], batch["target"], strict=True)]
 
 
@@ -384,16 +345,13 @@ def is_filled(text) -> bool:
 
 
 def fingerprint(dataset: Dataset | IterableDataset) -> str | None:
-    """A digest of all token ids in their order; None of a stream, which is checked where it is read on."""
+    """A digest of all token ids in order, by which a resumed run notices changed data; None for a stream."""
     if isinstance(dataset, IterableDataset):
         return None
     content = blake2b(digest_size=16)
     for table in dataset.select_columns(["input_ids", "labels"]).with_format("arrow").iter(10_000):
         for column in table.columns:
-            ids = column.combine_chunks()  # however many processes wrote them
+            ids = column.combine_chunks()  # the same whatever the number of writers
             content.update(ids.value_lengths().to_numpy())
             content.update(ids.flatten().to_numpy())
     return content.hexdigest()
-
-
-iter_texts = sentences

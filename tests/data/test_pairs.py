@@ -1,0 +1,530 @@
+"""Pairs from every kind of source, and their token ids."""
+
+import csv
+import json
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from datasets import Dataset, IterableDataset
+from helpers import data_options, text_dataset
+
+from vanilla_transformer.data.pairs import (
+    PAIR_FEATURES,
+    fingerprint,
+    iter_texts,
+    load_pairs,
+    load_split,
+    tokenize_pairs,
+)
+from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
+from vanilla_transformer.errors import UserError
+
+PAIRS = [(f"a dog {i}", f"ein Hund für {i}") for i in range(40)]
+PARTS = {"train": PAIRS[:30], "validation": PAIRS[30:36], "test": PAIRS[36:]}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """`datasets` caches in a folder of the test and uses no network."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+streamed = pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
+
+
+def rows(source="en", target="de", pairs=PAIRS) -> list[dict]:
+    return [{source: s, target: t} for s, t in pairs]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    """Writes rows in the format of the suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".json":
+            json.dump(rows, file)
+        elif path.suffix == ".jsonl":
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        elif path.suffix == ".txt":
+            file.writelines("\t".join(row.values()) + "\n" for row in rows)
+        else:
+            quoting = (
+                {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None} if path.suffix == ".tsv" else {}
+            )
+            writer = csv.DictWriter(file, rows[0], **quoting)
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def load(**options) -> dict:
+    return load_pairs(data_options(**options))
+
+
+def load_file(path: Path, **options) -> list[tuple]:
+    """The training pairs of a file, which also serves for validation."""
+    return texts(load(train_file=path, validation_file=path, **options)["train"])
+
+
+def texts(dataset) -> list[tuple]:
+    return [(pair["source"], pair["target"]) for pair in dataset]
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+@pytest.fixture
+def hub_like(tmp_path):
+    """A directory laid out like a Hub dataset repository with two configurations."""
+    folder = tmp_path / "hub"
+    for name, part in [("data/train", PAIRS[:30]), ("data/dev", PAIRS[30:36]), ("data/test", PAIRS[36:])]:
+        write(folder / f"{name}.jsonl", rows(pairs=part))
+    write(folder / "fr.csv", rows("en", "fr", PAIRS[:10]))
+    configs = {"en-de": {"train": "data/train.jsonl", "dev": "data/dev.jsonl", "test": "data/test.jsonl"}}
+    configs["en-fr"] = {"train": "fr.csv"}
+    lines = ["---", "configs:"]
+    for config, files in configs.items():
+        lines += [f"- config_name: {config}", "  data_files:"]
+        for split, path in files.items():
+            lines += [f"  - split: {split}", f"    path: {path}"]
+    (folder / "README.md").write_text("\n".join([*lines, "---", "# Dogs"]))
+    return folder
+
+
+def test_directory_with_configurations(hub_like, capsys):
+    options = {"dataset_name": hub_like, "dataset_config_name": "en-de", "source_lang": "en", "target_lang": "de"}
+    pairs = load(**options, validation_split="dev")
+    assert {split: texts(part) for split, part in pairs.items()} == PARTS
+    assert "Warning" not in capsys.readouterr().out
+    assert (
+        texts(load_split(SimpleNamespace(**options | {"dataset_name": str(hub_like), "split": "dev"})))
+        == PARTS["validation"]
+    )
+
+
+def test_load_split_keeps_other_columns(tmp_path):
+    write(tmp_path / "set" / "test.jsonl", [{"id": i, "en": s, "de": t} for i, (s, t) in enumerate(PAIRS)])
+    options = data_options(dataset_name=tmp_path / "set", source_lang="de", target_lang="en")
+    options.split = "test"
+    assert load_split(options)[3] == {
+        "source": "ein Hund für 3",
+        "target": "a dog 3",
+        "id": 3,
+        "en": "a dog 3",
+        "de": "ein Hund für 3",
+    }
+    options.split = "dev"
+    with pytest.raises(UserError, match="no split 'dev'; its splits: test"):
+        load_split(options)
+
+
+@streamed
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "tsv", "parquet", "txt"])
+def test_files(suffix, streaming, tmp_path):
+    files = {f"{s}_file": write(tmp_path / f"{s}.{suffix}", rows(pairs=part)) for s, part in PARTS.items()}
+    pairs = load(**files, streaming=streaming)
+    assert isinstance(pairs["train"], IterableDataset) == streaming
+    assert all(isinstance(pairs[split], Dataset) for split in ("validation", "test"))
+    assert {split: texts(part) for split, part in pairs.items()} == PARTS
+
+
+TEXT = {
+    "quotation marks in .tsv": ("tsv", [('"a', "b"), ("c", 'd"')]),
+    "missing values in .csv": ("csv", [("None", "NA"), ("null", "nan")]),
+    "missing values in .tsv": ("tsv", [("None", "NA"), ("null", "nan")]),
+    "line separators in .txt": ("txt", [("a\u2028b", "c\x0cd\x85e\x1cf")]),
+}
+
+
+@pytest.mark.parametrize("case", TEXT)
+def test_special_characters_and_words_are_text(case, tmp_path):
+    suffix, pairs = TEXT[case]
+    pairs = [*pairs, *PAIRS[:10]]
+    path = write(tmp_path / "set" / f"train.{suffix}", rows(pairs=pairs))
+    assert load_file(path) == pairs
+    if case.startswith("missing"):  # read from a directory, they would be missing values otherwise
+        (path.parent / "README.txt").write_text("null")
+        write(path.with_stem("validation"), rows(pairs=pairs))
+        assert texts(load(dataset_name=path.parent)["train"]) == pairs
+
+
+@streamed
+def test_files_may_have_different_columns(streaming, tmp_path):
+    train = write(tmp_path / "train.jsonl", rows(pairs=PAIRS[:30]))
+    validation = write(tmp_path / "val.jsonl", [row | {"alignment": "0-0"} for row in rows(pairs=PAIRS[30:])])
+    pairs = load(train_file=train, validation_file=validation, streaming=streaming)
+    assert texts(pairs["train"]) == PAIRS[:30] and texts(pairs["validation"]) == PAIRS[30:]
+
+
+# columns of the file -> options -> (source, target)
+COLUMNS = {
+    "translation column": (["translation"], {"source_lang": "de", "target_lang": "en"}, ("de 0", "en 0")),
+    "translation column, both languages": (["translation"], {}, ("en 0", "de 0")),
+    "language columns": (["id", "de", "en", "fr"], {"source_lang": "fr", "target_lang": "de"}, ("fr 0", "de 0")),
+    "named columns": (["id", "x", "y", "z"], {"source_column": "z", "target_column": "x"}, ("z 0", "x 0")),
+    "named columns win": (
+        ["en", "de", "x", "y"],
+        {"source_lang": "en", "target_lang": "de", "source_column": "y", "target_column": "x"},
+        ("y 0", "x 0"),
+    ),
+    "two text columns": (["id", "x", "y"], {}, ("x 0", "y 0")),
+    "source and target": (["note", "target", "source"], {}, ("source 0", "target 0")),
+    "languages beside a translation column": (
+        ["translation", "pt", "es"],
+        {"source_lang": "pt", "target_lang": "es"},
+        ("pt 0", "es 0"),
+    ),
+}
+
+
+def columns(names: list[str]) -> list[dict]:
+    """Rows of text with the column's name; `id` is a number, `translation` a dictionary of languages."""
+    special = [{"id": i, "translation": {"en": f"en {i}", "de": f"de {i}"}} for i in range(20)]
+    return [{name: special[i].get(name, f"{name} {i}") for name in names} for i in range(20)]
+
+
+@streamed
+@pytest.mark.parametrize("case", COLUMNS)
+def test_finding_the_columns(case, streaming, tmp_path):
+    names, options, expected = COLUMNS[case]
+    path = write(tmp_path / "train.jsonl", columns(names))
+    pairs = load(train_file=path, validation_file=path, streaming=streaming, **options)
+    assert texts(pairs["train"])[0] == texts(pairs["validation"])[0] == expected
+    assert sorted(next(iter(pairs["train"]))) == ["source", "target"]
+
+
+def test_translation_feature_of_datasets(tmp_path):
+    feature = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
+    table = Dataset.from_list(columns(["translation"]), features=feature)
+    (tmp_path / "set").mkdir()
+    for split in ("train", "validation"):
+        table.to_parquet(tmp_path / "set" / f"{split}.parquet")
+    pairs = load(dataset_name=tmp_path / "set", source_lang="en", target_lang="de")
+    assert texts(pairs["train"])[3] == ("en 3", "de 3")
+
+
+def test_text_column_called_translation(tmp_path):
+    path = write(tmp_path / "train.jsonl", [{"text": f"dog {i}", "translation": f"Hund {i}"} for i in range(20)])
+    assert load_file(path)[0] == ("dog 0", "Hund 0")
+    with pytest.raises(UserError, match="text, translation"):
+        load(train_file=path, source_lang="en", target_lang="de")
+
+
+@pytest.mark.parametrize("percentage, held_out", [(5, 2), (50, 20), (1, 1)])
+def test_validation_is_held_out_of_training(percentage, held_out, tmp_path, capsys):
+    path = write(tmp_path / "train.jsonl", rows())
+    pairs = load(train_file=path, validation_split_percentage=percentage)
+    assert {split: texts(part) for split, part in pairs.items()} == {
+        "train": PAIRS[:-held_out],
+        "validation": PAIRS[-held_out:],
+    }
+    said = capsys.readouterr().out
+    assert f"the last {held_out:,} pairs of the training split are held out" in said and "Warning" not in said
+
+
+@streamed
+def test_numbers_of_samples(streaming, tmp_path):
+    path = write(tmp_path / "train.jsonl", rows())
+    files = {f"{split}_file": path for split in PARTS}
+    limits = {"max_train_samples": 7, "max_eval_samples": 3, "max_predict_samples": 1000}
+    pairs = load(**files, **limits, streaming=streaming)
+    assert texts(pairs["train"]) == PAIRS[:7]
+    assert [len(pairs[split]) for split in ("validation", "test")] == [3, 40]
+
+
+def test_evaluating_on_the_training_pairs_is_warned_of(hub_like, tmp_path, capsys):
+    data = {"dataset_name": hub_like, "dataset_config_name": "en-de"}
+    load(**data, validation_split="train", test_split="train")
+    said = capsys.readouterr().out
+    assert "Warning: the validation pairs are the training pairs (train)" in said
+    assert "Warning: the test pairs are the training pairs (train)" in said
+    path = write(tmp_path / "train.jsonl", rows())
+    other = write(tmp_path / "other.jsonl", rows())
+    load(train_file=path, validation_file=other, test_file=hub_like / ".." / "train.jsonl")
+    said = capsys.readouterr().out
+    assert "the test pairs are the training pairs" in said and "validation pairs" not in said
+
+
+def test_changed_directory_is_read_again(tmp_path):
+    """`datasets` caches a directory with a card by its name alone."""
+    folder = tmp_path / "set"
+    card = ["---", "configs:", "- config_name: default", "  data_files:"]
+    card += [f"  - {{split: {split}, path: {split}.jsonl}}" for split in ("train", "validation")]
+    for word in ("old", "new"):
+        for split in ("train", "validation"):
+            write(folder / f"{split}.jsonl", rows(pairs=[(f"{word} {i}", "x") for i in range(9)]))
+        (folder / "README.md").write_text("\n".join([*card, "---", ""]))
+        assert texts(load(dataset_name=folder)["train"])[0] == (f"{word} 0", "x")
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+def error(**options) -> str:
+    with pytest.raises(UserError) as caught:
+        load(**options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_missing_dataset(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in (str(tmp_path / "none"), "me/none", str(tmp_path / "empty")):
+        assert name in error(dataset_name=name)
+    assert "--train_file missing.csv does not exist" in error(train_file="missing.csv")
+    assert "is not a file" in error(train_file=tmp_path)
+
+
+def test_missing_configuration(hub_like):
+    message = error(dataset_name=hub_like, dataset_config_name="en-xx")
+    assert all(name in message for name in ("en-xx", "en-de", "en-fr"))
+    message = error(dataset_name=hub_like)
+    assert all(name in message for name in ("--dataset_config_name", "en-de", "en-fr"))
+
+
+@pytest.mark.parametrize("split", PARTS)
+def test_missing_split(split, hub_like):
+    message = error(dataset_name=hub_like, dataset_config_name="en-de", **{f"{split}_split": "tset"})
+    assert message.endswith("has no split 'tset'; its splits: train, dev, test.")
+
+
+WRONG_COLUMNS = {
+    "source column": ({"source_column": "c", "target_column": "b"}, ["--source_column c does not exist", "a, b, n"]),
+    "target column": ({"source_column": "a", "target_column": "c"}, ["--target_column c does not exist", "a, b, n"]),
+    "one column": ({"source_column": "a"}, ["--target_column is missing", "a, b, n"]),
+    "numbers": ({"source_column": "a", "target_column": "n"}, ["--target_column n holds no text", "of text: a, b."]),
+    "same column": ({"source_column": "a", "target_column": "a"}, ["are both a"]),
+    "language": ({"source_lang": "a", "target_lang": "fr"}, ["--source_lang a", "--target_lang fr", "a, b, n"]),
+    "language of numbers": ({"source_lang": "a", "target_lang": "n"}, ["--target_lang n", "of text: a, b."]),
+    "one language": ({"source_lang": "a"}, ["--target_lang", "a, b, n"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_COLUMNS)
+def test_wrong_columns(case, tmp_path):
+    options, parts = WRONG_COLUMNS[case]
+    path = write(tmp_path / "train.jsonl", [{"a": f"a {i}", "b": f"b {i}", "n": i} for i in range(20)])
+    message = error(train_file=path, **options)
+    assert all(part in message for part in parts), message
+
+
+def test_unclear_columns(tmp_path):
+    path = write(tmp_path / "translation.jsonl", columns(["translation"]))
+    message = error(train_file=path, source_lang="en", target_lang="fr")
+    assert all(part in message for part in ("--source_lang en", "--target_lang fr", "in translation: en, de"))
+    assert "x, y, z" in error(train_file=write(tmp_path / "train.jsonl", columns(["x", "y", "z"])))
+
+
+BROKEN = {
+    "train.jsonl": b'{"en": "a", "de": "b"}\n{"en": "a", \n',
+    "train.json": b'[{"en": "a", "de"',
+    "train.parquet": b"PAR1 no",
+    "train.csv": b"en,de\na,b\nc,d,e\n",
+    "latin1.csv": "en,de\na,schön\n".encode("latin-1"),
+    "latin1.txt": "a\tschön\n".encode("latin-1"),
+    "empty.csv": b"",
+    "empty.txt": b"",
+    "train.xml": b"<en>a</en>",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_file(name, tmp_path):
+    (tmp_path / name).write_bytes(BROKEN[name])
+    assert Path(name).suffix in error(train_file=tmp_path / name, validation_file=tmp_path / name)
+
+
+def test_broken_file_in_a_directory(tmp_path):
+    write(tmp_path / "set" / "train.jsonl", rows())
+    (tmp_path / "set" / "validation.jsonl").write_text('{"en": "a", \n')
+    message = error(dataset_name=tmp_path / "set")
+    assert "JSON" in message or "validation.jsonl" in message
+
+
+def test_files_of_several_formats(tmp_path):
+    train, test = write(tmp_path / "train.jsonl", rows()), write(tmp_path / "test.csv", rows())
+    assert ".csv, .jsonl" in error(train_file=train, test_file=test)
+
+
+@streamed
+def test_lines_without_exactly_one_tab(streaming, tmp_path, tokenizer, capsys):
+    """They are dropped; none may lose the text after its second tab."""
+    path = tmp_path / "train.txt"
+    path.write_text("only one side\n" * 1200 + "a\tb\n" * 10 + "a\tb\tc\n" * 3)
+    files = {"train_file": path, "validation_file": path, "streaming": streaming}
+    pairs, drops = tokenize_pairs(load(**files)["train"], tokenizer, 99, 99)
+    assert texts(pairs) == [("a", "b")] * 10
+    assert drops == (None if streaming else {"empty": 1203, "too long": 0})
+    assert "train.txt: lines with more than one tab are dropped, 3 of 1,213." in capsys.readouterr().out
+    path.write_text("only one side\n" * 20)
+    message = error(**files)
+    assert str(path) in message and "no line with one tab" in message
+
+
+def test_no_validation_split_to_hold_out(tmp_path):
+    path = write(tmp_path / "train.jsonl", rows(pairs=PAIRS[:1]))
+    assert "too few" in error(train_file=path)
+    message = error(train_file=path, streaming=True)
+    assert "--validation_split" in message and "--validation_file" in message
+
+
+# ----------------------------------------------------------------------------------------------------------- token ids
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([text for pair in PAIRS for text in pair], 280)
+
+
+DIRTY = [("a", "b"), (None, "b"), ("a", None), ("", "b"), ("a", " \t"), ("\u3000", "b"), ("c d", "e"), ("x" * 60, "b")]
+DIRTY += [("a", "y" * 60), (None, None)]
+
+
+def test_unusable_pairs_are_dropped_and_counted(tokenizer):
+    pairs, drops = tokenize_pairs(text_dataset(DIRTY), tokenizer, 20, 20)
+    assert texts(pairs) == [("a", "b"), ("c d", "e")]
+    assert drops == {"empty": 6, "too long": 2}
+    for pair in pairs:
+        assert pair["input_ids"] == tokenizer(pair["source"]).input_ids
+        assert pair["labels"] == tokenizer(text_target=pair["target"]).input_ids
+        assert pair["source_length"] == len(pair["input_ids"]) and pair["target_length"] == len(pair["labels"])
+    stream, drops = tokenize_pairs(text_dataset(DIRTY).to_iterable_dataset(), tokenizer, 20, 20)
+    assert drops is None and list(stream) == list(pairs)
+
+
+@pytest.mark.parametrize(("copies", "num_proc"), [(1, None), (126, 2)])  # num_proc is for thousands of pairs
+def test_marian_tokenizer_is_told_the_target(marian, marian_pairs, copies, num_proc):
+    tokenizer = load_tokenizer(str(marian))
+    whole = text_dataset(marian_pairs * copies)
+    pairs, drops = tokenize_pairs(whole, tokenizer, 99, 99, num_proc=num_proc)
+    assert (len(pairs), drops) == (len(whole), {"empty": 0, "too long": 0})
+    for pair, (source, target) in zip(pairs, marian_pairs, strict=False):
+        assert pair["input_ids"] == tokenizer(source).input_ids
+        assert pair["labels"] == tokenizer(text_target=target).input_ids != tokenizer(target).input_ids
+    stream, _ = tokenize_pairs(whole.to_iterable_dataset(), tokenizer, 99, 99)
+    assert next(iter(stream)) == pairs[0]
+
+
+def test_limits_count_the_end_of_sentence(tokenizer):
+    pair = ("a dog 1", "ein")
+    source, target = (len(tokenizer(text).input_ids) for text in pair)
+    assert len(tokenize_pairs(text_dataset([pair]), tokenizer, source, target)[0]) == 1
+    for limits in [(source - 1, target), (source, target - 1)]:
+        with pytest.raises(UserError, match="1 are longer than"):
+            tokenize_pairs(text_dataset([pair]), tokenizer, *limits)
+
+
+def test_no_pair_left(tokenizer):
+    pairs = text_dataset([(None, "b"), ("", ""), ("x" * 60, "b")])
+    limits = {"train": "--max_source_length 20 or --max_target_length 30 tokens", "test": "20 or 30 tokens"}
+    for split, limit in limits.items():
+        message = f"No usable pair is left of the 3 of the {split} split: 2 have .*1 are longer than {limit}"
+        with pytest.raises(UserError, match=message):
+            tokenize_pairs(pairs, tokenizer, 20, 30, split)
+
+
+def test_columns_are_as_small_as_they_can_be(tokenizer):
+    large = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("large_string")))
+    for pairs in (text_dataset(DIRTY), text_dataset(DIRTY[:1]).cast(large)):
+        tokenized, _ = tokenize_pairs(pairs, tokenizer, 20, 20)
+        assert {name: str(value.dtype) for name, value in tokenized.features.items() if "length" in name} == {
+            "source_length": "int32",
+            "target_length": "int32",
+        }
+        assert (
+            tokenized.features["labels"] == tokenized.features["input_ids"] == datasets.List(datasets.Value("int32"))
+        )
+        assert tokenized.features == PAIR_FEATURES
+
+
+def test_tokenized_pairs_are_cached(tmp_path):
+    """Although a tokenizer changes when it is used."""
+    path = write(tmp_path / "train.jsonl", rows(pairs=[*PAIRS, ("", "b")]))
+    tokenizer = train_tokenizer([text for pair in PAIRS for text in pair], 280)
+    files = []
+    for limits in [(20, 20), (20, 20), (20, 19)]:
+        train = load(train_file=path, validation_file=path)["train"]
+        files.append(tokenize_pairs(train, tokenizer, *limits)[0].cache_files)
+    assert files[0] == files[1] != files[2]
+
+
+def test_several_processes_tokenize_as_one(tokenizer):
+    pairs = text_dataset([*DIRTY, *((f"a dog {i}", f"ein Hund {i}" if i % 9 else None) for i in range(2500))])
+    alone, drops = tokenize_pairs(pairs, tokenizer, 20, 20)
+    shared, shared_drops = tokenize_pairs(pairs, tokenizer, 20, 20, num_proc=2)
+    assert shared_drops == drops == {"empty": 6 + 278, "too long": 2}
+    assert list(shared) == list(alone)
+    assert fingerprint(shared) == fingerprint(alone)
+
+
+def test_texts_of_both_sides():
+    expected = [text for side in zip(*DIRTY, strict=True) for text in side if text and text.strip()]
+    found, count = iter_texts(text_dataset(DIRTY))
+    assert (list(found), count) == (expected, 2 * len(DIRTY))
+    found, count = iter_texts(text_dataset(DIRTY).to_iterable_dataset())
+    assert (list(found), count) == (expected, None)
+
+
+# --------------------------------------------------------------------------------------------------------- fingerprint
+
+
+def tokens(pairs: list[tuple]) -> Dataset:
+    """A tokenized dataset of the given token ids."""
+    columns = {"input_ids": [s for s, _ in pairs], "labels": [t for _, t in pairs]}
+    columns |= {"source_length": [len(s) for s, _ in pairs], "target_length": [len(t) for _, t in pairs]}
+    columns |= dict.fromkeys(("source", "target"), ["x"] * len(pairs))
+    return Dataset.from_dict(columns, PAIR_FEATURES)
+
+
+IDS = [([i % 7 + 3, 5, 2], [i % 5 + 3, 2][: 1 + i % 2]) for i in range(25_000)]
+CHANGES = {
+    "last token": lambda ids: [*ids[:-1], (ids[-1][0], [*ids[-1][1][:-1], 9])],
+    "first token": lambda ids: [([99, 5, 2], ids[0][1]), *ids[1:]],
+    "two pairs swapped": lambda ids: [*ids[:11_000], ids[11_001], ids[11_000], *ids[11_002:]],
+    "one missing": lambda ids: [*ids[:12_000], *ids[12_001:]],
+    "one more": lambda ids: [*ids, ids[0]],
+    "a token moved to the next sentence": lambda ids: [
+        (ids[0][0][:-1], ids[0][1]),
+        ([2, *ids[1][0]], ids[1][1]),
+        *ids[2:],
+    ],
+    "sides swapped": lambda ids: [(t, s) for s, t in ids],
+    "targets swapped": lambda ids: [(ids[0][0], ids[1][1]), (ids[1][0], ids[0][1]), *ids[2:]],
+}
+
+
+@pytest.fixture(scope="module")
+def original():
+    return fingerprint(tokens(IDS))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_fingerprint_notices_changes(change, original):
+    assert fingerprint(tokens(CHANGES[change](IDS))) != original
+
+
+def test_fingerprint_depends_on_token_ids_alone(original, tmp_path):
+    """Not on files, chunks, indices or texts; and it is the same in every process."""
+    parts = [tokens(IDS[:7_001]), tokens(IDS[7_001:7_002]), tokens(IDS[7_002:])]
+    same = {"in parts": datasets.concatenate_datasets(parts)}
+    same["selected"] = tokens(IDS[::-1]).select(range(len(IDS) - 1, -1, -1))
+    same["part of more"] = tokens([*IDS[:5], *IDS]).skip(5)
+    tokens(IDS).save_to_disk(tmp_path / "saved", num_shards=3)
+    same["from disk"] = Dataset.load_from_disk(str(tmp_path / "saved"))
+    texts = [f"text {i}" for i in range(len(IDS))]
+    same["other texts"] = tokens(IDS).remove_columns("source").add_column("source", texts)
+    same["other format"] = tokens(IDS).with_format("numpy")
+    assert {name: fingerprint(dataset) for name, dataset in same.items()} == dict.fromkeys(same, original)
+    numbers = np.array([2, 3, 9, 1, 2], dtype="<i4")  # lengths and ids of the sources, then of the targets
+    assert fingerprint(tokens([([3, 9], [2])])) == blake2b(numbers, digest_size=16).hexdigest()
+    assert fingerprint(tokens(IDS[:3]).to_iterable_dataset()) is None

@@ -1,0 +1,372 @@
+"""Every text comes back and every sentence ends, with every tokenizer."""
+
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from datasets.fingerprint import Hasher
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    ByT5Tokenizer,
+    GPT2Tokenizer,
+    MarianTokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from vanilla_transformer.data.tokenizer import (
+    SPECIAL_TOKENS,
+    load_tokenizer,
+    special_token_ids,
+    train_tokenizer,
+    with_bpe_dropout,
+)
+from vanilla_transformer.errors import UserError
+
+TEXTS = {
+    "empty": "",
+    "plain": "A man rides a bike.",
+    "german": "Fünf große Jungen laufen über die Straße.",
+    "chinese": "纽约是一座城市",
+    "japanese": "これは本です。ペンもあります",
+    "korean, decomposed": unicodedata.normalize("NFD", "안녕하세요"),
+    "arabic": "السَّلامُ عَلَيْكُم",
+    "emoji with joiners": "👨‍👩‍👧‍👦 und 🏳️‍🌈, 👍🏽!",
+    "combining marks": "e\u0301 a\u0308\u0304 \u0301 Z\u0351\u036b",
+    "begins with a combining mark": "\u0301x",
+    "one space": " ",
+    "leading, double and trailing spaces": "  two  words   ",
+    "tabs and newlines": "\ta\n\nb\r\nc\n",
+    "control characters": "\x00a\x01\x07\x1b[0m\x7f\x85",
+    "odd spaces": "\u00a0a\u2003b\u2028c\u200b\ufeff",
+    "special tokens": "<s> </s><pad> <unk>a</s>",
+    "punctuation without spaces": "don't ,stop . now!Yes",
+    "highest code point": "\U0010ffff\ufffd",
+}
+texts = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+
+
+def corpus() -> list[str]:
+    """Sentences of made-up words, with many pairs of symbols that are equally frequent."""
+    generator = random.Random(0)
+    words = ["".join(generator.choices("abcdefghijklmnoprstuwzäöüß", k=generator.randint(1, 8))) for _ in range(300)]
+    return [" ".join(generator.choices(words, k=8)) for _ in range(400)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(corpus(), 500)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tokenizer, tmp_path_factory) -> dict:
+    """Another process encodes the texts with the saved tokenizer, and trains a tokenizer on the same corpus."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder / "saved")
+    (folder / "texts.json").write_text(json.dumps({"texts": list(TEXTS.values()), "corpus": corpus()}))
+    script = (
+        "import json\n"
+        "from transformers import AutoTokenizer\n"
+        "from vanilla_transformer.data.tokenizer import train_tokenizer\n"
+        "given = json.load(open('texts.json'))\n"
+        "tokenizer = AutoTokenizer.from_pretrained('saved')\n"
+        "ids = [tokenizer(text).input_ids for text in given['texts']]\n"
+        "texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]\n"
+        "targets = [tokenizer(text_target=text).input_ids for text in given['texts']]\n"
+        "train_tokenizer(given['corpus'], 500).save_pretrained('trained')\n"
+        "json.dump({'ids': ids, 'texts': texts, 'targets': targets}, open('results.json', 'w'))\n"
+    )
+    # Equally frequent pairs must not be ordered by hashes or threads.
+    environment = {"PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "3", "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", script], cwd=folder, env=os.environ | environment, check=True, timeout=300)
+    return {"folder": folder, **json.loads((folder / "results.json").read_text())}
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+@texts
+def test_every_text_comes_back(tokenizer, text):
+    ids = tokenizer(text).input_ids
+    expected = unicodedata.normalize("NFC", text)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == expected
+    generated = [tokenizer.bos_token_id, *ids, *[tokenizer.pad_token_id] * 3]
+    assert tokenizer.batch_decode([generated], skip_special_tokens=True) == [expected]
+
+
+def test_saved_tokenizer_encodes_as_before(tokenizer, elsewhere):
+    assert elsewhere["ids"] == [tokenizer(text).input_ids for text in TEXTS.values()]
+    assert elsewhere["targets"] == elsewhere["ids"]
+    assert elsewhere["texts"] == [unicodedata.normalize("NFC", text) for text in TEXTS.values()]
+
+
+def test_training_twice_gives_the_same_file(elsewhere):
+    folder: Path = elsewhere["folder"]
+    for name in ["tokenizer.json", "tokenizer_config.json"]:
+        assert (folder / "trained" / name).read_bytes() == (folder / "saved" / name).read_bytes()
+
+
+@texts
+def test_every_text_ends_once(tokenizer, text):
+    ids = tokenizer(text).input_ids
+    assert ids[-1] == tokenizer.eos_token_id
+    assert not set(ids[:-1]) & set(tokenizer.all_special_ids)
+    assert tokenizer(text_target=text).input_ids == ids
+    assert tokenizer([text, "a"]).input_ids[0] == ids
+
+
+def test_nothing_is_unknown(tokenizer):
+    generator = random.Random(1)
+    codes = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    for _ in range(50):
+        text = "".join(map(chr, generator.sample(codes, 100)))
+        ids = tokenizer(text).input_ids
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == unicodedata.normalize("NFC", text)
+
+
+def test_four_distinct_special_tokens(tokenizer):
+    ids = [getattr(tokenizer, f"{name}_id") for name in SPECIAL_TOKENS]
+    assert sorted(ids) == [0, 1, 2, 3]
+    assert special_token_ids(tokenizer) == {
+        "pad_token_id": ids[0],
+        "bos_token_id": ids[1],
+        "eos_token_id": ids[2],
+        "decoder_start_token_id": ids[1],
+    }
+
+
+def test_a_word_is_the_same_token_at_the_beginning_and_inside(tokenizer):
+    word = max(corpus()[0].split(), key=len)
+    ids = tokenizer(f"{word} {word}").input_ids[:-1]
+    assert ids[: len(ids) // 2] == ids[len(ids) // 2 :]
+
+
+def test_vocabulary_size(tokenizer):
+    assert len(tokenizer) == 500
+    assert len(train_tokenizer(["ab"], 500)) < 270  # a small corpus yields fewer tokens
+    assert len(train_tokenizer(["ab"], 260)) == 260
+
+
+def test_vocabulary_smaller_than_the_alphabet_is_refused():
+    with pytest.raises(UserError, match="--vocab_size is 259; it must be at least 260"):
+        train_tokenizer(["ab"], 259)
+
+
+def test_no_text_is_refused():
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer(iter([]), 300)
+
+
+# ------------------------------------------------------------------------------------------------- existing tokenizers
+
+
+def byte_level(specials: list[str], template: str | None = None) -> Tokenizer:
+    """GPT-2's kind of tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=specials, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["a dog sleeps", "ein Hund schläft"] * 3, trainer)
+    if template:
+        ids = [(token, tokenizer.token_to_id(token)) for token in specials]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+    return tokenizer
+
+
+def fast(specials: list[str], template: str | None = None, **names) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level(specials, template), **names)
+
+
+def gpt2() -> GPT2Tokenizer:
+    model = json.loads(byte_level(["<|endoftext|>"]).to_str())["model"]
+    return GPT2Tokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+
+
+def bert() -> BertTokenizer:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s", "sleep"]
+    return BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+
+
+# name -> (the tokenizer, how it starts, how it ends, what it pads with)
+EXISTING = {
+    "without bos": (lambda: fast(["<p>", "<e>"], pad_token="<p>", eos_token="<e>"), "<e>", "<e>", "<p>"),
+    "pad is eos": (lambda: fast(["<e>"], pad_token="<e>", eos_token="<e>"), "<e>", "<e>", "<e>"),
+    "without pad": (lambda: fast(["<b>", "<e>"], bos_token="<b>", eos_token="<e>"), "<b>", "<e>", "<e>"),
+    "puts bos before": (
+        lambda: fast(["<p>", "<b>", "<e>"], "<b> $A", pad_token="<p>", bos_token="<b>", eos_token="<e>"),
+        "<b>",
+        "<e>",
+        "<p>",
+    ),
+    "ends already": (
+        lambda: fast(["<p>", "<e>"], "$A <e>", pad_token="<p>", eos_token="<e>"),
+        "<e>",
+        "<e>",
+        "<p>",
+    ),
+    "CLS and SEP": (
+        lambda: fast(["[P]", "[C]", "[S]"], "[C] $A [S]", pad_token="[P]", cls_token="[C]", sep_token="[S]"),
+        "[C]",
+        "[S]",
+        "[P]",
+    ),
+    "SEP alone": (lambda: fast(["[P]", "[S]"], pad_token="[P]", sep_token="[S]"), "[S]", "[S]", "[P]"),
+    "class of GPT-2": (gpt2, "<|endoftext|>", "<|endoftext|>", "<|endoftext|>"),
+    "class of BERT": (bert, "[CLS]", "[SEP]", "[PAD]"),
+}
+existing = pytest.mark.parametrize("name", EXISTING)
+
+
+@existing
+def test_existing_tokenizer_ends_every_sentence(name, tmp_path):
+    make, start, end, pad = EXISTING[name]
+    make().save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    expected = [*make()("a dog sleeps", add_special_tokens=False).input_ids, tokenizer.convert_tokens_to_ids(end)]
+    assert tokenizer("a dog sleeps").input_ids == expected
+    assert tokenizer(text_target="a dog sleeps").input_ids == expected
+    assert tokenizer("").input_ids == expected[-1:]
+    assert tokenizer.decode(expected, skip_special_tokens=True) == "a dog sleeps"
+    ids = special_token_ids(tokenizer)
+    found = [ids[f"{token}_token_id"] for token in ("decoder_start", "eos", "pad")]
+    assert tokenizer.convert_ids_to_tokens(found) == [start, end, pad]
+
+
+@existing
+def test_existing_tokenizer_saved_with_a_model_encodes_as_in_training(name, tmp_path):
+    EXISTING[name][0]().save_pretrained(tmp_path / "theirs")
+    tokenizer = load_tokenizer(str(tmp_path / "theirs"))
+    tokenizer.save_pretrained(tmp_path / "ours")
+    again = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert again("a dog sleeps").input_ids == tokenizer("a dog sleeps").input_ids
+    assert special_token_ids(again) == special_token_ids(tokenizer)
+
+
+def test_tokenizer_without_end_of_sentence_is_refused(tmp_path):
+    fast(["<p>"], pad_token="<p>").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"{tmp_path} has no end-of-sentence token.*eos_token"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty folder", "cut off", "other json"])
+def test_unreadable_tokenizer_is_named(damage, tmp_path):
+    folder = tmp_path / "tokenizer"
+    if damage != "missing":
+        folder.mkdir()
+    if damage in ("cut off", "other json"):
+        fast(["<e>"], eos_token="<e>").save_pretrained(folder)
+        text = (folder / "tokenizer.json").read_text()
+        (folder / "tokenizer.json").write_text(text[: len(text) // 2] if damage == "cut off" else '{"model": {}}')
+    with pytest.raises(UserError, match=str(folder)):
+        load_tokenizer(str(folder))
+
+
+# --------------------------------------------------------------------------------------------------------- BPE-dropout
+
+
+SENTENCES = [*TEXTS.values(), *corpus()[:50]]
+
+
+def test_bpe_dropout_changes_tokens_and_not_texts(tokenizer, tmp_path):
+    expected = tokenizer(SENTENCES).input_ids
+    varied = with_bpe_dropout(tokenizer, 0.3)
+    for copy in (varied, pickle.loads(pickle.dumps(varied))):  # as workers get it
+        ids = copy(SENTENCES).input_ids
+        assert sum(map(len, ids)) > 1.1 * sum(map(len, expected))
+        assert copy(SENTENCES).input_ids != ids
+        assert [row[-1] for row in ids] == [tokenizer.eos_token_id] * len(ids)
+        assert tokenizer.batch_decode(ids, skip_special_tokens=True) == [
+            unicodedata.normalize("NFC", text) for text in SENTENCES
+        ]
+
+
+def test_bpe_dropout_leaves_the_tokenizer_alone(tokenizer, tmp_path):
+    expected = tokenizer(SENTENCES).input_ids
+    with_bpe_dropout(tokenizer, 0.9)(SENTENCES)
+    assert tokenizer(SENTENCES).input_ids == expected
+    tokenizer.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
+
+
+def test_bpe_dropout_of_all_merges_leaves_bytes(tokenizer):
+    ids = with_bpe_dropout(tokenizer, 1.0)(list(TEXTS.values())).input_ids
+    texts = [unicodedata.normalize("NFC", text) for text in TEXTS.values()]
+    assert [len(row) - 1 for row in ids] == [len(f" {text}".encode()) if text else 0 for text in texts]
+
+
+def without_merges(model) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+
+
+@pytest.mark.parametrize(
+    "make, kind",
+    [
+        (ByT5Tokenizer, "ByT5Tokenizer"),
+        (bert, "WordPiece"),
+        (lambda: without_merges(models.WordLevel({"a": 0}, unk_token="a")), "WordLevel"),
+        (lambda: without_merges(models.Unigram([("a", 0.0)])), "Unigram"),
+    ],
+)
+def test_bpe_dropout_needs_a_fast_bpe_tokenizer(make, kind):
+    with pytest.raises(UserError, match=f"^--bpe_dropout needs a fast tokenizer with a BPE model, not {kind};"):
+        with_bpe_dropout(make(), 0.1)
+
+
+# --------------------------------------------------------------------------------------------------- Marian tokenizers
+
+
+def test_marian_tokenizer_stays_the_same_saved_and_pickled(marian, marian_pairs, tmp_path):
+    theirs = MarianTokenizer.from_pretrained(marian)
+    tokenizer = load_tokenizer(str(marian))
+    tokenizer.save_pretrained(tmp_path)
+    again = [tokenizer, load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)]
+    for ours in [*again, pickle.loads(pickle.dumps(again[1]))]:
+        assert ours.model_max_length == theirs.model_max_length
+        for source, target in marian_pairs:
+            assert ours(source).input_ids == theirs(source).input_ids
+            ids = ours(text_target=target).input_ids
+            assert ids == theirs(text_target=target).input_ids != theirs(target).input_ids
+            assert ids[-1] == ours.eos_token_id and ours.batch_decode([ids], skip_special_tokens=True) == [target]
+    # datasets caches by this hash.
+    assert Hasher.hash(load_tokenizer(str(marian))) == Hasher.hash(load_tokenizer(str(marian)))
+
+
+def test_target_language_is_one_token(marian):
+    tokenizer = load_tokenizer(str(marian))
+    ids = tokenizer("This is a cat").input_ids
+    assert tokenizer(">>deu<< This is a cat").input_ids == [tokenizer.convert_tokens_to_ids(">>deu<<"), *ids]
+    assert tokenizer.unk_token_id not in ids
+
+
+WITHOUT_SENTENCEPIECE = """
+import sys
+sys.modules["sentencepiece"] = None
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.data.tokenizer import load_tokenizer
+for folder in sys.argv[1:]:
+    try:
+        load_tokenizer(folder, "--model_name_or_path")
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_missing_sentencepiece_is_named(marian, tmp_path):
+    """By a model as it lies on the Hub, and as it is saved."""
+    load_tokenizer(str(marian)).save_pretrained(tmp_path)
+    command = [sys.executable, "-c", WITHOUT_SENTENCEPIECE, str(marian), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.stdout.splitlines() == [
+        f"Cannot load a tokenizer from --model_name_or_path {folder}: it needs sentencepiece, which is not installed; "
+        "install it with `pip install sentencepiece`."
+        for folder in (marian, tmp_path)
+    ], result.stderr
