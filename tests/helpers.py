@@ -19,6 +19,9 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.__main__ import main
+
+ROOT = Path(__file__).parents[1]
 
 torch.set_num_threads(1)  # models this small run faster so, and tests beside each other do not fight for cores
 
@@ -47,6 +50,20 @@ EMBEDDINGS = {
         "decoder_vocab_size": 35,
     },
 }
+
+# All sizes differ, so that each can stand for only one letter of a shape.
+DISTINCT_SIZES = {
+    "vocab_size": 53,
+    "d_model": 12,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 17,
+    "decoder_ffn_dim": 19,
+    "pad_token_id": None,
+}
+B, S, T = 5, 11, 7
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
 MASK = (SOURCE != 0).long()
@@ -82,6 +99,28 @@ def lively_model(seed: int, **config) -> VanillaTransformerForConditionalGenerat
     with torch.no_grad():
         model.lm_head.bias[2] += 1.5
     return model
+
+
+def shape_letters(config: VanillaTransformerConfig, in_encoder: bool) -> dict[str, int]:
+    """The sizes that the letters d, h, k, f and V of a shape stand for."""
+    side = "encoder" if in_encoder else "decoder"
+    heads, inner = getattr(config, f"{side}_attention_heads"), getattr(config, f"{side}_ffn_dim")
+    return {"d": config.d_model, "h": heads, "k": config.d_model // heads, "f": inner, "V": config.decoder_vocab_size}
+
+
+def random_ids(length: int, vocab_size: int = 53) -> torch.Tensor:
+    return torch.randint(vocab_size, (B, length))
+
+
+def command_error(capsys, *argv) -> str:
+    """The one sentence that `vanilla-transformer` fails with."""
+    with pytest.raises(SystemExit) as ending:
+        main([*map(str, argv)])
+    code = ending.value.code
+    message = code if isinstance(code, str) else capsys.readouterr().err.rstrip("\n")
+    assert code == 2 or isinstance(code, str)  # a string is printed, with exit code 1
+    assert message.startswith("vanilla-transformer") and "\n" not in message
+    return message
 
 
 def read_sample(count: int) -> list[tuple[str, str]]:

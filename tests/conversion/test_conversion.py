@@ -1,4 +1,4 @@
-"""Converted weights compute the same as their source. Run: pytest tests/test_conversion.py"""
+"""Converted models compute the same as their source."""
 
 import copy
 import json
@@ -6,26 +6,19 @@ import math
 import os
 import re
 import shutil
-import sys
 
 import pytest
 import torch
-from helpers import randomise, translate_by_marian
+from helpers import assert_close, command_error, randomise, translate_by_marian
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import MarianConfig, MarianMTModel
 
 from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.conversion import (
-    MARIAN,
-    TORCH_TRANSFORMER,
-    from_marian,
-    from_torch_transformer,
-    interleave,
-    load_foreign,
-    rename,
-)
-from vanilla_transformer.conversion import marian as conversion
+from vanilla_transformer.__main__ import main
+from vanilla_transformer.conversion import from_marian, from_torch_transformer, load_foreign
+from vanilla_transformer.conversion.torch_transformer import TORCH_TRANSFORMER
+from vanilla_transformer.conversion.weights import interleave, rename
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 3, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
@@ -34,12 +27,8 @@ MASK = (SOURCE != 0).long()
 LABELS = TARGET.masked_fill(TARGET == 0, -100)
 
 
-def assert_close(ours, theirs, tolerance=1e-5):
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
 def assert_same_gradients(ours: nn.Module, theirs: dict[str, torch.Tensor]):
-    """`theirs` under our names. Each parameter of ours has one there, and each there is a parameter of ours."""
+    """`theirs` is under our names; there is one for each parameter of ours and no other."""
     parameters = dict(ours.named_parameters(remove_duplicate=False))
     assert set(theirs) <= set(parameters)
     assert {id(parameters[name]) for name in theirs} == {id(parameter) for parameter in ours.parameters()}
@@ -52,7 +41,7 @@ def assert_same_gradients(ours: nn.Module, theirs: dict[str, torch.Tensor]):
 
 
 class TorchTranslator(nn.Module):
-    """The rest of a Transformer around `torch.nn.Transformer`, as it is usually written."""
+    """`torch.nn.Transformer` with embeddings and output projection, as it is usually used."""
 
     def __init__(self, norm_first=False, separate=False, head=None, activation="relu", batch_first=True, **kwargs):
         super().__init__()
@@ -61,7 +50,7 @@ class TorchTranslator(nn.Module):
         )
         if isinstance(activation, nn.Module):
             for layer in self.transformer.decoder.layers:
-                layer.activation = activation  # torch's copies of the layer have lost it
+                layer.activation = activation  # torch's copies of the layer lose it
         if not norm_first:
             self.transformer.encoder.norm = self.transformer.decoder.norm = None
         self.source_embeddings = nn.Embedding(19 if separate else 13, 16)
@@ -118,7 +107,7 @@ def test_logits_loss_and_gradients_equal_torch_transformer(options):
     assert_same_gradients(ours, rename(gradients, TORCH_TRANSFORMER))
 
 
-def test_torch_transformer_fields_are_read_off():
+def test_config_is_read_from_torch_transformer():
     transformer = nn.Transformer(16, 4, 2, 3, 24, 0.3, activation="gelu", layer_norm_eps=1e-3, norm_first=True)
     embeddings = torch.randn(13, 16)
     config = from_torch_transformer(
@@ -133,7 +122,7 @@ def test_torch_transformer_fields_are_read_off():
     assert config.share_encoder_decoder_embeddings and config.tie_word_embeddings and not config.lm_head_bias
 
 
-def test_torch_head_made_of_the_target_embeddings_stays_tied():
+def test_torch_head_that_shares_the_embeddings_stays_tied():
     theirs = TorchTranslator(head="bias")
     theirs.lm_head.weight = theirs.target_embeddings.weight
     ours = theirs.convert()
@@ -180,11 +169,16 @@ def another_tensor(theirs):
         ({}, lambda t: setattr(t.transformer.decoder, "norm", nn.LayerNorm(16)), {}, "decoder.norm = None"),
         ({"norm_first": True}, lambda t: setattr(t.transformer.decoder, "norm", None), {}, "needs its final norm"),
         ({}, odd_heads, {}, "differ in heads: 4, 8"),
-        ({}, wide_layer, {}, r"encoder\.layers\.1\.fc1\.weight` has shape \(24, 16\) here and \(32, 16\) there"),
+        (
+            {},
+            wide_layer,
+            {},
+            r"encoder\.layers\.1\.fc1\.weight` has shape \(24, 16\) here and \(32, 16\) in the source",
+        ),
         ({}, lost_activation, {}, "differ in activation: gelu, relu"),
-        ({}, another_tensor, {}, r"`decoder\.layers\.1\.gate\.weight` of the source model has no place"),
-        ({"activation": torch.tanh}, None, {}, "give it as `activation_function`"),
-        ({}, None, {"d_model": 16}, "`d_model` is read off"),
+        ({}, another_tensor, {}, r"`decoder\.layers\.1\.gate\.weight` of the source model has no counterpart"),
+        ({"activation": torch.tanh}, None, {}, "pass its name as `activation_function`"),
+        ({}, None, {"d_model": 16}, "`d_model` is determined by the modules"),
         ({}, None, {"position_embedding_type": "learned"}, "'learned'"),
         ({}, None, {"scale_embeding": False}, "did you mean `scale_embedding`"),
         (
@@ -196,7 +190,7 @@ def another_tensor(theirs):
         ({"head": "bias"}, lambda t: setattr(t, "lm_head", nn.Linear(16, 14)), {}, "`lm_head.weight` has shape"),
     ],
 )
-def test_torch_transformer_that_has_no_counterpart_is_refused(options, change, config, message):
+def test_torch_transformer_without_counterpart_is_refused(options, change, config, message):
     theirs = TorchTranslator(**options)
     if change:
         change(theirs)
@@ -204,7 +198,7 @@ def test_torch_transformer_that_has_no_counterpart_is_refused(options, change, c
         theirs.convert(**config)
 
 
-def test_activation_without_a_name_can_be_given():
+def test_name_of_an_unknown_activation_can_be_given():
     assert (
         TorchTranslator(activation=torch.tanh).convert(activation_function="tanh").config.activation_function == "tanh"
     )
@@ -214,7 +208,7 @@ def test_activation_without_a_name_can_be_given():
 
 
 def make_marian(bias=False, **config) -> MarianMTModel:
-    """A random Marian model. Their last type is padding; the decoder starts with it and must not write it."""
+    """A random Marian model; its decoder starts with padding, which must not be generated."""
     defaults = {
         "vocab_size": 13,
         "d_model": 16,
@@ -266,7 +260,7 @@ def test_logits_loss_and_gradients_equal_marian(options):
     theirs = make_marian(**options)
     ours = from_marian(theirs)
     for stack in [theirs.model.encoder, theirs.model.decoder]:
-        stack.embed_tokens.padding_idx = None  # which holds back the gradient of the start token, their padding
+        stack.embed_tokens.padding_idx = None  # or the start token, which is padding, gets no gradient
     their_output = theirs(SOURCE, MASK, labels=LABELS)
     their_output.loss.backward()
     our_output = ours(SOURCE, MASK, labels=LABELS)
@@ -274,8 +268,7 @@ def test_logits_loss_and_gradients_equal_marian(options):
     assert_close(our_output.logits, their_output.logits)
     assert_close(our_output.loss, their_output.loss)
 
-    gradients = rename({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}, MARIAN)
-    gradients = interleave(gradients)
+    gradients = interleave({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None})
     if options.get("bias"):  # a parameter here, a constant there
         residual = torch.nn.functional.one_hot(TARGET, 13) - their_output.logits.softmax(-1)
         gradients["lm_head.bias"] = -residual[LABELS != -100].mean(dim=0).detach()
@@ -300,7 +293,7 @@ def test_translations_equal_marian(options, num_beams):
         assert_close(our_scores, their_scores)
 
 
-def test_marian_generation_config_goes_along():
+def test_marian_generation_config_is_copied():
     theirs = make_marian()
     ours = from_marian(theirs)
     assert ours.generation_config.to_dict() == theirs.generation_config.to_dict()
@@ -309,13 +302,13 @@ def test_marian_generation_config_goes_along():
     assert not ours.generate(SOURCE, attention_mask=MASK)[:, 1].eq(0).any()
 
 
-def test_marian_bias_is_left_out_where_it_is_zero():
+def test_marian_bias_of_zeros_is_dropped():
     assert from_marian(make_marian()).lm_head.bias is None
     theirs = make_marian(bias=True)
     assert torch.equal(from_marian(theirs).lm_head.bias, theirs.final_logits_bias[0])
 
 
-def test_positions_run_on_beyond_marians_table():
+def test_positions_extend_beyond_marians_table():
     short, long = make_marian(max_position_embeddings=4), make_marian(max_position_embeddings=64)
     long.load_state_dict({n: t for n, t in short.state_dict().items() if "embed_positions" not in n}, strict=False)
     assert_close(from_marian(short)(SOURCE, MASK, TARGET).logits, long(SOURCE, MASK, TARGET).logits)
@@ -325,24 +318,26 @@ def test_marian_with_other_positions_or_tensors_is_refused():
     theirs = make_marian()
     with torch.no_grad():
         theirs.model.decoder.embed_positions.weight[5, 3] += 0.1
-    with pytest.raises(ValueError, match=r"`model\.decoder\.embed_positions\.weight` is not the sinusoidal table"):
+    with pytest.raises(
+        ValueError, match=r"`model\.decoder\.embed_positions\.weight` does not hold Marian's sinusoidal positions"
+    ):
         from_marian(theirs)
     theirs = make_marian()
     theirs.model.encoder.layers[1].fc2 = nn.Linear(24, 16, bias=False)
-    with pytest.raises(ValueError, match=r"Nothing in the source model fills `model\.encoder\.layers\.1\.fc2\.bias`"):
+    with pytest.raises(
+        ValueError, match=r"The source model has no weights for `model\.encoder\.layers\.1\.fc2\.bias`"
+    ):
         from_marian(theirs)
     theirs.model.encoder.layers[1].fc2 = nn.Linear(23, 16)
     with pytest.raises(ValueError, match=r"`model\.encoder\.layers\.1\.fc2\.weight` has shape"):
         from_marian(theirs)
     theirs = make_marian()
     theirs.model.decoder.layers[2].adapter = nn.Linear(16, 16)
-    with pytest.raises(
-        ValueError, match=r"`model\.decoder\.layers\.2\.adapter\.weight` of the source model has no pl"
-    ):
+    with pytest.raises(ValueError, match=r"has weights for `model\.decoder\.layers\.2\.adapter\.weight`"):
         from_marian(theirs)
 
 
-def test_a_marian_model_is_loaded_with_options(marian):
+def test_load_foreign_passes_options_on(marian):
     expected = from_marian(MarianMTModel.from_pretrained(marian))
     options = {"dropout": 0.3, "dtype": torch.float64, "attn_implementation": "eager"}
     ours = load_foreign(str(marian), use_safetensors=True, **options)
@@ -353,38 +348,49 @@ def test_a_marian_model_is_loaded_with_options(marian):
         assert torch.equal(ours.state_dict()[name], tensor.double()), name
 
 
-def test_a_marian_model_that_is_not_whole_is_refused(marian, tmp_path):
-    shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.decoder.layers.0.fc2.bias"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ValueError, match=r"no whole MarianMTModel: .* 1 missing \(such as .*decoder\.layers\.0\.fc2\.bias"
-    ):
+def damage(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["marian", "ours"])
+def test_incomplete_or_foreign_weights_are_refused(marian, make_model, tmp_path, kind):
+    if kind == "marian":
+        shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
+    else:
+        make_model().save_pretrained(tmp_path)
+    name = "model.decoder.layers.0.fc2.bias"
+    damage(tmp_path, lambda weights: weights.update({name + "es": weights.pop(name)}))
+    with pytest.raises(ValueError, match=rf"does not match .*: 1 missing weights \(such as {name}\)\. Download"):
+        load_foreign(str(tmp_path))
+    damage(tmp_path, lambda weights: weights.update({name: weights[name + "es"]}))
+    with pytest.raises(ValueError, match=rf"1 unexpected weights \(such as {name}es\)"):
         load_foreign(str(tmp_path))
 
 
-def test_a_marian_pickle_is_loaded_only_if_it_is_asked_for(marian, tmp_path):
-    shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
-    weights = tmp_path / "model.safetensors"
-    torch.save(load_file(weights), tmp_path / "pytorch_model.bin")
-    weights.unlink()
-    expected = from_marian(MarianMTModel.from_pretrained(marian)).state_dict()
-    assert all(
-        torch.equal(tensor, expected[name]) for name, tensor in load_foreign(str(tmp_path)).state_dict().items()
-    )
+def to_pickle(folder, content=None):
+    """Puts a pickle in the place of the safetensors."""
+    weights = folder / "model.safetensors"
+    torch.save(content or load_file(weights), folder / "pytorch_model.bin")
+    weights.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("kind", ["marian", "ours"])
+def test_pickle_is_loaded_only_on_request(marian, make_model, tmp_path, kind):
+    if kind == "marian":
+        shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
+    else:
+        make_model().save_pretrained(tmp_path)
+    expected = load_foreign(str(tmp_path)).state_dict()
+    to_pickle(tmp_path)
+    assert all(torch.equal(expected[name], x) for name, x in load_foreign(str(tmp_path)).state_dict().items())
     command = f"`vanilla-transformer convert {tmp_path} NEW_DIR`"
-    with pytest.raises(OSError, match="holds no model.safetensors.*" + re.escape(command)):
+    with pytest.raises(OSError, match="has no model.safetensors.*" + re.escape(command)):
         load_foreign(str(tmp_path), use_safetensors=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- both
-
-
-@pytest.mark.parametrize("table", [MARIAN, TORCH_TRANSFORMER])
-def test_no_two_modules_share_a_place(table):
-    places = [ours for theirs, ours in table.items() if theirs != "final_logits"]
-    assert len(set(places)) == len(places)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -413,56 +419,42 @@ def test_converted_model_is_saved_and_loaded(tmp_path):
 # -------------------------------------------------------------------------------------------------------- command line
 
 
-def run_main(monkeypatch, *argv):
-    monkeypatch.setattr(sys, "argv", ["conversion", *map(str, argv)])
-    conversion.main()
-
-
-def test_the_command_converts_a_marian_model(tmp_path, monkeypatch):
-    marian = make_marian()
-    marian.save_pretrained(tmp_path / "marian")
-    run_main(monkeypatch, tmp_path / "marian", tmp_path / "ours")
-    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours").state_dict()
-    expected = from_marian(marian).state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
-
-
-def test_the_command_brings_the_tokenizer_along(marian, marian_pairs, tmp_path, monkeypatch):
+def test_convert_command_converts_a_marian_model(marian, marian_pairs, tmp_path):
     sources = [source for source, _ in marian_pairs]
-    run_main(monkeypatch, marian, tmp_path / "ours")
+    main(["convert", str(marian), str(tmp_path / "ours")])
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours").state_dict()
+    expected = from_marian(MarianMTModel.from_pretrained(marian)).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
     translated = Translator.from_pretrained(str(tmp_path / "ours"))(sources, num_beams=1)
     assert translated == translate_by_marian(marian, sources) == [target for _, target in marian_pairs]
 
 
 class Trap:
-    """What a pickle of it does when it is read."""
+    """Creates a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
 
     def __reduce__(self):
-        return os.mkdir, (TRAP,)
+        return os.mkdir, (self.folder,)
 
 
-TRAP = "/tmp/vanilla_transformer_trap"
-
-
-def test_the_command_reads_a_pickle_and_runs_nothing_in_it(make_model, tmp_path, monkeypatch):
-    model = make_model()
-    model.save_pretrained(tmp_path / "ours")
-    weights = tmp_path / "ours" / "model.safetensors"
-    torch.save(load_file(weights), tmp_path / "ours" / "pytorch_model.bin")
-    weights.unlink()
-    run_main(monkeypatch, tmp_path / "ours", tmp_path / "new")
+def test_convert_command_reads_a_pickle_and_runs_no_code_in_it(make_model, tmp_path, capsys):
+    model, saved = make_model(), tmp_path / "saved"
+    model.save_pretrained(saved)
+    to_pickle(saved)
+    main(["convert", str(saved), str(tmp_path / "new")])
+    assert "has no tokenizer that can be loaded" in capsys.readouterr().err
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "new").state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
-    with pytest.raises(SystemExit, match="is there already"):
-        run_main(monkeypatch, tmp_path / "ours", tmp_path / "new")
-    torch.save({"x": Trap()}, tmp_path / "ours" / "pytorch_model.bin")
-    with pytest.raises(SystemExit, match="cannot be converted"):
-        run_main(monkeypatch, tmp_path / "ours", tmp_path / "newer")
-    assert not (tmp_path / "newer").exists() and not os.path.exists(TRAP)
+    assert "new already exists; choose another" in command_error(capsys, "convert", saved, tmp_path / "new")
+    to_pickle(saved, {"x": Trap(tmp_path / "trap")})
+    assert "holds more than tensors" in command_error(capsys, "convert", saved, tmp_path / "newer")
+    assert not (tmp_path / "newer").exists() and not (tmp_path / "trap").exists()
 
 
-@pytest.mark.parametrize("kind", [{"model_type": "t5"}, {}])
-def test_the_command_names_what_it_cannot_convert(kind, tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text(json.dumps(kind))
-    with pytest.raises(SystemExit, match=f"a {kind.get('model_type', 'nameless')} model cannot be converted"):
-        run_main(monkeypatch, tmp_path, tmp_path / "new")
+@pytest.mark.parametrize("model_type", ["t5", None])
+def test_convert_command_names_what_it_cannot_convert(model_type, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} if model_type else {}))
+    message = command_error(capsys, "convert", tmp_path, tmp_path / "new")
+    assert f"type {model_type or 'unknown'} cannot be converted; only marian" in message

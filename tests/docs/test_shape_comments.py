@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_inspection import SIZES, S, T, letters_of, random_ids
+from helpers import DISTINCT_SIZES, S, T, random_ids, shape_letters
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer import modeling_vanilla_transformer as modeling
@@ -54,7 +54,7 @@ class Shapes:
         letter = dim.split()[-1]
         if letter == "B" and bound.get("B") == 3 * length:
             return True  # beams of a sentence share their source
-        encoder, decoder = letters_of(self.config, True), letters_of(self.config, False)
+        encoder, decoder = shape_letters(self.config, True), shape_letters(self.config, False)
         if letter in encoder and length not in (encoder[letter] * product, decoder[letter] * product):
             return False
         return bound.setdefault(letter, length // product) * product == length
@@ -143,7 +143,7 @@ def test_no_shape_in_the_modelling_file_is_wrong_or_out_of_reach(make_model):
     """Every shape in its comments and in its map is held against the tensors of passes that reach all of them."""
     reached, named = set(), set()
     for position_embedding_type in ("sinusoidal", "learned", "rotary"):
-        sizes = {**SIZES, "d_model": 24, "max_position_embeddings": 20, "decoder_start_token_id": 1}
+        sizes = {**DISTINCT_SIZES, "d_model": 24, "max_position_embeddings": 20, "decoder_start_token_id": 1}
         model = make_model(**sizes, position_embedding_type=position_embedding_type)
         model.set_attn_implementation("eager")
         base, source, target = model.model, random_ids(S), random_ids(T)
@@ -164,7 +164,7 @@ def test_no_shape_in_the_modelling_file_is_wrong_or_out_of_reach(make_model):
 
 
 def test_a_wrong_shape_is_found(make_model, monkeypatch):
-    model = make_model(**SIZES)
+    model = make_model(**DISTINCT_SIZES)
     number = next(number for number, line in enumerate(SOURCE_LINES, 1) if "queries = self.split_heads" in line)
     for wrong in ("B,T,h,k", "B,h,T", "B,h,T,d", "B,B,T,k"):
         monkeypatch.setitem(COMMENTS, number, [wrong])

@@ -159,11 +159,11 @@ def word_indices(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str) 
 
 
 def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) -> str:
-    """The pattern of a map (rows, columns), with its mean weight, such as "the token before, 83%".
+    """The pattern of a map (rows, columns) with its mean weight, such as "the token before, 83%".
 
     Patterns are a neighboring position (self-attention), the diagonal (attention to the source), and one token for all
-    rows. A pattern is named if its weight lies at least halfway from that of uniform attention to 1; otherwise the
-    number of tokens that the rows spread over is given: the exponential of their mean entropy.
+    rows. A pattern is named only if its weight lies at least halfway between that of uniform attention and 1. Otherwise
+    the effective number of tokens per row is given, the exponential of the mean entropy.
     """
     causal = is_self and len(weights) > 1 and not weights.triu(diagonal=1).any()
     uniform = torch.ones_like(weights).tril() if causal else torch.ones_like(weights)
@@ -174,7 +174,7 @@ def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) ->
         best = max(clear, key=clear.get)
         return f"{best}, {clear[best]:.0%}"
     tokens = torch.special.entr(weights[int(causal) :]).sum(dim=-1).mean().exp()
-    return f"spread over {tokens:.1f} tokens"
+    return f"about {tokens:.1f} tokens per row"
 
 
 def pattern_weights(weights: torch.Tensor, columns: list[Token], is_self: bool, causal: bool) -> dict[str, float]:
