@@ -24,25 +24,26 @@ def label_smoothed_cross_entropy(
     labels: torch.Tensor,
     label_smoothing: float = 0.0,
     num_items_in_batch: int | torch.Tensor | None = None,
+    logits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Cross-entropy against targets smoothed over the vocabulary (section 5.4), in nats per target token.
 
     `hidden` (B,T,d) are the decoder's outputs and `labels` (B,T) the tokens that they predict, -100 for none. The sum
     over the N tokens is divided by N, or by `num_items_in_batch` if given: with the number of tokens of a whole
-    optimizer step, the gradients of its micro-batches add up to the gradient of one large batch. Returns ().
+    optimizer step, the gradients of its micro-batches add up to the gradient of one large batch. `logits` (B,T,V) are
+    used if the caller has them. Returns ().
     """
     # An adapter or a quantizer replaces the layer, its weight or its forward method: then only a call is correct.
     is_plain = type(lm_head) is nn.Linear and type(lm_head.weight) in (nn.Parameter, torch.Tensor)
-    if is_plain and "forward" not in vars(lm_head):
+    if logits is None and is_plain and "forward" not in vars(lm_head):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else lm_head.weight.dtype
         total, *_ = chunked_cross_entropy(
             hidden, lm_head.weight, lm_head.bias, labels, float(label_smoothing), dtype, torch.is_grad_enabled()
         )
     else:
-        total = nn.functional.cross_entropy(
-            lm_head(hidden).float().flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=label_smoothing
-        )
+        logits = (lm_head(hidden) if logits is None else logits).float().flatten(0, 1)
+        total = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum", label_smoothing=label_smoothing)
     return total / ((labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 

@@ -641,8 +641,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """Source ids (B,S) and target ids (B,T) -> `logits` (B,T,V), and `loss` if `labels` are given.
 
         `labels` (B,T) are the target tokens, -100 for none; unless it is given inputs, the decoder reads them shifted
-        right by one. `num_items_in_batch` and `label_smoothing` are those of [`label_smoothed_cross_entropy`], which
-        needs no logits: `output_logits=False` saves computing them, and is the default in training with labels.
+        right by one. `num_items_in_batch` and `label_smoothing` are those of [`label_smoothed_cross_entropy`]. The loss
+        needs no logits: with `output_logits=False`, the default in training with labels, they are None.
         """
         # Not a parameter: Trainer takes every parameter with "label" in its name for labels in the dataset.
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
@@ -662,10 +662,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         )
         hidden = outputs.last_hidden_state
         loss, logits = None, None
-        if labels is not None:
-            loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, label_smoothing, num_items_in_batch)
         if labels is None or (not self.training if output_logits is None else output_logits):
             logits = self.lm_head(hidden)  # (B,T,V)
+        if labels is not None:
+            loss = label_smoothed_cross_entropy(
+                hidden, self.lm_head, labels, label_smoothing, num_items_in_batch, logits
+            )
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
