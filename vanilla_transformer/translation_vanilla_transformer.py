@@ -1,30 +1,42 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Texts in, translations out: [`Translator`], and the same as a pipeline. This file travels with every saved model."""
 
+import importlib
+import json
 import math
 import re
 import sys
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Lock
+from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
 from tqdm.auto import tqdm
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    Pipeline,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 
-from .decoding_vanilla_transformer import LongestOutput, is_direct
+from .decoding_vanilla_transformer import FAST_ATTENTION, beam_search, greedy_search
+
+# Options that our searches know; with any other one, transformers' own loop translates.
+# fmt: off
+FAST_OPTIONS = {
+    "num_beams", "length_penalty", "early_stopping", "num_return_sequences", "do_sample", "use_cache", "max_length",
+    "max_new_tokens", "min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids",
+    "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "renormalize_logits", "pad_token_id",
+    "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version",
+}
+# fmt: on
+# Where a text may be cut: after sentences, or where these are too long after clauses, or else between words.
+CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
+
+
+class TextTooLong(ValueError):
+    """Text `number` (from 0 on) has more tokens than can be translated as one."""
+
+    def __init__(self, number: int, tokens: int, limit: int):
+        super().__init__(f"Text {number + 1} has {tokens} tokens, and the longest that can be translated {limit}.")
+        self.number, self.tokens, self.limit = number, tokens, limit
 
 
 class Translator:
@@ -32,17 +44,21 @@ class Translator:
 
         Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
 
-    Texts are translated in batches of similar length, sentences times source tokens at most `max_tokens`, and come
-    back in their order; an empty text stays empty.
+    Texts are translated in batches of similar length and come back in their order; an empty text stays empty.
+    Translations end where `generate` ends them, at the `max_length` of the model's generation config, or if there is
+    none at the longest source of the batch plus 50 tokens (section 6.1). Beam search stops with as many finished
+    hypotheses as beams (`early_stopping=True`, as in CTranslate2), unless the call or the generation config says
+    otherwise.
 
     Args:
         model: A vanilla_transformer model, in evaluation mode.
         tokenizer: Its tokenizer.
-        max_tokens: Source tokens in a batch, padding included; on a CPU up to four batches are translated at once.
-        max_source_length: Tokens of the longest text that is translated as one. None: `max_position_embeddings` of the
-            model, beyond which only positions that are not learned reach, and more than it saw in training.
-        too_long: What becomes of a longer text. `split`: its sentences are translated in pieces that fit, or its
-            clauses or words, where a sentence does not. `refuse`: none of the texts is translated.
+        max_tokens: Source tokens in a batch, padding included.
+        max_source_length: Tokens of the longest text that is translated in one piece. None: the tokenizer's
+            `model_max_length`, which train.py sets to the longest training source, or `max_position_embeddings` of the
+            model, whichever is smaller.
+        too_long: `split` translates a longer text in pieces that fit: sentences, or where these are too long clauses
+            or words. `refuse` raises [`TextTooLong`].
 
     Raises:
         ValueError: An argument is not one of these, the model is of another kind, or the tokenizer cannot pad.
@@ -65,44 +81,69 @@ class Translator:
             )
         if tokenizer.pad_token is None:
             raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
-        for name, number in [("max_tokens", max_tokens), ("max_source_length", max_source_length)]:
-            if number is not None and number < 1:
-                raise ValueError(f"`{name}` is {number}; it must be at least 1.")
+        check_at_least_one(max_tokens=max_tokens, max_source_length=max_source_length)
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.too_long = too_long
         positions = model.config.max_position_embeddings
-        self.reach = positions if model.config.position_embedding_type == "learned" else sys.maxsize
-        self.longest_source = min(max_source_length or positions, tokenizer.model_max_length, self.reach)
+        # The hard limit of source and target, which only a table of learned positions has.
+        self.max_positions = positions if model.config.position_embedding_type == "learned" else sys.maxsize
+        longest = max_source_length or min(tokenizer.model_max_length, positions)
+        self.longest_source = min(longest, self.max_positions)
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str, *, device: str | torch.device | None = None, dtype="auto", **kwargs
+        cls,
+        name_or_path: str,
+        *,
+        backend: Literal["torch", "ctranslate2"] = "torch",
+        quantization: str | None = None,
+        device: str | torch.device | None = None,
+        dtype="auto",
+        **kwargs,
     ) -> "Translator":
         """Loads model and tokenizer from a directory or a Hub id.
 
         Args:
+            backend: `ctranslate2` is faster, and needs `pip install vanilla-transformer[ctranslate2]`. It converts the
+                model once, into the folder `ctranslate2` beside it, or a cache folder for a Hub id.
+            quantization: Of the weights with `ctranslate2`: `int8`, `int8_float16`, `int16`, `float16`, `bfloat16`, ...
             device: Where to translate. None: the GPU, if there is one.
-            dtype: Of the weights. "auto": as they were saved. "int8": see [`to_int8`].
+            dtype: Of the weights with `torch`. "auto": as they were saved.
             kwargs: `max_tokens`, `max_source_length` and `too_long`; all others, such as `revision` and
-                `trust_remote_code`, go to `from_pretrained` of both. `attn_implementation` is "eager" on a CPU, unless
-                given, and the faster one there, where sentences are short.
+                `trust_remote_code`, go to `from_pretrained` of both. `attn_implementation` defaults to "eager" on a
+                CPU, where it is faster for short sentences.
 
-        Raises what `from_pretrained` does. Code from the Hub is not run unless `trust_remote_code=True`.
+        Raises:
+            ValueError: An argument is wrong, or the checkpoint lacks weights or has others than the model.
+            OSError: There is no such model, or it has no safetensors.
+            ImportError: CTranslate2 is not installed.
         """
-        own = {key: kwargs.pop(key) for key in ("max_tokens", "max_source_length", "too_long") if key in kwargs}
-        kwargs.setdefault("trust_remote_code", False)  # None would ask on standard input
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        in_int8 = dtype == "int8"
-        if in_int8 and device.type != "cpu":
-            raise ValueError(f"The dtype int8 is for a CPU, and the device is {device}; change one of them.")
+        kwargs.setdefault("trust_remote_code", False)  # None would ask on standard input
+        if backend == "ctranslate2":
+            try:
+                # By name, since this file also works without the package.
+                engine = importlib.import_module("vanilla_transformer.conversion.ctranslate2")
+            except ImportError as error:
+                remedy = "`pip install vanilla-transformer[ctranslate2]`"
+                raise ImportError(f"The backend ctranslate2 is not installed: {remedy}.") from error
+            return engine.load_translator(name_or_path, quantization, device, dtype, **kwargs)
+        if backend != "torch":
+            raise ValueError(f"`backend` is {backend!r}; it must be 'torch' or 'ctranslate2'.")
+        if quantization is not None:
+            raise ValueError(f"`quantization={quantization!r}` needs `backend='ctranslate2'`.")
+        own = {key: kwargs.pop(key) for key in ("max_tokens", "max_source_length", "too_long") if key in kwargs}
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-        dtype = torch.float32 if in_int8 else dtype
         if device.type == "cpu":
             kwargs.setdefault("attn_implementation", "eager")
-        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **kwargs).to(device)
-        return cls(to_int8(model) if in_int8 else model, tokenizer, **own)
+        model = load_model(name_or_path, dtype=dtype, **kwargs).to(device)
+        if device.type == "cpu" and model.dtype == torch.bfloat16 and not cpu_has_bfloat16():
+            warnings.warn(
+                "This CPU computes bfloat16 many times slower than float32; use dtype='float32'.", stacklevel=2
+            )
+        return cls(model, tokenizer, **own)
 
     def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
         """Translates `texts`; `generation` goes to `generate` (`num_beams`, `length_penalty`, `max_new_tokens`, ...).
@@ -111,55 +152,48 @@ class Translator:
             progress: The label of a progress bar on stderr; None: no bar.
 
         Raises:
-            TypeError: `texts` is one text and not a list of them, or holds what is no text.
-            TextTooLong: A text is refused for its length, or cannot be split; nothing has been translated then.
-            ValueError: A text holds half a character, or several translations of each are asked for.
+            TypeError: `texts` is one text instead of a list, or holds something that is not a text.
+            TextTooLong: A text is refused for its length, or has a word that is too long; nothing is translated.
+            ValueError: A text has a lone surrogate, or an option is out of range or returns more than translations.
         """
         if isinstance(texts, str):
             raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
         generation = {name: value for name, value in generation.items() if value is not None}
-        if generation.get("num_return_sequences", 1) != 1:
-            raise ValueError("A Translator gives one translation of each text; for more, call the model's `generate`.")
+        check_generation(generation)
         texts = list(texts)
-        numbers, ids = self.tokenize(texts)
-        translated = [""] * len(ids)
-        lengths = [len(source) for source in ids]
-        threads = self.threads(sum(lengths), generation)
-        batches = list(batches_by_length(lengths, self.max_tokens, threads))
-        bar = tqdm(total=len(ids), desc=progress, unit="sentence", disable=progress is None, leave=False)
-        with bar, side_by_side(min(threads, len(batches))) as on_each:
-            found = on_each(lambda batch: self.translate([ids[index] for index in batch], generation), batches)
-            for batch, texts_of_batch in zip(batches, found, strict=True):
-                for index, text in zip(batch, texts_of_batch, strict=True):
-                    translated[index] = text
+        text_indices, sources = self.tokenize(texts)
+        pieces = [""] * len(sources)
+        with tqdm(total=len(sources), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
+            for batch in batches_by_length(list(map(len, sources)), self.max_tokens):
+                translated = self.translate_batch([sources[index] for index in batch], generation)
+                for index, text in zip(batch, translated, strict=True):
+                    pieces[index] = text
                 bar.update(len(batch))
         translations = [[] for _ in texts]
-        for number, text in zip(numbers, translated, strict=True):
-            translations[number].append(text)
+        for index, piece in zip(text_indices, pieces, strict=True):
+            translations[index].append(piece)
         return [" ".join(parts) for parts in translations]
 
     def tokenize(self, texts: list[str]) -> tuple[list[int], list[list[int]]]:
-        """Token ids of all that is translated as one, texts or pieces of them, and the number of the text of each."""
-        for number, text in enumerate(texts):
+        """The index of the text of each piece, and the token ids of the piece; most texts are one piece."""
+        for number, text in enumerate(texts, 1):
             if not isinstance(text, str):
-                raise TypeError(f"Text {number + 1} is {text!r}, of type {type(text).__name__}; give texts only.")
+                raise TypeError(f"Text {number} is {text!r}, of type {type(text).__name__}; give texts only.")
             if not text.isascii() and re.search("[\ud800-\udfff]", text):
-                raise ValueError(f"Text {number + 1} holds half a character (a lone surrogate); decode it anew.")
-        filled = [number for number, text in enumerate(texts) if text.strip()]
-        if not filled:
-            return [], []
-        numbers, ids = [], []
-        for number, source in zip(filled, self.encode([texts[number] for number in filled]), strict=True):
-            sources = [source] if len(source) <= self.longest_source else self.split(texts[number], number)
-            numbers += [number] * len(sources)
-            ids += sources
-        return numbers, ids
+                raise ValueError(f"Text {number} contains a lone surrogate, which is not a character; remove it.")
+        filled = [index for index, text in enumerate(texts) if text.strip()]
+        text_indices, sources = [], []
+        for index, source in zip(filled, self.encode([texts[index] for index in filled]), strict=True):
+            pieces = [source] if len(source) <= self.longest_source else self.split(texts[index], index)
+            text_indices += [index] * len(pieces)
+            sources += pieces
+        return text_indices, sources
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        return self.tokenizer(texts, return_attention_mask=False, verbose=False).input_ids
+        return self.tokenizer(texts, return_attention_mask=False, verbose=False).input_ids if texts else []
 
-    def split(self, text: str, number: int) -> list[list[int]]:
-        """Token ids of the pieces in which a text is translated that is too long as a whole.
+    def split(self, text: str, index: int) -> list[list[int]]:
+        """Token ids of the pieces of a text that is too long.
 
         A token such as >>deu<< at its beginning, which tells a Marian model the language, begins each of them.
         """
@@ -172,181 +206,116 @@ class Translator:
         text = text.removeprefix(language)
         pieces = cut(text, fits) if self.too_long == "split" else [text]
         if not all(fits(piece) for piece in pieces):
-            raise TextTooLong(number, len(self.encode([language + text])[0]), self.longest_source)
+            raise TextTooLong(index, len(self.encode([language + text])[0]), self.longest_source)
         return self.encode([language + piece.strip() for piece in pieces])
 
-    def threads(self, num_tokens: int, generation: dict) -> int:
-        """How many translate so many source tokens: on a CPU one for each core, but at most `SIDE_BY_SIDE`.
-
-        Only one for few tokens, where much of the time is Python's, which runs one thread at once. And only one where
-        batches share something that is for one thread: random numbers, an object of the caller's, a hook around the
-        model or a compiled one.
-        """
-        samples = generation.get("do_sample", self.model.generation_config.do_sample) or self.model.training
-        has_objects = not all(isinstance(value, (int, float, str)) for value in generation.values())
-        is_elsewhere = self.model.device.type != "cpu" or torch.is_autocast_enabled("cpu")
-        if samples or has_objects or is_elsewhere or not is_direct(self.model, {}):
-            return 1
-        return max(1, min(SIDE_BY_SIDE, torch.get_num_threads(), num_tokens // TOKENS_OF_A_THREAD))
-
     @torch.no_grad()
-    def translate(self, sources: list[list[int]], generation: dict) -> list[str]:
+    def translate_batch(self, sources: list[list[int]], generation: dict) -> list[str]:
         """The translations of one batch of token ids."""
         inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
-        output = self.model.generate(**inputs, **generation | self.bound(inputs.attention_mask.sum(dim=1), generation))
+        options = generation
+        if "generation_config" not in generation:
+            options = {**generation, **self.defaults(inputs.input_ids.shape[1], generation)}
+            options["custom_generate"] = self.fast_search(options)
+        output = self.model.generate(**inputs, **options)
         return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
-    def bound(self, lengths: torch.Tensor, generation: dict) -> dict:
-        """Ends each translation at the length of its source plus 50 (section 6.1), unless `generation` has a bound.
+    def defaults(self, source_length: int, generation: dict) -> dict:
+        """Where translations and beam search end; learned positions end all translations."""
+        saved = self.model.generation_config
+        options = generation if generation.keys() & {"max_length", "max_new_tokens"} else vars(saved)
+        if options.get("max_new_tokens") is not None:
+            max_length = 1 + options["max_new_tokens"]  # with the start token
+        else:
+            max_length = options.get("max_length") or 1 + source_length + 50
+        found = {"max_length": min(max_length, self.max_positions + 1), "max_new_tokens": None}
+        if (generation.get("num_beams") or saved.num_beams or 1) > 1:
+            early = generation.get("early_stopping", saved.early_stopping)
+            found["early_stopping"] = True if early is None else early
+        return found
 
-        But for a `generation_config`, which is taken as it is, also at the end of learned positions.
-        """
-        if "generation_config" in generation:
-            return {}
-        bounds = {
-            name: min(generation[name], self.reach) for name in ("max_length", "max_new_tokens") if name in generation
-        }
-        if bounds:
-            return {"max_length": None} | bounds  # in the place of the model's own
-        longest = (lengths + 50).clamp(max=self.reach)
-        criteria = [*generation.get("stopping_criteria", []), LongestOutput(longest)]
-        return {"max_length": int(longest.max()), "stopping_criteria": StoppingCriteriaList(criteria)}
+    def fast_search(self, generation: dict) -> Callable | None:
+        """The search that suits the options; None for transformers' own, which takes any option and wrapped model."""
+        options = {**self.model.generation_config.to_diff_dict(), **generation}
+        options = {name: value for name, value in options.items() if value is not None and not name.startswith("_")}
+        is_plain = type(self.model).__name__ == "VanillaTransformerForConditionalGeneration"  # not wrapped or sharded
+        is_known = options.keys() <= FAST_OPTIONS and not options.get("do_sample")
+        if not is_plain or not is_known or self.model.config._attn_implementation not in FAST_ATTENTION:
+            return None
+        return beam_search if options.get("num_beams", 1) > 1 else greedy_search
 
 
-SIDE_BY_SIDE = 4  # batches at most, as Python runs one thread at once
-TOKENS_OF_A_THREAD = 1000  # of the source at least, for which a thread of their own pays (docs/LOG.md)
-SHARING_CORES = Lock()  # held by the caller of `side_by_side` that has them
+def check_at_least_one(**numbers: int | None):
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise ValueError(f"`{name}` is {number}; it must be at least 1.")
 
 
-def batches_by_length(lengths: list[int], max_tokens: int, threads: int = 1) -> Iterator[list[int]]:
-    """Indices in batches of at most `max_tokens`, padding included; for several threads, as much work for each.
+def check_generation(generation: dict):
+    """Raises ValueError for options that make no translation, or more than one of a text."""
+    check_at_least_one(**{name: generation.get(name) for name in ("num_beams", "max_length", "max_new_tokens")})
+    for name in ("min_length", "min_new_tokens"):
+        if generation.get(name, 0) < 0:
+            raise ValueError(f"`{name}` is {generation[name]}; it must be at least 0.")
+    if not math.isfinite(generation.get("length_penalty", 1.0)):
+        raise ValueError(f"`length_penalty` is {generation['length_penalty']}; it must be a finite number.")
+    for name, expected in [("num_return_sequences", 1), ("return_dict_in_generate", False)]:
+        if generation.get(name, expected) != expected:
+            raise ValueError(f"A Translator returns one text for each, without `{name}`; call the model's `generate`.")
+
+
+def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
+    """Loads exactly the weights of a model, from safetensors; raises ValueError if any are missing, left or misshapen.
+
+    Transformers would initialize missing weights at random and drop others, with a warning only.
+    """
+    index = Path(name_or_path) / "model.safetensors.index.json"
+    if index.is_file():
+        for file in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()):
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
+    strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict, **kwargs)
+    if model.config.model_type != "vanilla_transformer":
+        return model  # which the Translator refuses
+    problems = {kind: info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")}
+    said = [f"{len(keys)} {kind} (such as {min(map(str, keys))})" for kind, keys in problems.items() if keys]
+    if said:
+        raise ValueError(
+            f"The weights in {name_or_path} do not match its config: {' and '.join(said)}; download or save it again."
+        )
+    return model
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU computes in bfloat16; others emulate it, about ten times slower than float32."""
+    return any(has for name, has in torch.cpu.get_capabilities().items() if name.endswith("bf16"))
+
+
+def batches_by_length(lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
+    """Indices in batches of at most `max_tokens`, padding included.
 
     The longest come first, so that a batch that does not fit the memory shows at once.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    left = sum(lengths)
-    batches_left = math.ceil(left / (max_tokens * threads)) * threads
     start = 0
     while start < len(order):
-        share = left if threads == 1 else left / max(1, batches_left)
-        end, tokens, most = start, 0, start + max(1, max_tokens // lengths[order[start]])
-        while end < min(most, len(order)) and tokens < share:
-            tokens += lengths[order[end]]
-            end += 1
+        end = start + max(1, max_tokens // lengths[order[start]])
         yield order[start:end]
-        start, left, batches_left = end, left - tokens, batches_left - 1
-
-
-@contextmanager
-def side_by_side(count: int) -> Iterator[Callable]:
-    """A `map` that calls its function `count` times at once, each with its share of the cores.
-
-    Two batches on a core each take less time than one after the other on both, whose matrices are too small to share.
-    Only one caller at a time has them, as all threads of a process share the number of threads.
-    """
-    if count <= 1 or not SHARING_CORES.acquire(blocking=False):
-        yield map
-        return
-    cores, waits = torch.get_num_threads(), False
-    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=[cores // count])
-    try:
-        yield pool.map
-        waits = True
-    finally:  # after an error or a stop, without waiting for what is begun
-        pool.shutdown(waits, cancel_futures=True)
-        torch.set_num_threads(cores)  # which new threads of this process begin with
-        SHARING_CORES.release()
-
-
-def to_int8(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model, on a CPU, with its weight matrices in int8 and what they are multiplied with rounded to it.
-
-    Attention is in bfloat16, where the processor has it.
-
-    Raises ValueError where torch has no int8 matrix products.
-    """
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    try:
-        with warnings.catch_warnings():
-            # torch points to torchao, which is several times slower than float32 here (docs/LOG.md).
-            warnings.simplefilter("ignore")
-            # In bfloat16 small batches of matrices are multiplied several times as fast, where the processor has it.
-            has_bfloat16 = getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16")
-            is_ours = model.config.model_type == "vanilla_transformer"  # whose attention takes it beside float32
-            of_attention = ("q_proj", "k_proj", "v_proj") if has_bfloat16 and is_ours else ()
-            rounded = {
-                name: Int8Linear(module, torch.bfloat16 if name.endswith(of_attention) else torch.float32)
-                for name, module in linear.items()
-            }
-    except (AttributeError, RuntimeError) as error:
-        raise ValueError(f"torch {torch.__version__} has no int8 for this processor; take another dtype.") from error
-    for name, module in rounded.items():
-        model.set_submodule(name, module)
-    return model.eval()
-
-
-class Int8Linear(nn.Module):
-    """`x W^T + b` in int8: (...,d) -> (...,f) in `dtype`. Each row of `W` (f,d) is rounded by a scale of its own.
-
-    All rows of `x` are rounded by one, and so what comes out for one depends a little on the others of the batch. The
-    module that torch.ao.quantization.quantize_dynamic makes calls the same product by a longer way (docs/LOG.md).
-    """
-
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
-        super().__init__()
-        self.dtype = dtype
-        weight = linear.weight.detach()
-        scales = weight.abs().amax(dim=1).clamp(min=1e-9) / 127
-        weight = torch.quantize_per_channel(weight, scales, torch.zeros_like(scales, dtype=torch.long), 0, torch.qint8)
-        engine = torch.backends.quantized.engine
-        if engine == "x86" and weight.shape[0] > weight.shape[1]:
-            torch.backends.quantized.engine = "onednn"  # faster where much comes out, such as logits (docs/LOG.md)
-        try:
-            self.packed = torch.ops.quantized.linear_prepack(weight, linear.bias)
-        finally:
-            torch.backends.quantized.engine = engine
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Inputs in 7 bits of the 8: processors without VNNI add the products of two pairs in 16 bits.
-        return torch.ops.quantized.linear_dynamic.default(x.float(), self.packed, True).to(self.dtype)
-
-    def _save_to_state_dict(self, *_):
-        raise ValueError("A model in int8 cannot be saved; save the one that it was made of.")
-
-
-class TextTooLong(ValueError):
-    """Text `number` (from 0 on) has more tokens than can be translated as one."""
-
-    def __init__(self, number: int, tokens: int, limit: int):
-        super().__init__(f"Text {number + 1} has {tokens} tokens, and the longest that can be translated {limit}.")
-        self.number, self.tokens, self.limit = number, tokens, limit
-
-
-# Where a text may be cut: after sentences, or where these are too long after clauses, or else between words.
-CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
+        start = end
 
 
 def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
     """Pieces of `text`, each as many of its sentences, clauses or words in a row as `fits`; a word stays whole."""
     if fits(text) or level == len(CUTS):
         return [text]
-    places = [0, *(found.end() for found in CUTS[level].finditer(text)), len(text)]
-    pieces = []
-    start = 0  # of the next piece, in `places`
-    while start < len(places) - 1:
-
-        def fits_to(end: int, start=start) -> bool:
-            return fits(text[places[start] : places[end]])
-
-        # From here on the first end that is too far, within twice the distance of one that is not.
-        near, far = start + 1, start + 2
-        while far < len(places) and fits_to(far):
-            near, far = far, 2 * far - start
-        far = min(far, len(places))
-        end = near + bisect_left(range(near + 1, far), True, key=lambda end: not fits_to(end))
-        pieces += cut(text[places[start] : places[end]], fits, level + 1)
-        start = end
-    return [piece for piece in pieces if piece.strip()]
+    pieces, piece = [], ""
+    for start, end in pairwise([0, *(found.end() for found in CUTS[level].finditer(text)), len(text)]):
+        if piece and not fits(piece + text[start:end]):
+            pieces.append(piece)
+            piece = ""
+        piece += text[start:end]
+    return [part for piece in [*pieces, piece] for part in cut(piece, fits, level + 1) if part.strip()]
 
 
 class VanillaTranslationPipeline(Pipeline):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from datasets import Dataset
-from helpers import lively_model
 from peft import (
     AutoPeftModelForSeq2SeqLM,
     IA3Config,
@@ -29,7 +28,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration, decoding_vanilla_transformer
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -625,18 +624,6 @@ def test_greedy_generation_after_a_prompt_is_the_argmax_of_forward(base, batch, 
     single = {name: ids[2:3, : batch["attention_mask"][2].sum()] for name, ids in source.items()}
     alone = model.generate(**single, max_new_tokens=8)
     assert torch.equal(alone[0], written[2, : alone.shape[1]])
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_tokens_after_a_prefix_have_the_positions_of_forward(num_beams, monkeypatch):
-    torch.manual_seed(0)
-    model = lively_model(0, encoder_attention_heads=2, decoder_attention_heads=2)
-    config = PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=30)
-    model = get_peft_model(model, config).eval()
-    options = {"input_ids": torch.randint(3, 20, (12, 6)), "num_beams": num_beams, "max_new_tokens": 20}
-    written = model.generate(**options)
-    monkeypatch.setattr(decoding_vanilla_transformer, "is_direct", lambda *_: False)
-    assert torch.equal(model.generate(**options), written)
 
 
 @pytest.mark.parametrize("targets, smoothing", [("all-linear", 0.1), (["q_proj", "lm_head"], 0.0)])

@@ -1,6 +1,7 @@
 """Shared by the commands: a parser with one-sentence errors, and types of options."""
 
 import argparse
+import math
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,3 +15,13 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
+
+
+def finite(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return number
