@@ -349,8 +349,3 @@ class VanillaTranslationPipeline(Pipeline):
 
     def postprocess(self, translations):
         return [{"translation_text": text} for text in translations]
-
-
-def cpu_has_bfloat16() -> bool:
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

@@ -6,27 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, pipeline
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel, pipeline
 
-from vanilla_transformer import decoding_vanilla_transformer, translation_vanilla_transformer
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import translate as translation
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.translation_vanilla_transformer import (
-    Int8Linear,
     TextTooLong,
     Translator,
     batches_by_length,
     cut,
-    side_by_side,
-    to_int8,
 )
 
 TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a\tb", "Yes."]
@@ -73,18 +67,6 @@ def test_every_text_is_translated_as_it_is_alone(translator, max_tokens, num_bea
     assert translator((text for text in TEXTS[:2]), **generation) == expected[:2]
 
 
-def threads_of_a_new_thread() -> int:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(torch.get_num_threads).result()
-
-
-@pytest.fixture
-def two_cores():
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(("max_tokens", "threads"), [(4096, 1), (60, 1), (60, 2), (10**6, 2), (400, 3), (5, 4)])
 def test_batches_hold_every_sentence_once_and_no_more_than_fits(max_tokens, threads):
     lengths = [3 + number * 7 % 31 for number in range(200)] + [8000]
@@ -100,80 +82,6 @@ def test_batches_hold_every_sentence_once_and_no_more_than_fits(max_tokens, thre
     if max_tokens == 10**6:  # the long one by itself is more than the others together
         assert len(batches) == 2
     assert not list(batches_by_length([], max_tokens, threads))
-
-
-def test_two_threads_share_the_tokens_of_one_batch():
-    lengths = [3 + number * 7 % 31 for number in range(200)]
-    one, other = batches_by_length(lengths, 10**6, 2)
-    assert sum(lengths[index] for index in one) == pytest.approx(sum(lengths) / 2, abs=40) and len(one) < len(other)
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_batches_side_by_side_are_translated_as_one_after_the_other(translator, num_beams, two_cores, monkeypatch):
-    generation = {"num_beams": num_beams, "max_new_tokens": 12}
-    monkeypatch.setattr(translation_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
-    translator.max_tokens = 1
-    threads, translate = set(), translator.translate
-    meeting = threading.Barrier(2)  # which one thread alone does not pass
-
-    def note(*args):
-        threads.add((threading.get_ident(), torch.get_num_threads()))
-        meeting.wait(timeout=60)
-        return translate(*args)
-
-    monkeypatch.setattr(translator, "translate", note)
-    texts = TEXTS[:6]  # as many for one thread as for the other, should they go on to meet
-    side_by_side = translator(texts, **generation)
-    assert len(threads) == 2 and {cores for _, cores in threads} == {1} and threads_of_a_new_thread() == 2
-    torch.set_num_threads(1)
-    monkeypatch.undo()
-    assert translator(texts, **generation) == side_by_side
-
-
-def test_one_caller_at_a_time_shares_the_cores(two_cores):
-    with side_by_side(2) as first, side_by_side(2) as second:
-        assert first is not map and second is map
-        assert sorted(first(lambda _: torch.get_num_threads(), range(3))) == [1, 1, 1]
-    assert threads_of_a_new_thread() == 2
-    with side_by_side(2) as third:
-        assert third is not map
-
-
-def test_batches_side_by_side_end_with_the_first_that_fails(translator, two_cores, monkeypatch):
-    monkeypatch.setattr(translation_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
-    translator.max_tokens, calls = 1, []
-
-    def fail_later(sources, generation):
-        calls.append(1)
-        time.sleep(0.01)
-        if len(calls) > 2:
-            raise RuntimeError("no memory")
-        return ["text"] * len(sources)
-
-    monkeypatch.setattr(translator, "translate", fail_later)
-    with pytest.raises(RuntimeError, match="no memory"):
-        translator(TEXTS * 10)
-    assert len(calls) < 60 and threads_of_a_new_thread() == 2
-
-
-def test_what_batches_share_is_not_used_side_by_side(translator, two_cores):
-    """Random numbers would come in another order each time; an object of the caller's may be for one thread."""
-    tokens = 2 * translation_vanilla_transformer.TOKENS_OF_A_THREAD
-    assert translator.threads(tokens, {"num_beams": 3, "early_stopping": True}) == 2
-    assert translator.threads(tokens - 1, {}) == 1
-    for generation in ({"do_sample": True}, {"generation_config": GenerationConfig()}, {"stopping_criteria": []}):
-        assert translator.threads(tokens, generation) == 1
-    with torch.autocast("cpu"):
-        assert translator.threads(tokens, {}) == 1
-    hook = translator.model.register_forward_hook(lambda *args: None)
-    assert translator.threads(tokens, {}) == 1
-    hook.remove()
-    assert translator.threads(tokens, {}) == 2
-    translator.model.train()
-    assert translator.threads(tokens, {}) == 1
-    translator.model.eval()
-    translator.model.generation_config.do_sample = True
-    assert translator.threads(tokens, {}) == 1
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -218,108 +126,6 @@ def test_dropout_is_off(make_model, tokenizer, tmp_path):
     translator = Translator.from_pretrained(str(tmp_path), max_tokens=50)
     assert translator.max_tokens == 50
     assert translator(TEXTS, max_new_tokens=8) == translator(TEXTS, max_new_tokens=8)
-
-
-# ---------------------------------------------------------------------------------------------------------------- int8
-
-
-def test_int8_is_close_to_the_model_and_of_its_own(folder, translator):
-    """Each matrix is rounded, the head among them, and the embedding that it was tied to is not."""
-    inputs = translator.tokenizer(TEXTS[1:4], padding=True, return_tensors="pt")
-    inputs["decoder_input_ids"] = inputs.input_ids
-    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
-    assert rounded.model.config._attn_implementation == "eager"
-    assert not any(isinstance(module, torch.nn.Linear) for module in rounded.model.modules())
-    assert torch.equal(rounded.model.get_input_embeddings().weight, translator.model.get_input_embeddings().weight)
-    with torch.no_grad():
-        expected, logits = translator.model(**inputs).logits, rounded.model(**inputs).logits
-    error = (logits - expected).norm() / expected.norm()
-    assert 0 < error < 0.05, error
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("position_embedding_type", ["learned", "rotary"])
-def test_int8_attends_with_any_backend_and_positions(
-    make_model, tokenizer, position_embedding_type, attention, monkeypatch
-):
-    model = make_model(vocab_size=len(tokenizer), position_embedding_type=position_embedding_type)
-    model.set_attn_implementation(attention)
-    inputs = tokenizer(TEXTS[1:4], padding=True, return_tensors="pt")
-    inputs["decoder_input_ids"] = inputs.input_ids
-    with torch.no_grad():
-        expected, rounded = model(**inputs).logits, to_int8(model)
-        assert (rounded(**inputs).logits - expected).norm() / expected.norm() < 0.05
-        cache = rounded(**inputs, use_cache=True).past_key_values
-        has_bfloat16 = getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16")
-        assert cache.self_attention_cache.layers[0].keys.dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)
-        greedily = rounded.generate(inputs.input_ids[:1], max_new_tokens=20)
-        assert rounded.generate(inputs.input_ids, num_beams=3, max_new_tokens=5).shape[0] == 3
-        monkeypatch.setattr(decoding_vanilla_transformer, "is_direct", lambda *_: False)
-        assert torch.equal(rounded.generate(inputs.input_ids[:1], max_new_tokens=20), greedily)
-
-
-def test_int8_by_two_threads_equals_int8_by_one(folder, two_cores, monkeypatch):
-    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8", max_tokens=20)
-    generation = {"num_beams": 3, "max_new_tokens": 12}
-    texts = [f"{text} {number}" for number in range(10) for text in TEXTS]
-    lengths = [len(ids) for ids in rounded.encode(texts)]
-    monkeypatch.setattr(translation_vanilla_transformer, "TOKENS_OF_A_THREAD", 1)
-    together = rounded(texts, **generation)
-    alone = [""] * len(texts)
-    for batch in batches_by_length(lengths, 20, 2):
-        ids = rounded.encode([texts[index] for index in batch])
-        for index, text in zip(batch, rounded.translate(ids, generation), strict=True):
-            alone[index] = text
-    assert together == alone
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_int8_translates_each_text_as_generate_does(folder, num_beams):
-    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
-    generation = {"num_beams": num_beams, "max_new_tokens": 12}
-    assert rounded(TEXTS[:1], **generation) == [directly(rounded, TEXTS[0], **generation)]
-    assert len(set(rounded(TEXTS, **generation))) > len(TEXTS) / 2
-
-
-def test_int8_is_not_saved(folder, tmp_path):
-    rounded = Translator.from_pretrained(str(folder), device="cpu", dtype="int8")
-    with pytest.raises(ValueError, match="A model in int8 cannot be saved; save the one that it was made of"):
-        rounded.model.save_pretrained(tmp_path / "rounded")
-    assert not list(tmp_path.glob("rounded/*.safetensors"))
-
-
-def test_int8_is_for_a_cpu(folder):
-    with pytest.raises(ValueError, match="int8 is for a CPU, and the device is cuda; change"):
-        Translator.from_pretrained(str(folder), device="cuda", dtype="int8")
-
-
-@pytest.mark.parametrize("rows", [10, 40], ids=["narrow", "wide"])
-@pytest.mark.parametrize("bias", [False, True])
-def test_an_int8_product_is_that_of_rounded_matrices(bias, rows):
-    """Weights are multiples of a 127th of the largest of their row; inputs are rounded to 127 steps by torch."""
-    generator = torch.Generator().manual_seed(0)
-    linear = torch.nn.Linear(24, rows, bias=bias)
-    with torch.no_grad():
-        linear.weight.copy_(torch.randn(rows, 24, generator=generator) * torch.logspace(-3, 3, rows)[:, None])
-        linear.weight[3] = 0
-    x = torch.randn(2, 5, 24, generator=generator)
-    scale = linear.weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-9) / 127
-    expected = x @ ((linear.weight / scale).round() * scale).T + (linear.bias if bias else 0)
-    found = Int8Linear(linear)(x)
-    assert found.shape == expected.shape and torch.equal(found[..., 3], expected[..., 3])
-    step = (x.max() - x.min()) / 127
-    most = step / 2 * linear.weight.abs().sum(dim=1) + 1e-5  # were all inputs half a step off
-    assert ((found - expected).abs() <= most).all() and not torch.equal(found, expected)
-
-
-def test_a_processor_without_int8_is_named(translator, monkeypatch):
-    monkeypatch.setattr(torch, "quantize_per_channel", fail)
-    with pytest.raises(ValueError, match=r"torch 2\S+ has no int8 for this processor; take another dtype"):
-        to_int8(translator.model)
-
-
-def fail(*_, **__):
-    raise RuntimeError("Didn't find engine for operation quantized::linear_prepack NoQEngine")
 
 
 # ------------------------------------------------------------------------------------------------------------ too long
