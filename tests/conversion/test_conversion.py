@@ -364,7 +364,7 @@ def test_incomplete_or_foreign_weights_are_refused(marian, make_model, tmp_path,
     damage(tmp_path, lambda weights: weights.update({name + "es": weights.pop(name)}))
     with pytest.raises(ValueError, match=rf"does not match .*: 1 missing weights \(such as {name}\)\. Download"):
         load_foreign(str(tmp_path))
-    damage(tmp_path, lambda weights: weights.update({name: weights[name + "es"]}))
+    damage(tmp_path, lambda weights: weights.update({name: weights[name + "es"].clone()}))
     with pytest.raises(ValueError, match=rf"1 unexpected weights \(such as {name}es\)"):
         load_foreign(str(tmp_path))
 

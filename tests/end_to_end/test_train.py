@@ -868,10 +868,10 @@ BAD_MARIANS = {  # what is done to it, further options, what is said
     "a pickle": (
         as_pickle,
         "",
-        ["{marian} holds no model", "vanilla-transformer convert {marian} NEW"],
+        ["{marian} has no model", "vanilla-transformer convert {marian} NEW"],
     ),
     "of another kind": (as_t5, "", ["--model_name_or_path {marian}", "a t5 model"]),
-    "not whole": (without_a_weight, "", ["--model_name_or_path {marian}", "no whole MarianMTModel", "fc1.bias"]),
+    "not whole": (without_a_weight, "", ["--model_name_or_path {marian}", "does not match MarianMTModel", "fc1.bias"]),
     "cut off": (cut_off, "", ["--model_name_or_path {marian}"]),
     "of other sizes": (None, "--d_model 16", ["--d_model is 16, and 32 in --model_name_or_path {marian}"]),
     "with another tokenizer": (None, "--tokenizer_name x", ["--tokenizer_name cannot be given"]),

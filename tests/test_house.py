@@ -1,0 +1,96 @@
+"""Imports run one way, and what travels with a saved model stands on its own."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, small_model
+
+PACKAGE = ROOT / "vanilla_transformer"
+MODEL_FILES = {
+    f"{name}_vanilla_transformer" for name in ("configuration", "modeling", "loss", "decoding", "translation")
+}
+# What each part may import: of the package, the model files and these.
+ALLOWED = {
+    "model": set(),
+    "__init__": set(),
+    "errors": set(),
+    "data": {"errors"},
+    "evaluation": {"errors", "data"},
+    "hub": {"errors", "data", "evaluation"},
+    "conversion": {"errors"},
+    "inspection": {"errors", "data"},
+    "training": {"errors", "data", "conversion"},
+    "commands": {"errors", "data", "evaluation", "hub", "conversion", "inspection", "training"},
+    "__main__": {"commands", "errors"},
+}
+LIBRARIES_OF_THE_MODEL = {"torch", "transformers", "huggingface_hub", "tqdm", *sys.stdlib_module_names}
+
+
+def part_of(module: str) -> str:
+    """The part of the package that a module name, such as vanilla_transformer.data.pairs, belongs to."""
+    name = module.removeprefix("vanilla_transformer").lstrip(".").partition(".")[0]
+    return "model" if name in MODEL_FILES or not name else name
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules that a file imports, wherever in the file."""
+    package = ["vanilla_transformer", *path.relative_to(PACKAGE).parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1] if node.level else [])
+            module = ".".join(filter(None, [base, node.module]))
+            # `from .. import data` imports a part; `from .. import Translator` a name of the model.
+            is_package = module == "vanilla_transformer"
+            found |= {f"{module}.{alias.name}" for alias in node.names} if is_package else {module}
+    return found
+
+
+def wrong_arrows(path: Path) -> list[str]:
+    part = part_of(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    wrong = []
+    for module in imports(path):
+        if module.startswith("vanilla_transformer"):
+            target = part_of(module)
+            target = target if target in ALLOWED else "model"  # a public name of the package
+            if target not in ALLOWED[part] | {part, "model"}:
+                wrong.append(f"{path.relative_to(ROOT)} -> {module}")
+        elif part == "model" and module.partition(".")[0] not in LIBRARIES_OF_THE_MODEL:
+            wrong.append(f"{path.relative_to(ROOT)} -> {module}")
+    return wrong
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path):
+    assert wrong_arrows(path) == []
+
+
+def test_no_power_over_other_modules_and_processes():
+    names = ("sys.modules", "sys.meta_path", "exec_module", "os.getppid", "os.killpg")
+    for path in [*PACKAGE.rglob("*.py"), *ROOT.glob("*.py")]:
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        used = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+        assert [f"{path}: {name}" for name in names for text in used if text.endswith(name)] == []
+
+
+def test_saved_model_travels_with_exactly_the_five_files(tmp_path):
+    small_model().save_pretrained(tmp_path)
+    assert (
+        {path.stem for path in tmp_path.glob("*.py")}
+        == MODEL_FILES
+        == {path.stem for path in PACKAGE.glob("*_vanilla_*.py")}
+    )
+    for path in tmp_path.glob("*.py"):
+        assert path.read_bytes() == (PACKAGE / path.name).read_bytes()
+
+
+def test_importing_the_package_imports_no_more_than_the_model_needs():
+    heavy = {"datasets", "evaluate", "matplotlib", "sacrebleu", "vanilla_transformer.training"}
+    code = f"import sys, vanilla_transformer.__main__; print(*{heavy} & sys.modules.keys())"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert printed.split() == []
