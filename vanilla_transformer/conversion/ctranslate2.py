@@ -1,0 +1,290 @@
+"""Run a model with CTranslate2 (https://github.com/OpenNMT/CTranslate2), a C++ engine: the same text, faster.
+
+what                      does
+to_ctranslate2            writes a directory that CTranslate2 loads, with our tokenizer and config beside it
+CTranslate2Translator     a [`Translator`] that runs such a directory
+load_translator           what `Translator.from_pretrained(..., backend="ctranslate2")` calls
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import ctranslate2
+import torch
+from ctranslate2.specs import TransformerSpec, common_spec
+from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
+from huggingface_hub.constants import HF_HOME
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import sinusoidal_positions
+from ..translation_vanilla_transformer import Translator, load_model
+
+MAX_POSITIONS = 8192  # at least so many rows of sinusoids are written; CTranslate2 cannot compute more
+CONFIG = "vanilla_transformer.json"  # ours; config.json is that of CTranslate2
+ACTIVATIONS = {
+    "relu": common_spec.Activation.RELU,
+    "gelu": common_spec.Activation.GELU,
+    "gelu_new": common_spec.Activation.GELUTanh,
+    "gelu_pytorch_tanh": common_spec.Activation.GELUTanh,
+    "quick_gelu": common_spec.Activation.GELUSigmoid,
+    "silu": common_spec.Activation.SWISH,
+    "swish": common_spec.Activation.SWISH,
+    "tanh": common_spec.Activation.Tanh,
+    "sigmoid": common_spec.Activation.Sigmoid,
+}
+
+
+def to_ctranslate2(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    output_dir: str | os.PathLike,
+    quantization: str | None = None,
+    source: str | None = None,
+):
+    """Writes `model` as a CTranslate2 model, with tokenizer and configs, into the new directory `output_dir`.
+
+    Args:
+        quantization: Of the weights: `int8`, `int8_float16`, `int16`, `float16`, `bfloat16`, ...; None: float32.
+        source: Identifies the weights, to tell later whether they have changed.
+
+    Raises ValueError for an activation function or quantization that CTranslate2 does not have.
+    """
+    config, spec = model.config, make_spec(model)
+    names = token_names(tokenizer, config.decoder_vocab_size)
+    spec.register_source_vocabulary(token_names(tokenizer, config.vocab_size))
+    spec.register_target_vocabulary(names)
+    start = model.generation_config.decoder_start_token_id
+    spec.config.decoder_start_token = names[config.decoder_start_token_id if start is None else start]
+    spec.config.eos_token = names[end_tokens(model.generation_config, config)[0]]
+    spec.config.bos_token = spec.config.decoder_start_token
+    spec.config.unk_token = tokenizer.unk_token or names[0]  # only for sources given as text, not by us
+    spec.config.layer_norm_epsilon = config.layer_norm_eps
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    output_dir = Path(output_dir)
+    temporary = output_dir.with_name(f".{output_dir.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        spec.save(str(temporary))
+        tokenizer.save_pretrained(temporary)
+        model.generation_config.save_pretrained(temporary)
+        ours = {"source": source, "quantization": quantization, "config": config.to_dict()}
+        (temporary / CONFIG).write_text(json.dumps(ours, indent=2), encoding="utf-8")
+        shutil.rmtree(output_dir, ignore_errors=True)
+        temporary.rename(output_dir)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def token_names(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
+    """The unique names of the tokens 0 to `size` - 1; ids beyond the tokenizer have one too."""
+    names = tokenizer.convert_ids_to_tokens(list(range(size)))
+    return [f"<unused {index}>" if name is None else name for index, name in enumerate(names)]
+
+
+def end_tokens(generation_config: GenerationConfig, config: VanillaTransformerConfig) -> list[int]:
+    ends = generation_config.eos_token_id
+    ends = config.eos_token_id if ends is None else ends
+    return ends if isinstance(ends, list) else [ends]
+
+
+def make_spec(model: PreTrainedModel) -> TransformerSpec:
+    config = model.config
+    if config.activation_function not in ACTIVATIONS:
+        raise ValueError(
+            f"CTranslate2 has no activation function {config.activation_function!r}, only {', '.join(ACTIVATIONS)}."
+        )
+    sides = []
+    for side, kind in [("encoder", TransformerEncoderSpec), ("decoder", TransformerDecoderSpec)]:
+        heads = getattr(config, f"{side}_attention_heads")
+        options = {"pre_norm": config.norm_first, "activation": ACTIVATIONS[config.activation_function]}
+        if config.position_embedding_type == "rotary":
+            options |= {"rotary_dim": config.d_model // heads, "rotary_interleave": True}
+        spec = kind(getattr(config, f"{side}_layers"), heads, **options)
+        fill_stack(spec, getattr(model.model, side))
+        sides.append(spec)
+    fill_linear(sides[1].projection, [model.lm_head])
+    return TransformerSpec(*sides)
+
+
+def array(tensor: torch.Tensor):
+    return tensor.detach().float().cpu().contiguous().numpy()
+
+
+def fill_stack(spec, stack):
+    """Copies the weights of an encoder or a decoder into its spec."""
+    embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+    embeddings.weight = array(stack.embed_tokens.weight)
+    spec.scale_embeddings = stack.embed_scale
+    config = stack.config
+    if config.position_embedding_type == "learned":
+        spec.position_encodings.encodings = array(stack.embed_positions.weight)
+    elif config.position_embedding_type == "sinusoidal":
+        rows = torch.arange(max(MAX_POSITIONS, config.max_position_embeddings))
+        spec.position_encodings.encodings = array(sinusoidal_positions(rows, config.d_model))
+    elif hasattr(spec, "position_encodings"):
+        del spec.position_encodings
+    if config.norm_first:
+        fill_norm(spec.layer_norm, stack.layer_norm)
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        own = layer.self_attn
+        fill_norm(layer_spec.self_attention.layer_norm, layer.self_attn_layer_norm)
+        fill_linear(layer_spec.self_attention.linear[0], [own.q_proj, own.k_proj, own.v_proj])
+        fill_linear(layer_spec.self_attention.linear[1], [own.out_proj])
+        if hasattr(layer, "encoder_attn"):
+            cross = layer.encoder_attn
+            fill_norm(layer_spec.attention.layer_norm, layer.encoder_attn_layer_norm)
+            fill_linear(layer_spec.attention.linear[0], [cross.q_proj])
+            fill_linear(layer_spec.attention.linear[1], [cross.k_proj, cross.v_proj])
+            fill_linear(layer_spec.attention.linear[2], [cross.out_proj])
+        fill_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
+        fill_linear(layer_spec.ffn.linear_0, [layer.fc1])
+        fill_linear(layer_spec.ffn.linear_1, [layer.fc2])
+
+
+def fill_linear(spec, modules: list):
+    """Several projections of the same input are fused into one."""
+    spec.weight = array(torch.cat([module.weight for module in modules]))
+    if modules[0].bias is not None:
+        spec.bias = array(torch.cat([module.bias for module in modules]))
+
+
+def fill_norm(spec, norm):
+    spec.gamma, spec.beta = array(norm.weight), array(norm.bias)
+
+
+class CTranslate2Translator(Translator):
+    """A [`Translator`] that runs a directory written by [`to_ctranslate2`], in the same way and with the same errors.
+
+    Options that CTranslate2 does not have, or not with the same outcome, raise ValueError.
+    """
+
+    def __init__(self, directory: Path, device: torch.device, **kwargs):
+        config = VanillaTransformerConfig(**json.loads((directory / CONFIG).read_text(encoding="utf-8"))["config"])
+        generation_config = GenerationConfig.from_pretrained(directory)
+        model = SimpleNamespace(config=config, generation_config=generation_config, device=torch.device("cpu"))
+        super().__init__(model, AutoTokenizer.from_pretrained(directory), **kwargs)
+        if config.position_embedding_type == "sinusoidal":
+            self.max_positions = max(MAX_POSITIONS, config.max_position_embeddings)
+            self.longest_source = min(self.longest_source, self.max_positions)
+        # Several workers of one thread each do more than one worker of several, whose matrices are too small to share.
+        self.workers = torch.get_num_threads() if device.type == "cpu" else 1
+        options = {"inter_threads": self.workers, "intra_threads": 1} if device.type == "cpu" else {}
+        self.engine = ctranslate2.Translator(
+            str(directory), device=device.type, device_index=device.index or 0, **options
+        )
+        self.source_names = token_names(self.tokenizer, config.vocab_size)
+        self.target_names = token_names(self.tokenizer, config.decoder_vocab_size)
+        self.target_ids = {name: index for index, name in enumerate(self.target_names)}
+        self.end_names = [self.target_names[end] for end in end_tokens(generation_config, config)]
+
+    def translate_batch(self, sources: list[list[int]], generation: dict) -> list[str]:
+        options = self.engine_options({**generation, **self.defaults(max(map(len, sources)), generation)})
+        tokens = [[self.source_names[index] for index in source] for source in sources]
+        results = self.engine.translate_batch(
+            tokens,
+            max_batch_size=-(-sum(map(len, tokens)) // self.workers),
+            batch_type="tokens",
+            max_input_length=0,  # no limit
+            end_token=self.end_names,
+            **options,
+        )
+        ids = [[self.target_ids[name] for name in result.hypotheses[0]] for result in results]
+        return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+    def engine_options(self, generation: dict) -> dict:
+        """The options of `generate` in the words of CTranslate2."""
+        saved = self.model.generation_config.to_diff_dict()
+        options = {name: value for name, value in {**saved, **generation}.items() if value is not None}
+        for name, value in options.items():
+            if not is_exact(name, value, options, saved):
+                raise ValueError(
+                    f"CTranslate2 has no `{name}={value!r}` for this search; use the backend torch for it."
+                )
+        banned = [*([token] for token in options.get("suppress_tokens", [])), *options.get("bad_words_ids", [])]
+        # The start token counts in `max_length`. A forced end, which is not in the text, takes the place of a token.
+        max_length = options["max_length"] - 1 - ("forced_eos_token_id" in options)
+        return {
+            "beam_size": options.get("num_beams", 1),
+            "length_penalty": options.get("length_penalty", 1.0),
+            "max_decoding_length": max(max_length, 1),
+            "min_decoding_length": max(options.get("min_new_tokens", 0), options.get("min_length", 1) - 1),
+            "no_repeat_ngram_size": options.get("no_repeat_ngram_size", 0),
+            "repetition_penalty": options.get("repetition_penalty", 1.0),
+            "suppress_sequences": [[self.target_names[token] for token in tokens] for tokens in banned] or None,
+        }
+
+
+# Options of `generate` that mean the same to CTranslate2, or nothing in its searches.
+EXACT = {
+    "num_beams",
+    "length_penalty",
+    "max_length",
+    "forced_eos_token_id",
+    "renormalize_logits",
+    "num_return_sequences",
+}
+EXACT |= {"pad_token_id", "bos_token_id", "use_cache", "transformers_version", "temperature", "top_k", "top_p"}
+# It masks tokens before the softmax, transformers after it, which makes the same difference to all tokens or none.
+MASKS = {"min_length", "min_new_tokens", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"}
+
+
+def is_exact(name: str, value, options: dict, saved: dict) -> bool:
+    """Whether CTranslate2 translates with this option as transformers does."""
+    is_greedy = options.get("num_beams", 1) == 1
+    if name in MASKS:
+        return is_greedy or options.get("renormalize_logits", False)
+    if name == "repetition_penalty":
+        return is_greedy
+    if name == "early_stopping":
+        return is_greedy or value is True
+    if name in ("eos_token_id", "decoder_start_token_id"):  # part of the converted model
+        return value == saved.get(name)
+    return name in EXACT or value is False
+
+
+def load_translator(
+    name_or_path: str, quantization: str | None, device: torch.device, dtype="auto", **kwargs
+) -> CTranslate2Translator:
+    """Loads a converted directory, or converts a model on first use, and again when its weights have changed.
+
+    A local model is converted into its subfolder `ctranslate2`, one of the Hub into a cache folder.
+    """
+    if dtype != "auto":
+        raise ValueError(f"`dtype={dtype!r}` is for the backend torch; give `quantization` to ctranslate2.")
+    own = {key: kwargs.pop(key) for key in ("max_tokens", "max_source_length", "too_long") if key in kwargs}
+    directory = Path(name_or_path)
+    if not (directory / CONFIG).is_file():
+        directory = convert_once(name_or_path, quantization, **kwargs)
+    found = json.loads((directory / CONFIG).read_text(encoding="utf-8"))["quantization"]
+    if quantization not in (None, found):
+        raise ValueError(f"{directory} was converted with `quantization={found!r}`, not {quantization!r}.")
+    return CTranslate2Translator(directory, device, **own)
+
+
+def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
+    """The directory of the converted model."""
+    folder = Path(cached_file(name_or_path, "config.json", revision=kwargs.get("revision"))).parent
+    home = folder / "ctranslate2"
+    if not Path(name_or_path).is_dir() or not os.access(folder, os.W_OK):
+        home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / name_or_path.strip("/").replace("/", "--")
+    source = folder.name  # the commit
+    if Path(name_or_path).is_dir():
+        digest = hashlib.sha256()
+        for file in sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json")):
+            digest.update(file.name.encode() + file.read_bytes())
+        source = digest.hexdigest()
+    target = home / (quantization or "float32")
+    if (target / CONFIG).is_file() and json.loads((target / CONFIG).read_text("utf-8"))["source"] == source:
+        return target
+    model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+    Translator(model, tokenizer)  # raises ValueError for a model of another kind
+    to_ctranslate2(model, tokenizer, target, quantization, source)
+    return target
