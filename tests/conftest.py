@@ -9,7 +9,7 @@ import sentencepiece
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from helpers import read_sample, small_model, trained_marian
+from helpers import TEXTS, read_sample, small_model, trained_marian
 from transformers import (
     MarianTokenizer,
 )
@@ -73,3 +73,9 @@ def half(monkeypatch):
 @pytest.fixture(scope="session")
 def byte_tokenizer():
     return train_tokenizer(["a dog"], 260)
+
+
+@pytest.fixture(scope="session")
+def text_tokenizer():
+    """Of the texts that translators are tested with."""
+    return train_tokenizer(TEXTS, 300)

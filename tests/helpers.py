@@ -18,7 +18,7 @@ from transformers import (
     StaticCache,
 )
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import main
 
 ROOT = Path(__file__).parents[1]
@@ -250,3 +250,22 @@ def assert_ties_and_sizes(model):
     assert config.decoder_vocab_size == decoder.num_embeddings == decoder.weight.shape[0]
     assert config.decoder_vocab_size == head.out_features == head.weight.shape[0]
     assert head.bias is None or len(head.bias) == head.out_features
+
+
+TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a\tb", "Yes."]
+
+
+def writing_translator(tokenizer, **config) -> Translator:
+    """A random model that writes letters, which depend on what it reads."""
+    model = small_model(**{"vocab_size": len(tokenizer), "tie_word_embeddings": False, **config})
+    with torch.no_grad():
+        for number in range(len(tokenizer)):
+            if not tokenizer.decode([number]).isalpha() and number != tokenizer.eos_token_id:
+                model.lm_head.weight[number] = 0
+    return Translator(model, tokenizer)
+
+
+def save_translator(translator: Translator, folder: Path) -> str:
+    translator.model.save_pretrained(folder)
+    translator.tokenizer.save_pretrained(folder)
+    return str(folder)

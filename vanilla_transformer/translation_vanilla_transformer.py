@@ -234,10 +234,14 @@ class Translator:
             found["early_stopping"] = True if early is None else early
         return found
 
+    def merge(self, generation: dict) -> dict:
+        """All options that are set, by the caller or in the model's generation config."""
+        options = {**self.model.generation_config.to_diff_dict(), **generation}
+        return {name: value for name, value in options.items() if value is not None and not name.startswith("_")}
+
     def fast_search(self, generation: dict) -> Callable | None:
         """The search that suits the options; None for transformers' own, which takes any option and wrapped model."""
-        options = {**self.model.generation_config.to_diff_dict(), **generation}
-        options = {name: value for name, value in options.items() if value is not None and not name.startswith("_")}
+        options = self.merge(generation)
         is_plain = type(self.model).__name__ == "VanillaTransformerForConditionalGeneration"  # not wrapped or sharded
         is_known = options.keys() <= FAST_OPTIONS and not options.get("do_sample")
         if not is_plain or not is_known or self.model.config._attn_implementation not in FAST_ATTENTION:

@@ -200,8 +200,7 @@ class CTranslate2Translator(Translator):
 
     def engine_options(self, generation: dict) -> dict:
         """The options of `generate` in the words of CTranslate2."""
-        saved = self.model.generation_config.to_diff_dict()
-        options = {name: value for name, value in {**saved, **generation}.items() if value is not None}
+        options, saved = self.merge(generation), self.merge({})
         for name, value in options.items():
             if not is_exact(name, value, options, saved):
                 raise ValueError(

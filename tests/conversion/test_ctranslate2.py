@@ -1,0 +1,158 @@
+"""CTranslate2 translates as the model does. Run: pytest tests/conversion/test_ctranslate2.py"""
+
+import json
+import sys
+
+import pytest
+import torch
+from helpers import EMBEDDINGS, TEXTS, norms, positions, save_translator, writing_translator
+from transformers import AutoTokenizer
+
+from vanilla_transformer import Translator
+from vanilla_transformer.translation_vanilla_transformer import TextTooLong
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+from vanilla_transformer.conversion import ctranslate2 as backend  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(text_tokenizer, tmp_path_factory):
+    torch.manual_seed(0)
+    return save_translator(writing_translator(text_tokenizer), tmp_path_factory.mktemp("model"))
+
+
+def load(folder, **options) -> Translator:
+    return Translator.from_pretrained(folder, backend="ctranslate2", device="cpu", **options)
+
+
+def converted(translator: Translator, folder, quantization=None) -> Translator:
+    backend.to_ctranslate2(translator.model, translator.tokenizer, folder / "converted", quantization)
+    return load(str(folder / "converted"))
+
+
+SEARCHES = [{}, {"length_penalty": 0.6}, {"num_beams": 3}, {"num_beams": 3, "length_penalty": 2.0}]
+SEARCHES += [
+    {"no_repeat_ngram_size": 2},
+    {"repetition_penalty": 1.3},
+    {"min_new_tokens": 5},
+    {"suppress_tokens": [70]},
+]
+SEARCHES += [{"num_beams": 3, "no_repeat_ngram_size": 2, "min_length": 6, "renormalize_logits": True}]
+
+
+@norms
+@positions
+def test_translations_equal_those_of_torch(text_tokenizer, norm_first, position_embedding_type, tmp_path):
+    options = {"norm_first": norm_first, "position_embedding_type": position_embedding_type, "layer_norm_eps": 1e-2}
+    ours = writing_translator(text_tokenizer, **options, activation_function="gelu", scale_embedding=norm_first)
+    theirs, different = converted(ours, tmp_path), set()
+    for search in SEARCHES:
+        search = {"max_new_tokens": 12, **search}
+        expected = ours(TEXTS, **search)
+        assert theirs(TEXTS, **search) == expected, search
+        different |= set(expected)
+    assert len(different) > 2 * len(TEXTS)
+
+
+@pytest.mark.parametrize("embeddings", EMBEDDINGS)
+def test_every_kind_of_embeddings_is_converted(text_tokenizer, embeddings, tmp_path):
+    config = {"tie_word_embeddings": True, **EMBEDDINGS[embeddings]}
+    if "decoder_vocab_size" in config:  # ids beyond the tokenizer have no token
+        config["decoder_vocab_size"] = len(text_tokenizer) + 5
+    ours = writing_translator(text_tokenizer, **config)
+    theirs = converted(ours, tmp_path)
+    for num_beams in (1, 3):
+        search = {"num_beams": num_beams, "max_new_tokens": 12}
+        assert theirs(TEXTS, **search) == ours(TEXTS, **search)
+
+
+def test_saved_generation_config_and_several_ends_hold(text_tokenizer, tmp_path):
+    ours = writing_translator(text_tokenizer)
+    ours.model.generation_config.update(num_beams=3, max_length=9, eos_token_id=[2, 70, 80])
+    theirs = converted(ours, tmp_path)
+    assert theirs(TEXTS) == ours(TEXTS) != theirs(TEXTS, max_length=8)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40, 4096])
+def test_order_empty_texts_and_pieces(folder, max_tokens):
+    ours = Translator.from_pretrained(folder, device="cpu", max_source_length=12, max_tokens=max_tokens)
+    theirs = load(folder, max_source_length=12, max_tokens=max_tokens)
+    texts = ["", *TEXTS, " ", "A dog sleeps. No! Two men, and a man. Yes."]
+    assert theirs(texts, max_new_tokens=8) == ours(texts, max_new_tokens=8)
+    with pytest.raises(TextTooLong, match="Text 1 has "):
+        load(folder, max_source_length=3)(["abcdefgh"])
+
+
+def test_learned_positions_end_translations(text_tokenizer, tmp_path):
+    ours = writing_translator(
+        text_tokenizer, position_embedding_type="learned", max_position_embeddings=14, lm_head_bias=True
+    )
+    ours.model.lm_head.bias.data[text_tokenizer.eos_token_id] = -1e4
+    assert converted(ours, tmp_path)(["No!"], max_new_tokens=99) == ours(["No!"], max_new_tokens=99)
+
+
+REFUSED = [{"num_beams": 3, "early_stopping": False}, {"num_beams": 3, "early_stopping": "never"}, {"do_sample": True}]
+REFUSED += [{"num_beams": 3, "repetition_penalty": 1.3}, {"num_beams": 3, "no_repeat_ngram_size": 2}]
+REFUSED += [{"encoder_repetition_penalty": 1.5}, {"eos_token_id": 7}, {"stopping_criteria": [1]}]
+
+
+@pytest.mark.parametrize("search", REFUSED, ids=str)
+def test_options_without_an_equal_are_refused(folder, search):
+    with pytest.raises(ValueError, match=f"CTranslate2 has no `{list(search)[-1]}="):
+        load(folder)(["No!"], **search)
+
+
+@pytest.mark.parametrize("search", [{"num_beams": 0}, {"length_penalty": float("nan")}, {"num_return_sequences": 2}])
+def test_errors_are_those_of_torch(folder, search):
+    with pytest.raises(ValueError, match=f"`{next(iter(search))}`"):
+        load(folder)(["No!"], **search)
+
+
+def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_path, monkeypatch):
+    folder, calls, convert = tmp_path / "model", [], backend.to_ctranslate2
+    monkeypatch.setattr(backend, "to_ctranslate2", lambda *args: calls.append(args[3]) or convert(*args))
+    first = writing_translator(text_tokenizer)
+    save_translator(first, folder)
+    for quantization in (None, None, "int8", "int8"):
+        load(str(folder), quantization=quantization)
+    assert calls == [None, "int8"]
+    assert sorted(path.name for path in (folder / "ctranslate2").iterdir()) == ["float32", "int8"]
+    assert load(str(folder / "ctranslate2" / "int8")).engine.compute_type.startswith("int8")
+    second = writing_translator(text_tokenizer)
+    save_translator(second, folder)
+    found = load(str(folder))(TEXTS, max_new_tokens=12)
+    assert len(calls) == 3 and found == second(TEXTS, max_new_tokens=12) != first(TEXTS, max_new_tokens=12)
+    with pytest.raises(ValueError, match="was converted with `quantization='int8'`, not 'int16'"):
+        load(str(folder / "ctranslate2" / "int8"), quantization="int16")
+
+
+def test_failed_conversion_leaves_nothing(folder, tmp_path, monkeypatch):
+    ours = Translator.from_pretrained(folder, device="cpu")
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", None)
+    with pytest.raises(ValueError, match="int9"):
+        backend.to_ctranslate2(ours.model, ours.tokenizer, tmp_path / "converted", "int9")
+    monkeypatch.setattr(type(ours.tokenizer), "save_pretrained", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        backend.to_ctranslate2(ours.model, ours.tokenizer, tmp_path / "converted")
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_requests_are_named(folder, text_tokenizer, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="`dtype='float16'` is for the backend torch"):
+        load(folder, dtype="float16")
+    with pytest.raises(ValueError, match="`quantization='int8'` needs `backend='ctranslate2'`"):
+        Translator.from_pretrained(folder, quantization="int8")
+    with pytest.raises(ValueError, match="`backend` is 'onnx'"):
+        Translator.from_pretrained(folder, backend="onnx")
+    ours = writing_translator(text_tokenizer, activation_function="mish")
+    with pytest.raises(ValueError, match="no activation function 'mish'"):
+        converted(ours, tmp_path)
+    monkeypatch.setitem(sys.modules, "vanilla_transformer.conversion.ctranslate2", None)
+    with pytest.raises(ImportError, match=r"pip install vanilla-transformer\[ctranslate2\]"):
+        load(folder)
+
+
+def test_converted_directory_names_its_weights(folder):
+    load(folder)
+    saved = json.loads((backend.Path(folder) / "ctranslate2" / "float32" / backend.CONFIG).read_text())
+    assert len(saved["source"]) == 64 and saved["config"]["model_type"] == "vanilla_transformer"
