@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -50,14 +50,14 @@ from .loss_vanilla_transformer import label_smoothed_cross_entropy
 
 def eager_attention_forward(
     module: nn.Module,
-    query: torch.Tensor,  # (B,h,T,k)
-    key: torch.Tensor,  # (B,h,S,k)
-    value: torch.Tensor,  # (B,h,S,k)
-    attention_mask: torch.Tensor | None,  # (B,1,T,S), True to attend; or added to the scores: 0 to attend, else -inf
+    query: Tensor,  # (B,h,T,k)
+    key: Tensor,  # (B,h,S,k)
+    value: Tensor,  # (B,h,S,k)
+    attention_mask: Tensor | None,  # (B,1,T,S), True to attend; or added to the scores: 0 to attend, else -inf
     scaling: float,
     dropout: float = 0.0,
     **kwargs,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Scaled dot-product attention, `softmax(Q K^T / sqrt(d_k)) V` (section 3.2.1, Equation 1).
 
     The reference that every other attention backend is tested against. Returns the output (B,T,h,k) and the attention
@@ -73,7 +73,7 @@ def eager_attention_forward(
     return output.transpose(1, 2), weights
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """Rotates each pair of features of `x` (B,h,T,k) by its position times its frequency (RoFormer, Equation 34).
 
     `positions` (B or 1,T,k) are rows of a sinusoidal table: sines on the even, cosines on the odd features.
@@ -99,18 +99,18 @@ class VanillaTransformerAttention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, config.d_model)
         self.out_proj = nn.Linear(config.d_model, config.d_model)
 
-    def split_heads(self, x: torch.Tensor) -> torch.Tensor:
+    def split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B,T,d) -> (B,h,T,k)
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        key_value_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        rotary: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary: Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        **kwargs,
+    ) -> tuple[Tensor, Tensor | None]:
         """Returns the output (B,T,d) and, with the eager backend, the attention weights (B,h,T,S)."""
         is_cross = key_value_states is not None
         queries = self.split_heads(self.q_proj(hidden_states))  # (B,h,T,k)
@@ -130,9 +130,7 @@ class VanillaTransformerAttention(nn.Module):
                 if is_cross:
                     past_key_values.is_updated[self.layer_idx] = True
 
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
         output, weights = attend(
             self, queries, keys, values, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
@@ -143,7 +141,7 @@ class VanillaTransformerAttention(nn.Module):
 # ---------------------------------------------------------------------------------------------- positions, section 3.5
 
 
-def sinusoidal_positions(position_ids: torch.Tensor, dim: int) -> torch.Tensor:
+def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
     """`PE(pos, 2i) = sin(pos / 10000^(2i/d))`, `PE(pos, 2i+1) = cos(...)` (section 3.5): (...) -> (..., dim).
 
     The result is float32, whatever the dtype of the model.
@@ -168,7 +166,7 @@ class SinusoidalPositions(nn.Module):
         rows, dim = self.table.shape
         init.copy_(self.table, sinusoidal_positions(torch.arange(rows, device=self.table.device), dim))
 
-    def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
+    def forward(self, position_ids: Tensor, length: int) -> Tensor:
         """(B,T) -> (B,T,dim); all positions are below `length`."""
         if length > self.table.shape[0]:
             return sinusoidal_positions(position_ids, self.table.shape[1])
@@ -178,7 +176,7 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Embedding):
     """A learned vector for each position (Table 3, row E)."""
 
-    def forward(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
+    def forward(self, position_ids: Tensor, length: int) -> Tensor:
         """(B,T) -> (B,T,dim); all positions are below `length`. Raises ValueError if the table is shorter."""
         if length > self.num_embeddings:
             raise ValueError(
@@ -188,9 +186,7 @@ class LearnedPositions(nn.Embedding):
         return super().forward(position_ids)
 
 
-def count_positions(
-    x: torch.Tensor, attention_mask: torch.Tensor | None, past_length: int | torch.Tensor = 0
-) -> torch.Tensor:
+def count_positions(x: Tensor, attention_mask: Tensor | None, past_length: int | Tensor = 0) -> Tensor:
     """Positions (B or 1,T) of the tokens `x` (B,T,d), after `past_length` tokens in a cache.
 
     Tokens hidden by a 2D `attention_mask` are not counted, so padding on the left shifts nothing.
@@ -204,13 +200,12 @@ def count_positions(
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout`, but on a CPU each element is kept or dropped by one random byte.
+    """`nn.Dropout` that draws one random byte per element on a CPU, in a fifth of the time that a float takes.
 
-    Drawing a float for each element, as `nn.Dropout` does there, costs up to a fifth of a training step. With a byte
-    the probability is a multiple of 1/256, nearest to `p`, and the kept elements are scaled up by exactly that.
+    The probability is then the multiple of 1/256 nearest to `p`, and kept elements are scaled up by exactly that.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(...) -> (...)"""
         if not self.training or self.p == 0:
             return x
@@ -235,13 +230,13 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def residual(self, x: torch.Tensor, norm: nn.LayerNorm, sublayer: Callable) -> torch.Tensor:
+    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable) -> Tensor:
         """`LayerNorm(x + Dropout(Sublayer(x)))` (sections 3.1, 5.4), or its pre-norm form: (B,T,d) -> (B,T,d)."""
         if self.norm_first:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
 
-    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
         """`FFN(x) = max(0, x W1 + b1) W2 + b2` (section 3.3, Equation 2), with any activation."""
         return self.fc2(self.activation_dropout(self.activation_fn(self.fc1(x))))  # (B,T,d) -> (B,T,f) -> (B,T,d)
 
@@ -254,15 +249,8 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
         self.self_attn = VanillaTransformerAttention(config, config.encoder_attention_heads, False, layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        rotary: torch.Tensor | None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """(B,S,d) -> (B,S,d). `attention_mask` is in the backend's format, `rotary` (B,S,k) is None without rotary
-        positions."""
+    def forward(self, x: Tensor, attention_mask: Tensor | None, rotary: Tensor | None, **kwargs) -> Tensor:
+        """(B,S,d) -> (B,S,d). The mask is in the backend's format; `rotary` (B,S,k) are positions for [`rotate`]."""
 
         def self_attention(x):
             return self.self_attn(x, attention_mask=attention_mask, rotary=rotary, **kwargs)[0]
@@ -283,14 +271,14 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
 
     def forward(
         self,
-        x: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        encoder_hidden_states: torch.Tensor,
-        encoder_attention_mask: torch.Tensor | None,
-        rotary: torch.Tensor | None,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor,
+        encoder_attention_mask: Tensor | None,
+        rotary: Tensor | None,
         past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
+        **kwargs,
+    ) -> Tensor:
         """(B,T,d) and the encoder's output (B,S,d) -> (B,T,d). Both masks are in the backend's format."""
 
         def self_attention(x):
@@ -345,13 +333,13 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
         """As in transformers. With separate vocabularies, resizes that of the source."""
-        if self.config.share_encoder_decoder_embeddings:
-            embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
-            self.config.decoder_vocab_size = self.config.vocab_size
-            return embeddings
-        if self.base_model is not self:  # the base model has no output projection that would be resized too
+        is_shared = self.config.share_encoder_decoder_embeddings
+        if not is_shared and self.base_model is not self:  # an output projection would be resized too
             return self.base_model.resize_token_embeddings(new_num_tokens, *args, **kwargs)
-        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        if is_shared:
+            self.config.decoder_vocab_size = self.config.vocab_size
+        return embeddings
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
@@ -372,15 +360,13 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.gradient_checkpointing = False
 
-    def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, stack: str, prefix: str = ""):
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, stack: str, prefix: str = ""):
         """(B,T) -> (B,T,d), or `inputs_embeds` as they are. Raises ValueError unless exactly one is given."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"Give the {stack} either `{prefix}input_ids` or `{prefix}inputs_embeds`, not both.")
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
-    def add_positions(
-        self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def add_positions(self, inputs_embeds: Tensor, position_ids: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
         """The input of the first layer: scaled embeddings plus positions (sections 3.4, 3.5), all below `length`.
 
         Rotary positions are not added: their sines and cosines are returned beside the input, for [`rotate`].
@@ -407,14 +393,14 @@ class VanillaTransformerEncoderOutput(BaseModelOutput):
     cross-attention hides padding there too. `attention_mask` (B,S) is 1 for tokens, 0 for padding, or None.
     """
 
-    attention_mask: torch.Tensor | None = None
+    attention_mask: Tensor | None = None
 
     def to_tuple(self) -> tuple:
         """As BART's encoder returns it: without the mask."""
         return tuple(value for name, value in self.items() if name != "attention_mask")
 
 
-def padding_mask(input_ids: torch.Tensor, config: VanillaTransformerConfig) -> torch.Tensor | None:
+def padding_mask(input_ids: Tensor, config: VanillaTransformerConfig) -> Tensor | None:
     """1 for tokens, 0 for padding (B,S), by `pad_token_id`; None if the config has none.
 
     If sentences end in that same token, the one right after a word counts as the end and not as padding.
@@ -431,10 +417,7 @@ def padding_mask(input_ids: torch.Tensor, config: VanillaTransformerConfig) -> t
 class VanillaTransformerEncoder(VanillaTransformerStack):
     """N encoder layers over the embedded source (Figure 1, left)."""
 
-    _can_record_outputs = {
-        "hidden_states": VanillaTransformerEncoderLayer,
-        "attentions": VanillaTransformerAttention,
-    }
+    _can_record_outputs = {"hidden_states": VanillaTransformerEncoderLayer, "attentions": VanillaTransformerAttention}
     _tp_plan = tensor_parallel_plan("self_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
@@ -447,8 +430,8 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaTransformerEncoderOutput:
         """`input_ids` (B,S) or `inputs_embeds` (B,S,d) -> `last_hidden_state` (B,S,d).
@@ -490,11 +473,11 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
@@ -509,7 +492,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         self_cache = None if past_key_values is None else past_key_values.self_attention_cache
         past_length = 0 if self_cache is None else self_cache.get_seq_length()
         length = past_length + x.shape[1]
-        if isinstance(length, torch.Tensor):  # of a static cache; torch.compile cannot read it, but knows the capacity
+        if isinstance(length, Tensor):  # of a static cache; torch.compile cannot read it, but knows the capacity
             length = self_cache.get_max_length() if torch.compiler.is_compiling() else int(length)
 
         mask = create_causal_mask(self.config, x, attention_mask, self_cache)
@@ -536,10 +519,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         super().__init__(config)
         if config.share_encoder_decoder_embeddings:
             self.shared = nn.Embedding(config.vocab_size, config.d_model)
-            self._tied_weights_keys = {
-                "encoder.embed_tokens.weight": "shared.weight",
-                "decoder.embed_tokens.weight": "shared.weight",
-            }
+            stacks = ("encoder", "decoder")
+            self._tied_weights_keys = {f"{stack}.embed_tokens.weight": "shared.weight" for stack in stacks}
         self.encoder = VanillaTransformerEncoder(config)
         self.decoder = VanillaTransformerDecoder(config)
         self.post_init()
@@ -562,13 +543,13 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         decoder_input_ids: torch.LongTensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
         past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
@@ -625,16 +606,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         decoder_input_ids: torch.LongTensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
         past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        num_items_in_batch: int | torch.Tensor | None = None,
+        num_items_in_batch: int | Tensor | None = None,
         output_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
@@ -665,13 +646,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if labels is None or (not self.training if output_logits is None else output_logits):
             logits = self.lm_head(hidden)  # (B,T,V)
         if labels is not None:
-            loss = label_smoothed_cross_entropy(
-                hidden, self.lm_head, labels, label_smoothing, num_items_in_batch, logits
-            )
+            items = num_items_in_batch
+            loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, label_smoothing, items, logits)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
-    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """The decoder's input (B,T) for predicting `labels` (B,T): the start token, then all but the last label."""
         if self.config.decoder_start_token_id is None:
             raise ValueError("`decoder_start_token_id` of the config is None; set it to the decoder's first token.")
