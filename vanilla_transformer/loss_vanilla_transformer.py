@@ -3,7 +3,7 @@
 
     what                             shapes
     label_smoothed_cross_entropy     (B,T,d) (B,T) -> ()
-    chunked_cross_entropy            (B,T,d) (V,d) (V) (B,T) -> () and its gradients
+    chunked_cross_entropy            (B,T,d) (V,d) (B,T) -> () and its gradients
 
 Letters: B sentences, T target length, d model width, V vocabulary size, N target tokens without padding, n rows of one
 chunk of them. This file travels with every saved model.

@@ -1,13 +1,14 @@
-"""What the config takes, refuses and writes down. Run: pytest tests/test_configuration.py"""
+"""What the config accepts, refuses and saves. Run: pytest tests/model/test_configuration.py"""
 
 import json
 import re
 
 import pytest
+from helpers import small_model
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
 OWN_FIELDS = list(VanillaTransformerConfig.__annotations__)
 
@@ -25,7 +26,7 @@ def test_defaults_are_the_papers_base_model():
     assert len(set(ids)) == 3 and config.decoder_start_token_id == config.bos_token_id
 
 
-# Each: the fields given, then what the message must hold: the field, the value, what is allowed.
+# The fields given, then what the message must contain: field, value, what is allowed.
 REFUSED = {
     "string for int": ({"d_model": "512"}, "d_model", "'512'", "int"),
     "float for int": ({"encoder_layers": 6.0}, "encoder_layers", "6.0", "int"),
@@ -35,7 +36,7 @@ REFUSED = {
     "string for float": ({"dropout": "0.1"}, "dropout", "0.1", "float"),
     "string for id": ({"pad_token_id": "<pad>"}, "pad_token_id", "<pad>", "int"),
     "no layers": ({"encoder_layers": 0}, "encoder_layers", "0", "at least 1"),
-    "no types": ({"vocab_size": 0}, "vocab_size", "0", "at least 1"),
+    "no vocabulary": ({"vocab_size": 0}, "vocab_size", "0", "at least 1"),
     "negative width": ({"decoder_ffn_dim": -4}, "decoder_ffn_dim", "-4", "at least 1"),
     "no heads": ({"decoder_attention_heads": 0}, "decoder_attention_heads", "0", "at least 1"),
     "no positions": ({"max_position_embeddings": 0}, "max_position_embeddings", "0", "at least 1"),
@@ -72,15 +73,15 @@ REFUSED = {
         "50",
         "0 to 49",
     ),
-    "misspelt": ({"d_modle": 512}, "`d_modle`", "did you mean `d_model`"),
-    "misspelt layers": ({"encoder_layer": 6}, "`encoder_layer`", "did you mean `encoder_layers`"),
-    "misspelt plural": ({"num_head": 8}, "`num_head`", "did you mean"),
+    "misspelled": ({"d_modle": 512}, "`d_modle`", "did you mean `d_model`"),
+    "misspelled layers": ({"encoder_layer": 6}, "`encoder_layer`", "did you mean `encoder_layers`"),
+    "misspelled plural": ({"num_head": 8}, "`num_head`", "did you mean"),
     "nothing like it": ({"xyzzy": 1}, "`xyzzy`", "d_model", "encoder_layers"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_refusal_names_field_value_and_what_is_allowed(case):
+def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(case):
     fields, *parts = case
     with pytest.raises((StrictDataclassError, ValueError)) as error:
         VanillaTransformerConfig(**fields)
@@ -90,15 +91,16 @@ def test_refusal_names_field_value_and_what_is_allowed(case):
 
 @pytest.mark.parametrize("name", OWN_FIELDS)
 def test_every_field_is_type_checked(name):
-    """A field whose annotation the validator does not see would take anything."""
     with pytest.raises(StrictDataclassError, match=name):
         VanillaTransformerConfig(**{name: {"of": "no type"}})
 
 
-def test_a_wrong_value_is_refused_later_too():
+def test_a_wrong_value_is_refused_on_assignment():
     config = VanillaTransformerConfig()
     with pytest.raises(StrictDataclassError, match="d_model"):
         config.d_model = "wide"
+    with pytest.raises(StrictDataclassError, match="dropout"):
+        config.dropout = 1
 
 
 @pytest.mark.parametrize(
@@ -131,56 +133,82 @@ def test_round_trip_through_json(fields, tmp_path):
             assert getattr(theirs, name) == getattr(ours, name), name
 
 
-def test_what_a_field_of_none_becomes():
+def test_fields_that_are_none_are_derived():
     config = VanillaTransformerConfig(vocab_size=50, d_model=20)
     assert config.decoder_vocab_size == 50
-    assert (config.encoder_attention_heads, config.decoder_attention_heads) == (4, 4)  # the part of 8 that divides 20
+    assert (config.encoder_attention_heads, config.decoder_attention_heads) == (4, 4)  # gcd(8, 20)
     assert VanillaTransformerConfig(d_model=64).encoder_attention_heads == 8
 
 
-def test_standard_names_reach_ours():
-    config = VanillaTransformerConfig(d_model=64, encoder_layers=3, encoder_attention_heads=2)
-    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 3, 2)
+def test_transformers_names_of_the_sizes():
+    config = VanillaTransformerConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=3)
+    assert (config.d_model, config.encoder_attention_heads, config.encoder_layers) == (64, 4, 3)
+    assert config.decoder_attention_heads == 8  # derived from the d_model that was given as hidden_size
     config.hidden_size = 32
     assert config.d_model == 32
     decoder = VanillaTransformerConfig(encoder_layers=3, decoder_layers=5).get_text_config(decoder=True)
-    assert decoder.num_hidden_layers == 5  # what sizes the cache
+    assert decoder.num_hidden_layers == 5  # which the cache is made for
 
 
-def test_file_from_transformers_with_an_unknown_key_loads(tmp_path):
+def edit(folder, **keys) -> dict:
+    """Changes keys of a saved config."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text()) | keys
+    path.write_text(json.dumps(content))
+    return content
+
+
+def test_unknown_keys_are_accepted_from_transformers_and_refused_by_hand(tmp_path):
     VanillaTransformerConfig(d_model=32).save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    content = json.loads(path.read_text())
-    assert content["transformers_version"]
-    path.write_text(json.dumps({**content, "of_a_later_version": 3}))
+    assert edit(tmp_path, of_a_later_version=3)["transformers_version"]
     config = VanillaTransformerConfig.from_pretrained(tmp_path)
     assert (config.d_model, config.of_a_later_version) == (32, 3)
-
-
-def test_file_written_by_hand_with_a_misspelt_field_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vanilla_transformer", "d_modle": 32}))
     with pytest.raises(ValueError, match="did you mean `d_model`"):
         VanillaTransformerConfig.from_pretrained(tmp_path)
 
 
-def test_saved_config_names_its_code(tmp_path):
-    VanillaTransformerConfig().save_pretrained(tmp_path)
-    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
-    assert set(auto_map) == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
-    assert (tmp_path / "configuration_vanilla_transformer.py").exists()
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_config_that_names_an_attention_kernel_on_the_hub_is_refused(tmp_path, key, monkeypatch):
+    small_model().save_pretrained(tmp_path)
+    edit(tmp_path, **{key: "kernels-community/flash-attn2"})
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", None)  # which would download it
+    for load in [AutoConfig, AutoModelForSeq2SeqLM, VanillaTransformerForConditionalGeneration]:
+        with pytest.raises(ValueError, match=f"`{key}` is 'kernels-community/flash-attn2'.*set_attn_implementation"):
+            load.from_pretrained(tmp_path)
+
+
+FILES = ["configuration", "modeling", "loss", "decoding", "translation"]
+
+
+def test_saved_directory_has_its_code_under_current_names(tmp_path):
+    """Also if the config was saved by a version whose pipeline had a file of another name."""
+    model = small_model()
+    model.save_pretrained(tmp_path / "old")
+    old = edit(
+        tmp_path / "old",
+        custom_pipelines={"vanilla-translation": {"impl": "pipeline_vanilla_transformer.P", "pt": []}},
+        auto_map={"AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig", "AutoModel": "x.Y"},
+    )
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "old")
+    again.save_pretrained(tmp_path / "new")
+    new = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert {key for key in old if old[key] != new[key]} == {"auto_map", "custom_pipelines"}
+    assert new["custom_pipelines"] == {
+        "vanilla-translation": {
+            "impl": "translation_vanilla_transformer.VanillaTranslationPipeline",
+            "pt": ["AutoModelForSeq2SeqLM"],
+        }
+    }
+    assert new["auto_map"] == {
+        "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+        "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+        "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+    }
+    copied = {path.name for path in (tmp_path / "new").glob("*.py")}
+    assert copied == {f"{name}_vanilla_transformer.py" for name in FILES}
 
 
 def test_each_field_has_its_line_in_the_docstring():
     documented = re.findall(r"^ {8}(\w+): \S", VanillaTransformerConfig.__doc__, flags=re.MULTILINE)
-    assert documented == [name for name in OWN_FIELDS if name != "is_encoder_decoder"]  # which is always true
-
-
-def test_names_of_other_tools_reach_our_fields():
-    config = VanillaTransformerConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=3)
-    assert (config.d_model, config.encoder_attention_heads, config.encoder_layers) == (64, 4, 3)
-    assert config.decoder_attention_heads == 8, "derived from the d_model that was given by its other name"
-
-
-def test_heads_that_are_not_given_fit_the_width():
-    assert VanillaTransformerConfig(d_model=36).encoder_attention_heads == 4
-    assert VanillaTransformerConfig().encoder_attention_heads == 8
+    assert documented == [name for name in OWN_FIELDS if name != "is_encoder_decoder"]  # which is always True
