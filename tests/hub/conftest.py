@@ -1,0 +1,105 @@
+"""A directory as train.py leaves it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers import TINY, randomise
+from safetensors.torch import save_file
+from transformers import GenerationConfig
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
+
+PAIRS = [
+    ("I am a student", "Ich bin ein Schüler"),
+    ('The "dog" | sleeps.\n```\n# not a heading', "Der Hund schläft."),
+    ("Where is the house?", "Wo ist das Haus?"),
+]
+RESULTS = {
+    "train_runtime": 3725.4,
+    "train_steps": 12345,
+    "train_loss": 2.5,
+    "train_target_tokens": 67891011,
+    "train_target_tokens_per_second": 18223.7,
+    "padding_fraction": 0.0412,
+    "num_parameters": 4321,
+    "eval_loss": 1.23456,
+    "eval_bleu": 31.41592,
+    "eval_chrf": 55.5,
+    "test_loss": 1.3,
+    "test_bleu": 30.25,
+    "test_chrf": 54.125,
+    "bleu_signature": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",
+    "chrf_signature": "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0",
+    "dataset": "/home/somebody/private/pairs",
+    "source_lang": "en",
+    "target_lang": "de",
+    "date": "2026-11-21T10:00:00+00:00",
+    "train_samples": 29000,
+    "hardware": "2 x Abacus 9000",
+    "mixed_precision": "bf16",
+    "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
+    "examples": [{"source": s, "reference": t, "translation": f"{t}!"} for s, t in PAIRS],
+}
+RECIPE = {
+    "dataset_name": "/home/somebody/private/pairs",
+    "dataset_config_name": None,
+    "train_file": None,
+    "validation_split": "dev",
+    "test_split": None,
+    "model_name_or_path": None,
+    "output_dir": "/home/somebody/private/toy",
+    "max_source_length": 128,
+    "learning_rate": 0.0078125,
+    "num_beams": 4,
+    "d_model": 16,
+    "ema_decay": None,
+    "position_embedding_type": "sinusoidal",
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory) -> Path:
+    """The output directory of a run, with a checkpoint and somebody's notes."""
+    torch.manual_seed(0)
+    output_dir = tmp_path_factory.mktemp("outputs") / "toy"
+    tokenizer = train_tokenizer([text for pair in PAIRS for text in pair], 300)
+    config = VanillaTransformerConfig(**TINY | {"vocab_size": len(tokenizer)} | special_token_ids(tokenizer))
+    model = randomise(VanillaTransformerForConditionalGeneration(config)).eval()
+    ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
+    model.generation_config = GenerationConfig(max_length=12, **ids)
+    for folder in (output_dir, output_dir / "checkpoint-5"):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        save_file({"lm_head.weight/exp_avg": torch.zeros(2)}, folder / "optimizer.safetensors")
+    (output_dir / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    (output_dir / "notes.txt").write_text("to myself")
+    for picture in ("training_curves.png", "attention.png"):
+        (output_dir / picture).write_bytes(b"\x89PNG")
+    (output_dir / "all_results.json").write_text(json.dumps(RESULTS, ensure_ascii=False), encoding="utf-8")
+    (output_dir / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    return output_dir
+
+
+@pytest.fixture
+def trained(original, tmp_path) -> Path:
+    """A copy of the directory that a test may change."""
+    return shutil.copytree(original, tmp_path / "toy")
+
+
+@pytest.fixture(scope="session")
+def edit():
+    """edit(path, **changes): sets keys of a JSON or YAML file."""
+
+    def edit(path: Path, **changes) -> Path:
+        text = path.read_text(encoding="utf-8")
+        load, dump = (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
+        path.write_text(dump(load(text) | changes), encoding="utf-8")
+        return path
+
+    return edit

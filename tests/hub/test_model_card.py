@@ -1,0 +1,161 @@
+"""The model card that a finished run writes."""
+
+import ast
+import json
+import re
+from html import unescape
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.hub.model_card import duration, language_code, text, write_model_card
+
+
+@pytest.fixture
+def results(trained) -> dict:
+    return json.loads((trained / "all_results.json").read_text(encoding="utf-8"))
+
+
+def read(path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def test_metadata(trained, results):
+    data = ModelCard.load(write_model_card(trained)).data
+    assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "translation", "apache-2.0")
+    assert data.language == ["en", "de"] and "vanilla-transformer" in data.tags
+    assert data.metrics == ["sacrebleu", "chrf"]
+    assert data.datasets is None and data.base_model is None  # both local
+    found = {
+        (r.dataset_name, r.dataset_split, r.metric_type): (r.metric_value, r.metric_args) for r in data.eval_results
+    }
+    bleu, chrf = ({"signature": results[f"{metric}_signature"]} for metric in ("bleu", "chrf"))
+    assert found == {
+        ("pairs", "dev", "sacrebleu"): (31.4159, bleu),
+        ("pairs", "dev", "chrf"): (55.5, chrf),
+        ("pairs", "dev", "loss"): (1.2346, None),
+        ("pairs", "test", "sacrebleu"): (30.25, bleu),
+        ("pairs", "test", "chrf"): (54.125, chrf),
+        ("pairs", "test", "loss"): (1.3, None),
+    }
+
+
+def test_hub_dataset_without_a_test_split(trained, results, edit):
+    results = {key: value for key, value in results.items() if not key.startswith("test_")}
+    (trained / "all_results.json").write_text(json.dumps(results | {"dataset": "me/pairs", "target_lang": "no"}))
+    edit(trained / "recipe.yaml", dataset_name="me/pairs", model_name_or_path="team/bigger")
+    card = ModelCard.load(write_model_card(trained))
+    assert card.data.datasets == ["me/pairs"] and card.data.base_model == "team/bigger"
+    assert card.data.language == ["en", "no"]  # Norwegian, not YAML's false
+    assert {result.dataset_split for result in card.data.eval_results} == {"dev"}
+    bleu, chrf = parse_eval_result_entries(yaml.safe_load(read(trained / ".eval_results" / "me_pairs.yaml")))
+    assert [(entry.dataset_id, entry.task_id, entry.value) for entry in (bleu, chrf)] == [
+        ("me/pairs", "default_dev_bleu", 31.4159),
+        ("me/pairs", "default_dev_chrf", 55.5),
+    ]
+    assert bleu.date == results["date"] and bleu.notes.startswith(results["bleu_signature"])
+    assert "(https://huggingface.co/datasets/me/pairs)" in card.text and "fine-tuned from team/bigger" in card.text
+
+
+def test_files_are_not_a_hub_dataset(trained, edit):
+    """`data/train.jsonl` looks like `owner/name`."""
+    edit(trained / "all_results.json", dataset="data/train.jsonl")
+    edit(trained / "recipe.yaml", dataset_name=None, train_file="data/train.jsonl")
+    card = ModelCard.load(write_model_card(trained))
+    assert card.data.datasets is None and not (trained / ".eval_results").exists()
+
+
+def test_text_of_the_card(trained, results, edit):
+    card = read(write_model_card(trained))
+    for part in ["| dev | 31.42 | 55.50 | 1.235 |", "| test | 30.25 | 54.12 | 1.300 |", results["bleu_signature"]]:
+        assert part in card
+    for part in [results["chrf_signature"], "4,321", "12,345", "67,891,011", "18,224", "4.1%", "1 h 2 min", "bf16"]:
+        assert part in card
+    for part in ["2 x Abacus 9000", "torch 2.13.0", "![", "| `learning_rate` | 0.0078125 |", "| `d_model` | 16 |"]:
+        assert part in card
+    assert "translation: Wo ist das Haus?!" in card and "vaswani2017attention" in card and "ema_decay" not in card
+    assert "somebody" not in card and str(trained.parent) not in card
+    # A code fence in a sentence does not open a block: there are those of code, examples and citation.
+    assert len(re.findall(r"(?m)^```", card)) == 6
+    for _ in range(2):
+        source = json.loads(read(trained / "all_results.json"))["examples"][0]["source"]
+        code = re.search(r"tokenizer\(\[(.*)\], return", read(write_model_card(trained))).group(1)
+        assert ast.literal_eval(code) == source
+        edit(trained / "all_results.json", examples=results["examples"][1:])
+
+
+def test_card_without_pictures_and_examples(trained, results):
+    for picture in trained.glob("*.png"):
+        picture.unlink()
+    kept = {key: value for key, value in results.items() if key not in ("examples", "source_lang")}
+    (trained / "all_results.json").write_text(json.dumps(kept))
+    card = read(write_model_card(trained))
+    assert "![" not in card and "Translations of" not in card and "None" not in card
+    compile(re.search(r"(?ms)^```python\n(.*?)^```$", card).group(1), "card", "exec")
+
+
+NASTY = "x | y `z` <script>alert(1)</script>\n---\n# heading *b* __c__ [d](e) ![f](g) {{ h }}"
+
+
+def test_names_cannot_break_the_card(trained, results, edit):
+    """Neither the tables, the HTML nor the YAML."""
+    plain = read(write_model_card(trained))
+    edit(trained / "all_results.json", source_lang=NASTY, target_lang=NASTY, dataset=f"/x/{NASTY}", hardware=NASTY)
+    examples = [dict.fromkeys(("source", "reference", "translation"), f"{NASTY}\n```\n")]
+    edit(trained / "all_results.json", versions={NASTY: NASTY}, bleu_signature=NASTY, examples=examples)
+    edit(trained / "recipe.yaml", validation_split=NASTY, model_name_or_path=f"/y/{NASTY}")
+    directory = trained.rename(trained.with_name(NASTY.replace("/", "")))
+    card = ModelCard.load(write_model_card(directory))
+    assert {result.dataset_split for result in card.data.eval_results} == {NASTY, "test"}
+    prose = re.sub(r"(?ms)^```.*?^```$", "", card.text)
+    prose = re.sub(r"`[^`]*`", "", prose.replace("\\`", ""))  # neither HTML nor Markdown works in code
+    assert "<script>" not in prose and "&lt;script&gt;" in prose
+    assert not re.search(r"(?<!\\)(\*b\*|\[d\]|__c)", prose)
+    headings = [re.findall(r"(?m)^##? (.*)$", body) for body in (ModelCard(plain).text, card.text)]
+    assert headings[0][1:] == headings[1][1:] and len(re.findall(r"(?m)^```", card.text)) == 6
+    rows = [re.findall(r"(?m)^\|.*\|$", body) for body in (plain, prose)]
+    cells = [[len(re.findall(r"(?<!\\)\|", row)) for row in table] for table in rows]
+    assert cells[0] == cells[1]
+
+
+def test_escaped_text_reads_as_before():
+    for value in (NASTY, "multi30k_en_de", "__init__", "a\\b"):
+        assert unescape(re.sub(r"\\(\W|_)", r"\1", text(value))) == " ".join(value.split())
+    assert text("multi30k_en_de") == "multi30k_en_de"
+
+
+@pytest.mark.parametrize(
+    "name, code",
+    [
+        ("en", "en"),
+        ("deu", "deu"),
+        ("pt-BR", "pt"),
+        ("eng_Latn", "eng"),
+        ("src", None),
+        ("english", None),
+        (None, None),
+    ],
+)
+def test_language_code(name, code):
+    assert language_code(name) == code
+
+
+def test_duration():
+    assert [duration(s) for s in (5.25, 60, 200.4, 3725)] == ["5.2 s", "1 min 0 s", "3 min 20 s", "1 h 2 min"]
+
+
+@pytest.mark.parametrize(
+    "name, content", [("all_results.json", None), ("all_results.json", "{"), ("recipe.yaml", "- a")]
+)
+def test_damaged_files_are_named(trained, name, content):
+    (trained / name).unlink() if content is None else (trained / name).write_text(content)
+    with pytest.raises(UserError, match=name):
+        write_model_card(trained)
+
+
+def test_missing_result_is_named(trained, results):
+    (trained / "all_results.json").write_text(json.dumps({k: v for k, v in results.items() if k != "train_steps"}))
+    with pytest.raises(UserError, match="train_steps"):
+        write_model_card(trained)

@@ -1,0 +1,389 @@
+"""Checks of a model directory, and pushes of it to a Hub on loopback."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hub_server import LoopbackHub
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.hub import upload
+from vanilla_transformer.hub.model_card import write_model_card
+from vanilla_transformer.hub.upload import check_model_directory, check_push, files_to_upload, push
+
+SCRIPT = Path(__file__).parents[2] / "push_to_hub.py"
+CODE = [f"{name}_vanilla_transformer.py" for name in ["configuration", "decoding", "loss", "modeling", "translation"]]
+FILES = [
+    "README.md",
+    "all_results.json",
+    "attention.png",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+]
+FILES += ["recipe.yaml", "tokenizer.json", "tokenizer_config.json", "training_curves.png", *CODE]
+FILES = sorted(FILES)
+
+# ------------------------------------------------------------------------------------------------- the model directory
+
+
+def remove(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def write(name, text="x"):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def link(name):
+    def replace_by_link(folder):
+        (folder / name).rename(folder.parent / f"outside_{name}")
+        (folder / name).symlink_to(folder.parent / f"outside_{name}")
+
+    return replace_by_link
+
+
+def config(**changes):
+    def change(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def code_of_the_model(name):
+    return config(auto_map={"AutoConfig": f"{name}.A", "AutoModelForSeq2SeqLM": f"{name}.B"})
+
+
+def index(*names):
+    def shard(folder):
+        (folder / "model.safetensors").rename(folder / "weights.dat")
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {name: name for name in names}})
+        )
+
+    return shard
+
+
+BROKEN = {
+    "no directory": (shutil.rmtree, "is not a directory"),
+    "no config": (remove("config.json"), "config.json does not exist"),
+    "damaged config": (write("config.json", "{"), "config.json cannot be read"),
+    "foreign config": (write("config.json", '{"model_type": "marian"}'), "is marian, not vanilla_transformer"),
+    "no code named": (config(auto_map=None), "auto_map"),
+    "no code": (remove("configuration_vanilla_transformer.py"), "configuration_vanilla_transformer.py is missing"),
+    "no imported code": (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py is missing"),
+    "code in a folder": (code_of_the_model("sub/model"), "'sub/model.py', which is not a file beside it"),
+    "code outside": (code_of_the_model("../../etc/model"), "which is not a file beside it"),
+    "code at an absolute path": (code_of_the_model("/etc/model"), "'/etc/model.py', which is not a file beside it"),
+    "code of another repository": (code_of_the_model("me/toy--model"), "which is not a file beside it"),
+    "pipeline outside": (
+        config(custom_pipelines={"x": {"impl": "../pipeline.Pipeline"}}),
+        "'../pipeline.py', which is not a file beside it",
+    ),
+    "linked code": (link("modeling_vanilla_transformer.py"), "modeling_vanilla_transformer.py is a link"),
+    "linked weights": (link("model.safetensors"), "model.safetensors is a link to a file elsewhere"),
+    "linked results": (link("all_results.json"), "all_results.json is a link to a file elsewhere"),
+    "no weights": (remove("model.safetensors"), "has no model.safetensors"),
+    "no shard": (index("model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors is missing"),
+    "pickled shard": (index("pytorch_model.bin"), "weights that are not safetensors"),
+    "shard outside": (index("../model.safetensors"), "which is not a file beside it"),
+    "no tokenizer": (remove("tokenizer_config.json"), "has no tokenizer"),
+    "no results": (remove("all_results.json"), "no all_results.json to write it from"),
+    "a pickle": (write("pytorch_model.bin"), "pytorch_model.bin is a pickle"),
+    "another pickle": (write("optimizer.pt"), "optimizer.pt is a pickle"),
+}
+
+
+@pytest.mark.parametrize("breakage, message", BROKEN.values(), ids=BROKEN)
+def test_broken_directory_is_refused(trained, breakage, message, monkeypatch):
+    monkeypatch.setattr(upload, "translate_in_fresh_process", lambda folder: pytest.fail("was loaded"))
+    breakage(trained)
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_model_directory(trained)
+
+
+def rename_a_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["extra"] = weights.pop("model.encoder.layers.0.fc1.bias")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def import_the_package(folder):
+    path = folder / "configuration_vanilla_transformer.py"
+    path.write_text("from vanilla_transformer.errors import UserError\n" + path.read_text())
+
+
+@pytest.mark.parametrize(
+    "breakage, message",
+    [
+        (import_the_package, "vanilla_transformer"),
+        (rename_a_weight, "missing_keys.*model.encoder.layers.0.fc1.bias.*unexpected_keys.*extra"),
+    ],
+)
+def test_directory_that_does_not_load_is_refused(trained, breakage, message):
+    breakage(trained)
+    with pytest.raises(UserError, match=f"does not load in a fresh process: .*{message}"):
+        check_model_directory(trained)
+
+
+def test_code_of_the_directory_gets_no_token(trained, tmp_path, monkeypatch):
+    """It is run before anybody has looked at it."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "token").write_text("hf_file")
+    for name, value in {"HF_TOKEN": "hf_1", "HUGGING_FACE_HUB_TOKEN": "hf_2", "HF_HOME": tmp_path / "home"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "home" / "token"))
+    spy = "import os\nfrom huggingface_hub import get_token\n"
+    spy += f"open({str(tmp_path / 'found')!r}, 'w').write(f'{{get_token()}} {{dict(os.environ)}}')\n"
+    code = trained / "configuration_vanilla_transformer.py"
+    code.write_text(spy + code.read_text())
+    assert check_model_directory(trained) != ""
+    found = (tmp_path / "found").read_text()
+    assert found.startswith("None ") and "hf_1" not in found and "hf_2" not in found
+    assert "'HF_HUB_DISABLE_IMPLICIT_TOKEN': '1'" in found and str(tmp_path / "home") not in found
+
+
+def test_files_to_upload(trained, edit):
+    write_model_card(trained)
+    files = files_to_upload(trained, "me/other")
+    assert list(files) == FILES
+    assert b"somebody" not in files["all_results.json"] + files["recipe.yaml"] + files["README.md"]
+    assert b'\nmodel_id = "me/other"\n' in files["README.md"]
+    recipe = yaml.safe_load(files["recipe.yaml"])
+    assert (recipe["dataset_name"], recipe["output_dir"]) == ("pairs", "toy")
+    assert b"somebody" in (trained / "recipe.yaml").read_bytes()  # the files on disk do not change
+    edit(trained / "recipe.yaml", train_file="data/train.jsonl", dataset_name="me/pairs")
+    recipe = yaml.safe_load(files_to_upload(trained)["recipe.yaml"])
+    assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", "train.jsonl")
+    (trained / ".eval_results").mkdir()
+    for name in (".eval_results/pairs.yaml", "helper.py", "other.py"):
+        (trained / name).write_text("")
+    code = trained / "modeling_vanilla_transformer.py"
+    code.write_text(code.read_text() + "\nfrom .helper import x\n")
+    assert set(files_to_upload(trained)) - set(FILES) == {".eval_results/pairs.yaml", "helper.py"}
+
+
+def test_sharded_weights_go_up_with_their_index(trained):
+    names = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]  # the third is left from an earlier save
+    index(*names[:2])(trained)
+    for name in names:
+        (trained / name).write_bytes(b"")
+    weights = [path for path in files_to_upload(trained) if path.startswith("model") and "py" not in path]
+    assert weights == [*names[:2], "model.safetensors.index.json"]
+
+
+@pytest.mark.slow
+def test_directory_of_an_earlier_version_is_complete(trained, edit):
+    """Its code was in files of other names."""
+    old = {"translation": "pipeline", "decoding": "generation"}
+    for new, name in old.items():
+        (trained / f"{new}_vanilla_transformer.py").rename(trained / f"{name}_vanilla_transformer.py")
+    for path in trained.glob("*.py"):
+        for new, name in old.items():
+            path.write_text(path.read_text().replace(f"{new}_vanilla_transformer", f"{name}_vanilla_transformer"))
+    pipelines = json.loads((trained / "config.json").read_text())["custom_pipelines"]
+    pipelines["vanilla-translation"]["impl"] = "pipeline_vanilla_transformer.VanillaTranslationPipeline"
+    edit(trained / "config.json", custom_pipelines=pipelines)
+    assert {"pipeline_vanilla_transformer.py", "generation_vanilla_transformer.py"} <= files_to_upload(trained).keys()
+    assert check_model_directory(trained) is not None
+
+
+# ---------------------------------------------------------------------------------------------- with a Hub on loopback
+
+
+@pytest.fixture
+def hub():
+    with LoopbackHub() as server:
+        yield server
+
+
+@pytest.fixture
+def at_hub(hub, monkeypatch, tmp_path):
+    """The client of this process talks to the loopback Hub, as a user who may write; directories are not checked."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    monkeypatch.setattr(upload, "check_model_directory", lambda folder: "")
+    return hub
+
+
+def run(arguments, tmp_path, **env) -> subprocess.CompletedProcess:
+    """Python in a new process, with no token, cache or login but what `env` gives."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
+    # As many threads as here: the order of sums, and so the bits of logits, depends on it.
+    env = {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_DISABLE_XET": "1", **env}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=inherited | env, cwd=tmp_path, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_pushed_model_loads_as_it_was(trained, hub, tmp_path):
+    pushed = run([SCRIPT, "toy", "--private"], tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="hf_write")
+    assert pushed.returncode == 0, pushed.stderr
+    commits = hub.repos["me/toy"].refs["main"]
+    assert [commit.message for commit in commits] == ["initial commit", "Upload a trained Transformer"]
+    assert f"{hub.url}/me/toy/commit/{commits[1].oid}" in pushed.stdout
+    assert sorted(commits[1].files) == sorted([".gitattributes", *FILES]) and commits[1].lfs == {"model.safetensors"}
+    assert hub.repos["me/toy"].private
+    assert not any(b"somebody" in content for content in commits[1].files.values())
+
+    # Run the code of both cards, on disk and on the Hub, where the package is not installed.
+    cards = (trained / "README.md").read_text(encoding="utf-8"), commits[1].files["README.md"].decode()
+    code = "import sys, torch\nsys.modules['vanilla_transformer'] = None\n"
+    for name, card in zip(("disk", "hub"), cards, strict=True):
+        code += re.search(r"(?ms)^```python\n(.*?)^```$", card).group(1)
+        code += f"torch.save(model(**inputs, decoder_input_ids=inputs.input_ids).logits, '{name}.pt')\n"
+    shown = run(["-c", code], tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="hf_read")
+    assert shown.returncode == 0, shown.stderr
+    assert f"GET /me/toy/resolve/{commits[1].oid}/model.safetensors" in hub.requests
+
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(trained).eval()
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    source = json.loads((trained / "all_results.json").read_text())["examples"][0]["source"]
+    inputs = tokenizer([source], return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs, decoder_input_ids=inputs.input_ids).logits
+    for name in ("disk", "hub"):
+        assert torch.equal(torch.load(tmp_path / f"{name}.pt"), logits)
+    texts = tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
+    (translated,) = Translator(model, tokenizer)([source])
+    assert shown.stdout.splitlines() == [str([{"translation_text": translated}]), str(texts)] * 2
+
+
+def test_dry_run_sends_nothing(trained, hub, monkeypatch, capsys):
+    monkeypatch.setattr(upload, "translate_in_fresh_process", lambda folder: "Hund")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    spec = importlib.util.spec_from_file_location("push_to_hub", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main([str(trained), "--dry_run", "--repo_id", "me/toy"])
+    shown = capsys.readouterr().out
+    assert hub.requests == [] and (trained / "README.md").exists() and "and translates: Hund" in shown
+    listed = {path: int(size.replace(",", "")) for size, path in re.findall(r"(?m)^ *([\d,]+)  (\S+)$", shown)}
+    assert sorted(listed) == FILES
+    assert listed["model.safetensors"] == (trained / "model.safetensors").stat().st_size
+
+
+def test_second_push_is_a_no_op_and_keeps_edits(trained, at_hub):
+    card = write_model_card(trained)
+    card.write_text(card.read_text(encoding="utf-8") + "\nBy hand.\n", encoding="utf-8")
+    first = push(trained, "me/toy", private=True)
+    assert at_hub.repos["me/toy"].refs["main"][-1].files["README.md"].endswith(b"\nBy hand.\n")
+    assert push(trained, "toy").oid == first.oid
+    assert len(at_hub.repos["me/toy"].refs["main"]) == 2
+    assert at_hub.repos["me/toy"].private
+    push(trained, "me/open")
+    assert not at_hub.repos["me/open"].private
+
+
+def test_revision_message_and_token(trained, at_hub, monkeypatch, edit):
+    monkeypatch.delenv("HF_TOKEN")
+    for message in ("one", "two"):
+        push(trained, "team/toy", revision="v2", commit_message=message, token="hf_write")
+        edit(trained / "all_results.json", hardware=message)
+    refs = at_hub.repos["team/toy"].refs
+    assert [commit.message for commit in refs["v2"]] == ["initial commit", "one", "two"]
+    assert len(refs["main"]) == 1
+    assert b'\nrevision = "v2"' in refs["v2"][-1].files["README.md"]
+
+
+def test_pull_request(trained, at_hub):
+    at_hub.create("others/toy")
+    commit = push(trained, "others/toy", create_pr=True)
+    refs = at_hub.repos["others/toy"].refs
+    assert len(refs["main"]) == 1 and "model.safetensors" in refs["refs/pr/1"][-1].files
+    assert commit.pr_url.endswith("/others/toy/discussions/1")
+
+
+def test_private_push_to_a_public_repository_is_refused(trained, at_hub):
+    at_hub.create("me/toy", private=False)
+    with pytest.raises(UserError, match="is public"):
+        push(trained, "me/toy", private=True)
+    assert len(at_hub.repos["me/toy"].refs["main"]) == 1
+
+
+def test_stale_weights_are_deleted(trained, at_hub):
+    old = [
+        "model-00001-of-00001.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "model.safetensors",
+    ]
+    at_hub.create("me/toy", files=dict.fromkeys([*old, "samples.txt"], b"old"))
+    push(trained, "me/toy")
+    commits = at_hub.repos["me/toy"].refs["main"]
+    assert len(commits) == 2
+    assert set(commits[1].files) == {".gitattributes", "samples.txt", *FILES}
+    assert commits[1].files["model.safetensors"] == (trained / "model.safetensors").read_bytes()
+
+
+REFUSED = {
+    "no token": (None, "me/toy", "hf auth login"),
+    "unknown token": ("hf_wrong", "me/toy", "token .* is invalid.*hf auth login"),
+    "two slashes": ("hf_write", "me/toy/one", "Cannot push to me/toy/one: Repo id must"),
+    "a space": ("hf_write", "my toy", "Cannot push to my toy: Repo id must"),
+}
+
+
+@pytest.mark.parametrize("token, repo_id, message", REFUSED.values(), ids=REFUSED)
+def test_push_is_refused_before_anything_is_computed(trained, at_hub, monkeypatch, token, repo_id, message):
+    monkeypatch.setattr(upload, "check_model_directory", lambda folder: pytest.fail("something was computed"))
+    monkeypatch.delenv("HF_TOKEN") if token is None else monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(UserError, match=message) as error:
+        push(trained, repo_id)
+    assert "\n" not in str(error.value)
+    assert set(at_hub.requests) <= {"GET /api/whoami-v2"} and not (trained / "README.md").exists()
+
+
+def test_check_push_returns_the_full_id(at_hub):
+    assert check_push("toy") == check_push(output_dir="outputs/toy") == "me/toy"
+    assert check_push("team/toy") == "team/toy"
+    assert check_push("others/toy", token="hf_read") == "others/toy"  # the Hub refuses when it is used
+
+
+@pytest.mark.parametrize("part", ["/api/repos/create", "/preupload/", "/commit/", "/branch/"])
+@pytest.mark.parametrize("status", [401, 403, 409])
+def test_error_of_the_hub_is_one_sentence(trained, at_hub, part, status):
+    if (part, status) in [("/api/repos/create", 409), ("/branch/", 409)]:
+        return  # it exists already
+    at_hub.refuse[part] = status
+    with pytest.raises(UserError, match=f"Cannot push to me/toy: .*{status}") as error:
+        push(trained, "me/toy", revision="v2")
+    assert ("hf auth login" in str(error.value)) == (status != 409) and "\n" not in str(error.value)
+    assert all(len(commits) == 1 for repo in at_hub.repos.values() for commits in repo.refs.values())
+
+
+@pytest.mark.parametrize("token", ["hf_fine", "hf_read"])
+def test_repository_of_others_is_refused(trained, at_hub, token):
+    with pytest.raises(UserError, match="Cannot push to others/toy: .*403.*hf auth login"):
+        push(trained, "others/toy", token=token)
+
+
+def test_no_network(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="Cannot push to me/toy: .*[Cc]onnect"):
+        check_push("me/toy", token="hf_write")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="offline"):
+        check_push("me/toy", token="hf_write")
+
+
+def test_script_says_what_is_wrong_in_one_line(tmp_path):
+    said = run([SCRIPT, "toy"], tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert (said.returncode, said.stdout) == (2, "")
+    lines = said.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("push_to_hub.py: error: ") and "HF_TOKEN" in lines[0]
