@@ -21,7 +21,7 @@ from .decoding_vanilla_transformer import FAST_ATTENTION, beam_search, greedy_se
 # Options that our searches know; with any other one, transformers' own loop translates.
 # fmt: off
 FAST_OPTIONS = {
-    "num_beams", "length_penalty", "early_stopping", "num_return_sequences", "do_sample", "use_cache", "max_length",
+    "num_beams", "length_penalty", "early_stopping", "num_return_sequences", "use_cache", "max_length",
     "max_new_tokens", "min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids",
     "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "renormalize_logits", "pad_token_id",
     "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version",
@@ -243,7 +243,7 @@ class Translator:
         """The search that suits the options; None for transformers' own, which takes any option and wrapped model."""
         options = self.merge(generation)
         is_plain = type(self.model).__name__ == "VanillaTransformerForConditionalGeneration"  # not wrapped or sharded
-        is_known = options.keys() <= FAST_OPTIONS and not options.get("do_sample")
+        is_known = all(name in FAST_OPTIONS or value is False for name, value in options.items())
         if not is_plain or not is_known or self.model.config._attn_implementation not in FAST_ATTENTION:
             return None
         return beam_search if options.get("num_beams", 1) > 1 else greedy_search

@@ -1,5 +1,6 @@
-"""Text in, text out, each line where it was. Run: pytest tests/test_translation.py"""
+"""Text in, text out, each line where it was. Run: pytest tests/model/test_translation.py"""
 
+import copy
 import io
 import json
 import os
@@ -7,15 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel, pipeline
+from helpers import TEXTS, save_translator, writing_translator
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, pipeline
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import translate as translation
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
+from vanilla_transformer.decoding_vanilla_transformer import beam_search, greedy_search
 from vanilla_transformer.translation_vanilla_transformer import (
     TextTooLong,
     Translator,
@@ -23,23 +29,15 @@ from vanilla_transformer.translation_vanilla_transformer import (
     cut,
 )
 
-TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a\tb", "Yes."]
 
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TEXTS, 300)
+@pytest.fixture
+def tokenizer(text_tokenizer):
+    return text_tokenizer
 
 
 @pytest.fixture
-def translator(make_model, tokenizer):
-    """Writes letters that depend on what it reads."""
-    model = make_model(vocab_size=len(tokenizer), tie_word_embeddings=False)
-    with torch.no_grad():
-        for number in range(len(tokenizer)):
-            if not tokenizer.decode([number]).isalpha() and number != tokenizer.eos_token_id:
-                model.lm_head.weight[number] = 0
-    return Translator(model, tokenizer)
+def translator(tokenizer):
+    return writing_translator(tokenizer)
 
 
 def never_end(translator: Translator):
@@ -51,7 +49,8 @@ def never_end(translator: Translator):
 def directly(translator: Translator, text: str, **generation) -> str:
     """One text by hand."""
     source = translator.tokenizer(text, return_tensors="pt")
-    output = translator.model.generate(**source, **generation)
+    early = {"early_stopping": True} if generation.get("num_beams", 1) > 1 else {}
+    output = translator.model.generate(**source, **early, **generation)
     return translator.tokenizer.decode(output[0], skip_special_tokens=True)
 
 
@@ -67,29 +66,62 @@ def test_every_text_is_translated_as_it_is_alone(translator, max_tokens, num_bea
     assert translator((text for text in TEXTS[:2]), **generation) == expected[:2]
 
 
-@pytest.mark.parametrize(("max_tokens", "threads"), [(4096, 1), (60, 1), (60, 2), (10**6, 2), (400, 3), (5, 4)])
-def test_batches_hold_every_sentence_once_and_no_more_than_fits(max_tokens, threads):
+@pytest.mark.parametrize("max_tokens", [5, 60, 400, 4096, 10**6])
+def test_batches_hold_every_sentence_once_and_no_more_than_fits(max_tokens):
     lengths = [3 + number * 7 % 31 for number in range(200)] + [8000]
-    batches = list(batches_by_length(lengths, max_tokens, threads))
+    batches = list(batches_by_length(lengths, max_tokens))
     assert sorted(index for batch in batches for index in batch) == list(range(201))
     widths = [max(lengths[index] for index in batch) for batch in batches]
-    assert widths == sorted(widths, reverse=True) and batches[0] == [200]
-    assert all(
-        width * len(batch) <= max_tokens or len(batch) == 1 for batch, width in zip(batches, widths, strict=True)
-    )
-    if threads == 1 and max_tokens == 4096:
-        assert len(batches) == 3
-    if max_tokens == 10**6:  # the long one by itself is more than the others together
-        assert len(batches) == 2
-    assert not list(batches_by_length([], max_tokens, threads))
+    assert widths == sorted(widths, reverse=True) and batches[0][0] == 200
+    for batch, width in zip(batches, widths, strict=True):
+        assert width * len(batch) <= max_tokens or len(batch) == 1
+    assert len(batches) == {5: 201, 4096: 3, 10**6: 2}.get(max_tokens, len(batches))
+    assert not list(batches_by_length([], max_tokens))
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_what_does_not_end_is_cut_off_as_it_is_alone(translator, num_beams):
+def test_translations_end_where_generate_ends_them(translator, num_beams):
     never_end(translator)
-    texts = ["No!", "Two children play in the park today.", "A man"]
-    alone = [translator([text], num_beams=num_beams)[0] for text in texts]
-    assert translator(texts, num_beams=num_beams) == alone
+    translator.model.generation_config.max_length = 17
+    expected = [directly(translator, text, num_beams=num_beams) for text in TEXTS]
+    assert translator(TEXTS, num_beams=num_beams) == expected
+    assert len(translator.encode([expected[0]])[0]) > 10
+    assert translator(TEXTS, num_beams=num_beams, max_length=9) == [
+        directly(translator, text, num_beams=num_beams, max_length=9) for text in TEXTS
+    ]
+    translator.model.generation_config.max_length = None
+    longest = max(map(len, translator.encode(TEXTS)))
+    limit = {"num_beams": num_beams, "max_new_tokens": longest + 50}
+    assert translator(TEXTS, num_beams=num_beams) == [directly(translator, text, **limit) for text in TEXTS]
+
+
+def test_beam_search_stops_early_unless_told_otherwise(translator):
+    def early(**generation):
+        return translator.defaults(5, generation).get("early_stopping")
+
+    assert early(num_beams=3) is True and early() is None and early(num_beams=3, early_stopping=False) is False
+    translator.model.generation_config.update(num_beams=2, early_stopping="never")
+    assert early() == "never" and early(early_stopping=True) is True
+
+
+def test_plain_requests_go_to_the_fast_searches(translator, monkeypatch):
+    assert translator.fast_search({}) is greedy_search
+    assert translator.fast_search({"num_beams": 3, "no_repeat_ngram_size": 2, "early_stopping": True}) is beam_search
+    others = [{"do_sample": True}, {"stopping_criteria": []}, {"logits_processor": []}, {"penalty_alpha": 0.6}]
+    others += [{"num_beams": 4, "num_beam_groups": 2}, {"cache_implementation": "static"}, {"max_time": 9.0}]
+    assert all(translator.fast_search(other) is None for other in others)
+    translator.model.generation_config.do_sample = True
+    assert translator.fast_search({}) is None
+    translator.model.generation_config.do_sample = None
+    wrapped = get_peft_model(copy.deepcopy(translator.model), LoraConfig(target_modules=["q_proj"]))
+    for model in (wrapped, torch.compile(translator.model)):
+        assert Translator(model, translator.tokenizer).fast_search({}) is None
+    expected = translator(TEXTS, max_new_tokens=8)
+    assert Translator(wrapped, translator.tokenizer)(TEXTS, max_new_tokens=8) == expected
+    config = GenerationConfig(**translator.model.generation_config.to_dict() | {"max_length": 9})
+    assert translator(TEXTS, generation_config=config) == translator(TEXTS, max_new_tokens=8)
+    translator.model.set_attn_implementation("flex_attention")
+    assert translator.fast_search({}) is None
 
 
 def test_beams_lead_to_other_translations(translator):
@@ -119,13 +151,65 @@ def test_a_tokenizer_that_pads_on_the_left(translator, tokenizer):
     assert Translator(translator.model, left)(TEXTS, max_new_tokens=8) == expected
 
 
-def test_dropout_is_off(make_model, tokenizer, tmp_path):
-    """A model that is loaded translates the same each time, whatever its dropout."""
+def test_a_loaded_model_has_no_dropout(make_model, tokenizer, tmp_path):
     make_model(vocab_size=len(tokenizer), dropout=0.5).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     translator = Translator.from_pretrained(str(tmp_path), max_tokens=50)
     assert translator.max_tokens == 50
     assert translator(TEXTS, max_new_tokens=8) == translator(TEXTS, max_new_tokens=8)
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+def missing(tensors):
+    del tensors["model.encoder.layers.0.fc1.bias"]
+
+
+def unexpected(tensors):
+    tensors["model.encoder.layers.7.fc1.bias"] = torch.zeros(24)
+
+
+def mismatched(tensors):
+    tensors["model.encoder.layers.0.fc1.bias"] = torch.zeros(23)
+
+
+@pytest.mark.parametrize("damage", [missing, unexpected, mismatched])
+def test_weights_that_do_not_match_are_refused(damage, folder):
+    file = Path(folder) / "model.safetensors"
+    tensors = load_file(file)
+    damage(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=rf"do not match its config: 1 {damage.__name__} .*fc1.bias.*download or save"
+    ):
+        Translator.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors", "/tmp/model.safetensors"])
+def test_an_index_of_other_files_is_refused(file, folder):
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": file}}
+    (Path(folder) / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"names {file}; only safetensors files beside it"):
+        Translator.from_pretrained(folder)
+
+
+def test_a_pickle_is_refused(folder):
+    file = Path(folder) / "model.safetensors"
+    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+    file.unlink()
+    with pytest.raises(OSError, match="model.safetensors"):
+        Translator.from_pretrained(folder)
+
+
+def test_bfloat16_on_a_cpu_without_it_warns(folder, monkeypatch, recwarn):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
+    with pytest.warns(UserWarning, match="use dtype='float32'"):
+        Translator.from_pretrained(folder, device="cpu", dtype="bfloat16")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    recwarn.clear()
+    Translator.from_pretrained(folder, device="cpu", dtype="bfloat16")
+    assert not [one for one in recwarn if "float32" in str(one.message)]
 
 
 # ------------------------------------------------------------------------------------------------------------ too long
@@ -207,25 +291,55 @@ def test_a_long_text_is_cut_without_reading_it_again_for_each_word():
     assert sum(measured) < 25 * len(text)
 
 
-def test_without_a_limit_of_its_own_a_text_ends_with_the_positions(make_model, tokenizer):
-    model = make_model(vocab_size=len(tokenizer), max_position_embeddings=14)
+def test_texts_are_split_at_the_longest_training_source(make_model, tokenizer):
+    model, trained = make_model(vocab_size=len(tokenizer), max_position_embeddings=14), copy.deepcopy(tokenizer)
     assert Translator(model, tokenizer).longest_source == 14
     assert Translator(model, tokenizer, max_source_length=99).longest_source == 99
-    for name in ("max_tokens", "max_source_length"):
-        with pytest.raises(ValueError, match=f"`{name}` is 0"):
-            Translator(model, tokenizer, **{name: 0})
+    trained.model_max_length = 9
+    assert Translator(model, trained).longest_source == 9
+    assert Translator(model, trained, max_source_length=12).longest_source == 12
 
 
-def test_what_is_no_text_is_named(translator):
+def test_a_line_of_many_sentences_comes_back_complete(translator, monkeypatch):
+    monkeypatch.setattr(
+        translator,
+        "translate_batch",
+        lambda sources, _: translator.tokenizer.batch_decode(sources, skip_special_tokens=True),
+    )
+    translator.longest_source = 30
+    line = " ".join(f"Dog {number} sleeps." for number in range(1700))
+    assert translator([line]) == [line]
+
+
+WRONG = {
+    "num_beams": 0,
+    "max_new_tokens": 0,
+    "max_length": -3,
+    "min_length": -1,
+    "min_new_tokens": -1,
+    "length_penalty": float("nan"),
+    "num_return_sequences": 2,
+    "return_dict_in_generate": True,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_are_named(name, translator):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        translator(["A man"], **{name: WRONG[name]})
+
+
+def test_wrong_texts_and_arguments_are_named(translator):
+    with pytest.raises(TypeError, match="list of texts"):
+        translator("The dog.")
     for wrong in [None, 3, b"A man", float("nan")]:
         with pytest.raises(TypeError, match="Text 2 is "):
             translator(["A man", wrong])
-    with pytest.raises(ValueError, match="Text 2 holds half a character"):
+    with pytest.raises(ValueError, match="Text 2 contains a lone surrogate"):
         translator(["A man", "\udc80"])
-    with pytest.raises(ValueError, match="one translation of each text"):
-        translator(["A man"], num_beams=2, num_return_sequences=2)
-    with pytest.raises(ValueError, match="`too_long` is 'cut'"):
-        Translator(translator.model, translator.tokenizer, too_long="cut")
+    for name, value in [("max_tokens", 0), ("max_source_length", 0), ("too_long", "cut")]:
+        with pytest.raises(ValueError, match=f"`{name}` is {value!r}"):
+            Translator(translator.model, translator.tokenizer, **{name: value})
 
 
 def test_translations_stay_within_learned_positions(learned):
@@ -252,9 +366,7 @@ def test_other_positions_have_no_end(make_model, tokenizer, position_embedding_t
 @pytest.fixture
 def folder(translator, tmp_path):
     translator.model.generation_config.max_length = 20
-    translator.model.save_pretrained(tmp_path / "model")
-    translator.tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+    return save_translator(translator, tmp_path / "model")
 
 
 def run_main(monkeypatch, data: bytes, *argv, encoding="utf-8") -> bytes:
@@ -313,11 +425,21 @@ def test_input_that_is_not_utf8_ends_the_command_with_a_sentence(upper, monkeypa
         run_main(monkeypatch, b"a\n\xff\n", "--model", "x")
 
 
-@pytest.mark.parametrize("option", ["--num_beams", "--max_tokens", "--max_source_length", "--max_new_tokens"])
-def test_numbers_below_one_are_refused(option, upper, monkeypatch, capsys):
+WRONG_OPTIONS = {
+    "--num_beams": ("0", "0 is not a positive integer"),
+    "--max_source_length": ("x", "x is not a positive integer"),
+    "--length_penalty": ("nan", "nan is not a finite number"),
+    "--device": ("abacus", "abacus is not a device"),
+    "--dtype": ("int8", "invalid choice: 'int8'"),
+}
+
+
+@pytest.mark.parametrize("option", WRONG_OPTIONS)
+def test_wrong_options_of_the_command_are_refused(option, upper, monkeypatch, capsys):
+    value, message = WRONG_OPTIONS[option]
     with pytest.raises(SystemExit):
-        run_main(monkeypatch, b"a\n", "--model", "x", option, "0")
-    assert "0 is no number from 1 on" in capsys.readouterr().err
+        run_main(monkeypatch, b"a\n", "--model", "x", option, value)
+    assert message in capsys.readouterr().err
 
 
 def test_text_is_utf8_whatever_the_locale(upper, monkeypatch):
@@ -358,16 +480,6 @@ def test_streams_that_fail_end_the_command_with_a_sentence(folder, ending, messa
     assert result.stderr.splitlines()[-1].startswith(f"vanilla-transformer translate: {message}")
 
 
-@pytest.mark.parametrize(
-    "option, value, message",
-    [("--device", "abacus", "abacus is no device"), ("--dtype", "float3", "invalid choice: 'float3'")],
-)
-def test_devices_and_dtypes_that_do_not_exist_are_refused(option, value, message, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run_main(monkeypatch, b"a\n", "--model", "x", option, value)
-    assert message in capsys.readouterr().err
-
-
 def test_a_model_of_another_kind_is_named(tmp_path, tokenizer, monkeypatch):
     sizes = dict.fromkeys(["encoder_layers", "decoder_layers"], 1) | dict.fromkeys(
         ["d_model", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads"], 16
@@ -390,17 +502,16 @@ def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
 
 
 @pytest.mark.slow
-def test_ctrl_c_does_not_wait_for_batches_side_by_side(translator, tmp_path):
+def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
     never_end(translator)
-    translator.model.save_pretrained(tmp_path / "model")
-    translator.tokenizer.save_pretrained(tmp_path / "model")
+    save_translator(translator, tmp_path / "model")
     options = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]  # some minutes
     command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", tmp_path / "model", *options]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
-    process.stdin.write(b"A dog sleeps.\n" * 1000)  # enough tokens for two threads
+    process.stdin.write(b"A dog sleeps.\n" * 1000)
     process.stdin.close()
     try:
         said = b""
@@ -430,15 +541,9 @@ def test_a_model_that_cannot_be_loaded_is_named(kind, tmp_path, monkeypatch):
 
 
 def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(learned, tmp_path, monkeypatch):
-    learned.model.save_pretrained(tmp_path)
-    learned.tokenizer.save_pretrained(tmp_path)
+    save_translator(learned, tmp_path)
     with pytest.raises(SystemExit, match=r"line 2 has 15 tokens"):
         run_main(monkeypatch, b"a\nbbbbbbbbbbbbb\n", "--model", str(tmp_path))
-
-
-def test_one_text_is_not_taken_for_a_list_of_letters(translator):
-    with pytest.raises(TypeError, match="list of texts"):
-        translator("The dog.")
 
 
 # ------------------------------------------------------------------------------------------------------------ pipeline
