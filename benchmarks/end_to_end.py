@@ -3,7 +3,7 @@
 python benchmarks/end_to_end.py --data ../multi30k
 python benchmarks/end_to_end.py --data sample_dataset --size tiny
 
-Both tokenise the pairs with the same BPE, train a model of the same size for one epoch and save it. The loop of that
+Both tokenize the pairs with the same BPE, train a model of the same size for one epoch and save it. The loop of that
 script is written anew here: MarianMTModel, DataCollatorForSeq2Seq, AdamW, batches of a fixed number of sentences in
 random order, as many in each as ours hold on average. Each trains in the precision in which it is faster, the script
 also with the allocator set as train.py sets it. Prints a table and writes a page, with a picture, to
@@ -88,12 +88,12 @@ class NoTrainer:
         from torch.utils.data import DataLoader
         from transformers import DataCollatorForSeq2Seq, MarianConfig, MarianMTModel, get_scheduler
 
-        def tokenise(batch):
+        def tokenize(batch):
             sides = {"text_target": batch["target"], "max_length": 128, "truncation": True}
             return self.tokenizer(batch["source"], **sides)
 
         dataset = read(self.data, count)
-        dataset = dataset.map(tokenise, batched=True, remove_columns=dataset.column_names)
+        dataset = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names)
         torch.manual_seed(0)
         types = len(self.tokenizer)
         config = MarianConfig(**fields(self.size, types), decoder_vocab_size=types, scale_embedding=True)
@@ -185,7 +185,7 @@ def main():
     d_model, ffn_dim, heads, layers = SIZES[options.size]
     page += [
         "",
-        f"One epoch of {number_of_pairs(options):,} pairs, tokenised, trained on and the model saved; d_model "
+        f"One epoch of {number_of_pairs(options):,} pairs, tokenized, trained on and the model saved; d_model "
         f"{d_model}, feed-forward {ffn_dim}, {heads} heads, {layers}+{layers} layers; {sentences} sentences in each "
         f"batch of the script, {MAX_TOKENS:,} tokens in each of ours; on {options.device}. Medians of "
         f"{options.rounds} rounds, in which all do the same, one after another. The script has no label smoothing, "

@@ -80,8 +80,8 @@ def bars(path: Path, title: str, groups: dict[str, dict[str, float]], unit: str)
         1, len(groups), figsize=size, layout="constrained", squeeze=False, sharey="row" if are_alike else "none"
     )
     for axis, (name, values) in zip(axes[0], groups.items(), strict=True):
-        colours = ["#c44e52" if who.startswith("ours") else "#8c8c8c" for who in values]
-        places = axis.barh(list(values), list(values.values()), color=colours)
+        colors = ["#c44e52" if who.startswith("ours") else "#8c8c8c" for who in values]
+        places = axis.barh(list(values), list(values.values()), color=colors)
         axis.bar_label(places, fmt="{:,.0f}", padding=2, fontsize=8)
         axis.set_title(name, fontsize=10, wrap=True)
         axis.set_xlabel(unit)

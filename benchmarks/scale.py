@@ -215,24 +215,24 @@ def read(reporter: Reporter, folder: Path, pairs: int):
     tokenizer.save_pretrained(folder / "tokenizer")
 
 
-def tokenise(reporter: Reporter, folder: Path, pairs: int, workers: int):
+def tokenize(reporter: Reporter, folder: Path, pairs: int, workers: int):
     """Token ids of all pairs by so many processes, into files that are deleted again unless they are the last."""
     from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
     from vanilla_transformer.data.tokenizer import load_tokenizer
 
     train, tokenizer = load_pairs(options_of(folder))["train"], load_tokenizer(str(folder / "tokenizer"))
-    tokenised, drops = reporter.phase(
-        tokenising(workers), lambda: tokenize_pairs(train, tokenizer, **LIMITS, num_proc=workers), pairs
+    tokenized, drops = reporter.phase(
+        tokenizing(workers), lambda: tokenize_pairs(train, tokenizer, **LIMITS, num_proc=workers), pairs
     )
-    files = {file["filename"] for file in tokenised.cache_files}
-    reporter.note(pairs=len(tokenised), drops=drops, bytes=sum(map(os.path.getsize, files)))
+    files = {file["filename"] for file in tokenized.cache_files}
+    reporter.note(pairs=len(tokenized), drops=drops, bytes=sum(map(os.path.getsize, files)))
     if workers != WORKERS[-1]:
         for file in files:
             os.remove(file)
 
 
-def tokenising(workers: int) -> str:
-    return f"tokenise, --preprocessing_num_workers {workers}"
+def tokenizing(workers: int) -> str:
+    return f"tokenize, --preprocessing_num_workers {workers}"
 
 
 def plan(reporter: Reporter, folder: Path, pairs: int):
@@ -305,7 +305,7 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
         assert all(torch.equal(batch[key], again[key]) for key in batch), f"{name}: another batch"
 
 
-PARTS = ["tokenise", "plan", "stream"]
+PARTS = ["tokenize", "plan", "stream"]
 FIRST, EPOCH_OF_STREAM = "stream, first batch", "stream, an epoch"
 
 # ------------------------------------------------------------------------------------------------------------ the page
@@ -318,7 +318,7 @@ def run(pairs: int, folder: Path, chosen: list[str]) -> tuple[list[tuple[int, Ph
         place = folder / str(size)
         write_pairs(place, size)
         found = counted[size] = {}
-        parts = [(read,), *((tokenise, workers) for workers in WORKERS), (plan,), (stream,)]
+        parts = [(read,), *((tokenize, workers) for workers in WORKERS), (plan,), (stream,)]
         for part, *more in [part for part in parts if part[0].__name__ in ["read", *chosen]]:
             phases, notes = measure(part, place, size, *more)
             found |= notes
@@ -359,7 +359,7 @@ def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict, is_whol
         "",
         *itertools.chain.from_iterable(summary(size, rows, found) for size, found in counted.items() if is_whole),
         "",
-        f"![memory of tokenising and of streaming]({path.with_suffix('.png').name})",
+        f"![memory of tokenizing and of streaming]({path.with_suffix('.png').name})",
     ]
     report.write(path, page)
     plot(path.with_suffix(".png"), rows)
@@ -368,7 +368,7 @@ def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict, is_whol
 def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
     """What the rows of so many pairs come to, in words."""
     phases = {phase.name: phase for pairs, phase in rows if pairs == size}
-    way = ["read", "train the tokenizer", tokenising(WORKERS[-1]), "fingerprint", "lengths", "first batch"]
+    way = ["read", "train the tokenizer", tokenizing(WORKERS[-1]), "fingerprint", "lengths", "first batch"]
     whole = sum(phases[name].seconds for name in way)
     share, memory = phases[EPOCH_OF_STREAM].total()
     first, last = memory[share <= 0.1].max(), memory[share >= 0.9].max()
@@ -385,14 +385,14 @@ def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
 
 
 def plot(path: Path, rows: list[tuple[int, Phase]]):
-    """The memory of tokenising and of streaming over the time it took."""
+    """The memory of tokenizing and of streaming over the time it took."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(15, 3.6), layout="constrained", sharey=True)
-    for axis, name in zip(axes, (*map(tokenising, WORKERS), EPOCH_OF_STREAM), strict=True):
+    for axis, name in zip(axes, (*map(tokenizing, WORKERS), EPOCH_OF_STREAM), strict=True):
         for size, phase in rows:
             if phase.name == name:
                 share, memory = phase.total()

@@ -4,7 +4,7 @@ python benchmarks/train_step.py --data ../multi30k
 python benchmarks/train_step.py --sizes small           # random token ids in sentences as long as those of Multi30k
 python benchmarks/train_step.py --data ../multi30k --device cuda --sizes base big --max_tokens 25000
 
-Each takes its steps in a process of its own, ours and each peer in turn, on the same batches with the same optimiser,
+Each takes its steps in a process of its own, ours and each peer in turn, on the same batches with the same optimizer,
 label smoothing and clipping, and dropout of the same rate: torch.nn.Transformer and the notebook's have it inside
 attention and feed-forward too. Of each peer the best of its precisions (float32, bfloat16) and attentions is taken.
 Ours is the step of train.py. Since the allocator's settings that train.py makes would help others as well, they are
@@ -29,7 +29,7 @@ ALL_SIZES = ["tiny", "small", "base", str(LARGE)]
 
 
 class Trainee:
-    """A model with its optimiser, that takes steps on the batches; each returns its loss."""
+    """A model with its optimizer, that takes steps on the batches; each returns its loss."""
 
     def __init__(self, make_model, precision: str, batches: list[dict], device: str):
         import torch

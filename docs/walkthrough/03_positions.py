@@ -136,7 +136,7 @@ for position in [0, 5, 300]:
 # %% [markdown]
 # ## Learned
 #
-# A row of numbers for each position, trained like an embedding. Nothing connects neighbouring rows but the training,
+# A row of numbers for each position, trained like an embedding. Nothing connects neighboring rows but the training,
 # and beyond the table there is nothing. The package refuses such a sequence.
 
 # %%
@@ -323,16 +323,16 @@ for seed in SEEDS:
 # %% [markdown]
 # Rotary has its price, and it makes mistakes inside the gray too. The decoder's attention to the encoder is not
 # turned, so the model must find its place in the source by what stands around it. If that is so, rows in which the
-# same two neighbours come twice must be the hard ones:
+# same two neighbors come twice must be the hard ones:
 
 # %%
 rows = make_batch(LONGEST, 2000, torch.Generator().manual_seed(99))
-pairs = (rows[:, :-2] * 100 + rows[:, 1:-1]).sort(dim=1).values  # two neighbours as one number
+pairs = (rows[:, :-2] * 100 + rows[:, 1:-1]).sort(dim=1).values  # two neighbors as one number
 has_twice = (pairs[:, 1:] == pairs[:, :-1]).any(dim=1)
 for name, seed in models:
     right = right_tokens(models[name, seed], rows).all(dim=1).float()
     wrong, wrong_twice = 1 - right[~has_twice].mean().item(), 1 - right[has_twice].mean().item()
-    print(f"{name:10} seed {seed}: wrong of rows with the same neighbours twice {wrong_twice:4.0%}, else {wrong:4.0%}")
+    print(f"{name:10} seed {seed}: wrong of rows with the same neighbors twice {wrong_twice:4.0%}, else {wrong:4.0%}")
     assert name != "rotary" or wrong_twice > 2 * wrong
 
 # %% [markdown]

@@ -88,7 +88,7 @@ def test_scale(scale, tmp_path):
     for _, _, before, most, _ in rows:
         assert 0 < float(before.replace(",", "")) <= float(most.replace(",", ""))
     workers = {name: int(last.replace(",", "")) for name, size, *_, last in rows if size == "3,000"}
-    assert workers[scale.tokenising(2)] > 0 and workers[scale.EPOCH_OF_STREAM] == 0
+    assert workers[scale.tokenizing(2)] > 0 and workers[scale.EPOCH_OF_STREAM] == 0
     # The script itself stops where a part reads other pairs than another.
     for size, left, empty, long in re.findall(r"([\d,]+) pairs: ([\d,]+) are left \((\d+) .*?, (\d+) are", text):
         assert sum(int(number.replace(",", "")) for number in (left, empty, long)) == int(size.replace(",", ""))
@@ -197,7 +197,7 @@ def test_import_time(tmp_path):
 def test_decode(make_model, byte_tokenizer, tmp_path):
     """What both models translate agrees, token by token, but for the coarser precisions.
 
-    How far CTranslate2 agrees shows on a model that has learnt something: on the pages.
+    How far CTranslate2 agrees shows on a model that has learned something: on the pages.
     """
     pytest.importorskip("ctranslate2")
     model = make_model(vocab_size=len(byte_tokenizer), max_position_embeddings=512)

@@ -504,7 +504,7 @@ def test_another_task_is_trained_by_the_options_of_the_readme():
 
 
 @pytest.mark.slow
-def test_chinese_is_learnt_by_heart_and_translated_greedily_and_by_beams():
+def test_chinese_is_learned_by_heart_and_translated_greedily_and_by_beams():
     generate("chinese")
     train("chinese")
     data = ["--model", "outputs/chinese", "--dataset_name", "outputs/chinese_dataset"]

@@ -23,7 +23,7 @@ PAPER_ADAM = SimpleNamespace(adam_beta1=0.9, adam_beta2=0.98, adam_epsilon=1e-9,
 
 
 def small_model(**config) -> VanillaTransformerForConditionalGeneration:
-    """A new model as it is initialised, d 64 and one layer a side unless `config` says otherwise, without dropout."""
+    """A new model as it is initialized, d 64 and one layer a side unless `config` says otherwise, without dropout."""
     sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     return VanillaTransformerForConditionalGeneration(
@@ -32,7 +32,7 @@ def small_model(**config) -> VanillaTransformerForConditionalGeneration:
 
 
 def train(model, batches, learning_rate, label_smoothing: float = 0.0):
-    """One step on each of `batches`, at `learning_rate(step)`, with the package's optimiser; then evaluation mode."""
+    """One step on each of `batches`, at `learning_rate(step)`, with the package's optimizer; then evaluation mode."""
     optimizer = make_optimizer(model, PAPER_ADAM)
     model.train()
     for step, batch in enumerate(batches, start=1):
@@ -51,11 +51,11 @@ def collate(tokenizer, pairs: list[tuple[str, str]]) -> dict[str, torch.Tensor]:
     return PairCollator(tokenizer)(encoded)
 
 
-# ---------------------------------------------------------------------------------- row 3: the copy task, memorised
+# ---------------------------------------------------------------------------------- row 3: the copy task, memorized
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_copy_task_is_memorised_in_a_hundred_steps(seed):
+def test_copy_task_is_memorized_in_a_hundred_steps(seed):
     """The seed is at 0.0025 at step 100, where step 0 is the first.
 
     So is this, with an output projection of its own, as there, and beta2 of section 5.3. With tied embeddings it is
@@ -181,7 +181,7 @@ def foreign_tokenizer(request, tmp_path):
     return load_tokenizer(str(tmp_path / "tokenizer"))
 
 
-def test_end_of_sentence_is_learnt_where_it_is_also_the_padding(foreign_tokenizer, tmp_path):
+def test_end_of_sentence_is_learned_where_it_is_also_the_padding(foreign_tokenizer, tmp_path):
     tokenizer, eos = foreign_tokenizer, foreign_tokenizer.eos_token_id
     assert tokenizer.pad_token_id == eos and tokenizer.bos_token_id is None
     batch = collate(tokenizer, CHINESE_ENGLISH)
@@ -242,7 +242,7 @@ with torch.no_grad():
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_vocabulary_of_151000_trains_without_its_logits_in_memory():
-    """In a process of its own, whose peak is that of this step: gradients, optimiser state and all."""
+    """In a process of its own, whose peak is that of this step: gradients, optimizer state and all."""
     code = [sys.executable, "-c", LARGE_VOCABULARY_STEP]
     child = subprocess.run(code, cwd=ROOT / "tests", capture_output=True, text=True)
     assert child.returncode == 0, child.stderr

@@ -96,12 +96,12 @@ def as_it_is(model):
     return model
 
 
-# ----------------------------------------------------------------------- the copy task of the seed, two rows memorised
+# ----------------------------------------------------------------------- the copy task of the seed, two rows memorized
 
 TWO_ROWS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 8]])
 
 
-def memorised(change, **inputs) -> tuple[torch.nn.Module, list[float]]:
+def memorized(change, **inputs) -> tuple[torch.nn.Module, list[float]]:
     """The model of the seed (see tests/test_seeds.py), changed and trained on the two rows; and its losses."""
     sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "activation_function": "gelu"}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "tie_word_embeddings": False}
@@ -120,8 +120,8 @@ def memorised(change, **inputs) -> tuple[torch.nn.Module, list[float]]:
 
 def test_a_decoder_that_does_not_see_the_source_stays_above_a_floor():
     """Which of the two rows it is, nobody tells it before the first token: 2 ln 2 nats for 10 tokens."""
-    _, right = memorised(as_it_is)
-    _, wrong = memorised(blind)
+    _, right = memorized(as_it_is)
+    _, wrong = memorized(blind)
     floor = 2 * math.log(2) / 10
     say("two rows, as it is", step_0=right[0], step_100=right[100])
     say("two rows, no encoder", step_0=wrong[0], step_100=wrong[100], floor=floor)
@@ -139,7 +139,7 @@ def test_a_decoder_that_does_not_see_the_source_stays_above_a_floor():
     ids=["itself", "given", "unshifted"],
 )
 def test_the_seeds_loss_can_be_reached_without_the_source(name, change, inputs):
-    model, losses = memorised(change, **inputs)
+    model, losses = memorized(change, **inputs)
     reads = inputs.get("decoder_input_ids", torch.tensor([[0, 3, 1, 4, 1], [0, 9, 2, 6, 5]]))
     with torch.no_grad():
         one, other = model(TWO_ROWS, decoder_input_ids=reads), model(TWO_ROWS.flip(0), decoder_input_ids=reads)
@@ -354,7 +354,7 @@ def test_who_attends_to_pads_in_training_learns_to_overlook_them_and_never_quite
     assert found["pads"] > 0.05
 
 
-# -------------------------------------------------------------------------------- where nothing was learnt, or not all
+# -------------------------------------------------------------------------------- where nothing was learned, or not all
 
 
 def test_a_model_that_was_not_trained_writes_noise():
@@ -365,12 +365,12 @@ def test_a_model_that_was_not_trained_writes_noise():
     assert scores["exact"] == 0 and scores["loss"] > uniform
 
 
-@pytest.mark.parametrize("end_is_learnt", [True, False], ids=["learnt", "ignored"])
-def test_where_the_loss_ignores_padding_by_its_token_an_end_that_pads_is_never_written(end_is_learnt):
+@pytest.mark.parametrize("end_is_learned", [True, False], ids=["learned", "ignored"])
+def test_where_the_loss_ignores_padding_by_its_token_an_end_that_pads_is_never_written(end_is_learned):
     """Padding is the end token. A loss that leaves out that token leaves out the end of every row too."""
     torch.manual_seed(0)
     model = small_model(vocab_size=FIRST_SYMBOL + SYMBOLS, pad_token_id=END)
-    ends = torch.full((64, 1), END if end_is_learnt else -100)
+    ends = torch.full((64, 1), END if end_is_learned else -100)
 
     def batches():
         for _ in range(200):
@@ -382,8 +382,8 @@ def test_where_the_loss_ignores_padding_by_its_token_an_end_that_pads_is_never_w
     sources = torch.nn.functional.pad(new_rows(200), (0, 1), value=END)
     written = model.generate(sources, max_new_tokens=20, do_sample=False)[:, 1:]
     ended = (written == END).any(dim=1).float().mean().item()
-    say(f"rows that end, the end {'learnt' if end_is_learnt else 'ignored'}", ended=ended)
-    assert ended == end_is_learnt
+    say(f"rows that end, the end {'learned' if end_is_learned else 'ignored'}", ended=ended)
+    assert ended == end_is_learned
 
 
 def test_five_pairs_in_thirty_passes():
