@@ -1,4 +1,4 @@
-"""Contestants that take turns, each in a process of its own, so that what else the machine does hits all alike."""
+"""Contestants that take turns in separate processes, so that other load on the machine affects all alike."""
 
 import contextlib
 import ctypes
@@ -12,18 +12,18 @@ import time
 import psutil
 
 CONTEXT = multiprocessing.get_context("spawn")
-FORGET = "forget"  # the memory at most
+FORGET = "forget"  # a message: reset the peak memory
 
 
 class Failed(SystemExit):
-    """A contestant has ended before its time; where it is not left out, so does the script, with this sentence."""
+    """A contestant ended early; unless this is caught, the script exits with the message."""
 
 
 class Contestant:
-    """What `make(*arguments)` returns, a function, called in a process of its own.
+    """Calls the function that `make(*arguments)` returns in a separate process, and times it.
 
-    `keeps_memory` sets the allocator of that process as train.py does, see `keep_freed_memory`. Memory is that of the
-    process at most, with what it was made with and without its libraries, or that of the GPU, if it uses one.
+    `keeps_memory` configures the allocator of that process as train.py does, see `configure_malloc`. `memory` is the
+    peak of the process in bytes without its libraries, or of the GPU if it uses one.
     """
 
     def __init__(self, name: str, make, *arguments, keeps_memory: bool = False):
@@ -38,8 +38,8 @@ class Contestant:
         self.receive()
 
     def turn(self, *arguments) -> float:
-        """Calls the function; returns and notes how long that took, in seconds."""
-        with contextlib.suppress(BrokenPipeError):  # which receive explains
+        """Calls the function once; returns and records the seconds it took."""
+        with contextlib.suppress(BrokenPipeError):  # receive() reports it
             self.connection.send(arguments)
         seconds, answer, self.memory = self.receive()
         self.seconds.append(seconds)
@@ -51,13 +51,11 @@ class Contestant:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
-            reason = (
-                "its traceback stands above" if self.process.exitcode > 0 else "it was killed, maybe out of memory"
-            )
-            raise Failed(f"The contestant '{self.name}' has failed; {reason}.") from None
+            reason = "see its traceback above" if self.process.exitcode > 0 else "it was killed, maybe out of memory"
+            raise Failed(f"The contestant '{self.name}' failed; {reason}.") from None
 
     def forget(self):
-        """Leaves out what was a warm-up, or of another kind, and its memory."""
+        """Discards all measurements so far, such as those of a warm-up."""
         self.seconds.clear()
         self.answers.clear()
         self.connection.send(FORGET)
@@ -70,15 +68,15 @@ class Contestant:
 def serve(connection, make, arguments, keeps_memory: bool):
     import torch
 
-    from vanilla_transformer.training.optimization import keep_freed_memory
+    from vanilla_transformer.training.memory import configure_malloc
 
     load_libraries()
     libraries = psutil.Process().memory_info().rss
     work = make(*arguments)
     gc.collect()
     if keeps_memory:
-        keep_freed_memory()
-    forget_memory()  # that making it took
+        configure_malloc()
+    forget_memory()  # of the setup
     connection.send(None)
     while True:
         try:
@@ -97,7 +95,7 @@ def serve(connection, make, arguments, keeps_memory: bool):
 
 
 def load_libraries():
-    """Those of all contestants, so that none of them counts as the memory of one."""
+    """Imports the libraries of all contestants, so that they count for none."""
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
     from transformers import AutoModelForSeq2SeqLM, MarianMTModel  # noqa: F401
@@ -109,19 +107,19 @@ def load_libraries():
 
 
 def forget_memory():
-    """Begins anew to look for the most memory; on Linux and of a GPU, elsewhere it cannot."""
+    """Resets the peak memory, on Linux and on a GPU; elsewhere that is not possible."""
     import torch
 
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what is freed and kept does not count
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory does not count
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as command:
         command.write("5")
 
 
 def most_memory() -> int:
-    """Bytes that this process has had at most; of the GPU, if it uses one."""
+    """Peak memory of this process in bytes, or of the GPU if it uses one."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -135,7 +133,7 @@ def most_memory() -> int:
 
 
 def take_turns(contestants: list[Contestant], turns: list[tuple], rounds: int):
-    """Every round gives each contestant the turns, one after another; the first round warms up and is forgotten."""
+    """In each round every contestant takes all turns; a first round warms up and is discarded."""
     for number in range(rounds + 1):
         for arguments in turns:
             for one in contestants:
@@ -152,6 +150,6 @@ def per_round(seconds: list[float], rounds: int) -> list[float]:
 
 
 def median_ratio(one: Contestant, other: Contestant, rounds: int) -> float:
-    """How many times faster `one` was than `other`, in the same round, in the middle of all rounds."""
+    """How many times faster `one` was than `other` in the same round; the median over rounds."""
     pairs = zip(per_round(one.seconds, rounds), per_round(other.seconds, rounds), strict=True)
     return statistics.median(theirs / ours for ours, theirs in pairs)

@@ -1,9 +1,8 @@
-"""How long importing the package takes, beside the libraries that it stands on.
+"""How long importing the package takes, compared with the libraries it depends on.
 
 python benchmarks/import_time.py
 
-Each is imported by a Python of its own, one after the other. The package alone imports nothing; its classes, and the
-libraries that they stand on, are loaded when one is asked for. Prints a table and writes a page, with a picture, to
+Each import runs in a new Python process, in turn. Prints a table and writes a page with a picture to
 benchmarks/results.
 """
 
@@ -18,9 +17,7 @@ import report
 IMPORTS = {
     "the libraries": "import torch, transformers",
     "ours": "import vanilla_transformer",
-    "ours with them": "import torch, transformers, vanilla_transformer",
-    "Marian's model": "from transformers import MarianMTModel",
-    "our model": "from vanilla_transformer import VanillaTransformerForConditionalGeneration",
+    "Marian": "from transformers import MarianMTModel",
 }
 
 

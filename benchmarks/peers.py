@@ -1,7 +1,7 @@
-"""The models that ours is measured against, as their users run them, and text to run them on.
+"""The models that ours is compared with, as their users run them, and the data.
 
-A peer is a module whose call with a batch (`input_ids`, `attention_mask`, `labels`) gives its loss, label-smoothed by
-[`SMOOTHING`] and summed over real target tokens divided by their number. Ours is the model alone.
+A peer is a module that maps a batch (`input_ids`, `attention_mask`, `labels`) to its loss, label-smoothed by
+[`SMOOTHING`] and averaged over the non-padding target tokens. Ours is the plain model.
 """
 
 import json
@@ -16,7 +16,7 @@ from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_position
 
 SMOOTHING = 0.1
 DROPOUT = 0.1
-PAD, START = 0, 2  # as our tokenizers have them; the target begins with what ends both sides
+PAD, START = 0, 2  # as in our tokenizers; targets start with </s>
 SIZES = {  # d_model, feed-forward, heads, layers of each side
     "tiny": (128, 256, 4, 4),
     "small": (256, 1024, 4, 3),
@@ -27,7 +27,7 @@ SIZES = {  # d_model, feed-forward, heads, layers of each side
 
 
 def fields(size: str, vocab_size: int) -> dict:
-    """A size as the fields of a config, Marian's and ours."""
+    """A size as config fields, the same for Marian and ours."""
     d_model, ffn_dim, heads, layers = SIZES[size]
     sides = {
         f"{side}_{what}": value
@@ -51,7 +51,7 @@ def fields(size: str, vocab_size: int) -> dict:
 
 
 def vanilla(size: str, vocab_size: int, attention: str = "eager") -> nn.Module:
-    """Ours; train.py takes eager attention on a CPU and sdpa elsewhere."""
+    """Our model; train.py uses eager attention on a CPU and sdpa elsewhere."""
     from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
     config = VanillaTransformerConfig(**fields(size, vocab_size))
@@ -82,7 +82,7 @@ class Marian(nn.Module):
 
 
 def shift(labels: torch.Tensor) -> torch.Tensor:
-    """What the decoder reads to predict the labels (B,T)."""
+    """The decoder input (B,T) for labels (B,T)."""
     ids = torch.cat([labels.new_full((len(labels), 1), START), labels[:, :-1]], dim=1)
     return ids.masked_fill(ids == -100, PAD)
 
@@ -91,7 +91,7 @@ def shift(labels: torch.Tensor) -> torch.Tensor:
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn.Transformer between tied embeddings, as PyTorch's tutorials put it together."""
+    """torch.nn.Transformer between tied embeddings, as in PyTorch's tutorials."""
 
     def __init__(self, size: str, vocab_size: int):
         super().__init__()
@@ -121,7 +121,7 @@ class TorchTransformer(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=SMOOTHING)
 
 
-# ---------------------------------------------------------------------------------------------------- a notebook's own
+# ---------------------------------------------------------------------------------------------------- a notebook's model
 
 
 class NotebookAttention(nn.Module):
@@ -159,7 +159,7 @@ class NotebookLayer(nn.Module):
 
 
 class Notebook(nn.Module):
-    """A Transformer as the notebooks write it: plain modules, all logits, and targets as large as these."""
+    """A Transformer as notebooks write it: plain modules, all logits, dense smoothed targets."""
 
     def __init__(self, size: str, vocab_size: int):
         super().__init__()
@@ -184,18 +184,18 @@ class Notebook(nn.Module):
         for layer in self.decoder:
             x = layer(x, causal, memory, mask)
         log_probs = torch.log_softmax(self.generator(x), dim=-1).flatten(0, 1)
-        real = labels.flatten() != -100
+        kept = labels.flatten() != -100
         smoothed = torch.full_like(log_probs, SMOOTHING / (log_probs.shape[1] - 1))
         smoothed.scatter_(1, labels.flatten().clamp(min=0)[:, None], 1 - SMOOTHING)
-        smoothed = smoothed * real[:, None]
-        return functional.kl_div(log_probs, smoothed, reduction="sum") / real.sum()
+        smoothed = smoothed * kept[:, None]
+        return functional.kl_div(log_probs, smoothed, reduction="sum") / kept.sum()
 
 
 # --------------------------------------------------------------------------------------------------------------- text
 
 
 def read_pairs(folder: str | None, split: str = "train") -> list[tuple[str, str]]:
-    """English and German sentences of a directory laid out like Multi30k; none without one."""
+    """English and German sentences of a folder with the layout of Multi30k; none without a folder."""
     if folder is None:
         return []
     lines = (Path(folder) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -203,9 +203,9 @@ def read_pairs(folder: str | None, split: str = "train") -> list[tuple[str, str]
 
 
 def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
-    """Token ids of `count` pairs: of Multi30k by a BPE of 10,000 types, or random ones of the same lengths.
+    """Token ids of `count` pairs: of Multi30k with a BPE of 10,000, or random ones with the same lengths.
 
-    Of a larger vocabulary than the text fills, the ids are drawn at random, and only the lengths are the text's.
+    A vocabulary larger than the text can fill gets random ids with the lengths of the text.
     """
     generator = torch.Generator().manual_seed(0)
     pairs = read_pairs(folder)
@@ -225,7 +225,7 @@ def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
     return [{"input_ids": source, "labels": target} for source, target in zip(*sides, strict=True)]
 
 
-# ------------------------------------------------------------------------------------------------ the same translator
+# ------------------------------------------------------------------------------------------------ the same weights
 
 
 def to_marian(model, attention: str = "eager"):

@@ -1,4 +1,4 @@
-"""What the pages of benchmarks/ have in common: where, when and with what something was measured."""
+"""Shared by the benchmarks: dated pages that name the machine, the versions and the command."""
 
 import argparse
 import importlib.metadata
@@ -12,19 +12,31 @@ from pathlib import Path
 
 import psutil
 
+from vanilla_transformer.translation_vanilla_transformer import cpu_has_bfloat16
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def add_options(parser):
-    """The options that every benchmark has."""
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: whether it runs, not how fast")
-    parser.add_argument("--results", type=Path, help=f"where the page goes (default: {RESULTS.name}/ beside this)")
+    """Adds the options of every benchmark."""
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to check that it runs; the numbers mean nothing"
+    )
+    parser.add_argument("--results", type=Path, help=f"where the page is written (default: benchmarks/{RESULTS.name})")
 
 
 def at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
+
+
+def precisions(device: str) -> tuple[str, ...]:
+    """The precisions to measure: bf16 only where the hardware has it, since emulated it is ten times slower."""
+    if device == "cpu" and not cpu_has_bfloat16():
+        print("This CPU has no bfloat16 instructions; only float32 is measured.", file=sys.stderr)
+        return ("fp32",)
+    return ("bf16", "fp32")
 
 
 def heading(title: str, packages: list[str]) -> list[str]:
@@ -39,7 +51,7 @@ def heading(title: str, packages: list[str]) -> list[str]:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    """A table in Markdown, which reads well on a terminal too."""
+    """A Markdown table with aligned columns."""
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
     lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [columns, *rows]]
     lines.insert(1, ["-" * width for width in widths])
@@ -53,7 +65,7 @@ def write(path: Path, lines: list[str]):
 
 
 def write_with_bars(options: argparse.Namespace, name: str, page: list[str], title: str, groups: dict, unit: str):
-    """The page of a benchmark with its picture, see [`bars`]."""
+    """Writes the page of a benchmark with its picture, see [`bars`]."""
     path = page_path(options, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     bars(path.with_suffix(".png"), title, groups, unit)
@@ -61,14 +73,14 @@ def write_with_bars(options: argparse.Namespace, name: str, page: list[str], tit
 
 
 def page_path(options: argparse.Namespace, name: str) -> Path:
-    """Where the page goes: what a quick run measures, which says nothing, does not lie beside the others."""
+    """The path of the page; quick runs are kept out of the results folder."""
     results = options.results or Path(tempfile.mkdtemp() if options.quick else RESULTS)
     device = "" if getattr(options, "device", "cpu") == "cpu" else f"-{options.device}"
     return results / f"{name}{device}-{date.today()}.md"
 
 
 def bars(path: Path, title: str, groups: dict[str, dict[str, float]], unit: str):
-    """A picture: a group of bars for each of `groups`, each bar with its name; alike names stand there once."""
+    """Draws one panel of named bars per group; names shared by all groups are shown once."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -94,7 +106,7 @@ def bars(path: Path, title: str, groups: dict[str, dict[str, float]], unit: str)
 
 
 def machine() -> str:
-    """The processor, how many of its cores may be used, the memory, and the GPU, if there is one."""
+    """The processor, the number of usable cores, the memory, and the GPU if there is one."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -1,11 +1,11 @@
-"""Data at scale: what it takes to prepare, plan and stream N sentence pairs, in time and in memory.
+"""Data at scale: the time and memory to prepare, plan and stream N sentence pairs.
 
 python benchmarks/scale.py                      # 10 million pairs: two hours on two cores, 15 GB of disk under TMPDIR
 python benchmarks/scale.py --pairs 2000000
 
-The pairs are made up: words of random syllables, as frequent as Zipf has it, in sentences as long as those of the web.
-What is measured is the code that train.py runs, each part in a process of its own. Prints a table and writes a page,
-with a picture, to benchmarks/results.
+The pairs are generated: words of random syllables with Zipf frequencies, in sentences as long as those of web text.
+Each part of the code that train.py runs is measured in a separate process. Prints a table and writes a page with a
+picture to benchmarks/results.
 """
 
 import argparse
@@ -31,15 +31,15 @@ EMPTY = 1000  # one pair in so many has an empty side
 LIMITS = {"max_source_length": 128, "max_target_length": 128}  # tokens, as train.py has them by default
 WORKERS = (1, 2)
 MAX_TOKENS = 4096  # of a batch
-EPOCH = 10  # how deep in a run the sampler is asked to begin
+EPOCH = 10  # the epoch in which a resumed sampler starts
 SOME = 200  # batches
-INTERVAL = 0.05  # seconds between two looks at the memory, or ten times as long as a look takes
+INTERVAL = 0.05  # seconds between memory samples, at least ten times as long as a sample takes
 
 # ----------------------------------------------------------------------------------------------------------- the pairs
 
 
 def write_pairs(folder: Path, pairs: int):
-    """A dataset directory of `pairs` training pairs in parquet shards and 100 for validation, never all in memory."""
+    """Writes `pairs` training pairs in parquet shards and 100 validation pairs, one shard at a time."""
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
@@ -60,7 +60,7 @@ def write_pairs(folder: Path, pairs: int):
 
 
 def make_words(generator: np.random.Generator):
-    """Different words of one to six syllables, the frequent ones short."""
+    """Distinct words of one to six syllables; frequent ones are short."""
     import pyarrow as pa
 
     syllables = [a + b + c for a, b, c in itertools.product("bcdfghklmnprstvwz", "aeiou", ("", "n", "r", "s", "t"))]
@@ -71,7 +71,7 @@ def make_words(generator: np.random.Generator):
 
 
 def make_sentences(words, lengths: np.ndarray, generator: np.random.Generator):
-    """Sentences of so many of the words each; one in [`EMPTY`] is empty."""
+    """Sentences with the given numbers of words; one in [`EMPTY`] is empty."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -87,33 +87,33 @@ def make_sentences(words, lengths: np.ndarray, generator: np.random.Generator):
 
 @dataclass
 class Phase:
-    """What a process did in so many seconds, and what memory it had meanwhile."""
+    """One measured phase of a process, with its time and memory."""
 
     name: str
     begin: float
     end: float
     processor: float  # seconds, of all its processes
     pairs: int  # that went through it, or 0
-    memory: np.ndarray | None = None  # (looks, 3): time, bytes of the process, bytes of its workers
+    memory: np.ndarray | None = None  # (samples, 3): time, bytes of the process, bytes of its workers
 
     @property
     def seconds(self) -> float:
         return self.end - self.begin
 
     def total(self) -> tuple[np.ndarray, np.ndarray]:
-        """At each look, the share of the phase that was over, and the MiB of all processes together."""
+        """At each sample, the elapsed share of the phase, and the MiB of all processes."""
         return (self.memory[:, 0] - self.begin) / self.seconds, self.memory[:, 1:].sum(axis=1) / 2**20
 
 
 class Reporter:
-    """What the process that is measured tells the one that measures."""
+    """Sends phases and notes from the measured process to the measuring one."""
 
     def __init__(self, connection):
         self.connection = connection
 
     def phase(self, name: str, work, pairs: int = 0):
-        """Does the work, which is measured, and returns what it returns."""
-        begin, before = time.time(), sum(os.times()[:4])  # workers that have ended are in it
+        """Runs and measures `work`, and returns its result."""
+        begin, before = time.time(), sum(os.times()[:4])  # includes finished workers
         result = work()
         self.connection.send(Phase(name, begin, time.time(), sum(os.times()[:4]) - before, pairs))
         return result
@@ -123,7 +123,7 @@ class Reporter:
 
 
 def measure(part, *args) -> tuple[list[Phase], dict]:
-    """Runs `part(reporter, *args)` in a process of its own; returns its phases and its notes."""
+    """Runs `part(reporter, *args)` in a separate process; returns its phases and notes."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=run_part, args=(sender, part, *args))
@@ -134,7 +134,7 @@ def measure(part, *args) -> tuple[list[Phase], dict]:
         begin = time.time()
         looks.append((begin, *memory_of(process.pid)))
         try:
-            # What is mapped makes a look long, and the process waits for it.
+            # Mapped files make sampling slow, and the process waits for it.
             if receiver.poll(max(INTERVAL, 10 * (time.time() - begin))):
                 message = receiver.recv()
                 phases.append(message) if isinstance(message, Phase) else notes.update(message)
@@ -146,22 +146,22 @@ def measure(part, *args) -> tuple[list[Phase], dict]:
     looks = np.array(looks)
     for phase in phases:
         first, last = np.searchsorted(looks[:, 0], [phase.begin, phase.end])
-        if last - first < 20:  # of a short phase, also the look before it and the one after
+        if last - first < 20:  # a short phase also gets the samples before and after it
             first, last = max(0, first - 1), last + 1
         phase.memory = looks[first:last]
     return phases, notes
 
 
 def run_part(connection, part, *args):
-    """Runs a part in the process that is measured, of which nothing is printed but what goes wrong."""
+    """Runs a part in the measured process, without its standard output."""
     with open(os.devnull, "w", encoding="utf-8") as sys.stdout:
         part(Reporter(connection), *args)
 
 
 def memory_of(pid: int) -> tuple[int, int]:
-    """Bytes of a process and of all that it has started, without mapped files, whose pages can be dropped.
+    """Bytes of a process, and of its workers, without mapped files, whose pages the system can drop.
 
-    Of a worker, which is forked, what it does not share with others is counted.
+    Workers are forked; only memory they do not share is counted.
     """
     try:
         process = psutil.Process(pid)
@@ -172,9 +172,9 @@ def memory_of(pid: int) -> tuple[int, int]:
 
 
 def bytes_of(process: psutil.Process, kind: str) -> int:
-    """One kind of bytes of what is no mapped file, by Linux's /proc/PID/smaps; elsewhere all that is not shared.
+    """Bytes of one kind outside mapped files, from Linux's /proc/PID/smaps; elsewhere all unshared memory.
 
-    A file that has just been written is mapped with pages that are dirty, too.
+    Mapped files are skipped because one that was just written has dirty pages, too.
     """
     try:
         if not sys.platform.startswith("linux"):
@@ -186,7 +186,7 @@ def bytes_of(process: psutil.Process, kind: str) -> int:
             elif not is_file and line.startswith(f"{kind}:"):
                 total += int(line.split()[1]) * 1024
         return total
-    except (OSError, psutil.Error):  # it has just ended
+    except (OSError, psutil.Error):  # the process has just ended
         return 0
 
 
@@ -197,15 +197,15 @@ MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ (\d+)")  # the first line
 
 
 def options_of(folder: Path, *more: str):
-    """The options of train.py for the generated pairs."""
-    from vanilla_transformer.training.arguments import parse_options
+    """Options of train.py for the generated pairs."""
+    from vanilla_transformer.training.arguments import parse_arguments
 
     data = ["--dataset_name", str(folder), "--source_lang", "en", "--target_lang", "de"]
-    return parse_options([*data, "--per_device_train_max_tokens", str(MAX_TOKENS), *more])
+    return parse_arguments([*data, "--per_device_train_max_tokens", str(MAX_TOKENS), *more])
 
 
 def read(reporter: Reporter, folder: Path, pairs: int):
-    """The pairs into Arrow files, once, and a tokenizer of them."""
+    """Reads the pairs into Arrow files and trains a tokenizer."""
     from vanilla_transformer.data.pairs import iter_texts, load_pairs
     from vanilla_transformer.data.tokenizer import train_tokenizer
 
@@ -216,7 +216,7 @@ def read(reporter: Reporter, folder: Path, pairs: int):
 
 
 def tokenize(reporter: Reporter, folder: Path, pairs: int, workers: int):
-    """Token ids of all pairs by so many processes, into files that are deleted again unless they are the last."""
+    """Tokenizes all pairs with `workers` processes; deletes the files unless later parts need them."""
     from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
     from vanilla_transformer.data.tokenizer import load_tokenizer
 
@@ -236,7 +236,7 @@ def tokenizing(workers: int) -> str:
 
 
 def plan(reporter: Reporter, folder: Path, pairs: int):
-    """From the start of a run, with all tokens on disk, to its first batch, and to one deep in it."""
+    """From the start of a run, with all tokens on disk, to its first batch and to one deep in the run."""
     from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
     from vanilla_transformer.data.pairs import fingerprint, load_pairs, tokenize_pairs
     from vanilla_transformer.data.tokenizer import load_tokenizer
@@ -261,11 +261,11 @@ def plan(reporter: Reporter, folder: Path, pairs: int):
     reporter.phase("first batch", lambda: next(loader))
     reporter.phase(f"{SOME} batches", lambda: list(itertools.islice(loader, SOME)), few)
     loader = iter(training_batches(dataset, tokenizer, args, deep))
-    reporter.phase(f"go on in the middle of epoch {EPOCH + 1}", lambda: next(loader))
+    reporter.phase(f"resume in the middle of epoch {EPOCH + 1}", lambda: next(loader))
 
 
 def stream(reporter: Reporter, folder: Path, pairs: int):
-    """One epoch of a stream, from its first batch on, and going on from two places in it."""
+    """Streams one epoch, and resumes at two positions in it."""
     import torch
 
     from vanilla_transformer.data.batches import training_batches
@@ -292,7 +292,7 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
             if state["epoch"] == 1:
                 return
             if marks and count >= marks[0] * pairs:
-                places.append((f"stream, go on at {marks.pop(0):.0%}", number, json.loads(json.dumps(state)), batch))
+                places.append((f"stream, resume at {marks.pop(0):.0%}", number, json.loads(json.dumps(state)), batch))
             count += len(batch["labels"])
 
     reporter.phase(FIRST, lambda: next(iter(open_at())))
@@ -312,7 +312,7 @@ FIRST, EPOCH_OF_STREAM = "stream, first batch", "stream, an epoch"
 
 
 def run(pairs: int, folder: Path, chosen: list[str]) -> tuple[list[tuple[int, Phase]], dict]:
-    """Measures a tenth of the pairs and all; returns (pairs, phase) and what was counted."""
+    """Measures with a tenth of the pairs and with all; returns (pairs, phase) rows and counts."""
     rows, counted = [], {}
     for size in (pairs // 10, pairs):
         place = folder / str(size)
@@ -345,17 +345,17 @@ def row(size: int, phase: Phase) -> str:
 
 
 def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict, is_whole: bool):
-    """The table and, where all parts were measured, what they come to; with the machine, the versions, the command."""
+    """Writes the table and, if all parts were measured, a summary."""
     page = report.heading("Data at scale", ["torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy"])
     page += [
-        "Other work on a machine lengthens the seconds, hardly the CPU seconds. Generated pairs of "
-        f"{SENTENCE} words a side on average, {WORDS:,} different ones of each language.",
+        "Other load on the machine affects the seconds, hardly the CPU seconds. Generated pairs with "
+        f"{SENTENCE} words per side on average, {WORDS:,} distinct words per language.",
         "",
         HEAD,
         *(row(size, phase) for size, phase in rows),
         "",
-        "Memory is in MiB and leaves out mapped files, whose pages the system can drop; of the workers it is what "
-        "they do not share, all together. Each part ran in a process of its own; the libraries take some 300 MiB.",
+        "Memory is in MiB, without mapped files, whose pages the system can drop; for workers it is the sum of what "
+        "they do not share. Each part ran in a separate process; the libraries take about 300 MiB.",
         "",
         *itertools.chain.from_iterable(summary(size, rows, found) for size, found in counted.items() if is_whole),
         "",
@@ -366,7 +366,7 @@ def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict, is_whol
 
 
 def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
-    """What the rows of so many pairs come to, in words."""
+    """A summary of the rows of one size, in words."""
     phases = {phase.name: phase for pairs, phase in rows if pairs == size}
     way = ["read", "train the tokenizer", tokenizing(WORKERS[-1]), "fingerprint", "lengths", "first batch"]
     whole = sum(phases[name].seconds for name in way)
@@ -377,40 +377,51 @@ def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
         f"- {size:,} pairs: {found['pairs']:,} are left ({drops['empty']:,} have an empty side, "
         f"{drops['too long']:,} are too long), {found['bytes'] / 2**30:.2f} GiB with their tokens, "
         f"{found['batches']:,} batches of {MAX_TOKENS:,} tokens an epoch, {found['padding']:.1%} padding. "
-        "The stream gave as many, and the same batch wherever it went on.",
-        f"- {size:,} pairs: {whole:,.0f} s from the files to the first batch, and {phases[FIRST].seconds:,.1f} s of a "
-        f"stream, whose tokenizer is there. Streaming took {first:,.0f} MiB at most in the first tenth of the epoch, "
+        "The stream gave as many, and the same batches after resuming.",
+        f"- {size:,} pairs: {whole:,.0f} s from the files to the first batch, and {phases[FIRST].seconds:,.1f} s with a "
+        f"stream and an existing tokenizer. Streaming took at most {first:,.0f} MiB in the first tenth of the epoch "
         f"and {last:,.0f} MiB in the last.",
     ]
 
 
 def plot(path: Path, rows: list[tuple[int, Phase]]):
-    """The memory of tokenizing and of streaming over the time it took."""
+    """Plots the memory of tokenizing and streaming over time."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(15, 3.6), layout="constrained", sharey=True)
-    for axis, name in zip(axes, (*map(tokenizing, WORKERS), EPOCH_OF_STREAM), strict=True):
+    measured = {phase.name for _, phase in rows}
+    names = [name for name in (*map(tokenizing, WORKERS), EPOCH_OF_STREAM) if name in measured]
+    if not names:
+        return
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(5 * len(names), 3.6), layout="constrained", sharey=True, squeeze=False
+    )
+    for axis, name in zip(axes[0], names, strict=True):
         for size, phase in rows:
             if phase.name == name:
                 share, memory = phase.total()
                 axis.plot(100 * share, memory, label=f"{size:,} pairs", linewidth=1)
-        axis.set(title=name, xlabel="% of the time", ylim=(0, None))
+        axis.set(title=name, xlabel="% of the time")
         axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend()
-    axes[0].set_ylabel("MiB of all processes together")
+        axis.legend()
+    axes[0][0].set_ylim(0)  # after the last line is drawn, since setting it fixes the upper limit too
+    axes[0][0].set_ylabel("MiB, all processes")
     figure.savefig(path, dpi=110)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--pairs", type=report.at_least_one, default=10_000_000, help="pairs to measure with, and a tenth of them"
+        "--pairs",
+        type=report.at_least_one,
+        default=10_000_000,
+        help="number of pairs (default: %(default)s); a tenth of them is measured too",
     )
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure, besides reading")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure, besides reading"
+    )
     report.add_options(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:

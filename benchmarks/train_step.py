@@ -1,14 +1,14 @@
-"""The training step: ours against MarianMTModel, torch.nn.Transformer and a notebook's own, on the same batches.
+"""The training step: ours against MarianMTModel, torch.nn.Transformer and a notebook's model, on the same batches.
 
 python benchmarks/train_step.py --data ../multi30k
-python benchmarks/train_step.py --sizes small           # random token ids in sentences as long as those of Multi30k
+python benchmarks/train_step.py --sizes small           # random token ids, with the lengths of Multi30k
 python benchmarks/train_step.py --data ../multi30k --device cuda --sizes base big --max_tokens 25000
 
-Each takes its steps in a process of its own, ours and each peer in turn, on the same batches with the same optimizer,
-label smoothing and clipping, and dropout of the same rate: torch.nn.Transformer and the notebook's have it inside
-attention and feed-forward too. Of each peer the best of its precisions (float32, bfloat16) and attentions is taken.
-Ours is the step of train.py. Since the allocator's settings that train.py makes would help others as well, they are
-measured without and with them. Prints a table and writes a page, with a picture, to benchmarks/results.
+Ours and each peer take steps in turn, in separate processes, on the same batches with the same optimizer, label
+smoothing, clipping and dropout rate (torch.nn.Transformer and the notebook also drop inside attention and
+feed-forward). Each peer uses its fastest precision (float32, bfloat16) and attention. Ours is the step of train.py.
+train.py configures the memory allocator, which would help others as well, so peers are measured without and with that
+setting. Prints a table and writes a page with a picture to benchmarks/results.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from contest import Contestant, Failed, median_ratio, per_round, take_turns
 from peers import DROPOUT, PAD, SIZES, SMOOTHING, token_pairs
 
 OURS, MARIAN = "ours", "MarianMTModel"
-STEPS = 2  # of a round, each on a batch of its own
-LARGE = 151_000  # types, of a multilingual vocabulary
+STEPS = 2  # per round, each on another batch
+LARGE = 151_000  # the size of a multilingual vocabulary
 ALL_SIZES = ["tiny", "small", "base", str(LARGE)]
 
 
 class Trainee:
-    """A model with its optimizer, that takes steps on the batches; each returns its loss."""
+    """A model with its optimizer; a call takes a step on a batch and returns its loss."""
 
     def __init__(self, make_model, precision: str, batches: list[dict], device: str):
         import torch
@@ -58,7 +58,7 @@ class OurTrainee:
         import torch
         from accelerate import Accelerator
 
-        from vanilla_transformer.training.optimization import make_optimizer, optimizer_step
+        from vanilla_transformer.training import optimization
 
         torch.manual_seed(0)
         self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no" if precision == "fp32" else precision)
@@ -73,19 +73,26 @@ class OurTrainee:
             r_drop_alpha=0.0,
         )
         model = make_model().to(device).train()
-        self.optimizer = self.accelerator.prepare_optimizer(make_optimizer(model, self.args))
+        self.optimizer = self.accelerator.prepare_optimizer(optimization.make_optimizer(model, self.args))
         self.model = self.accelerator.prepare_model(model)
         self.batches = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
-        self.step = optimizer_step
+        self.optim = optimization
 
     def __call__(self, number: int) -> float:
-        batch = [self.batches[number]]
-        sums = self.step(self.model, self.optimizer, batch, number, 1e-4, self.args, self.accelerator)
-        return float(sums[0] / sums[1])
+        batch, accelerator = self.batches[number], self.accelerator
+        self.optim.seed_batch(self.args.seed, number)
+        tokens = self.optim.count_tokens([batch], accelerator)
+        loss = self.optim.compute_loss(self.model, batch, tokens[0], self.args)
+        accelerator.backward(loss)
+        self.optim.clip_grad_norm(self.model, self.optimizer, self.args.max_grad_norm, accelerator)
+        self.optim.set_learning_rate(self.optimizer, 1e-4)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
 
 
 def make_trainee(kind: str, precision: str, attention: str, size: str, vocab_size: int, batches: list, device: str):
-    """In the process that is to train."""
+    """Makes a trainee, in its own process."""
     import peers
 
     makers = {
@@ -98,9 +105,9 @@ def make_trainee(kind: str, precision: str, attention: str, size: str, vocab_siz
 
 
 def variants(device: str) -> dict[str, list[tuple[str, str]]]:
-    """Precision and attention of each, of which the fastest takes part."""
+    """The precisions and attentions of each kind, of which the fastest is measured."""
     ours = "eager" if device == "cpu" else "sdpa"  # what train.py takes
-    precisions = ("bf16", "fp32")
+    precisions = report.precisions(device)
     return {
         OURS: [(precision, ours) for precision in precisions],
         MARIAN: [(precision, attention) for precision in precisions for attention in ("eager", "sdpa")],
@@ -110,7 +117,7 @@ def variants(device: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def make_batches(pairs: list[dict], max_tokens: int, count: int) -> list[dict]:
-    """Batches of similar lengths, sentences times the longest side at most `max_tokens`, some of them at random."""
+    """`count` random batches of pairs of similar length: sentences times longest side is at most `max_tokens`."""
     import numpy as np
 
     from vanilla_transformer.data.batches import PairCollator, fill_batches
@@ -131,7 +138,7 @@ def target_tokens(batches: list[dict]) -> int:
 def compare(
     size: str, vocab_size: int, kinds: list[str], batches: list[dict], options
 ) -> tuple[dict[str, Contestant], list[str]]:
-    """Finds the best variant of each, then lets them take turns; also says which have failed in that."""
+    """Finds the fastest variant of each kind, then lets them take turns; also returns what failed."""
     setting = (size, vocab_size, batches, options.device)
     turns = [(number,) for number in range(len(batches))]
     best = {}
@@ -155,7 +162,7 @@ def compare(
     for kind in kinds[1:]:
         for keeps_memory in (False, True):
             peer = start(kind, keeps_memory)
-            # One peer at a time, as the memory does not take all of them; ours is timed anew beside each.
+            # One peer at a time, since all of them do not fit in memory; ours is timed again next to each.
             ours.forget()
             try:
                 take_turns([ours, peer], turns, options.rounds)
@@ -166,7 +173,7 @@ def compare(
             peer.end()
             contestants.append(peer)
             seconds += ours.seconds
-            answers = answers or list(ours.answers)  # after as many steps as the others' are
+            answers = answers or list(ours.answers)  # after the same number of steps as the others
     if not seconds:
         sys.exit(failures[-1])
     ours.seconds, ours.answers = seconds, answers
@@ -181,11 +188,11 @@ def row(name: str, one: Contestant, flop: float, limit: float) -> list[str]:
     return [name, *cells]
 
 
-COLUMNS = ["who", "target tokens/s", "MiB at most", "of the bf16 limit", "ours is faster by"]
+COLUMNS = ["who", "target tokens/s", "peak MiB", "of the matmul limit", "ours is faster by"]
 
 
 def flop_per_target_token(size: str, vocab_size: int, batches: list[dict]) -> float:
-    """Of the matrix products of a step, counted on MarianMTModel, whose products are torch's own."""
+    """FLOPs of the matrix products of a step, counted on MarianMTModel, which uses torch's products only."""
     from peers import Marian
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -197,12 +204,12 @@ def flop_per_target_token(size: str, vocab_size: int, batches: list[dict]) -> fl
 
 
 def matmul_limit(device: str) -> float:
-    """FLOP/s of the best of some products of bfloat16 matrices."""
+    """The fastest product of two square matrices found, in FLOP/s, in bfloat16 where the hardware has it."""
     import torch
 
-    best = 0.0
+    best, dtype = 0.0, torch.bfloat16 if "bf16" in report.precisions(device) else torch.float32
     for size in (1024, 2048) if device == "cpu" else (4096, 8192):
-        one = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+        one = torch.randn(size, size, device=device, dtype=dtype)
         for _ in range(10):
             begin = time.perf_counter()
             for _ in range(4):
@@ -215,45 +222,51 @@ def matmul_limit(device: str) -> float:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", metavar="DIR", help="Multi30k, as train.jsonl; without it, random ids")
+    parser.add_argument("--data", metavar="DIR", help="a folder with Multi30k as train.jsonl (default: random ids)")
     parser.add_argument("--sizes", nargs="+", choices=[*SIZES, str(LARGE)], default=ALL_SIZES)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=report.at_least_one, default=5, help=f"of {STEPS} steps each")
-    parser.add_argument("--max_tokens", type=report.at_least_one, default=4096, help="in a batch, of each side")
+    parser.add_argument(
+        "--rounds", type=report.at_least_one, default=5, help=f"rounds of {STEPS} steps each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max_tokens", type=report.at_least_one, default=4096, help="tokens per batch and side (default: %(default)s)"
+    )
     report.add_options(parser)
     options = parser.parse_args()
     if options.quick:
         options.sizes, options.rounds, options.max_tokens = ["quick"], 1, 256
     limit = matmul_limit(options.device)
     page = report.heading("The training step", ["torch", "transformers", "accelerate"])
-    words = f"Multi30k, by {options.data}" if options.data else "random ids in sentences as long as those of Multi30k"
+    words = f"Multi30k, by {options.data}" if options.data else "random ids with the lengths of Multi30k"
     page += [
         "",
         f"Batches of at most {options.max_tokens:,} tokens a side ({words}); dropout {DROPOUT}, which "
-        "torch.nn.Transformer and the notebook's have inside attention and feed-forward too; label smoothing "
+        "torch.nn.Transformer and the notebook also have inside attention and feed-forward; label smoothing "
         f"{SMOOTHING}, AdamW (fused), on {options.device}. Medians of {options.rounds} rounds in which ours and one "
-        f"peer take the same {STEPS} steps, one after the other; then ours and the next peer; the row of ours is the "
-        "median of all these rounds. Of each peer it is its fastest precision and attention. *Allocator set*: glibc "
-        "keeps freed memory, as train.py has it on a CPU. Memory is what a process takes beyond its libraries. The "
-        f"limit is {limit / 1e12:.2f} TFLOP/s, the fastest product of two bfloat16 matrices; its share counts the "
-        "matrix products of Marian's step, padding included.",
+        f"peer take the same {STEPS} steps in turn, one peer after another; the row of ours is the median of all these "
+        "rounds. Each peer uses its fastest precision and attention. *Allocator set*: glibc keeps freed memory, as "
+        "train.py configures it on a CPU. Memory excludes the libraries. The limit is "
+        f"{limit / 1e12:.2f} TFLOP/s, the fastest matrix product found; its share counts the matrix products of "
+        "Marian's step, padding included.",
     ]
     picture = {}
     for size in options.sizes:
         vocab_size, name = (LARGE, "small") if size == str(LARGE) else (10_000, size)
         if options.quick:
             vocab_size = 500
-        # What a large vocabulary costs does not hang on the layers, in which the other peers differ.
+        # The cost of a large vocabulary does not depend on the layers, in which the other peers differ.
         kinds = [OURS, MARIAN] if size == str(LARGE) else list(variants(options.device))
         pairs = token_pairs(options.data, vocab_size, 200 if options.quick else 20_000)
         batches = make_batches(pairs, options.max_tokens, STEPS)
         contestants, failures = compare(name, vocab_size, kinds, batches, options)
         flop = flop_per_target_token(name, vocab_size, batches)
         rows = [row(who, one, flop, limit) for who, one in contestants.items()]
-        title = f"{name}, {vocab_size:,} types"
+        title = f"{name}, vocabulary of {vocab_size:,}"
         losses = ", ".join(f"{statistics.mean(one.answers):.2f}" for one in contestants.values())
         page += ["", f"## {title}", "", *report.table(COLUMNS, rows), ""]
-        page += [f"Mean losses, in this order, after as many steps from weights of their own: {losses}."]
+        page += [
+            f"Mean losses, in this order, after the same number of steps from different initial weights: {losses}."
+        ]
         page += failures
         print("\n".join(page[-6 - len(rows) - len(failures) :]), flush=True)
         picture[title] = {who: one.speed for who, one in contestants.items()}
