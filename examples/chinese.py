@@ -1,4 +1,4 @@
-"""Chinese -> English: a handful of pairs, and a tokenizer in which the padding is the end of sentence.
+"""Chinese -> English: a handful of pairs, and a tokenizer that pads with its end-of-sentence token.
 
     纽约是一座城市  ->  New York is a city
 
@@ -14,7 +14,7 @@ from common import Pair, Parser, write_dataset, write_files
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-# Own sentences that share their parts; those to test with are put together anew of what stands in train.
+# Written for this example. The sentences share their parts; those to test with recombine parts of train.
 SENTENCES = {
     "train": """
         纽约是一座城市          New York is a city
@@ -83,7 +83,7 @@ def make_splits() -> dict[str, list[Pair]]:
 
 
 def make_tokenizer(texts: list[str], vocab_size: int = 400) -> PreTrainedTokenizerFast:
-    """A byte-level BPE like those of GPT-2 and Qwen: one special token, which ends a text and pads it, and no bos."""
+    """Trains a byte-level BPE like those of GPT-2 and Qwen: no bos, and one special token as both eos and padding."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -99,7 +99,7 @@ def make_tokenizer(texts: list[str], vocab_size: int = 400) -> PreTrainedTokeniz
 
 
 def files_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """The text of each file that a tokenizer is saved in."""
+    """The files of a saved tokenizer, as name -> text."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
@@ -109,14 +109,18 @@ def main(argv: list[str] | None = None):
     parser = Parser(__doc__)
     parser.add_output_dir("outputs/chinese_dataset")
     parser.add_argument(
-        "--tokenizer_dir", default="outputs/chinese_tokenizer", help="a new one for the tokenizer (%(default)s)"
+        "--tokenizer_dir",
+        default="outputs/chinese_tokenizer",
+        help="a new directory for the tokenizer (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     splits = make_splits()
     tokenizer = make_tokenizer([text for pair in splits["train"] for text in pair])
     write_dataset(options.output_dir, splits)
     write_files(options.tokenizer_dir, files_of(tokenizer), "--tokenizer_dir")
-    print(f"{options.tokenizer_dir}: {len(tokenizer)} types; padding and end of sentence are {tokenizer.pad_token}")
+    print(
+        f"{options.tokenizer_dir}: {len(tokenizer)} tokens; {tokenizer.pad_token} is both padding and end of sentence"
+    )
 
 
 if __name__ == "__main__":

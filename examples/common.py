@@ -1,4 +1,4 @@
-"""What the examples share: their options, and files that never replace what somebody else wrote."""
+"""Shared by the examples: their options, and writing files without overwriting others."""
 
 import argparse
 import csv
@@ -12,7 +12,7 @@ Pair = tuple[str, str]  # source and target
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the docstring of a script as it stands, and says what is wrong with an option in one sentence."""
+    """Shows the docstring of a script as it is, and reports a wrong option in one sentence."""
 
     def __init__(self, description: str):
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -22,17 +22,15 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--output_dir", default=default, help=text)
 
     def add_seed(self):
-        self.add_argument(
-            "--seed", type=seed, default=42, help="another number for other pairs (default: %(default)s)"
-        )
+        self.add_argument("--seed", type=seed, default=42, help="seed of the random pairs (default: %(default)s)")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def seed(text: str) -> int:
-    if not text.isdecimal():  # the generator of Python takes -1 for 1
-        raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
+    if not text.isdecimal():  # random.Random uses -1 as 1
+        raise argparse.ArgumentTypeError(f"{text} is not a non-negative integer")
     return int(text)
 
 
@@ -47,7 +45,7 @@ def comma_separated(pairs: list[Pair]) -> str:
 
 
 def write_dataset(output_dir: str, splits: dict[str, list[Pair]], suffix: str = ".jsonl"):
-    """Writes a file for each split, as a dataset on the Hub has them, and says what is in them."""
+    """Writes one file per split, with the layout of a Hub dataset, and prints their sizes."""
     as_text = {".jsonl": json_lines, ".csv": comma_separated}[suffix]
     write_files(output_dir, {f"{split}{suffix}": as_text(pairs) for split, pairs in splits.items()})
     for split, pairs in splits.items():
@@ -56,9 +54,9 @@ def write_dataset(output_dir: str, splits: dict[str, list[Pair]], suffix: str = 
 
 
 def write_files(output_dir: str, files: dict[str, str], option: str = "--output_dir"):
-    """Writes texts under their names; ends with a sentence rather than put them beside or over other files.
+    """Writes files (name -> text); exits if the directory already contains others.
 
-    A directory that holds these very files is left as it is, so that a command can be repeated.
+    Identical files are accepted, so that a command can be repeated.
     """
     directory = Path(output_dir)
     data = {name: text.encode() for name, text in files.items()}
@@ -66,7 +64,7 @@ def write_files(output_dir: str, files: dict[str, str], option: str = "--output_
         directory.mkdir(parents=True, exist_ok=True)
         for path in directory.iterdir():
             if path.name not in data or path.read_bytes() != data[path.name]:
-                sys.exit(f"{option} {output_dir} holds other files, and is not overwritten; choose another.")
+                sys.exit(f"{option} {output_dir} contains other files and is not overwritten; choose another.")
         for name, content in data.items():
             (directory / name).write_bytes(content)
     except OSError as error:

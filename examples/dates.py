@@ -1,4 +1,4 @@
-"""Dates in words -> ISO dates: pairs for a task that is no translation.
+"""Dates in words -> ISO dates: pairs for a task other than translation.
 
     the twenty-first of March, 1987  ->  1987-03-21
 
@@ -15,7 +15,7 @@ from common import Pair, Parser, write_dataset
 FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
 SPLIT_SIZES = {"train": 10_000, "validation": 500, "test": 500}
 
-# English, whatever the language of the computer.
+# Not from `calendar`, whose names depend on the locale.
 MONTHS = [
     "January", "February", "March", "April", "May", "June",
     "July", "August", "September", "October", "November", "December",
@@ -67,7 +67,7 @@ def year_in_words(year: int) -> str:
 
 
 def say(day: date, phrase: str) -> str:
-    """A date in the words of one of PHRASES."""
+    """A date written as one of PHRASES."""
     month = MONTHS[day.month - 1]
     return phrase.format(
         day=day.day,
@@ -81,7 +81,7 @@ def say(day: date, phrase: str) -> str:
 
 
 def make_splits(seed: int) -> dict[str, list[Pair]]:
-    """Each date once, so that those of validation and test are in no other split, in whatever words."""
+    """Uses each date once, so that no date is in two splits, in any wording."""
     rng = random.Random(seed)
     days = iter(rng.sample(range((LAST - FIRST).days + 1), sum(SPLIT_SIZES.values())))
     splits = {}
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None):
     parser.add_output_dir("outputs/dates_dataset")
     parser.add_seed()
     options = parser.parse_args(argv)
-    # A column of ISO dates in JSON is read by `datasets` as one of points in time; in CSV it stays text.
+    # `datasets` reads a JSON column of ISO dates as timestamps; in CSV they stay text.
     write_dataset(options.output_dir, make_splits(options.seed), ".csv")
 
 

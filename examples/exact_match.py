@@ -1,4 +1,4 @@
-"""How many sources of a split a model turns into exactly their target, and the first that it does not.
+"""Count the sources of a split whose output equals the target exactly, and show the first that differ.
 
 python examples/exact_match.py --model outputs/dates --dataset_name outputs/dates_dataset
 """
@@ -14,7 +14,7 @@ from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.pairs import load_split
 from vanilla_transformer.errors import UserError, loading
 
-SHOWN = 3  # of what is not right
+SHOWN = 3  # wrong outputs
 
 
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
@@ -30,14 +30,14 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None):
     options = parse_options(argv)
-    disable_progress_bar()  # of transformers, which loads these models in no time
+    disable_progress_bar()  # of transformers, for loading the model
     try:
         pairs = load_split(options)
         sources, targets = ([text or "" for text in pairs[side]] for side in ("source", "target"))
         with loading(options.model):
             translator = Translator.from_pretrained(options.model)
         outputs = translator(sources, num_beams=options.num_beams)
-    except (UserError, ValueError) as error:  # a text that is too long, for one
+    except (UserError, ValueError) as error:  # such as a text that is too long
         sys.exit(f"exact_match.py: {error}")
     wrong = [triple for triple in zip(sources, targets, outputs, strict=True) if triple[1] != triple[2]]
     print(f"{len(sources) - len(wrong):,} of {len(sources):,} are exactly right")

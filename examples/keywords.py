@@ -14,9 +14,9 @@ from pathlib import Path
 from common import Pair, Parser, write_dataset
 
 SAMPLE = Path(__file__).parents[1] / "sample_dataset"
-LEAST = 2  # keywords of a sentence
+LEAST = 2  # keywords per sentence
 
-# What a model must find by itself: pronouns, articles, auxiliaries, prepositions, conjunctions and question words.
+# Dropped, for the model to restore: pronouns, articles, auxiliaries, prepositions, conjunctions, question words.
 FUNCTION_WORDS = """
     i you he she it we they me him her us them my your his our their the a an this these that every no not
     am is are do does has have can cannot may must should want wants to who what where when why
@@ -26,20 +26,20 @@ NAMES = {"Anna", "Julia", "Maria", "Paul", "Peter", "Thomas"}
 
 
 def words_of(sentence: str) -> list[str]:
-    """Lower-case words without punctuation, but for names, which keep their capital."""
+    """Words without punctuation, in lower case except names."""
     words = [word.strip(".,?") for word in sentence.split()]
     return [word if word in NAMES else word.lower() for word in words]
 
 
 def keywords_of(sentence: str) -> list[str]:
-    left_out = FUNCTION_WORDS.split()
-    return [word for word in words_of(sentence) if word not in left_out]
+    dropped = FUNCTION_WORDS.split()
+    return [word for word in words_of(sentence) if word not in dropped]
 
 
 def make_splits(seed: int) -> dict[str, list[Pair]]:
-    """The sentences of each split with their keywords in any order, where there are at least two.
+    """The sentences of each split that have at least two keywords, with their keywords shuffled.
 
-    Of validation and test those are left out whose keywords, in whatever order, are those of a sentence before.
+    A sentence of validation or test is dropped if an earlier split has one with the same keywords.
     """
     rng = random.Random(seed)
     splits, seen = {}, set()

@@ -1,4 +1,4 @@
-"""Copy, reverse or sort letters: pairs for the tasks on which new sequence models are tried first.
+"""Copy, reverse or sort letters: pairs for the tasks every new sequence model is tried on.
 
     k d a d f  ->  f d a d k    (reverse)
 
@@ -18,7 +18,7 @@ SPLIT_SIZES = {"train": 20_000, "validation": 500, "test": 500}
 
 
 def make_splits(task: str, seed: int) -> dict[str, list[Pair]]:
-    """Pairs of letters with spaces between them; no source occurs twice, in one split or in two."""
+    """Pairs of space-separated letters; no source occurs twice."""
     rng = random.Random(seed)
     drawn: dict[tuple[str, ...], None] = {}  # a set that keeps the order
     while len(drawn) < sum(SPLIT_SIZES.values()):
@@ -30,7 +30,7 @@ def make_splits(task: str, seed: int) -> dict[str, list[Pair]]:
 def main(argv: list[str] | None = None):
     parser = Parser(__doc__)
     parser.add_output_dir("outputs/TASK_dataset")
-    parser.add_argument("--task", choices=TASKS, required=True, help="what becomes of the letters")
+    parser.add_argument("--task", choices=TASKS, required=True, help="what to do with the letters")
     parser.add_seed()
     parser.set_defaults(output_dir=None)
     options = parser.parse_args(argv)

@@ -20,6 +20,7 @@ from transformers import (
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import main
+from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 
@@ -269,3 +270,13 @@ def save_translator(translator: Translator, folder: Path) -> str:
     translator.model.save_pretrained(folder)
     translator.tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def save_untrained(folder: Path) -> Path:
+    """Saves a small untrained model with a tokenizer, and returns the folder."""
+    tokenizer = train_tokenizer(["The cat sleeps.", "Die Katze schläft."], 300)
+    sizes = TINY | {"vocab_size": len(tokenizer), "max_position_embeddings": 100}
+    config = VanillaTransformerConfig(**sizes | special_token_ids(tokenizer))
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

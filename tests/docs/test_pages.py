@@ -1,0 +1,116 @@
+"""The Markdown pages: links lead somewhere, options exist, lines fit, Python blocks run."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from helpers import save_untrained
+
+from vanilla_transformer.training.arguments import make_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for path in ROOT.glob("**/*.md")
+    if {".venv", "outputs", "node_modules"}.isdisjoint(path.relative_to(ROOT).parts)
+)
+LAUNCHER_OPTIONS = {
+    *("--num_processes", "--mixed_precision", "--cpu", "--nproc_per_node", "--config_file", "--machine_rank"),
+    *("--main_process_ip", "--main_process_port", "--help", "--check"),
+}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced code."""
+    return re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"(?m)^#+ (.*)$", prose(page))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def dead_links(page: Path, text: str) -> list[str]:
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?m)^\[[^\]]+\]: (\S+)$", text)
+    dead = []
+    for link in links:
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
+            dead.append(link)
+    return dead
+
+
+@every_page
+def test_links_resolve(page):
+    assert dead_links(page, prose(page)) == []
+    assert dead_links(page, "[a](nowhere.md) [b](#nowhere)\n[c]: c.py\n") == ["nowhere.md", "#nowhere", "c.py"]
+
+
+@every_page
+def test_lines_fit_in_140_columns(page):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    # GitHub's tables, console output and URLs cannot be wrapped.
+    assert [line for line in prose(page).splitlines() if len(line) > 140 and not line.startswith("|")] == []
+    assert sum(line.startswith("```") for line in lines) % 2 == 0
+
+
+def test_options_in_pages_exist():
+    known = set(make_parser()._option_string_actions) | LAUNCHER_OPTIONS
+    for file in [*ROOT.glob("*.py"), *ROOT.glob("vanilla_transformer/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
+        known |= set(re.findall(r"\"(--[a-z_]+)\"", file.read_text(encoding="utf-8")))
+    for file in ROOT.glob("examples/*.py"):
+        known |= set(re.findall(r"\"(--[a-z_]+)\"", file.read_text(encoding="utf-8")))
+    for page in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/*.md"),
+        ROOT / "examples" / "README.md",
+    ]:
+        if page.name != "LOG.md":  # names what existed then
+            named = set(re.findall(r"(?<![\w-])--[a-z][a-z_]+", page.read_text(encoding="utf-8")))
+            assert named <= known, page
+
+
+# ------------------------------------------------------------------------------------------------- code blocks
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with outputs/sample, an untrained model, and the sample dataset."""
+    folder = tmp_path_factory.mktemp("sample")
+    save_untrained(folder / "outputs" / "sample")
+    (folder / "sample_dataset").symlink_to(ROOT / "sample_dataset")
+    return folder
+
+
+@pytest.mark.parametrize("code", [pytest.param(code, id=f"{n}") for n, code in enumerate(python_blocks("README.md"))])
+def test_readme_code_runs(code, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    exec(code, {})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.slow
+def test_huggingface_page_runs_from_top_to_bottom(workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    optional = [name for name in ("torchao", "ctranslate2") if not importlib.util.find_spec(name)]
+    names = {}
+    for code in python_blocks("docs/huggingface.md"):
+        if not any(name in code for name in optional):
+            exec(code, names)
+    assert len(names["sentences"]) == 2 and all(names["sentences"])
+    for written in ["tuned/model.safetensors", "adapter/adapter_model.safetensors", "merged/model.safetensors"]:
+        assert (workplace / "outputs" / written).exists()
+
+
+def test_pages_have_code():
+    assert len(python_blocks("README.md")) >= 3 and len(python_blocks("docs/huggingface.md")) >= 8
