@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 4. Layer norm, feed-forward and the residual
 #
-# Attention moves information between words. The rest of a layer works on each word by itself: a feed-forward network
-# changes it, a residual connection keeps what was there, and layer norm keeps the numbers at one size. None of these
-# is hard by itself. Their order decides how well a gradient passes through many layers.
+# Attention moves information between words. The rest of a layer works on each word separately: a feed-forward network
+# changes it, a residual connection keeps what was there, and layer norm keeps the numbers at one size. Each is
+# simple. Their order decides how well a gradient passes through many layers.
 #
 # Sections 3.1 (residual and norm), 3.3 (feed-forward, Equation 2) and 5.4 (dropout, off here). We write each part in
 # NumPy and show it equal to `nn.LayerNorm`, to `feed_forward` and `residual` of the package's layers, and to a whole
@@ -47,51 +47,50 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## Layer norm
 #
-# Of each word's d features take away the mean and divide by the standard deviation; then let the model choose a
-# scale and a shift for each feature. `eps` keeps a word whose features are all alike from dividing by zero. Nothing
-# is shared between words, so neither the batch nor the padding matters, and it does the same in training and
-# afterwards.
+# Subtract the mean of each word's d features and divide by their standard deviation; then scale and shift each
+# feature by learned parameters. `eps` prevents a division by zero when all features are equal. Nothing is shared
+# between words, so neither batch nor padding matters, and training and inference compute the same.
 
 
 # %%
 def layer_norm(x, weight, bias, eps=1e-5):
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * weight + bias
+    centered = x - x.mean(axis=-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + eps) * weight + bias
 
 
 B, S, d, f = 3, 5, 32, 128
 x = rng.normal(size=(B, S, d))
 norm = nn.LayerNorm(d, dtype=torch.float64)
-nn.init.normal_(norm.weight)  # a weight of 1 and a bias of 0, as it begins with, would hide what is left out
+nn.init.normal_(norm.weight)  # the initial weight of 1 and bias of 0 would hide a mistake
 nn.init.normal_(norm.bias)
 weight, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
 
 np.testing.assert_allclose(norm(torch.from_numpy(x)).detach().numpy(), layer_norm(x, weight, bias), atol=1e-6)
 
 # %% [markdown]
-# Twice as large, and moved, it comes out the same. So the size of a word's vector means nothing to what reads it
-# after a norm: only its direction does. This is what will matter at depth.
+# Scaling or shifting the input does not change the output. So after a norm, the length of a word's vector carries no
+# information, only its direction. This will matter at depth.
 
 # %%
 without_eps = {"weight": weight, "bias": bias, "eps": 0}
 np.testing.assert_allclose(layer_norm(2 * x + 3, **without_eps), layer_norm(x, **without_eps), atol=1e-12)
 
 # %% [markdown]
-# Its gradient by hand. A change of x that only moves or stretches a word changes nothing, so the gradient has no
-# part along these two directions: they are taken out. And the larger x was, the smaller its gradient: it is divided
-# by the standard deviation.
+# Its gradient by hand. Shifting or scaling x changes nothing, so the gradient has no component along these two
+# directions: they are subtracted. And the larger x was, the smaller its gradient: it is divided by the standard
+# deviation.
 
 
 # %%
 def layer_norm_gradient(x, weight, grad_output, eps=1e-5):
-    """The gradient by x of a loss whose gradient by the norm's output is `grad_output`; both (B,S,d)."""
-    centred = x - x.mean(axis=-1, keepdims=True)
-    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
-    normed = centred / deviation
+    """The gradient with respect to x, given the one with respect to the output; both (B,S,d)."""
+    centered = x - x.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centered**2).mean(axis=-1, keepdims=True) + eps)
+    normed = centered / deviation
     grad = grad_output * weight
-    moved = grad.mean(axis=-1, keepdims=True)
-    stretched = normed * (grad * normed).mean(axis=-1, keepdims=True)
-    return (grad - moved - stretched) / deviation
+    shift = grad.mean(axis=-1, keepdims=True)
+    scale = normed * (grad * normed).mean(axis=-1, keepdims=True)
+    return (grad - shift - scale) / deviation
 
 
 grad_output = rng.normal(size=(B, S, d))
@@ -103,8 +102,8 @@ np.testing.assert_allclose(x_.grad.numpy(), layer_norm_gradient(x, weight, grad_
 # ## Feed-forward
 #
 # From d features to f, through an activation, and back to d: Equation 2, `max(0, x W1 + b1) W2 + b2`, the same for
-# every word. Without the activation the two products would be one. The paper's is ReLU; many later models, BERT for
-# one, take GELU, $x\,\Phi(x)$ with $\Phi$ the distribution function of the normal distribution, which is smooth at 0.
+# every word. Without the activation, the two products would collapse into one. The paper uses ReLU; many later models,
+# such as BERT, use GELU, $x\,\Phi(x)$ with $\Phi$ the distribution function of the normal distribution, which is smooth at 0.
 
 
 # %%
@@ -146,7 +145,7 @@ points = np.linspace(-3, 3, 121)
 figure, axis = plt.subplots(figsize=(4.2, 2.8), layout="constrained")
 axis.plot(points, relu(points), label="ReLU")
 axis.plot(points, gelu(points), label="GELU")
-axis.set(xlabel="what goes in", ylabel="what comes out", title="activations")
+axis.set(xlabel="input", ylabel="output", title="activations")
 axis.grid(alpha=0.3)
 axis.legend()
 plt.show()
@@ -154,15 +153,15 @@ plt.show()
 # %% [markdown]
 # ## The residual, in two orders
 #
-# A sublayer, attention or feed-forward, does not make the new vector of a word: it makes what is *added* to it.
+# A sublayer, attention or feed-forward, does not compute the new vector of a word, but what is *added* to it.
 #
-# - **post-norm**, the paper: `norm(x + sublayer(x))`. Each sum is normed, and so each layer hands on words of one
-#   size.
-# - **pre-norm**: `x + sublayer(norm(x))`. Nothing is ever done to x but adding, so there is a straight way from the
-#   last layer down to the embeddings. One more norm at the end of the stack brings the sum back to one size.
+# - **post-norm**, the paper: `norm(x + sublayer(x))`. Each sum is normalized, so each layer outputs words of
+#   the same size.
+# - **pre-norm**: `x + sublayer(norm(x))`. x is only ever added to, so there is a direct path from the last layer down to
+#   the embeddings. One more norm at the end of the stack normalizes the sum.
 #
-# The layer below is Figure 1, left: attention, then feed-forward, each in a residual. The attention is the module's
-# own, which the second notebook has shown equal to NumPy.
+# The layer below is Figure 1, left: attention, then feed-forward, each in a residual. The attention is the module's;
+# the second notebook showed that it equals NumPy.
 
 
 # %%
@@ -193,11 +192,11 @@ for norm_first in [False, True]:
 # %% [markdown]
 # ## At depth
 #
-# Whole models as they are before their first step, of 2 to 24 layers in the encoder and as many in the decoder. They
-# read random tokens and are to write random tokens. We measure, for each layer,
+# Whole models before their first step, with 2 to 24 layers in the encoder and as many in the decoder. Source and
+# target are random tokens. We measure for each layer
 #
-# - the size of the words that it hands on: the root mean square of their features;
-# - the norm of the loss's gradient by all parameters of the layer.
+# - the size of the words it outputs: the root mean square of their features;
+# - the norm of the gradient with respect to all its parameters.
 
 # %%
 DEPTHS = [2, 4, 6, 12, 24]
@@ -205,13 +204,14 @@ generator = torch.Generator().manual_seed(0)
 tokens, labels = torch.randint(3, 100, (2, 8, 16), generator=generator)  # (B,S) and (B,T)
 
 
-def measure(depth, norm_first, zeroed=None):
-    """For both stacks: of each layer the size of its output, the gradient by it, and the gradient by its parameters.
+def measure(depth, norm_first, zeroed=None, seed=0, width=64):
+    """For each layer of both stacks: the size of its output, and the gradients of the output and of the parameters.
 
-    `zeroed` is the name of a projection in the decoder layers whose weight is made 0.
+    `zeroed` is the name of a projection in the decoder layers whose weight is set to 0.
     """
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 100, "d_model": 64, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "dropout": 0.0}
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 100, "d_model": width, "encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
+    sizes["dropout"] = 0.0
     layers = {"encoder_layers": depth, "decoder_layers": depth, "norm_first": norm_first}
     model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**sizes, **layers)).train()
     stacks = {"encoder": model.model.encoder.layers, "decoder": model.model.decoder.layers}
@@ -271,33 +271,54 @@ plt.show()
 
 # %% [markdown]
 # **Pre-norm**: the words grow, as sums of more and more do, and the gradient shrinks gently upwards, since a norm
-# divides by what has grown. No layer is left without one.
+# divides by what has grown. Every layer gets a gradient of about the same size.
 #
-# **Post-norm**: all words have size 1. The gradients of the encoder stay of one order. Those of the decoder fall
-# towards the bottom by about the same factor at each layer, so that they nearly vanish in a deep one.
+# **Post-norm**: all words have size 1. The gradients of the encoder keep their order of magnitude. Those of the
+# decoder shrink towards the bottom by about the same factor at each layer, so they nearly vanish in a deep one.
 #
-# Where does the factor come from? If a sublayer's output is about as large as its input, the norm divides a sum of
-# twice the variance, and what goes straight through is multiplied by $1/\sqrt 2$. Self-attention and feed-forward
-# give the gradient back on their other way. But attention to the encoder sends its gradient to the encoder: the
-# decoder has a hand in its queries only. That would be one factor of $1/\sqrt 2$ for each decoder layer.
+# Where does the factor come from? If the output of a sublayer is as large as its input, the norm divides a sum of
+# twice the variance, so the gradient on the residual path is multiplied by $1/\sqrt 2$. Self-attention and the
+# feed-forward network make up for it: they return the rest of the gradient on their own path. But attention to the
+# source sends its gradient to the encoder; only a small part returns to the decoder, through the queries. That
+# predicts one factor of $1/\sqrt 2 = 0.707$ for each decoder layer.
 #
-# If so, two more things must hold. Without those queries, by a `q_proj` of 0, the factor stays. And without the
-# whole sublayer, by an `out_proj` of 0, the norm has nothing to divide, and the factor is 1. Measured:
+# Two more predictions follow. Without the queries (`q_proj` set to 0) the factor stays the same. Without the whole
+# sublayer (`out_proj` set to 0) the norm has nothing to divide, and the factor is 1. Measured in five models that
+# differ in their random weights:
+
 
 # %%
+def factor(zeroed, seed, width=64):
+    """By how much the gradient shrinks at each decoder layer, on its way down."""
+    by_output = measure(DEEPEST, norm_first=False, zeroed=zeroed, seed=seed, width=width)["decoder"]["by output"]
+    return (by_output[0] / by_output[-1]) ** (1 / (DEEPEST - 1))
+
+
 factors = {}
-for zeroed in [None, "encoder_attn.q_proj", "encoder_attn.out_proj"]:
-    by_output = measure(DEEPEST, norm_first=False, zeroed=zeroed)["decoder"]["by output"]
-    factors[zeroed] = (by_output[0] / by_output[-1]) ** (1 / (DEEPEST - 1))
-    print(f"{'nothing' if zeroed is None else zeroed} is 0: {factors[zeroed]:.3f} for each decoder layer")
+for zeroed, width in [(None, 64), ("encoder_attn.q_proj", 64), ("encoder_attn.out_proj", 64), (None, 256)]:
+    factors[zeroed, width] = [factor(zeroed, seed, width) for seed in range(5)]
+    label = f"d = {width}, {zeroed or 'nothing'} set to 0"
+    print(
+        f"{label:40}",
+        *(f"{one:.3f}" for one in factors[zeroed, width]),
+        f"  mean {np.mean(factors[zeroed, width]):.3f}",
+    )
 print(f"1 / sqrt(2) is {2**-0.5:.3f}")
 
-assert abs(factors[None] - 2**-0.5) < 0.1
-assert abs(factors["encoder_attn.q_proj"] - factors[None]) < 0.01
-assert abs(factors["encoder_attn.out_proj"] - 1) < 0.05
+# %% [markdown]
+# The prediction holds on average, not for each model: with d = 64, single models are off by up to 0.06. It assumes that
+# a sublayer's output is exactly as large as its input and independent of it, which random weights only approximate.
+# With d = 256 the approximation is better, and all five models are close to 0.707.
+
+# %%
+assert abs(np.mean(factors[None, 64]) - 2**-0.5) < 0.03
+assert max(abs(one - 2**-0.5) for one in factors[None, 64]) < 0.08
+assert max(abs(one - 2**-0.5) for one in factors[None, 256]) < 0.03
+np.testing.assert_allclose(factors["encoder_attn.q_proj", 64], factors[None, 64], atol=0.01)
+np.testing.assert_allclose(factors["encoder_attn.out_proj", 64], 1, atol=0.05)
 
 # %% [markdown]
-# The rest of what was said, as assertions:
+# The other claims of this section, as assertions:
 
 # %%
 post, pre = found["post-norm", DEEPEST], found["pre-norm", DEEPEST]
@@ -309,9 +330,9 @@ for stack in pre.values():
     assert stack["by parameters"][0] > stack["by parameters"][-1] > 0.2 * stack["by parameters"][0]
 
 # %% [markdown]
-# This is the first step alone, and no verdict on training: Adam divides each gradient by its own size, and the
-# paper's six layers of post-norm train well. Xiong et al. (2020, arXiv 2002.04745) work out the gradients of both
-# orders; Liu et al. (2020, arXiv 2004.08249) find, as we did, that those of post-norm vanish in the decoder alone.
+# This is only the first step and does not predict training: Adam divides each gradient by its own size, and the
+# paper's six layers of post-norm train well. Xiong et al. (2020, arXiv 2002.04745) derive the gradients of both
+# orders; Liu et al. (2020, arXiv 2004.08249) find, as we did, that those of post-norm vanish only in the decoder.
 # Pre-norm is `norm_first=True` here.
 #
-# **To try:** what does the same argument say of `self_attn.out_proj` and `fc2`? Zero one of them and measure.
+# **To try:** what does the same argument predict for `self_attn.out_proj` and `fc2`? Zero one of them and measure.

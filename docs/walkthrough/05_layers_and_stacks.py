@@ -13,22 +13,21 @@
 # %% [markdown]
 # # 5. Layers and stacks
 #
-# The parts are there: attention, heads, masks, positions, layer norm, feed-forward network. This notebook joins them
-# to the whole of Figure 1, in NumPy. There is no new mathematics in it, only three ideas of building:
+# We have all parts: attention, heads, masks, positions, layer norm, feed-forward network. This notebook assembles them
+# into the model of Figure 1, in NumPy. There is no new mathematics in it, only three ideas of architecture:
 #
 # - **The residual stream.** Each token has a vector of width d that runs from the bottom of a stack to its top. A
 #   sublayer reads it and adds something to it: `x + Sublayer(x)`, and then a layer norm (section 3.1).
-# - **The stack.** A layer takes (B,S,d) and gives back (B,S,d), so layers can be piled up. All have the same form, and
-#   each has weights of its own.
-# - **The bridge.** Each layer of the decoder has a third sublayer, between the two that it shares with the encoder:
-#   its queries come from the target, its keys and values from the source. Through it alone the decoder sees the
-#   source.
+# - **The stack.** A layer maps (B,S,d) to (B,S,d), so layers can be stacked. All have the same structure and separate
+#   weights.
+# - **Cross-attention.** Each decoder layer has a third sublayer between the other two: its queries come from the
+#   target, its keys and values from the source. It is the only way in which the decoder sees the source.
 #
-# At every step our numbers are held against those of the package's model, taken from inside it by hooks. At the end no
-# step of its forward pass is left that we have not rebuilt.
+# At every step we compare our numbers with those inside the package's model, recorded by hooks. At the end we have
+# rebuilt every step of its forward pass.
 #
 # Letters as in `modeling_vanilla_transformer.py`: B sentences, S source length, T target length, d model width, h
-# heads, k width of a head, f inner width of the feed-forward network, V token types.
+# heads, k head size, f feed-forward size, V vocabulary size.
 
 # %%
 import math
@@ -37,7 +36,7 @@ import numpy as np
 import torch
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.inspection.attention import show_shapes, trace_shapes
+from vanilla_transformer.inspection.shapes import shape_table, trace_shapes
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -45,9 +44,9 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## A model to rebuild
 #
-# Two layers on each side, in float64, so that rounding hides nothing. A new model has biases of 0 and norms of 1. With
-# those, a bias that we forgot would make no difference, so all parameters are moved by random numbers. The lengths B,
-# S, T, d, h, k, f and V are all different, so that no axis can be mistaken for another.
+# Two layers in each stack, in float64, so that rounding hides nothing. A new model has biases of 0 and norm weights of
+# 1, so a forgotten bias would make no difference; we add random numbers to all parameters. The sizes B, S, T, d, h, k,
+# f and V are all different, so that no axis can be mistaken for another.
 
 # %%
 B, S, T, d, h, f, V = 2, 7, 5, 24, 4, 40, 50
@@ -64,7 +63,7 @@ config = VanillaTransformerConfig(
     pad_token_id=None,  # no padding for now
 )
 model = VanillaTransformerForConditionalGeneration(config).double().eval()
-model.set_attn_implementation("eager")  # the backend that tells the attention weights
+model.set_attn_implementation("eager")  # the backend that returns attention weights
 with torch.no_grad():
     for parameter in model.parameters():
         parameter += 0.2 * torch.randn_like(parameter)
@@ -73,29 +72,28 @@ source = torch.randint(V, (B, S))
 target = torch.randint(V, (B, T))
 
 # %% [markdown]
-# `trace_shapes` runs the model once and lists what each module returns, and the weights and heads of attention. This
-# is the plan of the notebook. The second layer of each stack repeats the first, and is one line.
+# `trace_shapes` runs the model once and lists the outputs of its modules, and the weights and heads of attention. This
+# is the plan of the notebook. The second layer of each stack repeats the first and is shown in one line.
 
 # %%
 steps = trace_shapes(model, source, target)
-for line in show_shapes(steps, all_layers=False):
-    print(line)
+print("\n".join(shape_table(steps)))
 
 # %% [markdown]
-# ## Looking on
+# ## Hooks
 #
-# A forward hook is a function that PyTorch calls each time a module is done. Ours keep what the modules return: the
-# model's own intermediate results, by the names of the modules. `check` compares a step of ours with it.
+# A forward hook is a function that PyTorch calls after each call of a module. Ours record the outputs of the modules:
+# the model's intermediate results, by module name. `check` compares one of our steps with them.
 
 # %%
-P = {name: tensor.numpy() for name, tensor in model.state_dict().items()}  # the weights, by name
-seen = {}  # what the modules returned
-differences = {}  # how far our step is from it
+P = {name: tensor.numpy() for name, tensor in model.state_dict().items()}  # parameters by name
+seen = {}  # outputs of the modules
+differences = {}  # the largest difference of our step
 
 
 def watch(name, module):
     def keep(_, inputs, output):
-        if isinstance(output, tuple):  # of an attention module: its output and its weights
+        if isinstance(output, tuple):  # attention modules return output and weights
             seen[f"{name}.weights"] = output[1].numpy()
         elif isinstance(output, torch.Tensor):
             seen[name] = output.numpy()
@@ -110,7 +108,7 @@ for name, module in model.named_modules():
 
 
 def check(name, ours):
-    """Holds our step against the module's, and hands it on."""
+    """Compares our step with the output of the module, and returns it."""
     assert ours.shape == seen[name].shape, name
     np.testing.assert_allclose(ours, seen[name], rtol=0, atol=1e-6, err_msg=name)
     differences[name] = np.abs(ours - seen[name]).max()
@@ -119,17 +117,17 @@ def check(name, ours):
 
 with torch.no_grad():
     their_logits = model(input_ids=source, decoder_input_ids=target, use_cache=False).logits.numpy()
-print(f"{len(seen)} tensors were kept, such as {list(seen)[3]} {seen[list(seen)[3]].shape}")
+print(f"{len(seen)} tensors were recorded, such as {list(seen)[3]} {seen[list(seen)[3]].shape}")
 
 # %% [markdown]
 # ## The bottom: embeddings and positions
 #
 # A token is a row of the embedding matrix (V,d), times $\sqrt{d}$ (section 3.4), plus the sinusoid of its position
-# (section 3.5). Why the factor? The paper gives no reason. In this package the rows begin with variance 1/d, because
-# the same matrix is the output projection, and there this variance gives logits of about 1. Times $\sqrt{d}$, an entry
-# has variance 1 and is not drowned by a position, whose sines and cosines have a mean square of 1/2.
+# (section 3.5). Why the factor? The paper gives no reason. In this package the rows are initialized with variance 1/d,
+# because the same matrix is the output projection, where this variance gives logits of about 1. Times $\sqrt{d}$, an
+# entry has variance 1 and is not dominated by the position, whose sines and cosines have a mean square of 1/2.
 #
-# The package keeps its sinusoids in float32, so we round ours likewise.
+# The package stores its sinusoids in float32, so we round ours, too.
 
 
 # %%
@@ -139,11 +137,11 @@ def sinusoids(positions):
 
 
 def embed(stack, ids, positions=None):
-    """Token ids (B,T) -> (B,T,d), what the first layer reads."""
+    """Token ids (B,T) -> (B,T,d), the input of the first layer."""
     positions = np.arange(ids.shape[1])[None] if positions is None else positions
     tokens = check(f"{stack}.embed_tokens", P[f"{stack}.embed_tokens.weight"][ids])
     added = check(f"{stack}.embed_positions", sinusoids(positions))
-    return check(f"{stack}.dropout", tokens * math.sqrt(d) + added)  # dropout does nothing outside training
+    return check(f"{stack}.dropout", tokens * math.sqrt(d) + added)  # dropout is off outside training
 
 
 x = embed("model.encoder", source)
@@ -152,9 +150,9 @@ print(f"the encoder reads {x.shape}; the difference is {differences['model.encod
 # %% [markdown]
 # ## The parts, from the notebooks before
 #
-# Every name below is the name of a module, so that a function finds its weights in `P` and the result to compare with
-# in `seen`. `mask` is true where a query may look at a key, as in the second notebook; `memory` is what keys and
-# values are made of.
+# Every name below is the name of a module, so that a function finds its parameters in `P` and the expected result in
+# `seen`. `mask` is true where a query may attend to a key, as in the second notebook; `memory` is the input of keys and
+# values.
 
 
 # %%
@@ -191,8 +189,8 @@ def feed_forward(layer, x):
 # %% [markdown]
 # ## An encoder layer, and the encoder
 #
-# Two sublayers, and around each of them the same wrapper: add, then normalise. Attention is the only place in the
-# whole model where the vectors of different tokens meet; everything else treats each token by itself.
+# Two sublayers, each in the same wrapper: add, then normalize. Attention is the only place in the model where the
+# vectors of different tokens interact; everything else treats each token separately.
 
 
 # %%
@@ -218,12 +216,12 @@ print(f"the encoder gives {encoded.shape}; the difference is {differences['model
 # %% [markdown]
 # ## A decoder layer, and the decoder
 #
-# Three differences to the encoder:
+# Three differences from the encoder:
 #
-# 1. Its self-attention is causal: position t sees positions 0 to t. So all T predictions of a sentence are made in one
-#    pass, and none has seen its answer.
-# 2. A sublayer between the two attends to the encoder's output. Here T queries meet S keys.
-# 3. Every layer looks at the *top* of the encoder, not at the encoder layer of the same height.
+# 1. Its self-attention is causal: position t sees positions 0 to t. So all T predictions of a sentence are computed in
+#    one pass, and none has seen its answer.
+# 2. A sublayer between the two attends to the encoder's output, with T queries and S keys.
+# 3. Every layer attends to the *top* of the encoder, not to the encoder layer of the same height.
 
 
 # %%
@@ -250,9 +248,9 @@ print(f"the decoder gives {decoded.shape}; the difference is {differences['model
 # %% [markdown]
 # ## The top: logits from the embeddings
 #
-# The score of a token is the inner product of the decoder's last vector with the embedding of that token. It is the
-# same matrix a third time: source embeddings, target embeddings and output projection are one (section 3.4). So a
-# model reads and writes a word by the same vector, and has one matrix (V,d) where it could have three.
+# The logit of a token is the inner product of the decoder's output with the embedding of that token. Source embeddings,
+# target embeddings and output projection are the same matrix (section 3.4). So the model reads and writes a word by the
+# same vector, and has one matrix (V,d) instead of three.
 
 # %%
 matrices = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
@@ -262,53 +260,52 @@ logits = check("lm_head", decoded @ P["model.shared.weight"].T)  # (B,T,V)
 print(f"logits {logits.shape}; the difference is {differences['lm_head']:.1e}")
 
 # %% [markdown]
-# Was every step checked? The list is the one printed at the beginning, with the second layers in full.
+# Was every step checked? We compare with the list printed at the beginning, including the second layers.
 
 # %%
-left_out = [step.module for step in steps if step.module not in differences]
-assert left_out == []
+unchecked = [step.module for step in steps if step.module not in differences]
+assert unchecked == []
 print(f"all {len(steps)} steps are equal; the largest difference is {max(differences.values()):.1e}")
 
 # %% [markdown]
 # ## Padding
 #
-# Sentences of a batch differ in length. The shorter ones are filled up, and the filling must not be seen: not by the
-# encoder, and not by the decoder when it looks at the source. One mask (B,1,1,S) does both, for what it hides are
-# *keys*. Vectors of padding are still worked out, but nobody reads them. Positions count real tokens only.
+# Sentences of a batch differ in length. The shorter ones are padded, and neither the encoder nor the attention to the
+# source may see the padding. One mask (B,1,1,S) serves both, because it hides *keys*. Vectors of padding are still
+# computed, but nothing reads them. Positions count non-padding tokens only.
 #
-# The same functions, another batch, and again every step is checked.
+# The same functions on a padded batch; again every step is checked.
 
 # %%
 lengths = torch.tensor([S, 4])
-real = (torch.arange(S) < lengths[:, None]).long()  # (B,S), 1 for real tokens
-real_keys = real.numpy().astype(bool)[:, None, None, :]  # (B,1,1,S)
-counted = (real.cumsum(dim=1) - 1).numpy()  # (B,S)
+kept = (torch.arange(S) < lengths[:, None]).long()  # (B,S), 1 for non-padding tokens
+kept_keys = kept.numpy().astype(bool)[:, None, None, :]  # (B,1,1,S)
+counted = (kept.cumsum(dim=1) - 1).numpy()  # (B,S)
 
 with torch.no_grad():
-    model(input_ids=source, attention_mask=real, decoder_input_ids=target, use_cache=False)
+    model(input_ids=source, attention_mask=kept, decoder_input_ids=target, use_cache=False)
 differences.clear()
-decoded = decoder(target, encoder(source, real_keys, counted), real_keys)
+decoded = decoder(target, encoder(source, kept_keys, counted), kept_keys)
 padded_logits = check("lm_head", decoded @ P["model.shared.weight"].T)
 
 assert all(step.module in differences for step in steps)
-np.testing.assert_allclose(padded_logits[0], logits[0], rtol=0, atol=1e-6)  # it has no padding: all as before
-assert np.abs(padded_logits[1] - logits[1]).max() > 0.01  # three of its tokens have gone
+np.testing.assert_allclose(padded_logits[0], logits[0], rtol=0, atol=1e-6)  # no padding: as before
+assert np.abs(padded_logits[1] - logits[1]).max() > 0.01  # three of its tokens are padding now
 print(f"with padding too, all are equal; the largest difference is {max(differences.values()):.1e}")
 
 # %% [markdown]
-# ## Who can see whom
+# ## Which tokens see which
 #
-# What the wiring allows can be measured without looking at a single weight. Change one token, and see which
-# predictions change.
+# This can be measured without looking at any weight: change one token, and see which predictions change.
 #
-# Of the target, token t must change predictions t, t + 1, ..., and none before. Of the source, every token must change
-# all predictions, since the encoder looks both ways.
+# Target token t must change predictions t, t + 1, ..., and no earlier one. Every source token must change all
+# predictions, since the encoder attends in both directions.
 
 # %%
 with torch.no_grad():
 
     def changed_by(side, position):
-        """Which of the T predictions of the first sentence change with a token."""
+        """Which of the T predictions of the first sentence depend on a token."""
         inputs = {"input_ids": source.clone(), "decoder_input_ids": target.clone()}
         inputs[side][0, position] = (inputs[side][0, position] + 1) % V
         found = model(**inputs, use_cache=False).logits[0].numpy()
@@ -317,7 +314,7 @@ with torch.no_grad():
     by_target = np.array([changed_by("decoder_input_ids", t) for t in range(T)])  # (T,T)
     by_source = np.array([changed_by("input_ids", s) for s in range(S)])  # (S,T)
 
-print("rows: the token of the target that was changed; columns: the predictions that change")
+print("rows: the target token that was changed; columns: the predictions that change")
 print(by_target.astype(int))
 assert np.array_equal(by_target, np.triu(np.ones((T, T), dtype=bool)))
 assert by_source.all()
@@ -325,8 +322,8 @@ assert by_source.all()
 # %% [markdown]
 # ## Counting parameters
 #
-# Who can build a model can count it. An attention has four matrices (d,d) with biases, a feed-forward network two
-# matrices between d and f, a norm two vectors. The embedding matrix counts once, and sinusoids have nothing to learn.
+# Attention has four matrices (d,d) with biases, a feed-forward network two matrices between d and f with biases, a norm
+# two vectors. The embedding matrix counts once, and sinusoids have no parameters.
 
 
 # %%
@@ -339,12 +336,12 @@ def count(V, d, f, layers):
 
 assert model.num_parameters() == count(V, d, f, layers=2)
 
-with torch.device("meta"):  # shapes without numbers: the paper's base model takes no memory
+with torch.device("meta"):  # shapes without values: the paper's base model needs no memory
     base = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(vocab_size=37000))
 assert base.num_parameters() == count(37000, 512, 2048, layers=6)
 print(f"this model has {model.num_parameters():,} parameters, the paper's base model {base.num_parameters():,}")
 
 # %% [markdown]
-# **To try:** let the decoder's layers look at the encoder layer of their own height, and see at which step `check`
-# stops. Take one bias out of `linear`. Make the config `norm_first=True`: then `layer_norm` goes before the sublayer,
-# the sum is no longer normalised, and each stack needs one norm more at its top.
+# **To try:** let each decoder layer attend to the encoder layer of its own height, and see which `check` fails. Drop a
+# bias from `linear`. Set `norm_first=True` in the config: then `layer_norm` goes before the sublayer, the sum is not
+# normalized, and each stack needs another norm at its top.

@@ -13,18 +13,19 @@
 # %% [markdown]
 # # 6. Training and decoding
 #
-# The model of the notebook before turns source and target ids into logits. Two questions are left: what it is trained
-# towards, and how a translation is read off it, when there is no target to give it.
+# The model of the last notebook maps source and target ids to logits. Two questions remain: how it is trained, and how
+# it translates when there is no target to read.
 #
-# - **Training** asks for the next token at every position at once (teacher forcing), accepts a little of every other
-#   token (label smoothing, section 5.4) and begins with small steps (warm-up, section 5.3).
-# - **Decoding** writes one token after the other. Greedy search takes the best token each time; beam search keeps
-#   several beginnings alive (section 6.1).
+# - **Training** predicts the next token at every position at once (teacher forcing), gives a little probability to all
+#   other tokens (label smoothing, section 5.4) and starts with small steps (warmup, section 5.3).
+# - **Decoding** generates one token after the other. Greedy search takes the most likely token each time; beam search
+#   keeps several hypotheses (section 6.1).
 #
-# We learn the five English-German pairs that the sample dataset begins with, and write both searches by hand. At the
-# end they equal `model.generate`, token by token.
+# We train on the first five English-German pairs of the sample dataset and write both searches by hand. At the end they
+# equal `model.generate`, token by token.
 #
-# Letters as before: B sentences, S source length, T target length, d model width, V token types, N real target tokens.
+# Letters as before: B sentences, S source length, T target length, d model width, V vocabulary size, N non-padding
+# target tokens.
 
 # %%
 import copy
@@ -41,7 +42,7 @@ from matplotlib import pyplot as plt
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import PairCollator
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
-from vanilla_transformer.inspection.attention import readable
+from vanilla_transformer.inspection.attention import readable_tokens
 from vanilla_transformer.modeling_vanilla_transformer import label_smoothed_cross_entropy
 from vanilla_transformer.training.arguments import TrainingOptions
 from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer, paper_learning_rate
@@ -85,19 +86,19 @@ print(f"V is {V}; the batch has {tuple(batch['labels'].shape)} labels")
 # %% [markdown]
 # ## Teacher forcing
 #
-# At position t the decoder has read the tokens before t and is asked for token t. So what it reads is what it should
-# write, shifted right by one place, with a start token in front. Where it would have written something else it reads
-# the right token all the same: the teacher corrects it at once, and a wrong word spoils no later one.
+# At position t the decoder has read the tokens before t and predicts token t. So its input is the target shifted right
+# by one, with a start token in front. Even where it would have predicted something else, it reads the correct token: a
+# wrong prediction does not affect later ones.
 #
-# Labels are -100 at padding, where nothing is asked.
+# Labels are -100 at padding, where nothing is predicted.
 
 
 # %%
 def shift_right(labels):
-    """What the decoder reads to write `labels` (B,T)."""
+    """The decoder input for `labels` (B,T)."""
     read = torch.full_like(labels, start)
     read[:, 1:] = labels[:, :-1]
-    return read.masked_fill(read == -100, start)  # some token must stand at padding; no real position looks at it
+    return read.masked_fill(read == -100, start)  # any token will do at padding: no other position attends to it
 
 
 labels = batch["labels"]
@@ -105,11 +106,11 @@ read = shift_right(labels)
 assert torch.equal(read, model.prepare_decoder_input_ids_from_labels(labels))
 
 for name, ids in [("reads", read[0]), ("writes", labels[0][labels[0] != -100])]:
-    print(f"the decoder {name:6}", " ".join(token.text for token in readable(tokenizer, ids.tolist())))
+    print(f"the decoder {name:6}", " ".join(token.text for token in readable_tokens(tokenizer, ids.tolist())))
 
 # %% [markdown]
-# One pass answers all T questions of a sentence. The causal mask makes this honest: the answers are those that T
-# passes over longer and longer beginnings would give.
+# One pass makes all T predictions of a sentence. Thanks to the causal mask they equal those of T passes over longer and
+# longer prefixes.
 
 # %%
 with torch.no_grad():
@@ -121,22 +122,22 @@ torch.testing.assert_close(at_once, torch.stack(one_by_one, dim=1), rtol=1e-4, a
 # %% [markdown]
 # ## Label smoothing
 #
-# The plain target is a distribution that gives the right token 1 and all others 0. To come close to it, a model must
-# push the right logit ever higher. Smoothing gives away a share $\varepsilon$, 0.1 in the paper, to all V tokens
-# alike:
+# Without smoothing, the target is a distribution with probability 1 for the correct token and 0 for all others. To
+# approach it, a model must push the correct logit ever higher. Smoothing spreads a share $\varepsilon$, 0.1 in the
+# paper, evenly over all V tokens:
 #
 # $$q_i = (1 - \varepsilon) [i = y] + \varepsilon / V$$
 #
-# with y the right token, and $[i = y]$ 1 where i is that token and 0 elsewhere.
+# where y is the correct token, and $[i = y]$ is 1 for that token and 0 for others.
 #
-# The loss is the cross-entropy $-\sum_i q_i \ln p_i$. With $p$ the softmax of logits $z$ it has a closed form in which
-# no probability is left, only the logits, their mean and the logarithm of the softmax's denominator:
+# The loss is the cross-entropy $-\sum_i q_i \ln p_i$. With $p$ the softmax of logits $z$ it has a closed form
+# without probabilities, from the logits, their mean and the logarithm of the softmax's denominator:
 #
 # $$\ln \sum_i e^{z_i} - (1 - \varepsilon)\, z_y - \varepsilon\, \bar z$$
 #
-# A cross-entropy cannot be lower than the entropy of its target, which $p = q$ reaches. So the best smoothed loss is
-# not 0, and there is a best probability for the right token, $1 - \varepsilon + \varepsilon / V$. The picture shows
-# both, with the other tokens sharing the rest alike.
+# A cross-entropy is at least the entropy of its target, reached at $p = q$. So the lowest smoothed loss is not 0, and
+# the best probability for the correct token is $1 - \varepsilon + \varepsilon / V$. The plot shows both; the other
+# tokens share the rest evenly.
 
 
 # %%
@@ -150,7 +151,7 @@ def entropy(q):
     return -(q[q > 0] * np.log(q[q > 0])).sum()
 
 
-share = np.linspace(0.3, 0.9999, 7000)  # the probability of the right token
+share = np.linspace(0.3, 0.9999, 7000)  # the probability of the correct token
 best = {}
 plt.figure(figsize=(6, 3.6), layout="constrained")
 for epsilon in (0.0, 0.1, 0.2):
@@ -161,16 +162,17 @@ for epsilon in (0.0, 0.1, 0.2):
     if epsilon:
         plt.plot(target[0], entropy(target), "ko", markersize=4)
         np.testing.assert_allclose([best[epsilon], loss.min()], [target[0], entropy(target)], atol=1e-3)
-assert best[0.0] == share[-1]  # without smoothing: the higher the better, without end
-plt.xlabel("probability of the right token")
+assert best[0.0] == share[-1]  # without smoothing, higher is always better
+plt.xlabel("probability of the correct token")
 plt.ylabel("loss (nats)")
 plt.legend()
 plt.grid(alpha=0.3)
 plt.show()
 
 # %% [markdown]
-# The package divides the sum over the N real tokens by N, and works out loss and gradient a few rows of logits at a
-# time. Ours has them all at once, as definition and as closed form. The gradient by the logits is simply $p - q$.
+# The package divides the sum over the N non-padding tokens by N, and computes loss and gradient from a few rows of
+# logits at a time. We compute all at once, by the definition and by the closed form. The gradient with respect to the
+# logits is simply $p - q$.
 
 # %%
 epsilon = 0.1
@@ -179,9 +181,9 @@ package = label_smoothed_cross_entropy(hidden, model.lm_head, labels, epsilon)
 package.backward()
 
 W = model.lm_head.weight.detach().double().numpy()  # (V,d)
-real = (labels != -100).numpy()
-z = hidden.detach().double().numpy()[real] @ W.T  # (N,V)
-y = labels.numpy()[real]  # (N)
+kept = (labels != -100).numpy()
+z = hidden.detach().double().numpy()[kept] @ W.T  # (N,V)
+y = labels.numpy()[kept]  # (N)
 N = len(y)
 log_Z = np.log(np.exp(z).sum(axis=-1))
 p = np.exp(z - log_Z[:, None])
@@ -191,19 +193,19 @@ definition = -(q * np.log(p)).sum() / N
 closed_form = (log_Z - (1 - epsilon) * z[np.arange(N), y] - epsilon * z.mean(axis=-1)).sum() / N
 np.testing.assert_allclose(closed_form, definition, rtol=1e-12)
 np.testing.assert_allclose(package.item(), closed_form, rtol=1e-6)
-np.testing.assert_allclose(hidden.grad.numpy()[real], (p - q) @ W / N, atol=1e-6)
-assert hidden.grad[labels == -100].count_nonzero() == 0  # padding asks for nothing
+np.testing.assert_allclose(hidden.grad.numpy()[kept], (p - q) @ W / N, atol=1e-6)
+assert hidden.grad[labels == -100].count_nonzero() == 0  # padding has no gradient
 print(f"definition {definition:.6f}, closed form {closed_form:.6f}, package {package.item():.6f}")
 
 # %% [markdown]
-# ## Warm-up
+# ## Warmup
 #
-# Adam divides the mean of the gradients by the root of the mean of their squares, both corrected for having begun at
-# 0. At the first step both means hold one gradient g, and $g / \sqrt{g^2}$ is its sign: *every* parameter moves by the
-# whole learning rate, whether its gradient is large or next to nothing. A step on so little evidence should be small.
+# Adam divides the mean of the gradients by the root of the mean of their squares, both corrected for their start at 0.
+# At the first step both means hold one gradient g, and $g / \sqrt{g^2}$ is its sign: *every* parameter moves by the
+# full learning rate, however small its gradient. A step on so little evidence should be small.
 
 # %%
-PAPER_ADAM = TrainingOptions()  # with the defaults of train.py, which are those of section 5.3
+PAPER_ADAM = TrainingOptions()  # the defaults of train.py are those of section 5.3
 assert (PAPER_ADAM.adam_beta1, PAPER_ADAM.adam_beta2, PAPER_ADAM.adam_epsilon) == (0.9, 0.98, 1e-9)
 
 trial = copy.deepcopy(model)
@@ -214,17 +216,17 @@ trial(**batch).loss.backward()
 optimizer.step()
 
 weight, before = trial.model.decoder.layers[0].fc1.weight, model.model.decoder.layers[0].fc1.weight
-has_gradient = weight.grad.abs() > 1e-5  # the others are of inner features that the ReLU has shut
+has_gradient = weight.grad.abs() > 1e-5  # the others belong to features that ReLU sets to 0
 moved, gradient = (weight - before).detach()[has_gradient], weight.grad[has_gradient]
 torch.testing.assert_close(moved, -1e-3 * gradient.sign(), rtol=0.01, atol=1e-6)
 print(f"gradients from {gradient.abs().min():.0e} to {gradient.abs().max():.0e}: all moved by 0.001")
 
 # %% [markdown]
-# So the learning rate climbs from nothing for `warmup` steps, and then falls with the root of the step (Equation 3):
+# So the learning rate rises linearly for `warmup` steps and then decays with the root of the step (Equation 3):
 #
 # $$d^{-0.5} \cdot \min(\mathrm{step}^{-0.5},\ \mathrm{step} \cdot \mathrm{warmup}^{-1.5})$$
 #
-# The package writes it as a peak and a share of the peak.
+# The package writes it as a peak times a factor.
 
 # %%
 steps = np.arange(1, 20001)
@@ -234,7 +236,7 @@ for d, warmup in [(512, 4000), (512, 8000), (1024, 4000)]:
     schedule = learning_rate_schedule("inverse_sqrt", paper_learning_rate(d, warmup), warmup, len(steps))
     np.testing.assert_allclose([schedule(int(step)) for step in steps], equation_3, rtol=1e-12)
     assert steps[equation_3.argmax()] == warmup
-    plt.plot(steps, equation_3, label=f"d {d}, warm-up {warmup:,} steps")
+    plt.plot(steps, equation_3, label=f"d {d}, warmup {warmup:,} steps")
 plt.xlabel("step")
 plt.ylabel("learning rate")
 plt.legend()
@@ -242,11 +244,11 @@ plt.grid(alpha=0.3)
 plt.show()
 
 # %% [markdown]
-# ## Five pairs, learnt
+# ## Learning five pairs
 #
 # A step: the smoothed loss, its gradient, the learning rate of the step. All five pairs are one batch. We keep a copy
-# of the model from shortly before the end of the warm-up, when it has an idea of German but is not sure of anything;
-# it will be needed below.
+# of the model from shortly before the end of the warmup, when it has seen some German but is unsure of everything; we
+# need it below.
 
 # %%
 warmup, max_steps, unsure_at = 40, 150, 35
@@ -270,7 +272,7 @@ model.eval()
 lowest = entropy(smoothed_target(0, epsilon))
 with torch.no_grad():
     final = model(**batch, label_smoothing=epsilon).loss.item()
-print(f"loss {losses[0]:.2f} at first, {final:.3f} at the end; the lowest that there is: {lowest:.3f}")
+print(f"loss {losses[0]:.2f} at first, {final:.3f} at the end; the lowest possible: {lowest:.3f}")
 assert lowest < final < lowest + 0.2
 
 plt.figure(figsize=(6, 3.6), layout="constrained")
@@ -285,14 +287,14 @@ plt.show()
 # %% [markdown]
 # ## Greedy search
 #
-# No teacher now: the decoder reads what it has written itself. At each step the most likely token is added, until it
-# is the end of the sentence. Only the last row of the logits is of use.
+# Now the decoder reads its own output. At each step the most likely token is appended, until it is the end-of-sentence
+# token. Only the last row of the logits is used.
 
 
 # %%
 @torch.no_grad()
 def next_log_probs(model, source, written):
-    """Source ids (1,S) and n beginnings of a target, all of one length -> (n,V)."""
+    """Source ids (1,S) and n prefixes of a target, all of the same length -> (n,V)."""
     ids = torch.tensor(written)
     logits = model(input_ids=source.expand(len(ids), -1), decoder_input_ids=ids, use_cache=False).logits
     return logits[:, -1].log_softmax(dim=-1)
@@ -315,26 +317,26 @@ for source, (_, de) in zip(sources, pairs, strict=True):
 # %% [markdown]
 # ## Beam search
 #
-# Greedy search never goes back. If the best first token leads to no good sentence, it will not know. Beam search keeps
-# the n best beginnings, goes on with all of them and keeps the n best again. Three rules complete it; they are those
-# of transformers' `generate`:
+# Greedy search cannot revise a choice. If the best first token leads to no good sentence, it will not notice. Beam
+# search keeps the n best hypotheses, extends all of them and keeps the n best again. Three rules complete it, the same
+# as in transformers' `generate`:
 #
-# - **What is compared.** Every further token makes a sentence less likely, so by the plain sum of log-probabilities
-#   short ones win. A sentence that has ended scores the sum divided by its length n to the power `length_penalty`.
-#   (The penalty of section 6.1, with its $\alpha = 0.6$, is another: $((5 + n) / 6)^\alpha$, from the paper on GNMT.)
-#   The n best of those that have ended are kept.
-# - **What goes on.** Of the 2n best continuations, the n best that have not ended. Why 2n? A beginning can end in one
-#   way only, so at most n of them do. Those that have ended count if they are among the first n of the 2n.
-# - **When to stop.** Once n sentences have ended, and the best that still runs would score no better than the worst of
-#   them, if it ended here. That is `early_stopping=False`, and a guess: a longer sentence could score better yet.
-#   `"never"` grants it the longest length before it gives up; `True` does not ask, and stops as soon as there are n.
+# - **Scores.** Every further token makes a sentence less likely, so the plain sum of log-probabilities favors short
+#   ones. A finished hypothesis scores the sum divided by its length n to the power `length_penalty`. (The penalty of
+#   section 6.1, with its $\alpha = 0.6$, is a different one: $((5 + n) / 6)^\alpha$, from the GNMT paper.) The n best
+#   finished hypotheses are kept.
+# - **Continuations.** Of the 2n best continuations, the n best unfinished ones are kept. Why 2n? A hypothesis can finish
+#   in only one way, so at most n of them do. Finished ones count if they are among the first n of the 2n.
+# - **When to stop.** Once n hypotheses are finished and the best unfinished one would not score better than the worst of
+#   them if it ended now. This is `early_stopping=False`, a heuristic: a longer sentence could still score better.
+#   `"never"` assumes the maximum length before it gives up; `True` stops as soon as n are finished.
 
 
 # %%
 def beam_search(model, source, n, max_length, length_penalty=1.0, early_stopping=False):
-    """Source ids (1,S) -> the score and the tokens of the best translation found."""
+    """Source ids (1,S) -> score and tokens of the best translation found."""
 
-    def has_ended(tokens):
+    def is_finished(tokens):
         return tokens[-1] == eos or len(tokens) == max_length
 
     running, finished = [(0.0, [start])], []
@@ -346,24 +348,23 @@ def beam_search(model, source, n, max_length, length_penalty=1.0, early_stopping
         candidates = sorted(candidates, reverse=True)[: 2 * n]
 
         length = len(candidates[0][1]) - 1  # without the start token
-        ended = [(total / length**length_penalty, tokens) for total, tokens in candidates[:n] if has_ended(tokens)]
-        finished = sorted(finished + ended, reverse=True)[:n]
-        running = [(total, tokens) for total, tokens in candidates if not has_ended(tokens)][:n]
+        new = [(total / length**length_penalty, tokens) for total, tokens in candidates[:n] if is_finished(tokens)]
+        finished = sorted(finished + new, reverse=True)[:n]
+        running = [(total, tokens) for total, tokens in candidates if not is_finished(tokens)][:n]
 
         if len(finished) == n and running:
             longest = max_length - 1 if early_stopping == "never" and length_penalty > 0 else length
-            hope = running[0][0] / longest**length_penalty
-            if early_stopping is True or hope <= finished[-1][0]:
+            bound = running[0][0] / longest**length_penalty
+            if early_stopping is True or bound <= finished[-1][0]:
                 break
     return finished[0]
 
 
 # %% [markdown]
-# A model that is sure needs no search: what it has learnt comes out either way. The copy that is not sure is another
-# matter. Below is what it writes by either search, and how likely it finds that: the mean log-probability of a token,
-# which is the score for `length_penalty=1`. Greedy search cannot take back a wrong turn; now and then one of four
-# beams has avoided it. What is found is likelier, not better: a model that is not sure finds it likely to say one word
-# again and again.
+# A confident model needs no search: both find what it has learned. The copy that is unsure is another matter. Below is
+# what either search finds, with the mean log-probability of a token, which is the score for `length_penalty=1`. Greedy
+# search cannot undo a wrong choice; sometimes one of four beams has avoided it. What beam search finds is more likely,
+# not better: an unsure model finds it likely to repeat a word.
 
 # %%
 for source, (_, de) in zip(sources, pairs, strict=True):
@@ -373,7 +374,7 @@ for source, (_, de) in zip(sources, pairs, strict=True):
 
 
 def log_prob(model, source, tokens):
-    """The sum of the log-probabilities of the tokens after the first."""
+    """The sum of the log-probabilities of all tokens but the first."""
     with torch.no_grad():
         logits = model(input_ids=source, decoder_input_ids=torch.tensor([tokens[:-1]]), use_cache=False).logits[0]
     return logits.log_softmax(dim=-1).gather(1, torch.tensor(tokens[1:])[:, None]).sum().item()
@@ -390,9 +391,8 @@ for source, (en, _) in zip(sources, pairs, strict=True):
 # %% [markdown]
 # ## The equality
 #
-# Our searches read the whole beginning again for each token. The package keeps keys and values of the past, lets the
-# beams of a sentence share their source, and drops what is finished from the batch. The tokens are the same: for the
-# sure model and the unsure one, for each length penalty and each way to stop.
+# Our searches recompute the whole prefix for each token; `generate` caches the keys and values of the past. The tokens
+# are the same: for both models, for each length penalty and each stopping rule.
 
 # %%
 compared, differing = 0, 0
@@ -405,10 +405,9 @@ for one, source in itertools.product([model, unsure], sources):
         theirs = one.generate(source, num_beams=4, **options)[0].tolist()
         assert ours == theirs, (options, ours, theirs)
         compared, differing = compared + 1, differing + (ours != greedy)
-assert differing > 0  # else the beams would have shown nothing
-print(f"{compared} beam searches are equal; {differing} of them found something else than greedy search")
+assert differing > 0  # otherwise the comparison would show nothing
+print(f"{compared} beam searches are equal; {differing} of them differ from greedy search")
 
 # %% [markdown]
-# **To try:** raise `length_penalty` and see the sentences grow. Train without label smoothing, and compare how far the
-# probabilities of the tokens go. Keep keys and values in `next_log_probs` (`past_key_values` of the output), and time
-# it.
+# **To try:** raise `length_penalty` and see the sentences grow. Train without label smoothing and compare the
+# probabilities of the tokens. Cache keys and values in `next_log_probs` (`past_key_values` of the output) and time it.

@@ -13,18 +13,18 @@
 # %% [markdown]
 # # 7. Looking inside a translator
 #
-# Attention weights can be looked at: they say, for every token, where each head looks. This notebook trains a small
-# translator and then asks it three questions:
+# Attention weights can be inspected: they show where each head looks for every token. This notebook trains a small
+# translator and asks three questions:
 #
-# - **Where does it look?** Maps of the attention, and a statistic of what each head looks at.
-# - **Does it matter?** We silence one head after the other, and measure what is lost.
-# - **Does it know which word is which?** From the attention to the source we read off word alignments, and hold them
-#   against the true ones, which the sample dataset has.
+# - **Where does it look?** Attention maps, and how often each head shows which pattern.
+# - **Does it matter?** We switch off one head at a time and measure the loss.
+# - **Does it know which word is which?** We read word alignments from the attention to the source and compare them
+#   with the true ones, which the sample dataset has.
 #
-# The maps, the alignments and their error rate are worked out by hand too, and equal what
-# `vanilla_transformer.inspection.attention` says.
+# We also compute the maps, the alignments and their error rate by hand; they equal those of
+# `vanilla_transformer.inspection`.
 #
-# Letters as before: B sentences, S source length, T target length, h heads, k width of a head.
+# Letters as before: B sentences, S source length, T target length, h heads, k head size.
 
 # %%
 import json
@@ -41,7 +41,8 @@ from matplotlib import pyplot as plt
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import PairCollator, TokenBatchSampler
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
-from vanilla_transformer.inspection.attention import align_words, alignment_error_rate, attention_maps, looks_at
+from vanilla_transformer.inspection.alignment import align_words, alignment_error_rate
+from vanilla_transformer.inspection.attention import attention_maps, describe_head
 from vanilla_transformer.training.arguments import TrainingOptions
 from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer
 
@@ -57,8 +58,8 @@ DATA = here.resolve().parents[1] / "sample_dataset"
 # %% [markdown]
 # ## A small translator
 #
-# To learn quickly, we take only sentences of at most five words from the sample dataset, and a vocabulary in which
-# most words are one token. What is tested are sentences of the test split, which are not in the training data.
+# To train quickly, we use only the sentences of the sample dataset with at most five words, and a vocabulary in which
+# most words are one token. We test on the test split, whose sentences are not in the training data.
 
 
 # %%
@@ -77,10 +78,12 @@ def encode(pairs):
 
 
 words = [word for pair in test for side in ("en", "de") for word in pair[side].split()]
-whole_words = np.mean([len(tokenizer(word).input_ids) == 2 for word in words])  # the word and the end of the sentence
+whole_words = np.mean(
+    [len(tokenizer(word).input_ids) == 2 for word in words]
+)  # the word and the end-of-sentence token
 assert whole_words > 0.5
 print(f"{whole_words:.0%} of the words of the test sentences are one token")
-print(f"{len(train):,} pairs to learn, {len(test)} to test, such as")
+print(f"{len(train):,} training pairs, {len(test)} test pairs, such as")
 for pair in test[:3]:
     print(" ", pair)
 
@@ -103,7 +106,7 @@ model = VanillaTransformerForConditionalGeneration(config)
 # %%
 max_steps, collate, examples = 1000, PairCollator(tokenizer), encode(train)
 lengths = [np.array([len(example[side]) for example in examples]) for side in ("input_ids", "labels")]
-batches = iter(TokenBatchSampler(*lengths, max_tokens=512, seed=0))  # without end
+batches = iter(TokenBatchSampler(*lengths, max_tokens=512, seed=0))  # infinite
 schedule = learning_rate_schedule("cosine", 5e-3, warmup_steps=100, max_steps=max_steps)
 optimizer = make_optimizer(model, TrainingOptions())  # the paper's Adam (section 5.3)
 
@@ -125,20 +128,20 @@ translations = Translator(model, tokenizer)([pair["en"] for pair in test], num_b
 exact = sum(found == pair["de"] for found, pair in zip(translations, test, strict=True))
 print(f"{exact} of {len(test)} unseen sentences are translated exactly, such as")
 for pair, found in list(zip(test, translations, strict=True))[:8]:
-    print(f"  {pair['en']} -> {found}" + ("" if found == pair["de"] else f" (right: {pair['de']})"))
+    print(f"  {pair['en']} -> {found}" + ("" if found == pair["de"] else f" (reference: {pair['de']})"))
 assert exact > len(test) / 2
 
 # %% [markdown]
 # ## A map of the attention
 #
-# `attention_maps` runs the model over a sentence and its translation, and hands out the weights of all heads: of the
-# encoder (layers,h,S,S), of the decoder (layers,h,T,T), and of the decoder to the source (layers,h,T,S). Row t of the
-# last is where the decoder looks while it writes token t. The example has a verb in two parts, "lädt ... ein", and
-# words in another order.
+# `attention_maps` runs the model on a sentence and its translation and returns the weights of all heads: encoder
+# (layers,h,S,S), decoder (layers,h,T,T), and decoder to source (layers,h,T,S). Row t of the last one shows where the
+# decoder looks while it predicts token t. The example has a verb in two parts, "lädt ... ein", and a different word
+# order.
 
 # %%
 pair = next(pair for pair in test if "lädt" in pair["de"].split() and "selten" in pair["de"].split())
-maps = attention_maps(model, tokenizer, pair["en"], pair["de"])  # made to write the right translation
+maps = attention_maps(model, tokenizer, pair["en"], pair["de"])  # forced to the reference translation
 
 
 def draw(maps, kind, layer):
@@ -149,7 +152,7 @@ def draw(maps, kind, layer):
         image = axis.imshow(weights, vmin=0, vmax=1)
         axis.set_xticks(range(len(columns)), [token.text for token in columns], rotation=90)
         axis.set_yticks(range(len(rows)), [token.text for token in rows])
-        axis.set_title(f"head {head}: {looks_at(weights, columns, kind != 'cross')}", fontsize=9)
+        axis.set_title(f"head {head}: {describe_head(weights, columns, kind != 'cross')}", fontsize=9)
     figure.colorbar(image, ax=axes, label="attention weight")
     figure.suptitle(f"{kind}, layer {layer}")
     plt.show()
@@ -160,8 +163,8 @@ for layer in range(LAYERS):
     draw(maps, "cross", layer)
 
 # %% [markdown]
-# Where do these numbers come from? From queries and keys, by Equation 1. Hooks take both out of the last layer, and
-# from them we work out the map ourselves.
+# Where do these numbers come from? From queries and keys, by Equation 1. Hooks record both in the last layer, and we
+# compute the map from them.
 
 # %%
 attention = model.model.decoder.layers[-1].encoder_attn
@@ -189,54 +192,64 @@ print(f"map of {tuple(by_hand.shape)}: equal")
 # %% [markdown]
 # ## What heads look at
 #
-# One sentence proves little. `looks_at` says in words where a head puts the most weight: on the token before, the
-# token itself, the one after, or on some token wherever it stands. We ask it for every head and every test sentence.
-# The percentages are the shares of the sentences.
-#
-# Some heads have a habit that is the same in nearly every sentence, such as the end of the sentence, or the token
-# itself; others look here and there. A habit is no proof of use: a head that has nothing to say must put its weight
-# somewhere.
+# One sentence proves little. `describe_head` names the pattern of a map, if it has a clear one: the token before, the
+# token itself, the token after, the diagonal, or one token for all rows. We apply it to every head and every test
+# sentence, and print in how many of the sentences a head shows which pattern.
 
 # %%
 all_maps = [attention_maps(model, tokenizer, pair["en"], pair["de"]) for pair in test]
 KINDS = ("encoder", "decoder", "cross")
+most_frequent = {}
 
 for kind in KINDS:
     for layer in range(LAYERS):
         for head in range(h):
-            said = Counter()
+            patterns = Counter()
             for one in all_maps:
-                phrase = looks_at(getattr(one, kind)[layer, head], one.axes(kind)[1], kind != "cross")
-                said[phrase.rpartition(" ")[0]] += 1  # without the percentage
-            most = ", ".join(f"{what} {count / len(test):.0%}" for what, count in said.most_common(3))
-            print(f"{kind:7} layer {layer} head {head}: {most}")
+                text = describe_head(getattr(one, kind)[layer, head], one.axes(kind)[1], kind != "cross")
+                patterns[text.rpartition(", ")[0] or "no clear pattern"] += 1  # without the weight
+            shares = {pattern: count / len(test) for pattern, count in patterns.most_common(3)}
+            most_frequent[kind, layer, head] = max(shares.items(), key=lambda item: item[1])
+            shown = ", ".join(f"{pattern} {share:.0%}" for pattern, share in shares.items())
+            print(f"{kind:7} layer {layer} head {head}: {shown}")
+
+assert all(most_frequent["cross", LAYERS - 1, head][0] == "the diagonal" for head in range(h))
+assert all(
+    most_frequent["encoder", layer, head][0] == "no clear pattern" for layer in range(LAYERS) for head in range(h)
+)
 
 # %% [markdown]
-# ## What heads are good for
+# In the upper layer of the decoder, all heads that attend to the source follow the diagonal in most sentences, as both
+# languages have much the same word order. Most of its self-attention heads look at the token itself. The encoder heads
+# have no clear pattern in most sentences. A pattern does not prove use: a head that has nothing to contribute must put
+# its weight somewhere, too.
+
+# %% [markdown]
+# ## Which heads matter
 #
-# A weight says where a head looks, not whether anyone listens. So we silence each head, by making its k columns of the
-# joined heads 0 before the output projection, and look at the loss on the test sentences, with the true translation
-# given. Beside it stands the loss of a decoder that cannot see the source at all.
+# A weight shows where a head looks, not whether its output is used. So we switch off each head, by setting its k
+# columns of the joined heads to 0 before the output projection, and measure the loss on the test sentences, given the
+# reference translation. For comparison, we also switch off all attention to the source.
 #
-# No head is indispensable: without any one of them, the loss stays far below that of the blind decoder. The one that
-# is missed most looks at the source, in the upper layer.
+# No head is indispensable: without any single one, the loss stays far below that of the decoder that cannot see the
+# source. The most important one attends to the source, in the upper layer.
 
 
 # %%
 @torch.no_grad()
-def loss_without(silenced=()):
-    """Nats per token when these (kind, layer, head) are silent."""
+def loss_without(switched_off=()):
+    """Nats per token with these (kind, layer, head) switched off."""
     hooks = []
-    for kind, layer, head in silenced:
+    for kind, layer, head in switched_off:
         stack = model.model.encoder if kind == "encoder" else model.model.decoder
         attention = stack.layers[layer].encoder_attn if kind == "cross" else stack.layers[layer].self_attn
 
-        def silence(_, inputs, start=head * attention.head_dim, end=(head + 1) * attention.head_dim):
+        def switch_off(_, inputs, start=head * attention.head_dim, end=(head + 1) * attention.head_dim):
             heads = inputs[0].clone()  # (B,T,d)
             heads[..., start:end] = 0
             return (heads,)
 
-        hooks.append(attention.out_proj.register_forward_pre_hook(silence))
+        hooks.append(attention.out_proj.register_forward_pre_hook(switch_off))
     loss = model(**collate(encode(test))).loss.item()
     for hook in hooks:
         hook.remove()
@@ -256,19 +269,19 @@ axis.set_yticks(range(len(rows)), [f"{kind}, layer {layer}" for kind, layer in r
 figure.colorbar(image, label="added loss (nats per token)")
 plt.show()
 
-print(f"loss {whole:.2f}; without any look at the source {blind:.2f}")
+print(f"loss {whole:.2f}; without attention to the source {blind:.2f}")
 for row, of_heads in zip(rows, added, strict=True):
     print(f"{row[0]:7} layer {row[1]}   " + "   ".join(f"{more:+.2f}" for more in of_heads))
 assert blind > whole + 1
-assert added.argmax() // h == len(rows) - 1  # the head that is missed most looks at the source, in the upper layer
+assert added.argmax() // h == len(rows) - 1  # the most important head attends to the source, in the upper layer
 assert added.max() < (blind - whole) / 4
 
 # %% [markdown]
 # ## Word alignments
 #
-# Which English word stands behind a German one? The model was never told. But to write a word it must look at what it
-# translates. So take the mean of the heads of a layer, add up the weights over the tokens of each source word, average
-# over the tokens of each target word, and align the target word with the source word of the most weight.
+# Which English word does a German word translate? The model was never told. But to predict a word it must look at the
+# word it translates. So we average the heads of a layer, sum the weights over the tokens of each source word, average
+# over the tokens of each target word, and align each target word with the source word of the largest weight.
 
 # %%
 words = {side: pair[side].split() for side in ("en", "de")}
@@ -292,12 +305,12 @@ def align_by_hand(maps, layer):
 
 
 # %% [markdown]
-# The alignment error rate compares them with the true links A: with F found, it is $1 - 2 |A \cap F| / (|A| + |F|)$,
-# that is 1 less the harmonic mean of the share of A that is found and the share of F that is true. Two measures beside
-# it tell what a number means. To link word j with word j is to know nothing of the words. And as we find one link for
-# each German word where the truth may have several, 0 is out of reach: the best is to find a true one each time.
+# The alignment error rate compares the predicted links P with the true links A: $1 - 2 |A \cap P| / (|A| + |P|)$, that
+# is, 1 minus the F1 score. Two other rates put it into perspective. Linking word j to word j needs no knowledge of the
+# words. And since we predict one link for each German word, where the truth may have several, 0 cannot be reached: the
+# best possible prediction is a true link each time.
 #
-# The upper layer knows better than the lower one which word is which.
+# The upper layer aligns better than the lower one.
 
 # %%
 true = [{tuple(map(int, link.split("-"))) for link in pair["alignment"].split()} for pair in test]
@@ -312,25 +325,24 @@ for layer in range(LAYERS):
     found = [set(align_words(one, layer)) for one in all_maps]
     assert found == [set(align_by_hand(one, layer)) for one in all_maps]
     rates[f"attention, layer {layer}"] = alignment_error_rate(found, true)
-rates["the best with one link a word"] = alignment_error_rate(possible, true)
+rates["best possible, one link per word"] = alignment_error_rate(possible, true)
 
 links_found, links_true = ({(n, *link) for n, links in enumerate(of) for link in links} for of in (found, true))
 share_found, share_right = (len(links_found & links_true) / len(of) for of in (links_true, links_found))
 harmonic_mean = 2 / (1 / share_found + 1 / share_right)  # of recall and precision
 np.testing.assert_allclose(alignment_error_rate(found, true), 1 - harmonic_mean)
 for name, rate in rates.items():
-    print(f"{name:30} {rate:.3f}")
+    print(f"{name:33} {rate:.3f}")
 
-assert rates["the best with one link a word"] < rates[f"attention, layer {LAYERS - 1}"] < rates["word j = word j"]
+assert rates["best possible, one link per word"] < rates[f"attention, layer {LAYERS - 1}"] < rates["word j = word j"]
 assert rates["attention, layer 1"] < rates["attention, layer 0"]
 
 # %% [markdown]
-# All alignments by hand equal those of `align_words`, and the error rate is what its formula says.
+# All alignments computed by hand equal those of `align_words`.
 #
-# **To try:** a trained directory can be looked into without writing code:
+# **To try:** inspect a trained model without writing code:
 #
-#     python -m vanilla_transformer.inspection.attention attention --model outputs/sample \
-#         --text "The dog sleeps." --output map.html
+#     vanilla-transformer inspect attention --model outputs/sample --text "The dog sleeps." --output map.html
 #
-# Which head aligns best by itself? Does row t of the lower layer fit the word that is written, or the one that has
-# just been read?
+# Which single head aligns best? Does row t of the lower layer correspond to the word predicted, or to the word just
+# read?
