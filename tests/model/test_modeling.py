@@ -1,4 +1,4 @@
-"""The model equals its formulas, itself by other routes, and itself saved. Run: pytest tests/test_modeling.py"""
+"""The model equals its formulas, itself by other routes, and itself saved. Run: pytest tests/model/test_modeling.py"""
 
 import math
 import os
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
+    EMBEDDINGS,
     LABELS,
     MASK,
     SOURCE,
@@ -17,6 +18,7 @@ from helpers import (
     TINY,
     assert_close,
     assert_same_gradients,
+    assert_ties_and_sizes,
     gradients,
     make_cache,
     norms,
@@ -109,22 +111,19 @@ def test_multi_head_attention_equals_numpy(is_cross, backend):
 @positions
 def test_eager_equals_sdpa(make_model, norm_first, position_embedding_type):
     model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type)
-    mask = torch.cat([MASK[:2], torch.zeros_like(MASK[:1])])  # the last source is wholly masked
-    results = {}
+    nothing_read = torch.cat([MASK[:2], torch.zeros_like(MASK[:1])])  # the last source is wholly masked
+    logits, with_gradients = [], []
     for backend in ["eager", "sdpa"]:
         model.set_attn_implementation(backend)
-        output = model(SOURCE, mask, TARGET, labels=LABELS.clamp(min=0))
-        results[backend] = output.logits, gradients(model, output.loss)
-    assert all(torch.isfinite(logits).all() for logits, _ in results.values())
-    assert_close(results["sdpa"][0][:2], results["eager"][0][:2])
-    assert all(torch.isfinite(g).all() for _, grads in results.values() for g in grads.values())
-
-    for backend in ["eager", "sdpa"]:
-        model.set_attn_implementation(backend)
-        results[backend] = gradients(model, model(SOURCE, MASK, TARGET, labels=LABELS).loss)
-    bias = "k_proj.bias"  # adds the same to all scores of a query: its gradient is zero, or rounding
-    ours, theirs = ({n: g for n, g in results[b].items() if bias not in n} for b in ["sdpa", "eager"])
-    assert_same_gradients(ours, theirs)
+        output = model(SOURCE, nothing_read, TARGET, labels=LABELS.clamp(min=0))
+        logits.append(output.logits)
+        found = gradients(model, output.loss)
+        assert all(tensor.isfinite().all() for tensor in [output.logits, *found.values()])
+        found = gradients(model, model(SOURCE, MASK, TARGET, labels=LABELS).loss)
+        # A key's bias adds the same to all scores of a query: its gradient is zero up to rounding.
+        with_gradients.append({name: g for name, g in found.items() if "k_proj.bias" not in name})
+    assert_close(logits[1][:2], logits[0][:2])
+    assert_same_gradients(with_gradients[1], with_gradients[0])
 
 
 def test_attention_weights_are_returned_and_sum_to_one(make_model):
@@ -349,25 +348,6 @@ def test_neither_or_both_ways_in_are_refused(make_model):
             model(SOURCE, **inputs)
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(make_model):
-    model = make_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1).train()
-    calls = []
-    for module in model.modules():
-        if isinstance(module, VanillaTransformerAttention):
-            module.register_forward_hook(lambda *args: calls.append(1))
-    results = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        calls.clear()
-        loss = model(SOURCE, MASK, labels=LABELS, label_smoothing=0.1).loss
-        results.append((loss, gradients(model, loss), len(calls)))
-        model.gradient_checkpointing_enable()
-    (plain, plain_gradients, once), (checkpointed, checkpointed_gradients, twice) = results
-    assert (once, twice) == (6, 12)  # attention runs again on the way back
-    assert torch.equal(checkpointed, plain)
-    assert_same_gradients(checkpointed_gradients, plain_gradients, 1e-6)
-
-
 # ------------------------------------------------------------------------------------------------------------- padding
 
 
@@ -392,7 +372,7 @@ def test_padded_equals_alone(make_model, norm_first, position_embedding_type):
 
 @positions
 def test_padding_that_is_the_end_token(make_model, position_embedding_type):
-    """The first end after the words is read, the others are padding."""
+    """The first end after the words is read, the others are padding, in `forward` as in `generate`."""
     model = make_model(position_embedding_type=position_embedding_type, pad_token_id=2).double()
     lengths = MASK.sum(1).tolist()
     right = SOURCE.masked_fill(SOURCE == 0, 2)
@@ -402,6 +382,21 @@ def test_padding_that_is_the_end_token(make_model, position_embedding_type):
         for row, length, target, logits in zip(SOURCE, lengths, TARGET, padded, strict=True):
             alone = model(row[None, :length], torch.ones(1, length), target[None]).logits
             assert_close(logits, alone[0], 1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
+def test_generate_without_a_mask_hides_padding(make_model, options):
+    """The mask travels with the encoder's outputs, also if those are computed beforehand; a mask that is given wins."""
+    model = make_model(tie_word_embeddings=False).double()
+    options = {"min_new_tokens": 8, "max_new_tokens": 8, **options}
+    expected = model.generate(SOURCE, attention_mask=MASK, **options)
+    assert torch.equal(model.generate(SOURCE, **options), expected)
+    encoded = model.get_encoder()(SOURCE)
+    assert torch.equal(encoded.attention_mask, MASK) and len(encoded.to_tuple()) == 1
+    assert torch.equal(model.generate(encoder_outputs=encoded, **options), expected)
+    everything = model.generate(SOURCE, attention_mask=torch.ones_like(MASK), **options)
+    assert not torch.equal(everything, expected)
+    assert model.get_encoder()(SOURCE, MASK).attention_mask is None
 
 
 def test_without_a_padding_token_all_is_read(make_model):
@@ -515,18 +510,22 @@ def test_the_operator_of_the_loss_is_what_torch_takes_it_for(bias, needs_grad):
 
 @pytest.mark.parametrize("options", [{}, {"lm_head_bias": True}, {"tie_word_embeddings": False}])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_loss_in_eval_and_training_equals_the_closed_form(make_model, chunks, options, label_smoothing):
+def test_loss_with_and_without_logits_equals_the_closed_form(make_model, chunks, options, label_smoothing):
+    """In training there are no logits unless asked for, in evaluation there are unless declined."""
     model = make_model(**options)
     inputs = {"attention_mask": MASK, "labels": LABELS, "label_smoothing": label_smoothing}
     for num_items in [None, 11]:
         plain = model.eval()(SOURCE, **inputs, num_items_in_batch=num_items)
         theirs, _ = numpy_loss(plain.logits, LABELS, label_smoothing, num_items or int((LABELS != -100).sum()))
-        assert_close(plain.loss.double(), theirs)
         plain_gradients = gradients(model, plain.loss)
-        chunked = model.train()(SOURCE, **inputs, num_items_in_batch=num_items)
-        assert chunked.logits is None
-        assert_close(chunked.loss.double(), theirs)
-        assert_same_gradients(gradients(model, chunked.loss), plain_gradients)
+        for mode, output_logits in [("train", None), ("train", True), ("eval", False)]:
+            options = {"num_items_in_batch": num_items, "output_logits": output_logits}
+            output = getattr(model, mode)()(SOURCE, **inputs, **options)
+            assert (output.logits is not None) == bool(output_logits)
+            assert_close(output.loss.double(), theirs)
+            assert_same_gradients(gradients(model, output.loss), plain_gradients)
+        with torch.no_grad():
+            assert_close(model(SOURCE, **inputs, **options).loss.double(), theirs)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -569,24 +568,20 @@ def test_training_loss_under_bfloat16_autocast(make_model, chunks):
         assert (ours - theirs).norm() < 0.05 * theirs.norm(), name
 
 
-# ------------------------------------------------------------------------------------------------------- save and load
+def test_the_gradient_hits_the_token_that_comes_next(make_model):
+    """Label t is what logit t predicts: labels must not be shifted a second time."""
+    model = make_model()
+    output = model(SOURCE, MASK, labels=LABELS)
+    (gradient,) = torch.autograd.grad(output.loss, output.logits)
+    has_label = LABELS != -100
+    assert torch.equal(gradient[has_label].argmin(-1), LABELS[has_label])
+    assert not gradient[~has_label].any()
+    shifted = torch.tensor([[1, 10, 6, 22, 5], [1, 3, 14, 2, 1], [1, 1, 9, 2, 1]])  # 1 starts, and replaces -100
+    assert torch.equal(model.prepare_decoder_input_ids_from_labels(LABELS), shifted)
+    assert torch.equal(model(SOURCE, MASK, shifted).logits, output.logits)
 
-EMBEDDINGS = {
-    "shared, tied": ({}, ["model.shared.weight"]),
-    "shared, untied": ({"tie_word_embeddings": False}, ["lm_head.weight", "model.shared.weight"]),
-    "separate, tied": (
-        {"share_encoder_decoder_embeddings": False},
-        ["model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"],
-    ),
-    "separate, untied": (
-        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
-        ["lm_head.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"],
-    ),
-    "own vocabularies": (
-        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 29, "lm_head_bias": True},
-        ["lm_head.bias", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"],
-    ),
-}
+
+# ------------------------------------------------------------------------------------------------------- save and load
 
 
 def assert_same_tensors(ours: nn.Module, theirs: nn.Module):
@@ -599,61 +594,33 @@ def assert_same_tensors(ours: nn.Module, theirs: nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mode", EMBEDDINGS)
-@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "learned"])
-def test_every_tensor_is_saved_and_loaded(tmp_path, mode, dtype, position_embedding_type):
-    options, embeddings = EMBEDDINGS[mode]
-    config = VanillaTransformerConfig(
-        **{**TINY, **options, "norm_first": True, "position_embedding_type": position_embedding_type}
-    )
+@pytest.mark.parametrize("embeddings", EMBEDDINGS)
+@positions
+def test_every_tensor_is_saved_and_loaded(tmp_path, embeddings, dtype, position_embedding_type):
+    options = {**EMBEDDINGS[embeddings], "norm_first": True, "position_embedding_type": position_embedding_type}
+    config = VanillaTransformerConfig(**{**TINY, **options})
     model = randomise(VanillaTransformerForConditionalGeneration._from_config(config, dtype=dtype))
     model.save_pretrained(tmp_path)
 
-    # A tensor is written once, under the name of its owner.
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        written = sorted(file.keys())
-    if position_embedding_type == "learned":
-        embeddings = [*embeddings, "model.decoder.embed_positions.weight", "model.encoder.embed_positions.weight"]
-    layers = {name for name in model.state_dict() if ".layers." in name or ".layer_norm." in name}
-    assert len(layers) == 2 * 16 + 2 * 26 + 4
-    assert written == sorted({*embeddings, *layers})
-
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:  # a tied tensor is written once
+        written = set(file.keys())
+    assert len(written) == len(list(model.parameters()))
+    assert ("model.shared.weight" in written) == config.share_encoder_decoder_embeddings
+    assert ("lm_head.weight" in written) != config.tie_word_embeddings
     loaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
     assert loaded.dtype == dtype and not loaded.training
     assert_same_tensors(loaded, model)
-    shared, tied = model.config.share_encoder_decoder_embeddings, model.config.tie_word_embeddings
-    encoder, decoder = loaded.model.encoder.embed_tokens.weight, loaded.model.decoder.embed_tokens.weight
-    assert (encoder is decoder) == shared and (loaded.lm_head.weight is decoder) == tied
-    if position_embedding_type == "sinusoidal":
-        for stack in [loaded.model.encoder, loaded.model.decoder]:
-            assert torch.equal(stack.embed_positions.table, sinusoidal_positions(torch.arange(40), 16))
+    assert_ties_and_sizes(loaded)
+    if position_embedding_type != "learned":  # the tables, which are not saved, stay in float32
+        for stack, heads in [(loaded.model.encoder, 4), (loaded.model.decoder, 2)]:
+            dim = 16 // heads if position_embedding_type == "rotary" else 16
+            assert torch.equal(stack.embed_positions.table, sinusoidal_positions(torch.arange(40), dim))
 
     base = VanillaTransformerModel.from_pretrained(tmp_path)
     assert_same_tensors(base, model.model)
     base.save_pretrained(tmp_path / "base")
     assert_same_tensors(VanillaTransformerModel.from_pretrained(tmp_path / "base"), model.model)
-
-
-def test_rotary_table_is_right_after_loading(make_model, tmp_path):
-    model = make_model(position_embedding_type="rotary")
-    model.save_pretrained(tmp_path)
-    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    for stack, width in [(loaded.model.encoder, 4), (loaded.model.decoder, 8)]:
-        assert torch.equal(stack.embed_positions.table, sinusoidal_positions(torch.arange(40), width))
-
-
-@pytest.mark.parametrize("tie_word_embeddings", [True, False])
-def test_resized_vocabulary_stays_shared(make_model, tie_word_embeddings, tmp_path):
-    model = make_model(tie_word_embeddings=tie_word_embeddings)
-    before = model(SOURCE, MASK, TARGET).logits
-    model.resize_token_embeddings(45)
-    assert model.config.vocab_size == model.config.decoder_vocab_size == 45
-    after = model(SOURCE, MASK, TARGET).logits
-    assert after.shape[-1] == 45 and torch.equal(after[..., :37], before)
-    assert model.model.encoder.embed_tokens.weight is model.model.decoder.embed_tokens.weight
-    model.save_pretrained(tmp_path)
-    assert_same_tensors(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path), model)
 
 
 def test_what_was_converted_is_known_to_auto_classes_and_pipelines():
