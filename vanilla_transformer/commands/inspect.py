@@ -21,13 +21,13 @@ from .options import Parser, positive
 PICTURES = (".png", ".svg", ".pdf")
 
 
-class ShapesParser(Parser, HfArgumentParser):
-    """Adds the options of dataclasses."""
+class DataclassParser(Parser, HfArgumentParser):
+    pass
 
 
 def add_arguments(parser: argparse.ArgumentParser):
     what = parser.add_subparsers(
-        dest="what", required=True, metavar="shapes|attention|align", parser_class=ShapesParser
+        dest="what", required=True, metavar="shapes|attention|align", parser_class=DataclassParser
     )
 
     shapes = what.add_parser(
