@@ -1,4 +1,4 @@
-"""int8 weights by torchao, where that is installed. Run: pytest -m slow tests/test_quantization.py"""
+"""int8 weights by torchao, where that is installed. Run: pytest -m slow tests/model/test_quantization.py"""
 
 import pytest
 import torch
@@ -14,28 +14,28 @@ WIDE = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
 
 
 @pytest.mark.parametrize("embeddings", ["shared, tied", "shared, untied", "separate, tied"])
-def test_weights_are_quantised_when_loaded_and_saved_again(make_model, tmp_path, embeddings):
+def test_weights_are_quantized_when_loaded_and_saved_again(make_model, tmp_path, embeddings):
     model = make_model(**WIDE, **EMBEDDINGS[embeddings])
     model.save_pretrained(tmp_path / "whole")
-    quantised = type(model).from_pretrained(
+    quantized = type(model).from_pretrained(
         tmp_path / "whole", quantization_config=TorchAoConfig(Int8WeightOnlyConfig())
     )
-    for name, module in quantised.named_modules():
+    for name, module in quantized.named_modules():
         if isinstance(module, nn.Linear):
             assert isinstance(module.weight, Int8Tensor) == (name != "lm_head"), name
-    assert_ties_and_sizes(quantised)
+    assert_ties_and_sizes(quantized)
     with torch.no_grad():
-        expected, logits = (either(SOURCE, MASK, TARGET).logits for either in (model, quantised))
+        expected, logits = (either(SOURCE, MASK, TARGET).logits for either in (model, quantized))
     assert 0 < (logits - expected).norm() < 0.03 * expected.norm()
-    translated = quantised.generate(SOURCE, max_new_tokens=8)
+    translated = quantized.generate(SOURCE, max_new_tokens=8)
     assert translated.shape[0] == 3
-    loss = quantised.train()(SOURCE, MASK, labels=LABELS).loss
+    loss = quantized.train()(SOURCE, MASK, labels=LABELS).loss
     assert_close(loss, model.train()(SOURCE, MASK, labels=LABELS).loss, 0.05)
 
-    quantised.eval().save_pretrained(tmp_path / "quantised")
-    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("quantised", "whole")]
+    quantized.eval().save_pretrained(tmp_path / "quantized")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("quantized", "whole")]
     assert sizes[0] < 0.5 * sizes[1]
-    loaded = type(model).from_pretrained(tmp_path / "quantised")
+    loaded = type(model).from_pretrained(tmp_path / "quantized")
     assert isinstance(loaded.model.encoder.layers[0].fc1.weight, Int8Tensor)
     assert_ties_and_sizes(loaded)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_weights_are_quantised_when_loaded_and_saved_again(make_model, tmp_path,
     assert torch.equal(loaded.generate(SOURCE, max_new_tokens=8), translated)
 
 
-def test_weights_are_quantised_in_place(make_model):
+def test_weights_are_quantized_in_place(make_model):
     model = make_model(**WIDE)
     with torch.no_grad():
         expected = model(SOURCE, MASK, TARGET).logits
@@ -54,8 +54,8 @@ def test_weights_are_quantised_in_place(make_model):
     assert model.generate(SOURCE, max_new_tokens=8).shape[0] == 3
 
 
-def test_an_output_projection_of_quantised_weights_is_trained_through(make_model):
-    """torchao puts its tensor into the layer and leaves the layer."""
+def test_gradients_pass_a_quantized_output_projection(make_model):
+    """torchao replaces the weight of the layer and keeps the layer."""
     model = make_model(**WIDE)
     quantization.quantize_(model, Int8WeightOnlyConfig())
     expected = model(SOURCE, MASK, labels=LABELS).loss
