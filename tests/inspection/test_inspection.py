@@ -465,8 +465,8 @@ def test_align_command_aligns_a_dataset(saved, tmp_path, capsys):
     assert "Skipped 4 of 7 pairs: empty, or more than 40 tokens." in said
     assert "There is no layer 3; the model has 3, from 0 to 2" in command_error(capsys, *command, "--layer", "3")
     assert "'train'" in command_error(capsys, *command, "--split", "train")
-    same = ["--source_column", "en", "--target_column", "en"]
-    assert "same" in command_error(capsys, *command, *same)
+    message = command_error(capsys, *command, "--source_column", "en", "--target_column", "en")
+    assert "Source and target are both en" in message
 
 
 @pytest.mark.parametrize("wrong", ["0-0 x", "0-0,1-1", ["0-0"]])

@@ -1,0 +1,44 @@
+"""The command line as a whole; each verb is tested where its work is."""
+
+import pytest
+from helpers import command_error
+
+import vanilla_transformer
+from vanilla_transformer.__main__ import VERBS, main
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"]])
+def test_help_shows_an_example_of_each_verb(argv, capsys):
+    with pytest.raises(SystemExit) as ending:
+        main(argv)
+    assert ending.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(f"vanilla-transformer {example}" in printed for _, example in VERBS.values())
+
+
+@pytest.mark.parametrize("argv", [[verb] for verb in VERBS] + [["inspect", what] for what in ("shapes", "align")])
+def test_help_of_a_verb_has_an_example(argv, capsys):
+    with pytest.raises(SystemExit) as ending:
+        main([*argv, "--help"])
+    assert ending.value.code == 0
+    assert f"example: vanilla-transformer {' '.join(argv)} " in " ".join(capsys.readouterr().out.split())
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ending:
+        main(["--version"])
+    assert ending.value.code == 0
+    assert capsys.readouterr().out == f"vanilla-transformer {vanilla_transformer.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["transalte"], "'transalte' is not a verb; did you mean translate?"),
+        (["--modle"], "unrecognized arguments: --modle"),
+        (["translate"], "required: --model"),
+        (["convert", "x"], "required: OUTPUT_DIR"),
+    ],
+)
+def test_bad_usage_is_one_sentence(argv, message, capsys):
+    assert message in command_error(capsys, *argv)
