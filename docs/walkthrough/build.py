@@ -1,4 +1,4 @@
-"""Makes the notebooks: executes the sources of this folder, and writes each with what it printed and drew.
+"""Build the notebooks: execute the sources in this folder and write each with its outputs.
 
 python docs/walkthrough/build.py
 python docs/walkthrough/build.py 05_layers_and_stacks --output_dir /tmp
@@ -22,12 +22,12 @@ def read_source(source: Path) -> nbformat.NotebookNode:
     notebook = jupytext.read(source)
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL})
     for number, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{number}"  # ids drawn at random would make every build another file
+        cell.id = f"cell-{number}"  # random ids would make every build differ
     return notebook
 
 
 def tidy(outputs: list) -> list:
-    """Without what went to stderr, such as warnings with the paths of this machine, and without blank lines around."""
+    """Removes stderr, such as warnings with local paths, and blank lines around outputs."""
     kept = []
     for output in outputs:
         if output.output_type == "stream":
@@ -38,9 +38,9 @@ def tidy(outputs: list) -> list:
 
 
 def build(source: Path, output_dir: Path) -> Path:
-    """Executes a source and writes its notebook; raises CellExecutionError, and writes nothing, where a cell fails."""
+    """Executes a source and writes its notebook; raises CellExecutionError and writes nothing if a cell fails."""
     notebook = read_source(source)
-    where = {"metadata": {"path": str(source.parent)}}  # the folder that a notebook runs in when it is opened
+    where = {"metadata": {"path": str(source.parent)}}  # as when it is opened in Jupyter
     NotebookClient(
         notebook, timeout=600, kernel_name=KERNEL["name"], resources=where, record_timing=False, coalesce_streams=True
     ).execute()
@@ -53,9 +53,9 @@ def build(source: Path, output_dir: Path) -> Path:
 
 
 def find_difference(source: Path, path: Path) -> str | None:
-    """In words, the first cell in which a notebook is not what its source says."""
+    """Describes the first cell in which a notebook differs from its source; None if they match."""
     if not path.exists():
-        return "is not there"
+        return "is missing"
     ours, theirs = (
         [(cell.cell_type, cell.source) for cell in notebook.cells]
         for notebook in (read_source(source), nbformat.read(path, as_version=4))
@@ -67,16 +67,20 @@ def find_difference(source: Path, path: Path) -> str | None:
 
 
 def main(argv: list[str] | None = None):
-    """Builds or checks; ends with 1 where a check finds a difference."""
+    """Builds or checks; exits with 1 if a check finds a difference."""
     sources = {source.stem: source for source in sorted(FOLDER.glob("[0-9][0-9]_*.py"))}
-    parser = argparse.ArgumentParser(prog="build.py", description="Make the notebooks, or check them.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of {', '.join(sources)}")
-    parser.add_argument("--check", action="store_true", help="execute nothing; say which differ from their sources")
-    parser.add_argument("--output_dir", type=Path, default=FOLDER, help="where notebooks are (default: beside them)")
+    parser = argparse.ArgumentParser(prog="build.py", description="Build the notebooks, or check them.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(sources)}")
+    parser.add_argument(
+        "--check", action="store_true", help="execute nothing; list those that differ from their source"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, default=FOLDER, help="where notebooks are (default: next to the sources)"
+    )
     options = parser.parse_args(argv)
     unknown = set(options.names) - set(sources)
     if unknown:
-        parser.error(f"there is no {min(unknown)}; there are {', '.join(sources)}")
+        parser.error(f"there is no {min(unknown)}; choose from {', '.join(sources)}")
 
     differ = False
     for name in options.names or sources:
