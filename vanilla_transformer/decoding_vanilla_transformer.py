@@ -154,6 +154,8 @@ def check_supported(
         unknown.append("`return_dict_in_generate=True`")
     if generation_config.cache_implementation not in (None, "dynamic"):
         unknown.append(f"`cache_implementation={generation_config.cache_implementation!r}`")
+    if "prepare_inputs_for_generation" in vars(model):  # which PEFT sets to put a trained prompt first
+        unknown.append("a changed `prepare_inputs_for_generation`")
     if attention not in FAST_ATTENTION:
         unknown.append(f"`attn_implementation={attention!r}`")
     refuse(unknown, mode.value)
@@ -198,7 +200,8 @@ class DecodingState:
     ):
         if attention_mask is None:  # the encoder has inferred one from the padding
             attention_mask = getattr(encoder_outputs, "attention_mask", None)
-        unknown = [f"`{name}`" for name, value in kwargs.items() if value is not None and name != "use_cache"]
+        harmless = ("use_cache", "inputs_embeds")  # embeddings of the source, which the encoder has read
+        unknown = [f"`{name}`" for name, value in kwargs.items() if value is not None and name not in harmless]
         if past_key_values is not None and past_key_values.get_seq_length() > 0:
             unknown.append("a `past_key_values` that is not empty")
         if attention_mask is not None and attention_mask.ndim != 2:

@@ -1,4 +1,4 @@
-"""`generate` equals plain searches over the full forward, by every route. Run: pytest tests/test_generation.py"""
+"""`generate`, with transformers' searches and ours, equals plain searches over the full forward."""
 
 import copy
 from itertools import product
@@ -7,17 +7,16 @@ from threading import Thread
 import pytest
 import torch
 from helpers import lively_model, make_cache
+from peft import PrefixTuningConfig, get_peft_model
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     StoppingCriteriaList,
     TextIteratorStreamer,
-    TextStreamer,
 )
-from transformers.generation import GenerationMixin
 
-from vanilla_transformer import decoding_vanilla_transformer
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
+from vanilla_transformer.decoding_vanilla_transformer import DecodingState, beam_search, greedy_search
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0], [12, 33, 9, 9, 2, 0]])
 MASK = (SOURCE != 0).long()
@@ -28,6 +27,18 @@ STEPS = 10
 # Of models whose translations of SOURCE end at different steps; a test says so, should other seeds be needed.
 SEEDS = {"sinusoidal": 35, "learned": 45, "rotary": 45}
 
+ROUTES = {
+    "greedy, no cache": {"num_beams": 1, "use_cache": False},
+    "greedy": {"num_beams": 1},
+    "fast greedy": {"num_beams": 1, "custom_generate": greedy_search},
+    "beams, no cache": {"num_beams": 4, "use_cache": False},
+    "beams": {"num_beams": 4},
+    "fast beams": {"num_beams": 4, "custom_generate": beam_search},
+}
+routes = pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
+cached = ["greedy", "fast greedy", "beams", "fast beams"]
+cached_routes = pytest.mark.parametrize("route", [ROUTES[name] for name in cached], ids=cached)
+slow_routes = pytest.mark.parametrize("route", [ROUTES[name] for name in ROUTES if "fast" not in name], ids=str)
 caches = pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
 widths = pytest.mark.parametrize("num_beams", [1, 4], ids=["greedy", "beams"])
 kinds = pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -45,8 +56,14 @@ def make_lively():
     ).double()
 
 
+@pytest.fixture
+def model(make_lively):
+    return make_lively()
+
+
 @pytest.fixture(params=SEEDS)
-def model(request, make_lively):
+def each_model(request, make_lively):
+    """With each kind of positions."""
     return make_lively(request.param)
 
 
@@ -134,55 +151,53 @@ def test_greedy_search_equals_a_loop_over_forward(make_lively, position_embeddin
         assert not any(row[len(expected) + 1 :])  # padding
 
 
-@widths
-@caches
-def test_sentences_that_end_at_different_steps_equal_their_translations_alone(model, num_beams, use_cache):
-    search = {"num_beams": num_beams, "use_cache": use_cache}
-    together = translate(model, **search)
+@routes
+def test_sentences_that_end_at_different_steps_equal_their_translations_alone(each_model, route):
+    model = each_model
+    together = translate(model, **route)
     assert len({len(sentence) for sentence in together}) > 2
-    assert together == [translate(model, source, **search)[0] for source in ALONE]
+    assert together == [translate(model, source, **route)[0] for source in ALONE]
 
 
-@widths
-def test_padding_on_the_left_changes_nothing(model, num_beams):
-    expected = translate(model, num_beams=num_beams)
-    assert translate(model, LEFT, num_beams=num_beams) == expected
-    assert translate(model, LEFT, attention_mask=(LEFT != 0).long(), num_beams=num_beams) == expected
+@cached_routes
+def test_padding_on_the_left_changes_nothing(each_model, route):
+    model = each_model
+    expected = translate(model, **route)
+    assert translate(model, LEFT, **route) == expected
+    assert translate(model, LEFT, attention_mask=(LEFT != 0).long(), **route) == expected
 
 
-@widths
-def test_a_mask_that_is_not_given_is_inferred(model, num_beams):
-    expected = translate(model, attention_mask=MASK, num_beams=num_beams)
-    assert translate(model, attention_mask=torch.ones_like(MASK), num_beams=num_beams) != expected
-    search = {"num_beams": num_beams, "max_new_tokens": STEPS}
+@cached_routes
+def test_a_mask_that_is_not_given_is_inferred(model, route):
+    expected = translate(model, attention_mask=MASK, **route)
+    assert translate(model, attention_mask=torch.ones_like(MASK), **route) != expected
+    search = {**route, "max_new_tokens": STEPS}
     for inputs in [{"inputs": SOURCE}, {"input_ids": SOURCE}, {"input_ids": SOURCE, "attention_mask": None}]:
         output = model.generate(**inputs, **search)
         assert [cut(row) for row in output[:, 1:].tolist()] == expected
 
 
-@widths
+@cached_routes
 @pytest.mark.parametrize("eos_token_id", [END, [7, END]], ids=["one end", "two ends"])
-def test_a_mask_is_inferred_where_padding_is_the_end_token(make_lively, num_beams, eos_token_id):
+def test_a_mask_is_inferred_where_padding_is_the_end_token(make_lively, route, eos_token_id):
     model = make_lively(pad_token_id=END, eos_token_id=eos_token_id)
-    search = {"num_beams": num_beams}
-    expected = [translate(model, source, attention_mask=torch.ones_like(source), **search)[0] for source in ALONE]
+    expected = [translate(model, source, attention_mask=torch.ones_like(source), **route)[0] for source in ALONE]
     for source in [SOURCE, LEFT]:
-        assert translate(model, source.masked_fill(source == 0, END), **search) == expected
+        assert translate(model, source.masked_fill(source == 0, END), **route) == expected
 
 
-@widths
-def test_without_a_padding_token_all_is_read(make_lively, num_beams):
+@cached_routes
+def test_without_a_padding_token_all_is_read(make_lively, route):
     model = make_lively(pad_token_id=None)
-    expected = translate(model, attention_mask=torch.ones_like(MASK), num_beams=num_beams)
-    assert translate(model, num_beams=num_beams) == expected != translate(make_lively(), num_beams=num_beams)
+    expected = translate(model, attention_mask=torch.ones_like(MASK), **route)
+    assert translate(model, **route) == expected != translate(make_lively(), **route)
 
 
-@widths
-@caches
-def test_one_sentence_of_one_token(model, num_beams, use_cache):
+@routes
+def test_one_sentence_of_one_token(model, route):
     source = torch.tensor([[7]])
-    expected = greedy_by_hand(model, source) if num_beams == 1 else beams_by_hand(model, source)[0][1]
-    assert translate(model, source, num_beams=num_beams, use_cache=use_cache) == [expected]
+    expected = greedy_by_hand(model, source) if route["num_beams"] == 1 else beams_by_hand(model, source)[0][1]
+    assert translate(model, source, **route) == [expected]
 
 
 # --------------------------------------------------------------------------------------------------------- beam search
@@ -199,15 +214,6 @@ def test_beam_search_equals_a_plain_one(model, early_stopping, length_penalty):
         output = model.generate(SOURCE, **search, **options)
         assert [cut(row) for row in output.sequences[:, 1:].tolist()] == [sentence for _, sentence in expected]
         assert_close(output.sequences_scores, torch.tensor([score for score, _ in expected]))
-
-
-def test_options_of_beam_search_matter(make_lively):
-    """So that the test before this one can tell them apart."""
-    model, found = make_lively(), set()
-    for early_stopping, length_penalty in product([False, True, "never"], [1.0, 2.0]):
-        search = {"early_stopping": early_stopping, "length_penalty": length_penalty}
-        found.add(str(translate(model, num_beams=4, num_return_sequences=4, **search)))
-    assert len(found) == 6
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
@@ -267,30 +273,6 @@ def test_scores_and_logits_are_those_of_one_forward(model, use_cache, search):
             expected = expected.masked_fill(expected < expected.topk(5).values[:, -1:], -torch.inf)
         assert_close(scores[i, :length], expected)
         assert expected[torch.arange(length), sentence].isfinite().all()
-
-
-@widths
-@caches
-def test_attentions_and_hidden_states_have_their_shapes(make_lively, num_beams, use_cache):
-    model = make_lively(attn_implementation="eager", encoder_layers=3)
-    search = {"num_beams": num_beams, "use_cache": use_cache, "output_attentions": True, "output_hidden_states": True}
-    output = model.generate(SOURCE, max_new_tokens=5, min_new_tokens=5, return_dict_in_generate=True, **search)
-    rows = len(SOURCE) * num_beams
-    assert [tuple(states.shape) for states in output.encoder_hidden_states] == [(4, 6, 16)] * 4
-    assert [tuple(weights.shape) for weights in output.encoder_attentions] == [(4, 4, 6, 6)] * 3
-    for recorded in [output.decoder_attentions, output.cross_attentions, output.decoder_hidden_states]:
-        assert len(recorded) == 5
-    for step in range(1, 6):
-        read = 1 if use_cache else step
-        own, cross = output.decoder_attentions[step - 1], output.cross_attentions[step - 1]
-        assert [tuple(weights.shape) for weights in own] == [(rows, 2, read, step)] * 2
-        assert [tuple(weights.shape) for weights in cross] == [(rows, 2, read, 6)] * 2
-        assert [tuple(states.shape) for states in output.decoder_hidden_states[step - 1]] == [(rows, read, 16)] * 3
-        padding = (MASK == 0).repeat_interleave(num_beams, 0)[:, None, None].expand_as(cross[0])
-        for weights in cross:
-            assert_close(weights.sum(-1), torch.ones(rows, 2, read))
-            assert not weights[padding].any()
-    assert (output.past_key_values is None) == (not use_cache)
 
 
 @caches
@@ -357,19 +339,6 @@ def test_sampling_repeats_with_its_seed_and_without_the_cache(model, num_beams, 
     assert sample(2, True).tolist() != first.tolist()
 
 
-@caches
-def test_several_sequences_are_the_best_of_each_sentence(model, use_cache):
-    search = {"num_beams": 4, "use_cache": use_cache, "output_scores": True, "return_dict_in_generate": True}
-    one = model.generate(SOURCE, max_new_tokens=STEPS, **search)
-    four = model.generate(SOURCE, max_new_tokens=STEPS, num_return_sequences=4, **search)
-    sentences = [cut(row) for row in four.sequences[:, 1:].tolist()]
-    assert [cut(row) for row in one.sequences[:, 1:].tolist()] == sentences[::4]
-    assert len({(i // 4, *sentence) for i, sentence in enumerate(sentences)}) == len(sentences)
-    scores = four.sequences_scores.reshape(len(SOURCE), 4)
-    assert torch.equal(scores, scores.sort(descending=True).values)
-    assert torch.equal(scores[:, 0], one.sequences_scores)
-
-
 # --------------------------------------------------------------------------------------------------------- constraints
 
 
@@ -397,36 +366,40 @@ CONSTRAINTS = {
 }
 
 
-@widths
-@caches
+# Their processors depend on which rows are in the batch.
+ACROSS_ROWS = ("sequence_bias", "begin_suppress_tokens", "encoder_no_repeat_ngram_size")
+
+
+@routes
 @pytest.mark.parametrize("name", CONSTRAINTS)
-def test_constraints_hold(make_lively, name, num_beams, use_cache):
+def test_constraints_hold(make_lively, name, route):
     model = make_lively()
     options, holds = CONSTRAINTS[name]
-    search = {"num_beams": num_beams, "use_cache": use_cache, "max_new_tokens": 8}
+    search = {**route, "max_new_tokens": 8}
+    if "custom_generate" in route and name in ACROSS_ROWS:
+        with pytest.raises(ValueError, match="does not support .*Processor; call `model.generate` without"):
+            model.generate(SOURCE, **search | options)
+        return
     assert not all(map(holds, translate(model, **search)))
     constrained = translate(model, **search | options)
     assert all(map(holds, constrained)), constrained
 
 
-@widths
-@caches
+@routes
 @pytest.mark.parametrize("in_config", [False, True], ids=["option", "config"])
-def test_each_of_several_end_tokens_ends_a_sentence(make_lively, num_beams, use_cache, in_config):
+def test_each_of_several_end_tokens_ends_a_sentence(make_lively, route, in_config):
     ends = [END, 11]
     model = make_lively(eos_token_id=ends if in_config else END)
     option = {} if in_config else {"eos_token_id": ends}
-    search = {"num_beams": num_beams, "use_cache": use_cache}
-    output = model.generate(SOURCE, max_new_tokens=STEPS, **search, **option)
+    output = model.generate(SOURCE, max_new_tokens=STEPS, **route, **option)
     sentences = [cut(row, ends) for row in output[:, 1:].tolist()]
-    assert sentences == by_hand(model, num_beams, ends=ends)
+    assert sentences == by_hand(model, route["num_beams"], ends=ends)
     assert {sentence[-1] for sentence in sentences} >= set(ends)
 
 
-@widths
-@caches
-def test_stopping_criteria_end_each_sentence(make_lively, num_beams, use_cache):
-    model, search = make_lively(), {"num_beams": num_beams, "use_cache": use_cache}
+@slow_routes
+def test_stopping_criteria_end_each_sentence(make_lively, route):
+    model, search = make_lively(), route
     stop = StoppingCriteriaList([lambda tokens, scores, **kwargs: tokens[:, -1] == 11])
     stopped = translate(model, stopping_criteria=stop, **search)
     assert any(11 in sentence for sentence in stopped)
@@ -435,17 +408,15 @@ def test_stopping_criteria_end_each_sentence(make_lively, num_beams, use_cache):
         assert not set(sentence[len(cut(sentence, (11,))) :]) - {0, END}  # padding
 
 
-@widths
-@caches
-def test_allowed_tokens_are_asked_for_each_sentence(make_lively, num_beams, use_cache):
+@slow_routes
+def test_allowed_tokens_are_asked_for_each_sentence(make_lively, route):
     model = make_lively()
     wanted = [[30, 7, 9, END], [8, 8, 6, 5, 4, END], [3, END], [12, 33, END]]
 
     def allowed(sentence, tokens):
         return wanted[sentence][len(tokens) - 1 :][:1] or [END]
 
-    search = {"num_beams": num_beams, "use_cache": use_cache}
-    assert translate(model, prefix_allowed_tokens_fn=allowed, **search) == wanted
+    assert translate(model, prefix_allowed_tokens_fn=allowed, **route) == wanted
 
 
 @caches
@@ -476,21 +447,23 @@ PREFIX = torch.tensor([[1, 5, 7, 9], [1, 8, 3, 3], [1, 14, 30, 2], [1, 4, 4, 8]]
 SHORTER = torch.tensor([[1, 5, 7, 9], [0, 1, 8, 3], [0, 0, 0, 1], [0, 0, 1, 30]])
 
 
-@widths
-@caches
-def test_a_prefix_is_continued(model, num_beams, use_cache):
-    search = {"num_beams": num_beams, "use_cache": use_cache, "decoder_input_ids": PREFIX}
-    expected = by_hand(model, num_beams, PREFIX.tolist())
+@routes
+def test_a_prefix_is_continued(each_model, route):
+    model = each_model
+    search = {**route, "decoder_input_ids": PREFIX}
+    expected = by_hand(model, route["num_beams"], PREFIX.tolist())
     assert translate(model, prefix=4, **search) == expected
-    assert translate(model, prefix=4, **search, decoder_attention_mask=torch.ones_like(PREFIX)) == expected
+    if "custom_generate" not in route:
+        assert translate(model, prefix=4, **search, decoder_attention_mask=torch.ones_like(PREFIX)) == expected
     search["decoder_input_ids"] = PREFIX[:, 1:]  # the start is put before it
     assert translate(model, prefix=4, **search) == expected
 
 
 @widths
-@pytest.mark.parametrize("cache", [None, "dynamic", "static"])
-def test_prefixes_of_different_length_are_continued_as_alone(model, num_beams, cache):
+@pytest.mark.parametrize("cache", [None, "dynamic"])
+def test_prefixes_of_different_length_are_continued_as_alone(each_model, num_beams, cache):
     """Padded on the left, and masked there."""
+    model = each_model
     mask = (SHORTER != 0).long()
     search = {"cache_implementation": cache} if cache else {"use_cache": False}
     search |= {"num_beams": num_beams, "decoder_input_ids": SHORTER, "decoder_attention_mask": mask}
@@ -510,7 +483,8 @@ def test_each_sentence_may_have_a_start_of_its_own(model, use_cache):
 
 @widths
 @kinds
-def test_a_cache_handed_over_is_used_and_used_again(model, num_beams, kind):
+def test_a_cache_handed_over_is_used_and_used_again(each_model, num_beams, kind):
+    model = each_model
     cache = make_cache(model, kind)
     for source in [SOURCE, SOURCE.flip(0)]:
         search = {"num_beams": num_beams, "max_new_tokens": STEPS}
@@ -529,7 +503,8 @@ def test_a_static_cache_may_be_longer_than_the_positions(make_lively, position_e
 
 
 @kinds
-def test_a_returned_cache_goes_on(model, kind):
+def test_a_returned_cache_goes_on(each_model, kind):
+    model = each_model
     search = {"return_dict_in_generate": True, "output_scores": True}
     whole = model.generate(SOURCE, min_new_tokens=9, max_new_tokens=9, use_cache=False, **search)
     cache = make_cache(model, kind)
@@ -564,10 +539,9 @@ def test_a_reordered_cache_goes_on_with_the_sentences_chosen(model, kind):
 # -------------------------------------------------------------------------------------------------------- other inputs
 
 
-@widths
-@caches
-def test_encoder_outputs_or_embeddings_stand_in_for_the_source(model, num_beams, use_cache):
-    search = {"num_beams": num_beams, "use_cache": use_cache, "attention_mask": MASK}
+@routes
+def test_encoder_outputs_or_embeddings_stand_in_for_the_source(model, route):
+    search = {**route, "attention_mask": MASK}
     encoded, embedded = model.get_encoder()(SOURCE, MASK), model.get_input_embeddings()(SOURCE)
     calls = []
     model.get_encoder().register_forward_hook(lambda *_: calls.append(1))
@@ -578,15 +552,14 @@ def test_encoder_outputs_or_embeddings_stand_in_for_the_source(model, num_beams,
     assert len(calls) == 2
 
 
-@widths
+@cached_routes
 @pytest.mark.parametrize("tie_word_embeddings", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("decoder_vocab_size", [23, 50])
-def test_vocabularies_of_their_own(make_lively, decoder_vocab_size, tie_word_embeddings, num_beams):
+def test_vocabularies_of_their_own(make_lively, decoder_vocab_size, tie_word_embeddings, route):
     sizes = {"decoder_vocab_size": decoder_vocab_size, "share_encoder_decoder_embeddings": False}
     model = make_lively("learned", **sizes, tie_word_embeddings=tie_word_embeddings)
-    expected = by_hand(model, num_beams)
-    for use_cache in [False, True]:
-        assert translate(model, num_beams=num_beams, use_cache=use_cache) == expected
+    expected = by_hand(model, route["num_beams"])
+    assert translate(model, **route) == expected
     sampled = model.generate(SOURCE, do_sample=True, top_k=0, num_return_sequences=50, max_new_tokens=STEPS)
     assert decoder_vocab_size - 5 < sampled.max() < decoder_vocab_size
 
@@ -676,13 +649,6 @@ def test_right_drafts_are_accepted_and_wrong_ones_are_not(model):
     assert count_calls(model, prompt_lookup_num_tokens=3) < 24
 
 
-@pytest.mark.parametrize("kind", ["prompt lookup", "its copy", "a smaller model"])
-def test_assisted_sampling_of_the_one_best_token_is_greedy(model, make_lively, kind):
-    options = assistants(model, make_lively)[kind]
-    expected = translate(model, ALONE[3])
-    assert translate(model, ALONE[3], do_sample=True, top_k=1, **options) == expected
-
-
 # ----------------------------------------------------------------------------------------------------------- streaming
 
 
@@ -699,16 +665,6 @@ def writer(tokenizer, make_lively):
     words = [i for i in words if tokenizer.decode([i]).isascii()]
     search = {"prefix_allowed_tokens_fn": lambda *_: words, "max_new_tokens": 25, "no_repeat_ngram_size": 2}
     return model, tokenizer("the red cat sees a house", return_tensors="pt").input_ids, search
-
-
-@caches
-def test_a_streamer_prints_the_text_of_the_output(writer, tokenizer, use_cache, capsys):
-    model, source, search = writer
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    output = model.generate(source, streamer=streamer, use_cache=use_cache, **search)
-    expected = tokenizer.decode(output[0], skip_special_tokens=True)
-    assert len(set(expected)) > 5
-    assert capsys.readouterr().out == expected + "\n"
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"prompt_lookup_num_tokens": 2}], ids=str)
@@ -728,135 +684,93 @@ def test_a_streamer_in_a_thread_gives_the_text_of_the_output(writer, tokenizer, 
     assert len(pieces) > 3
 
 
-# ------------------------------------------------------------------------------------- sentences that leave the batch
+# ------------------------------------------------------------------------------------------------------- our searches
 
 
-def by_transformers(model):
-    """The same model with the searches of transformers."""
-
-    class Plain(type(model)):
-        _sample, _beam_search = GenerationMixin._sample, GenerationMixin._beam_search
-
-    plain = copy.deepcopy(model)
-    plain.__class__ = Plain
-    return plain
+def custom(search: dict) -> dict:
+    """The search by our functions."""
+    return search | {"custom_generate": beam_search if search.get("num_beams", 1) > 1 else greedy_search}
 
 
-SEARCHES = [{"num_beams": 1}, {"num_beams": 1, "no_repeat_ngram_size": 2}, {"num_beams": 3, "no_repeat_ngram_size": 2}]
+SEARCHES = [{}, {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"num_beams": 3, "no_repeat_ngram_size": 2}]
 SEARCHES += [{"num_beams": 3, "min_new_tokens": 4}, {"num_beams": 3, "eos_token_id": [END, 7]}]
+SEARCHES += [{"num_beams": 5, "suppress_tokens": list(range(3, 36))}]  # fewer ways to go on than beams
 SEARCHES += [
     {"num_beams": beams, "length_penalty": penalty, "early_stopping": early, "num_return_sequences": returned}
-    for beams, penalty, early, returned in product((2, 4), (0.0, 1.0, -1.0), (False, True, "never"), (1, 2))
+    for beams, penalty, early, returned in product((3,), (0.0, 1.0, -1.0), (False, True, "never"), (2,))
 ]
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
-@pytest.mark.parametrize("rows", [4, 64], ids="{} rows of logits".format)
-def test_searches_equal_those_of_transformers(search, make_lively, rows, monkeypatch):
-    """Batches of which sentences end at different steps, among them some that reach the longest length."""
-    monkeypatch.setattr(decoding_vanilla_transformer, "ROWS_AT_A_TIME", rows)
-    monkeypatch.setattr(decoding_vanilla_transformer, "LOGITS_AT_A_TIME", 1)
+def test_our_searches_equal_those_of_transformers(search, make_lively):
+    """Batches in which sentences end at different steps, some of them at the maximum length."""
     model = make_lively()
     generator = torch.Generator().manual_seed(0)
-    plain = by_transformers(model)
-    for count in (1, 5, 13):
+    for count in (1, 9):
         source = torch.randint(3, model.config.vocab_size, (count, 9), generator=generator)
         lengths = torch.randint(1, 10, (count, 1), generator=generator)
-        mask = (torch.arange(9) < lengths).long()
-        for limit in (3, 12):
-            options = {"attention_mask": mask, "max_new_tokens": limit, **search}
-            assert torch.equal(model.generate(source, **options), plain.generate(source, **options))
-
-
-@pytest.mark.parametrize("processed", [False, True])
-@pytest.mark.parametrize(
-    ("beams", "num_types", "count"), [(5, 100, 10), (3, 64, 6), (1, 7, 4), (2, 3, 9), (4, 33, 60)]
-)
-def test_best_continuations_are_the_best_of_all(beams, num_types, count, processed):
-    """Whatever blocks they are looked for in."""
-    torch.manual_seed(0)
-    logits, scores = torch.randn(6 * beams, num_types) * 3, -torch.rand(6, beams) * 9
-
-    def forbid(rows, log_probs):
-        return log_probs.masked_fill(torch.arange(num_types) % 2 == 1, -torch.inf) if processed else log_probs
-
-    found = decoding_vanilla_transformer.best_continuations(logits, scores, count, forbid, None)
-    all_of_them = forbid(None, logits.log_softmax(dim=-1)).unflatten(0, (6, beams)) + scores[..., None]
-    expected, index = all_of_them.flatten(1).topk(min(count, beams * num_types))
-    possible = expected > -torch.inf
-    assert torch.equal(found[0], expected) and possible.any()
-    assert torch.equal(found[1][possible], (index // num_types)[possible])
-    assert torch.equal(found[2][possible], (index % num_types)[possible])
-    assert found[2].max() < num_types
+        for limit in (5, 12):
+            options = {"attention_mask": (torch.arange(9) < lengths).long(), "max_new_tokens": limit, **search}
+            assert torch.equal(model.generate(source, **custom(options)), model.generate(source, **options))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
-def test_keys_that_no_beam_stems_from_are_forgotten(make_lively, position_embedding_type, attention, monkeypatch):
-    model = make_lively(position_embedding_type)
+@pytest.mark.parametrize("position_embedding_type", SEEDS)
+def test_keys_without_descendants_are_pruned(make_lively, position_embedding_type, attention, monkeypatch):
+    model = make_lively(position_embedding_type, max_position_embeddings=100)
     model.set_attn_implementation(attention)
-    keys, step = [], decoding_vanilla_transformer.SentencesInPlay.step
+    keys, step = [], DecodingState.step
 
-    def note(play, input_ids):
-        keys.append(play.kwargs["past_key_values"].get_seq_length())
-        return step(play, input_ids)
+    def note(state, tokens):
+        keys.append(state.cache.get_seq_length())
+        return step(state, tokens)
 
-    monkeypatch.setattr(decoding_vanilla_transformer.SentencesInPlay, "step", note)
+    monkeypatch.setattr(DecodingState, "step", note)
     options = {"attention_mask": MASK, "num_beams": 4, "min_new_tokens": 80, "max_new_tokens": 80}
-    output = model.generate(SOURCE, **options)
+    output = model.generate(SOURCE, **custom(options))
     assert len(keys) == 79 and max(keys) < 80 * 4 * 0.8
-    assert torch.equal(output, by_transformers(model).generate(SOURCE, **options))
+    assert torch.equal(output, model.generate(SOURCE, **options))
 
 
 @widths
 def test_finished_sentences_leave_the_batch(num_beams, make_lively, monkeypatch):
-    """The model is asked for fewer rows as sentences end, and keeps no source twice."""
-    model = make_lively()
-    rows, forward = [], model.model.decoder.forward
-    monkeypatch.setattr(
-        model.model.decoder,
-        "forward",
-        lambda ids, *args, **kwargs: rows.append(len(ids)) or forward(ids, *args, **kwargs),
-    )
-    output = model.generate(SOURCE, attention_mask=MASK, num_beams=num_beams, max_new_tokens=STEPS)
-    assert rows[0] == len(SOURCE) * num_beams and rows == sorted(rows, reverse=True) and rows[-1] < rows[0]
+    """The layers are called for fewer sentences as these end, and for each source once."""
+    model, rows = make_lively(), []
+    model.model.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:2]))
+    output = model.generate(SOURCE, attention_mask=MASK, max_new_tokens=STEPS, **custom({"num_beams": num_beams}))
+    sentences, beams = zip(*rows, strict=True)
+    assert beams == (1, *[num_beams] * (len(rows) - 1))
+    assert sentences[0] == len(SOURCE) > sentences[-1] and list(sentences) == sorted(sentences, reverse=True)
     if num_beams == 1:
         ends = [len(cut(row)) for row in output[:, 1:].tolist()]
-        assert rows == [sum(end > step for end in ends) for step in range(max(ends))]
+        assert list(sentences) == [sum(end > step for end in ends) for step in range(max(ends))]
 
 
-@pytest.mark.parametrize("options, first", [({}, 1), ({"min_new_tokens": 2}, 4)], ids=["plain", "with a processor"])
-def test_beams_begin_as_one(options, first, make_lively, monkeypatch):
-    """But where a processor may leave less than n ways to go on."""
-    model = make_lively()
-    rows, prefill = [], model._prefill
-    monkeypatch.setattr(
-        model, "_prefill", lambda ids, *args, **kwargs: rows.append(len(ids)) or prefill(ids, *args, **kwargs)
-    )
-    model.generate(SOURCE, attention_mask=MASK, num_beams=4, max_new_tokens=STEPS, **options)
-    assert rows == [first * len(SOURCE)]
+UNSUPPORTED = {
+    "generation mode": {"do_sample": True},
+    "return_dict_in_generate": {"return_dict_in_generate": True},
+    "cache_implementation": {"cache_implementation": "static"},
+    "decoder_attention_mask": {"decoder_attention_mask": torch.ones(4, 1)},
+    "MaxTimeCriteria": {"max_time": 9.0},
+    "StopAt": {"stopping_criteria": StoppingCriteriaList([type("StopAt", (), {"__call__": lambda *_: None})()])},
+    "EncoderRepetitionPenaltyLogitsProcessor": {"encoder_repetition_penalty": 1.5},
+}
 
 
-def test_own_searches_are_left_for_what_they_do_not_know(make_lively, monkeypatch):
-    """Samples, scores, streams and criteria of one's own come from transformers' searches."""
-    model = make_lively()
-    calls = []
-    for name in ("_sample", "_beam_search"):
-        theirs = getattr(GenerationMixin, name)
-        monkeypatch.setattr(
-            GenerationMixin, name, lambda *args, theirs=theirs, **kwargs: calls.append(1) or theirs(*args, **kwargs)
-        )
-    known = [{}, {"num_beams": 3}, {"repetition_penalty": 1.2}, {"min_length": 3}]
-    for search in known:
-        model.generate(SOURCE, max_new_tokens=STEPS, **search)
-    assert not calls
-    criteria = StoppingCriteriaList([lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)])
-    unknown = [{"do_sample": True}, {"output_scores": True, "return_dict_in_generate": True}, {"use_cache": False}]
-    unknown += [
-        {"stopping_criteria": criteria},
-        {"encoder_repetition_penalty": 1.5},
-        {"cache_implementation": "static"},
-    ]
-    for search in unknown:
-        model.generate(SOURCE, max_new_tokens=STEPS, **search)
-    assert len(calls) == len(unknown)
+@widths
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_our_searches_refuse_what_they_do_not_support(name, make_lively, num_beams):
+    search = custom({"num_beams": num_beams, "max_new_tokens": STEPS})
+    with pytest.raises(ValueError, match=f"does not support .*{name}.*; call `model.generate` without"):
+        make_lively().generate(SOURCE, **search, **UNSUPPORTED[name])
+
+
+def test_our_searches_refuse_a_trained_prefix_and_other_attention(make_lively):
+    model = make_lively(encoder_attention_heads=2, decoder_attention_heads=2)
+    config = PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)
+    with pytest.raises(ValueError, match="does not support a changed `prepare_inputs_for_generation`"):
+        get_peft_model(copy.deepcopy(model), config).generate(input_ids=SOURCE, custom_generate=greedy_search)
+    encoded = model.get_encoder()(SOURCE)
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="does not support `attn_implementation='flex_attention'`"):
+        model.generate(encoder_outputs=encoded, custom_generate=beam_search, num_beams=2)
