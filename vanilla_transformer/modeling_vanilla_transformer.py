@@ -360,10 +360,10 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.gradient_checkpointing = False
 
-    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, stack: str, prefix: str = ""):
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
         """(B,T) -> (B,T,d), or `inputs_embeds` as they are. Raises ValueError unless exactly one is given."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError(f"Give the {stack} either `{prefix}input_ids` or `{prefix}inputs_embeds`, not both.")
+            raise ValueError(f"Give either `{prefix}input_ids` or `{prefix}inputs_embeds`, not both.")
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
     def add_positions(self, inputs_embeds: Tensor, position_ids: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
@@ -439,7 +439,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         `attention_mask` is (B,S), 1 for tokens and 0 for padding, or a custom mask (B,1,S,S). Without one, padding is
         found by `pad_token_id`. Raises ValueError unless exactly one of ids and embeddings is given.
         """
-        x = self.embed(input_ids, inputs_embeds, "encoder")
+        x = self.embed(input_ids, inputs_embeds)
         found = None
         # A mask with a row for each source position does not say what the target may attend to.
         if input_ids is not None and (attention_mask is None or attention_mask.shape[1:-1] == (1, x.shape[1])):
@@ -486,7 +486,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         With a cache, T counts only the new tokens, and a 2D `attention_mask` covers the cached ones too. Raises
         ValueError unless exactly one of ids and embeddings is given.
         """
-        x = self.embed(input_ids, inputs_embeds, "decoder", prefix="decoder_")
+        x = self.embed(input_ids, inputs_embeds, prefix="decoder_")
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         self_cache = None if past_key_values is None else past_key_values.self_attention_cache

@@ -36,13 +36,13 @@ from transformers.masking_utils import sdpa_mask
 
 LEFT = torch.stack([row.roll(6 - int(mask.sum())) for row, mask in zip(SOURCE, MASK, strict=True)])
 BACKENDS = ["eager", "sdpa", "flex_attention"]
-# Of models whose translations of SOURCE have several different tokens; a test says so, should others be needed.
+# Translations of SOURCE by these models have many different tokens; a test says so.
 SEEDS = {"sinusoidal": 120, "learned": 266, "rotary": 24}
 
 
 @pytest.fixture
 def make_lively():
-    """make_lively(type, **config) -> a model that repeats itself little and ends its sentences at different steps."""
+    """make_lively(type, **config) -> a model that seldom repeats itself and ends its sentences at different steps."""
     return lambda kind="sinusoidal", **config: lively_model(SEEDS[kind], position_embedding_type=kind, **config)
 
 
@@ -57,7 +57,7 @@ def test_the_translations_compared_below_differ(make_lively, position_embedding_
 
 @pytest.fixture
 def uncompiled():
-    """Flex attention compiles itself, for a minute on a CPU; its formula can be had without."""
+    """Flex attention compiles itself, for a minute on a CPU; this runs it uncompiled."""
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
         yield
@@ -240,11 +240,11 @@ def test_attentions_of_a_cached_step_are_the_last_rows(make_model):
 
 # ------------------------------------------------------------------------------------------------------- torch.compile
 
-SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}  # which is compiled in half the time
+SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}  # halves the time to compile
 
 
 class Graphs(list):
-    """A backend of torch.compile that runs what it is given as it is; the list of the graphs."""
+    """A backend of torch.compile that runs graphs unchanged and lists them."""
 
     def __call__(self, graph, inputs):
         self.append(graph)

@@ -1,4 +1,4 @@
-"""Exported to ONNX and torch.export, the model translates as `generate` does. Run: pytest tests/test_export.py"""
+"""Exported to ONNX and torch.export, the model translates as `generate` does. Run: pytest tests/model/test_export.py"""
 
 import logging
 
@@ -21,7 +21,7 @@ SOURCE = torch.tensor(
 LEFT = torch.stack([row.roll(6 - int((row != PAD).sum())) for row in SOURCE])
 LONG = torch.randint(3, 37, (2, 33), generator=torch.Generator().manual_seed(0))
 STEPS = 12
-# Of models whose translations of SOURCE end at different steps; a test says so, should others be needed.
+# These models end the translations of SOURCE at different steps; a test says so.
 SEEDS = {"sinusoidal": 426, "learned": 125, "rotary": 204}
 
 kinds = ["sinusoidal", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ["learned", "rotary"])]
@@ -29,7 +29,7 @@ kinds = ["sinusoidal", *(pytest.param(kind, marks=pytest.mark.slow) for kind in 
 
 @pytest.fixture(scope="module", params=kinds)
 def model(request):
-    """With norms first and an output projection of its own, which repeats itself little and ends its sentences."""
+    """Pre-norm with an untied output projection: it seldom repeats itself and ends its sentences."""
     model = lively_model(SEEDS[request.param], position_embedding_type=request.param, encoder_layers=1)
     model.generation_config = GenerationConfig(
         pad_token_id=PAD, decoder_start_token_id=START, eos_token_id=END, max_new_tokens=STEPS
@@ -61,7 +61,7 @@ def test_the_translations_compared_below_differ(model):
 def export(model, exporter, config, folder):
     """Writes `encoder/model`, `decoder/prefill` and `decoder/decode` for any number of sentences of any length.
 
-    What the example has one of would stay one for ever, hence two sentences, and two target tokens to begin with.
+    A size of one in the example would be fixed at one, hence two sentences and more than one target token.
     """
     source = torch.tensor([[5, 6, 7, 8], [9, 2, 0, 0]])
     inputs = {"input_ids": source, "attention_mask": (source != 0).long()}
@@ -138,7 +138,7 @@ def test_onnx_translates_as_generate(model, translator, source):
 
 @torch.no_grad()
 def test_onnx_goes_as_far_as_the_positions_reach(model, onnx_folder):
-    """To an end that never comes; there are 40 positions."""
+    """There are 40 positions, and no token ends the sentence."""
     translator = OnnxTranslator(onnx_folder, PAD, START, end=-1)
     mask = (SOURCE != PAD).long()
     target = torch.from_numpy(translator(SOURCE.numpy(), mask.numpy(), 40))
@@ -157,7 +157,7 @@ def test_onnx_hides_what_the_mask_hides(model, translator):
 
 @torch.no_grad()
 def test_onnx_gives_the_same_numbers(model, translator):
-    """Of a first step of several tokens, and of one from their cache."""
+    """In a first step of several tokens, and in a second one with their cache."""
     mask, target = (SOURCE != PAD).long(), torch.randint(3, 37, (5, 4))
     feed = {"input_ids": SOURCE.numpy(), "attention_mask": mask.numpy()}
     encoded = translator.run(translator.encoder, feed)["last_hidden_state"]
@@ -213,7 +213,7 @@ def test_one_program_of_the_whole_forward(model):
 
 
 def test_a_model_in_training_mode_can_be_exported():
-    """As those of transformers can: with its dropout."""
+    """With its dropout, as models of transformers can."""
     training = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**TINY, "dropout": 0.5})).train()
     inputs = {"input_ids": SOURCE, "attention_mask": (SOURCE != PAD).long(), "decoder_input_ids": SOURCE[:, :4]}
     exported = DynamoExporter().export(training, {**inputs, "use_cache": False}, DynamoConfig(dynamic=True))

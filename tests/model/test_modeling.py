@@ -337,10 +337,10 @@ def test_neither_or_both_ways_in_are_refused(make_model):
     model = make_model()
     embeddings = model.get_input_embeddings()(SOURCE)
     for inputs in [{}, {"input_ids": SOURCE, "inputs_embeds": embeddings}]:
-        with pytest.raises(ValueError, match="Give the encoder either `input_ids` or `inputs_embeds`"):
+        with pytest.raises(ValueError, match="Give either `input_ids` or `inputs_embeds`, not both"):
             model(decoder_input_ids=TARGET, **inputs)
     for inputs in [{}, {"decoder_input_ids": SOURCE, "decoder_inputs_embeds": embeddings}]:
-        with pytest.raises(ValueError, match="Give the decoder either `decoder_input_ids` or `decoder_inputs_embeds`"):
+        with pytest.raises(ValueError, match="Give either `decoder_input_ids` or `decoder_inputs_embeds`, not both"):
             model(SOURCE, **inputs)
 
 

@@ -322,23 +322,6 @@ def test_metrics_are_computed_from_preprocessed_logits(make, make_trainer, batch
     assert len(counts) == (3 if batch_eval_metrics else 1)
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradient_checkpointing_changes_nothing(make, make_trainer, use_reentrant):
-    found = []
-    for gradient_checkpointing in [False, True]:
-        torch.manual_seed(0)
-        model = make(dropout=0.1)
-        trainer = make_trainer(
-            model,
-            gradient_checkpointing=gradient_checkpointing,
-            gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
-            **ONE_STEP,
-        )
-        found.append(first_gradients(trainer))
-        assert model.model.decoder.gradient_checkpointing == gradient_checkpointing
-    assert distance(*found) < 1e-6
-
-
 # --------------------------------------------------------------------------------------------------------------- PEFT
 
 TASK = {"task_type": "SEQ_2_SEQ_LM"}
