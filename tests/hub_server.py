@@ -1,8 +1,7 @@
-"""A Hub on loopback, for the real client: `with LoopbackHub() as hub` and then HF_ENDPOINT=hub.url in a child process.
+"""A Hub on 127.0.0.1 for the real client: `with LoopbackHub() as hub`, and HF_ENDPOINT=hub.url in a child process.
 
-It knows models and datasets: making one, branches, commits with regular and LFS files, pull requests, listings and
-downloads, whole or in part. What it was asked and given is in `requests` and `repos`. Xet must be off,
-HF_HUB_DISABLE_XET=1, unless `lfs_suffixes` is empty.
+Models and datasets, branches, commits with regular and LFS files, pull requests, listings, downloads. What was asked is
+in `requests`, what was pushed in `repos`. The client must set HF_HUB_DISABLE_XET=1.
 """
 
 import base64
@@ -12,13 +11,12 @@ import re
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
-from threading import Event, Thread
+from threading import Thread
 from urllib.parse import parse_qs, unquote
 
 TOKENS = {"hf_write": "write", "hf_read": "read", "hf_fine": "fineGrained"}  # of the user "me", in the team "team"
 OWNERS = ("me", "team")
-# In the place of a status: reads half of what is sent, and closes the connection, at once or when told to go on.
-HANG_UP, HOLD = 0, 1
+HANG_UP = 0  # instead of a status: read half of the request and close the connection
 
 
 def sha1(content: bytes) -> str:
@@ -33,7 +31,7 @@ def git_sha1(content: bytes) -> str:
 class Commit:
     oid: str
     message: str
-    files: dict[str, bytes]  # all that is there after it
+    files: dict[str, bytes]  # all files after it
     lfs: set[str] = field(default_factory=set)
 
 
@@ -51,14 +49,11 @@ class Repo:
 
 class LoopbackHub:
     def __init__(self):
-        self.repos: dict[str, Repo] = {}  # by their id, which of a dataset begins with `datasets/`
+        self.repos: dict[str, Repo] = {}  # by id; a dataset's begins with `datasets/`
         self.uploads: dict[str, bytes] = {}  # LFS objects
-        self.lfs_suffixes = (".safetensors",)
         self.requests: list[str] = []
-        # Part of "METHOD /path": the status to answer with, or those to answer with in turn, of which the last stays
-        # and 200 lets pass.
+        # Part of "METHOD /path" -> the status to answer with, or statuses to answer with in turn (the last one stays).
         self.refuse: dict[str, int | list[int]] = {}
-        self.holds, self.go_on = Event(), Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
@@ -71,8 +66,7 @@ class LoopbackHub:
         self.server.server_close()
 
     def create(self, repo_id: str, private: bool = False, files: dict[str, bytes] | None = None, gated: bool = False):
-        files = {".gitattributes": b"", **(files or {})}
-        commit = Commit(sha1(repo_id.encode()), "initial commit", files)
+        commit = Commit(sha1(repo_id.encode()), "initial commit", {".gitattributes": b"", **(files or {})})
         self.repos[repo_id] = Repo(private, {"main": [commit]}, gated)
 
     def refusal(self, request: str) -> int:
@@ -98,157 +92,144 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def not_found(self, what: str, **headers):
+        self.answer(404, X_Error_Code=f"{what}NotFound", **headers)
+
     def handle_request(self):
-        path, _, query = self.path.partition("?")
+        path, _, self.query = self.path.partition("?")
         request = f"{self.command} {self.path}"
-        # A registry that the client fetches once a day, whatever it is asked to do, tells nothing of what was asked.
-        if request != "GET /api/agent-harnesses":
+        if request != "GET /api/agent-harnesses":  # which the client fetches once a day
             self.hub.requests.append(request)
         size, status = int(self.headers.get("Content-Length", 0)), self.hub.refusal(request)
-        if status in (HANG_UP, HOLD):
+        if status == HANG_UP:
             self.rfile.read(size // 2)
-            if status == HOLD:
-                self.hub.holds.set()
-                self.hub.go_on.wait(60)
             self.close_connection = True
             return
-        body = self.rfile.read(size)
+        self.body = self.rfile.read(size)
         if status != 200:
             return self.answer(status, {"error": "refused"}, Retry_After="0")
-        if path.startswith("/lfs/"):  # what the real Hub signs, and needs no token
-            return self.put_lfs(path, body)
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if path.startswith("/lfs/"):  # on the real Hub a signed URL, which needs no token
+            self.hub.uploads[path.removeprefix("/lfs/")] = self.body
+            return self.answer(200)
+        self.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         is_write = self.command not in ("GET", "HEAD") and "/paths-info/" not in path
-        if token not in TOKENS and (token or is_write):
+        if self.token not in TOKENS and (self.token or is_write or "whoami" in path):
             return self.answer(401, {"error": "Invalid username or password."})
-        if is_write and TOKENS[token] == "read":
+        if is_write and TOKENS[self.token] == "read":
             return self.answer(403, {"error": "You don't have the rights"})
         for pattern, method in ROUTES.items():
-            found = re.fullmatch(pattern, request.partition("?")[0])
-            if found:
+            if found := re.fullmatch(pattern, f"{self.command} {path}"):
                 repo_id, *rest = [part and unquote(part) for part in found.groups()] or [None]
-                repo_id = repo_id and repo_id.removeprefix("models/")
-                repo = self.hub.repos.get(repo_id)
-                if repo_id is not None and (repo is None or repo.private and not token):
-                    return self.answer(404, X_Error_Code="RepoNotFound")
-                return method(self, *([repo_id, repo] if repo_id else []), *rest, query=query, body=body)
-        self.answer(404, X_Error_Code="EntryNotFound")
+                if repo_id is None:
+                    return method(self)
+                self.repo_id = repo_id.removeprefix("models/")
+                self.repo = self.hub.repos.get(self.repo_id)
+                if self.repo is None or self.repo.private and not self.token:
+                    return self.not_found("Repo")
+                return method(self, *rest)
+        self.not_found("Entry")
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request
 
-    def whoami(self, query, body):
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not token:
-            return self.answer(401, {"error": "Invalid username or password."})
-        role = TOKENS[token]
-        auth = {"type": "access_token", "accessToken": {"displayName": "test", "role": role}}
+    def whoami(self):
+        auth = {"type": "access_token", "accessToken": {"displayName": "test", "role": TOKENS[self.token]}}
         self.answer(200, {"type": "user", "name": "me", "orgs": [{"name": "team"}], "auth": auth})
 
-    def create_repo(self, query, body):
-        asked = json.loads(body)
+    def create_repo(self):
+        asked = json.loads(self.body)
         owner = asked["organization"] or "me"
         repo_id = ("datasets/" if asked.get("type") == "dataset" else "") + f"{owner}/{asked['name']}"
         if owner not in OWNERS:
             return self.answer(403, {"error": "You don't have the rights to create a model under this namespace"})
+        url = {"url": f"{self.hub.url}/{repo_id}"}
         if repo_id in self.hub.repos:
-            return self.answer(409, {"error": "exists", "url": f"{self.hub.url}/{repo_id}"})
+            return self.answer(409, {"error": "exists", **url})
         self.hub.create(repo_id, asked.get("visibility") == "private")
-        self.answer(200, {"url": f"{self.hub.url}/{repo_id}"})
+        self.answer(200, url)
 
-    def validate_yaml(self, query, body):
+    def validate_yaml(self):
         self.answer(200, {"errors": [], "warnings": []})
 
-    def info(self, repo_id, repo, revision="main", query="", body=b""):
-        commit = repo.at(revision)
+    def info(self, revision="main"):
+        commit = self.repo.at(revision)
         if commit is None:
-            return self.answer(404, X_Error_Code="RevisionNotFound")
-        told = {"id": repo_id.removeprefix("datasets/"), "sha": commit.oid, "private": repo.private}
+            return self.not_found("Revision")
+        told = {"id": self.repo_id.removeprefix("datasets/"), "sha": commit.oid, "private": self.repo.private}
         self.answer(200, told | {"siblings": [{"rfilename": path} for path in commit.files]})
 
-    def tree(self, repo_id, repo, revision, folder=None, query="", body=b""):
-        """What is in a folder, or with `recursive` also in those below."""
-        commit, asked = repo.at(revision), parse_qs(query)
+    def tree(self, revision, folder=None):
+        """The contents of a folder; with `recursive`, also of those below."""
+        commit = self.repo.at(revision)
         if commit is None:
-            return self.answer(404, X_Error_Code="RevisionNotFound")
+            return self.not_found("Revision")
         prefix = f"{folder}/" if folder else ""
         inside = {path: entry for path, entry in entries(commit).items() if path.startswith(prefix)}
         if folder and not inside:
-            return self.answer(404, X_Error_Code="EntryNotFound")
-        if not is_true(asked, "recursive"):
+            return self.not_found("Entry")
+        if parse_qs(self.query).get("recursive", [""])[0].lower() not in ("true", "1"):
             inside = {path: entry for path, entry in inside.items() if path.count("/") == prefix.count("/")}
-        self.answer(200, described(inside.values(), commit, is_true(asked, "expand")))
+        self.answer(200, list(inside.values()))
 
-    def paths_info(self, repo_id, repo, revision, query="", body=b""):
-        commit, asked = repo.at(revision), parse_qs(body.decode())
+    def paths_info(self, revision):
+        commit = self.repo.at(revision)
         if commit is None:
-            return self.answer(404, X_Error_Code="RevisionNotFound")
-        found = [entries(commit)[path] for path in asked.get("paths", []) if path in entries(commit)]
-        self.answer(200, described(found, commit, is_true(asked, "expand")))
+            return self.not_found("Revision")
+        found, asked = entries(commit), parse_qs(self.body.decode()).get("paths", [])
+        self.answer(200, [found[path] for path in asked if path in found])
 
-    def branch(self, repo_id, repo, name, query="", body=b""):
-        if name in repo.refs:
+    def branch(self, name):
+        if name in self.repo.refs:
             return self.answer(409, {"error": "exists"})
-        repo.refs[name] = [repo.at("main")]
+        self.repo.refs[name] = [self.repo.at("main")]
         self.answer(200, {})
 
-    def preupload(self, repo_id, repo, revision, query="", body=b""):
-        commit, modes = repo.at(revision), []
-        if commit is None:
-            return self.answer(404, X_Error_Code="RevisionNotFound")
-        for asked in json.loads(body)["files"]:
-            content, is_lfs = commit.files.get(asked["path"]), asked["path"].endswith(self.hub.lfs_suffixes)
+    def preupload(self, revision):
+        files, modes = self.repo.at(revision).files, []
+        for asked in json.loads(self.body)["files"]:
+            is_lfs, content = asked["path"].endswith(".safetensors"), files.get(asked["path"])
             oid = content and (hashlib.sha256(content).hexdigest() if is_lfs else git_sha1(content))
             mode = "lfs" if is_lfs else "regular"
             modes.append({"path": asked["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self.answer(200, {"files": modes})
 
-    def lfs_batch(self, repo_id, repo, query, body):
-        there = {hashlib.sha256(content).hexdigest() for content in repo.at("main").files.values()}
-        objects = [
-            asked | {"actions": {"upload": {"href": f"{self.hub.url}/lfs/{asked['oid']}"}}}
-            if asked["oid"] not in there
-            else asked
-            for asked in json.loads(body)["objects"]
-        ]
+    def lfs_batch(self):
+        there = {hashlib.sha256(content).hexdigest() for content in self.repo.at("main").files.values()}
+        objects = json.loads(self.body)["objects"]
+        for asked in objects:
+            if asked["oid"] not in there:
+                asked["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{asked['oid']}"}}
         self.answer(200, {"transfer": "basic", "objects": objects})
 
-    def put_lfs(self, path, body):
-        oid = path.removeprefix("/lfs/")
-        if hashlib.sha256(body).hexdigest() != oid:
-            return self.answer(400, {"error": "damaged"})
-        self.hub.uploads[oid] = body
-        self.answer(200)
-
-    def commit(self, repo_id, repo, revision, query, body):
-        if repo_id.removeprefix("datasets/").split("/")[0] not in OWNERS and "create_pr=1" not in query:
+    def commit(self, revision):
+        is_pr = "create_pr=1" in self.query
+        if self.repo_id.removeprefix("datasets/").split("/")[0] not in OWNERS and not is_pr:
             return self.answer(403, {"error": "You don't have the rights"})
-        before = repo.at(revision)
-        files, lfs = dict(before.files), set()
-        lines = [json.loads(line) for line in body.splitlines()]
-        for line in lines[1:]:
-            key, value = line["key"], line["value"]
-            if key == "file":
+        files, lfs = dict(self.repo.at(revision).files), set()
+        header, *lines = map(json.loads, self.body.splitlines())
+        for line in lines:
+            kind, value = line["key"], line["value"]
+            if kind == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif key == "lfsFile":
+            elif kind == "lfsFile":
                 files[value["path"]] = self.hub.uploads[value["oid"]]
                 lfs.add(value["path"])
             else:
                 del files[value["path"]]
-        commit = Commit(sha1(body), lines[0]["value"]["summary"], files, lfs)
-        is_pr = "create_pr=1" in query
-        ref = f"refs/pr/{sum(name.startswith('refs/pr/') for name in repo.refs) + 1}" if is_pr else revision
-        repo.refs[ref] = [*repo.refs.get(revision, []), commit]
-        url = f"{self.hub.url}/{repo_id}"
+        commit = Commit(sha1(self.body), header["value"]["summary"], files, lfs)
+        ref = "refs/pr/1" if is_pr else revision
+        self.repo.refs[ref] = [*self.repo.refs.get(revision, []), commit]
+        url = f"{self.hub.url}/{self.repo_id}"
         pr = {"pullRequestUrl": f"{url}/discussions/1"} if is_pr else {}
         self.answer(200, {"success": True, "commitOid": commit.oid, "commitUrl": f"{url}/commit/{commit.oid}", **pr})
 
-    def resolve(self, repo_id, repo, revision, path, query="", body=b""):
-        if repo.gated:
+    def resolve(self, revision, path):
+        if self.repo.gated:
             return self.answer(403, {"error": "Access is restricted"}, X_Error_Code="GatedRepo")
-        commit = repo.at(revision)
-        if commit is None or path not in commit.files:
-            code = "EntryNotFound" if commit else "RevisionNotFound"
-            return self.answer(404, X_Error_Code=code, X_Repo_Commit=commit.oid if commit else "")
+        commit = self.repo.at(revision)
+        if commit is None:
+            return self.not_found("Revision")
+        if path not in commit.files:
+            return self.not_found("Entry", X_Repo_Commit=commit.oid)
         content = commit.files[path]
         headers = {"ETag": f'"{git_sha1(content)}"', "X-Repo-Commit": commit.oid, "Accept-Ranges": "bytes"}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
@@ -261,21 +242,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def entries(commit: Commit) -> dict[str, dict]:
-    """Files and folders by their path."""
+    """Folders and files by path."""
     folders = {str(folder) for path in commit.files for folder in PurePosixPath(path).parents} - {"."}
     found = {path: {"type": "directory", "path": path, "size": 0, "oid": sha1(path.encode())} for path in folders}
     for path, content in commit.files.items():
         found[path] = {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
-    return dict(sorted(found.items()))
-
-
-def described(found, commit: Commit, is_expanded: bool) -> list[dict]:
     last = {"lastCommit": {"id": commit.oid, "title": commit.message, "date": "2026-11-20T12:00:00.000Z"}}
-    return [entry | (last if is_expanded else {}) for entry in found]
-
-
-def is_true(asked: dict[str, list[str]], name: str) -> bool:
-    return asked.get(name, [""])[0].lower() in ("true", "1")
+    return {path: found[path] | last for path in sorted(found)}
 
 
 REPO = "((?:models|datasets)/[^/]+/[^/]+)"

@@ -21,14 +21,8 @@ from ..errors import UserError
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 CSV = {"keep_default_na": False}  # "None" and "null" are words
 TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}  # a quotation mark is text
-LOADERS = {
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
-    ".csv": ("csv", CSV),
-    ".tsv": ("csv", TSV),
-    ".parquet": ("parquet", {}),
-    ".txt": ("text", {"encoding": "utf-8-sig"}),
-}
+FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
+OPTIONS = {".csv": CSV, ".tsv": TSV, ".txt": {"encoding": "utf-8-sig"}}
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
 PAIR = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("string")))
 PAIR_FEATURES = datasets.Features(
@@ -111,7 +105,7 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     """Loads `args.dataset_name`, a Hub id or a local directory."""
     directory = Path(args.dataset_name)
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    cache, suffixes = None, {path.suffix for path in files} & LOADERS.keys() - {".txt"}  # .txt: a README, a license
+    cache, suffixes = None, {path.suffix for path in files} & FORMATS.keys() - {".txt"}  # .txt: a README, a license
     if files:
         # datasets caches a directory with a card by its name alone, and would return what its files once held.
         state = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -140,22 +134,18 @@ def load_files(args) -> dict[str, Dataset | IterableDataset]:
             )
             raise UserError(f"--{split}_file {name} {problem}.")
     suffixes = {Path(name).suffix for name in files.values()}
-    if len(suffixes) > 1 or not suffixes <= LOADERS.keys():
+    if len(suffixes) > 1 or not suffixes <= FORMATS.keys():
         raise UserError(
-            f"The data files end in {', '.join(sorted(suffixes))}; they must all have one of: {', '.join(LOADERS)}."
+            f"The data files end in {', '.join(sorted(suffixes))}; they must all have one of: {', '.join(FORMATS)}."
         )
-    loader, options = LOADERS[suffixes.pop()]
-    raw = {}
+    suffix, raw = suffixes.pop(), {}
+    options = OPTIONS.get(suffix, {}) | {"streaming": args.streaming}
     for split, name in files.items():  # one by one, since each may have other columns besides the two
         with reading(f"--{split}_file {name}"):
-            data_files = {split: name}
-            raw[split] = datasets.load_dataset(loader, data_files=data_files, streaming=args.streaming, **options)[
-                split
-            ]
-            if loader == "text":
+            raw[split] = datasets.load_dataset(FORMATS[suffix], data_files={split: name}, **options)[split]
+            if suffix == ".txt":
                 count_tabs(split, name, args.streaming)
-                options_of_map = {"batched": True, "remove_columns": ["text"], "features": PAIR}
-                raw[split] = raw[split].map(split_at_tab, **options_of_map)
+                raw[split] = raw[split].map(split_at_tab, batched=True, remove_columns=["text"], features=PAIR)
     return raw
 
 

@@ -189,11 +189,12 @@ def hub_errors(repo_id: str):
     try:
         yield
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        causes = [error, error.__cause__] if error.__cause__ else [error]  # a failed upload hides its cause
+        status = {getattr(getattr(cause, "response", None), "status_code", None) for cause in causes}
         remedy = ""
-        if status in (401, 403) or isinstance(error, LocalTokenNotFoundError):
-            remedy = " Log in with `hf auth login`, or set HF_TOKEN, to a token that can write there."
-        raise UserError(f"Cannot push to {repo_id}: {one_line(error)}{remedy}") from error
+        if status & {401, 403} or isinstance(error, LocalTokenNotFoundError):
+            remedy = " Log in with `hf auth login`, or set HF_TOKEN, with a token that can write there."
+        raise UserError(f"Cannot push to {repo_id}: {' '.join(map(one_line, causes))}{remedy}") from error
 
 
 def check_push(repo_id: str | None = None, output_dir: str | Path = ".", token: str | None = None) -> str:
