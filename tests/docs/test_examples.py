@@ -7,11 +7,11 @@ import re
 import subprocess
 import sys
 from argparse import Namespace
-from calendar import month_abbr
+from calendar import month_name
 from collections import Counter
-from datetime import date, timedelta
+from datetime import date
 from functools import cache
-from itertools import combinations, cycle
+from itertools import combinations
 from pathlib import Path
 
 import datasets
@@ -158,52 +158,9 @@ def test_help_shows_the_docstring(name, elsewhere, capsys):
 
 # ---------------------------------------------------------------------------------------------------- what they write
 
-WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-WORDS += "seventeen eighteen nineteen twenty"
-VALUES = {word: value for value, word in enumerate(WORDS.split())}
-VALUES |= {"oh": 0, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
-ORDINALS = {"first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12}
-ORDINALS |= {"twentieth": 20, "thirtieth": 30}
-
-
-def ordinal_of(word: str) -> int | None:
-    """21 for twenty-first; None for a word that is not an ordinal."""
-    *tens, last = word.split("-")
-    value = ORDINALS.get(last, VALUES.get(last.removesuffix("th")) if last.endswith("th") else None)
-    return None if value is None else value + sum(VALUES[word] for word in tens)
-
-
-def year_of(words: list[str]) -> int:
-    if words[:2] == ["two", "thousand"]:
-        return 2000 + sum(VALUES[word] for word in words[3:])
-    if words[1:] == ["hundred"]:
-        return 100 * VALUES[words[0]]
-    return 100 * VALUES[words[0]] + sum(VALUES[part] for word in words[1:] for part in word.split("-"))
-
-
-def read_date(text: str) -> date:
-    """Parses a date in words, independently of how it was written."""
-    words = [word for word in text.replace(",", "").split() if word not in ("the", "of", "in", "day")]
-    (month,) = (list(month_abbr).index(word[:3]) for word in words if word[0].isupper())
-    words = [word for word in words if not word[0].isupper()]
-    digits = [re.fullmatch(r"(\d+)(st|nd|rd|th)?", word) for word in words]
-    numbers = [int(found[1]) for found in digits if found]
-    words = [word for word, found in zip(words, digits, strict=True) if not found]
-    days = [number for number in numbers if number <= 31] + [ordinal_of(word) for word in words if ordinal_of(word)]
-    years = [number for number in numbers if number > 31]
-    words = [word for word in words if not ordinal_of(word)]
-    (day,), (year,) = days, years or [year_of(words)]
-    assert not (years and words)
-    return date(year, month, day)
-
 
 def test_dates_are_written_correctly():
-    """Every eleventh day of two centuries, each in one of the phrases in turn, is read back."""
     dates = script("dates")
-    days = [date(1900, 1, 1) + timedelta(days=n) for n in range(0, (date(2100, 1, 1) - date(1900, 1, 1)).days, 11)]
-    assert len({(day.month, day.day) for day in days}) == 366
-    written = [dates.say(day, phrase) for day, phrase in zip(days, cycle(dates.PHRASES), strict=False)]
-    assert [read_date(text) for text in written] == days
     assert [dates.say(date(1987, 3, 21), phrase) for phrase in dates.PHRASES] == [
         "the twenty-first of March, 1987",
         "March the twenty-first, nineteen eighty-seven",
@@ -212,11 +169,27 @@ def test_dates_are_written_correctly():
         "21st March nineteen eighty-seven",
         "21 Mar 1987",
     ]
-    splits = splits_of("dates")
-    pairs = [pair for pairs in splits.values() for pair in pairs]
+    ordinals = (
+        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+    )
+    ordinals += "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+    tens = [f"twenty-{word}" for word in ordinals.split()[:9]]
+    assert [dates.ordinal(day) for day in range(1, 32)] == [*ordinals.split(), *tens, "thirtieth", "thirty-first"]
+    endings = ["st", "nd", "rd", *["th"] * 17, "st", "nd", "rd", *["th"] * 7, "st"]
+    assert [dates.with_ending(day) for day in range(1, 32)] == [f"{i}{end}" for i, end in enumerate(endings, start=1)]
+    years = {1900: "nineteen hundred", 1906: "nineteen oh six", 1913: "nineteen thirteen", 2000: "two thousand"}
+    years |= {2009: "two thousand and nine", 2010: "twenty ten", 2040: "twenty forty", 2099: "twenty ninety-nine"}
+    assert {year: dates.year_in_words(year) for year in years} == years
+    assert list(month_name)[1:] == dates.MONTHS
+
+
+def test_dates_of_the_dataset_are_in_one_split_and_have_their_iso_date():
+    dates, splits = script("dates"), splits_of("dates")
     assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 10_000, "validation": 500, "test": 500}
-    assert [read_date(source).isoformat() for source, _ in pairs] == [target for _, target in pairs]
-    assert len({target for _, target in pairs}) == len(pairs)  # no date is in two splits in different words
+    pairs = [pair for pairs in splits.values() for pair in pairs]
+    assert len({target for _, target in pairs}) == len(pairs)
+    for source, target in pairs:
+        assert source in [dates.say(date.fromisoformat(target), phrase) for phrase in dates.PHRASES]
 
 
 @pytest.mark.parametrize("task", TASKS)
