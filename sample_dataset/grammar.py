@@ -1,4 +1,4 @@
-"""The grammar: which form each word takes, and in which order the words stand."""
+"""The grammar: the form of each word and the order of the words."""
 
 import itertools
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lexicon import ADJECTIVE_ENDINGS, BE, DETERMINER_ENDINGS, HAVE, Adjective, Determiner, Modal, Noun, Verb
 
-# Phrases: a piece of a sentence in both languages, each word marked with the units of meaning that it expresses.
+# Phrases: parts of a sentence in both languages, each word with the units of meaning it expresses.
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def contracted(phrase: Phrase) -> Phrase:
     return phrase
 
 
-def capitalise(side: Words) -> Words:
+def capitalize(side: Words) -> Words:
     return (replace(side[0], text=side[0].text[0].upper() + side[0].text[1:]), *side[1:])
 
 

@@ -1,11 +1,11 @@
-"""Make the English -> German sample dataset: train.jsonl, validation.jsonl and test.jsonl.
+"""Generate the English -> German sample dataset: train.jsonl, validation.jsonl and test.jsonl.
 
-A small hand-written grammar (lexicon.py, grammar.py, speaker.py) composes each English sentence together with its
+A small hand-written grammar (lexicon.py, grammar.py, speaker.py) generates each English sentence together with its
 German translation, so the word alignment is known by construction and every English sentence has exactly one German
 one. The files are a pure function of these scripts and of SEED.
 
     python sample_dataset/make_sample_dataset.py            # write the three files and print the counts
-    python sample_dataset/make_sample_dataset.py --check    # are the files, and the counts in README.md, still right?
+    python sample_dataset/make_sample_dataset.py --check    # check the files and the counts in README.md
 """
 
 import argparse
@@ -23,11 +23,11 @@ from speaker import Speaker
 SEED = 2017
 CARD = Path(__file__).with_name("README.md")
 SPLIT_SIZES = {"train": 10_000, "validation": 500, "test": 500}
-HELD_OUT_TEST_SIZE = 150  # test sentences with a combination of words that is in no other split
+HELD_OUT_TEST_SIZE = 150  # test sentences with a combination of words that no other split has
 POOL_SIZE = 13_000  # sentences from which the splits are taken
 MIN_WORDS, MAX_WORDS = 3, 14  # of an English sentence
-STOP_LEFT_OUT = 20  # one in so many sentences of train stands without its full stop, as the first pairs do
-MIN_WORD_COUNT = 15  # how often train must hold every word of validation and test
+STOP_LEFT_OUT = 20  # one in 20 train sentences has no full stop, like the first pairs
+MIN_WORD_COUNT = 15  # occurrences in train of every word of validation and test, at least
 
 # The first pairs of train.jsonl: translated word for word, and without final punctuation.
 FIRST_PAIRS = {

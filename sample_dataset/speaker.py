@@ -1,4 +1,4 @@
-"""The speaker: what is said, of all that the lexicon and the grammar allow."""
+"""The speaker: chooses what to say among all that lexicon and grammar allow."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from grammar import (
     be_forms,
     can_be_frequent,
     can_be_negated,
-    capitalise,
+    capitalize,
     compose_noun_phrase,
     contracted,
     is_definite,
@@ -78,7 +78,7 @@ class Speaker:
         forms += [self.who_question, self.where_is_question, self.two_statements]
         forms += [self.condition_last] * 4 + [self.condition_first] * 2 + [self.reported] * 2
         phrase = self.pick(forms)()
-        return Phrase(capitalise(phrase.en), capitalise(phrase.de))
+        return Phrase(capitalize(phrase.en), capitalize(phrase.de))
 
     # Sentences.
 
