@@ -257,21 +257,3 @@ def to_marian(model, attention: str = "eager"):
         for stack in (marian.model.encoder, marian.model.decoder):
             stack.embed_positions.weight.copy_(table)
     return marian.eval()
-
-
-def to_ctranslate2(model, tokens: list[str], folder: Path):
-    """A CTranslate2 model with the weights of ours, in `folder`; the `tokens` are those of the tokenizer, by id."""
-    from ctranslate2.converters.transformers import BartLoader
-
-    marian = to_marian(model)
-    marian.config.normalize_before = marian.config.normalize_embedding = False
-    spec = BartLoader().get_model_spec(marian)
-    spec.register_source_vocabulary(tokens)
-    spec.register_target_vocabulary(tokens)
-    spec.config.decoder_start_token = tokens[model.config.decoder_start_token_id]
-    spec.config.eos_token = tokens[model.config.eos_token_id]
-    spec.config.add_source_bos = spec.config.add_source_eos = False  # the ids come with their end of sentence
-    spec.validate()
-    spec.optimize()
-    folder.mkdir()
-    spec.save(str(folder))
