@@ -18,7 +18,7 @@ FOREIGN_KEYS = {"attn_implementation", "auto_map", "custom_pipelines", "experts_
 FOREIGN_KEYS |= {"name_or_path", "num_labels", "output_attentions", "peft_config", "per_layer_config"}
 FOREIGN_KEYS |= {"quantization_config", "torch_dtype", *GenerationConfig().to_dict()}
 
-# Where a saved directory has its code. Written in full, since saving a model adds only the entry of its own class.
+# Where a saved directory has its code. In full, because `save_pretrained` adds only the entry of the class it saves.
 AUTO_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",

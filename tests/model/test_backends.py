@@ -134,7 +134,7 @@ def test_flex_attention_compiled_agrees(make_lively):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
-def test_flash_attention_where_there_is_none(make_model, tmp_path):
+def test_flash_attention_that_is_not_installed_is_refused(make_model, tmp_path):
     model = make_model()
     assert model._supports_flash_attn
     with pytest.raises(ImportError, match="FlashAttention2"):
@@ -201,7 +201,7 @@ RECORDED = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
 RECORDED += ["encoder_hidden_states", "decoder_hidden_states"]
 
 
-def test_the_config_asks_as_the_call_does(make_model):
+def test_attentions_and_states_requested_by_the_config(make_model):
     model = make_model()
     model.set_attn_implementation("eager")
     inputs = {"input_ids": SOURCE, "attention_mask": MASK, "decoder_input_ids": TARGET}
@@ -326,7 +326,7 @@ def test_compiled_evaluation_equals_uncompiled(make_model, position_embedding_ty
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_real_lengths_inside_a_bucket_recompile_nothing(make_model, no_recompilation, mode):
+def test_lengths_inside_a_bucket_recompile_nothing(make_model, no_recompilation, mode):
     model, graphs = getattr(make_model(**SHALLOW), mode)(), Graphs()
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
     whole = {name: value.clone() for name, value in batch().items()}
@@ -347,7 +347,7 @@ def test_one_dynamic_graph_serves_all_lengths(make_model, no_recompilation, mode
 
 @positions
 def test_a_compiled_step_of_decoding_is_compiled_once(make_model, no_recompilation, position_embedding_type):
-    """For every step, every sentence and every real length of the source."""
+    """For every step, every sentence and every length of the source."""
     model, graphs = make_model(position_embedding_type=position_embedding_type), Graphs()
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
     for mask in [MASK, torch.ones_like(MASK), MASK.flip(0)]:

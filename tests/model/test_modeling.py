@@ -454,11 +454,11 @@ def test_cached_equals_uncached_after_left_padding(make_model, position_embeddin
 def numpy_loss(logits, labels, label_smoothing, num_items):
     """The closed form, in float64, with its gradient by the logits."""
     logits, labels = logits.detach().double().numpy(), labels.numpy()
-    types, loss, gradient = logits.shape[-1], 0.0, np.zeros(logits.shape)
+    vocab_size, loss, gradient = logits.shape[-1], 0.0, np.zeros(logits.shape)
     for index in np.ndindex(*labels.shape):
         if labels[index] == -100:
             continue
-        target = np.full(types, label_smoothing / types)
+        target = np.full(vocab_size, label_smoothing / vocab_size)
         target[labels[index]] += 1 - label_smoothing
         highest = logits[index].max()
         log_probabilities = logits[index] - highest - np.log(np.exp(logits[index] - highest).sum())

@@ -329,8 +329,8 @@ ADAPTERS = {
     "LoRA of two projections": lambda: LoraConfig(target_modules=["q_proj", "v_proj"], r=4, **TASK),
     "LoRA of all": lambda: LoraConfig(target_modules="all-linear", r=4, **TASK),
     "LoRA of all and the head": lambda: LoraConfig(target_modules=["q_proj", "fc1", "lm_head"], r=4, **TASK),
-    "a head of its own": lambda: LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], **TASK),
-    "embeddings of its own": lambda: LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"], **TASK),
+    "a separate head": lambda: LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], **TASK),
+    "separate embeddings": lambda: LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"], **TASK),
     "DoRA": lambda: LoraConfig(target_modules=["q_proj", "v_proj"], use_dora=True, **TASK),
     "IA3": lambda: IA3Config(target_modules=["k_proj", "v_proj", "fc2"], feedforward_modules=["fc2"], **TASK),
 }
@@ -430,7 +430,7 @@ def test_the_loss_in_training_is_that_of_the_adapted_model(base, batch, kind):
     assert all(gradient.any() for name, gradient in expected_gradients.items() if "lm_head" in name)
 
 
-@pytest.mark.parametrize("kind", ["LoRA of two projections", "LoRA of all", "a head of its own", "DoRA", "IA3"])
+@pytest.mark.parametrize("kind", ["LoRA of two projections", "LoRA of all", "a separate head", "DoRA", "IA3"])
 def test_a_merged_adapter_makes_an_ordinary_model(base, batch, tmp_path, kind):
     model = get_peft_model(load(base), ADAPTERS[kind]())
     train_adapter(model, batch)
@@ -454,7 +454,7 @@ def test_an_adapter_of_a_head_that_is_not_tied_can_be_merged(make, batch):
 
 
 @pytest.mark.parametrize("kind", ["LoRA of two projections", "LoRA of all", "LoRA of all and the head"])
-def test_the_models_own_adapters(base, batch, tmp_path, kind):
+def test_adapters_added_by_the_model(base, batch, tmp_path, kind):
     """`add_adapter` of transformers, without a PeftModel around the model."""
     model = load(base)
     before = logits_of(model, batch)
@@ -533,7 +533,7 @@ def test_accumulated_gradients_of_an_adapter_are_those_of_one_batch(base, make_t
     assert distance(first_gradients(make_trainer(model, **batches, **ONE_STEP)), expected) < 1e-6
 
 
-def test_a_trainer_teaches_an_adapter(make, make_trainer, tokenizer, data, tmp_path):
+def test_seq2seq_trainer_trains_an_adapter(make, make_trainer, tokenizer, data, tmp_path):
     """To exact translations, in checkpoints of the adapter alone, from which a run resumes exactly."""
     base = tmp_path / "base"
     VanillaTransformerForConditionalGeneration(make().config).save_pretrained(base)
