@@ -75,7 +75,7 @@ BEAM_MISTAKES = [
     ("in candidates[:n] if", "in candidates if"),
     ("len(candidates[0][1]) - 1", "len(candidates[0][1])"),
     ('if early_stopping == "never" and', "if"),
-    ("if early_stopping is True or hope", "if hope"),
+    ("if early_stopping is True or bound", "if bound"),
     ("length = len(candidates", "length_penalty, length = 1.0, len(candidates"),
 ]
 
