@@ -378,7 +378,7 @@ def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
         f"{drops['too long']:,} are too long), {found['bytes'] / 2**30:.2f} GiB with their tokens, "
         f"{found['batches']:,} batches of {MAX_TOKENS:,} tokens an epoch, {found['padding']:.1%} padding. "
         "The stream gave as many, and the same batches after resuming.",
-        f"- {size:,} pairs: {whole:,.0f} s from the files to the first batch, and {phases[FIRST].seconds:,.1f} s with a "
+        f"- {size:,} pairs: {whole:,.0f} s from files to the first batch, and {phases[FIRST].seconds:,.1f} s with a "
         f"stream and an existing tokenizer. Streaming took at most {first:,.0f} MiB in the first tenth of the epoch "
         f"and {last:,.0f} MiB in the last.",
     ]

@@ -154,7 +154,8 @@ def test_notebook_has_our_logits(peers):
         if side in ("source", "target", "generator"):
             key = "lm_head.bias" if kind == "bias" else "model.shared.weight"
         elif rest[1] == "attentions":
-            key = f"model.{side}.layers.{rest[0]}.{['self_attn', 'encoder_attn'][int(rest[2])]}.{projections[rest[3]]}.{kind}"
+            attention = ["self_attn", "encoder_attn"][int(rest[2])]
+            key = f"model.{side}.layers.{rest[0]}.{attention}.{projections[rest[3]]}.{kind}"
         elif rest[1] == "norms":
             norms = ["self_attn", "encoder_attn", "final"] if side == "decoder" else ["self_attn", "final"]
             key = f"model.{side}.layers.{rest[0]}.{norms[int(rest[2])]}_layer_norm.{kind}"

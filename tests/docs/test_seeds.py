@@ -462,7 +462,7 @@ def test_sorting_does_not_reveal_that_positions_are_missing():
     assert wrong["loss"] < 0.1 and wrong["exact"] > 0.9
 
 
-# --------------------------------------------------------------- the mistakes: the scale of the embeddings, and padding
+# ------------------------------------------------------------- the mistakes: the scale of the embeddings, and padding
 
 
 @torch.no_grad()
