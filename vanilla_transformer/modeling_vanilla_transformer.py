@@ -189,10 +189,14 @@ class LearnedPositions(nn.Embedding):
 def count_positions(x: Tensor, attention_mask: Tensor | None, past_length: int | Tensor = 0) -> Tensor:
     """Positions (B or 1,T) of the tokens `x` (B,T,d), after `past_length` tokens in a cache.
 
-    Tokens hidden by a 2D `attention_mask` are not counted, so padding on the left shifts nothing.
+    Tokens hidden by the `attention_mask` are not counted, so padding on the left shifts nothing. It is (B,L), or with a
+    static cache the causal mask (B,1,T,L) that `generate` makes of it.
     """
     if attention_mask is not None and attention_mask.ndim == 2:
         return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -x.shape[1] :]
+    if attention_mask is not None and is_static:
+        attended = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        return (attended[:, 0].sum(dim=-1) - 1).clamp(min=0)
     return torch.arange(x.shape[1], device=x.device)[None] + past_length
 
 
@@ -495,11 +499,12 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         if isinstance(length, Tensor):  # of a static cache; torch.compile cannot read it, but knows the capacity
             length = self_cache.get_max_length() if torch.compiler.is_compiling() else int(length)
 
+        is_static = self_cache is not None and self_cache.is_compileable
         mask = create_causal_mask(self.config, x, attention_mask, self_cache)
         encoder_mask = create_bidirectional_mask(
             self.config, x, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
         )
-        x, rotary = self.add_positions(x, count_positions(x, attention_mask, past_length), length)
+        x, rotary = self.add_positions(x, count_positions(x, attention_mask, past_length, is_static), length)
         for layer in self.layers:
             x = layer(x, mask, encoder_hidden_states, encoder_mask, rotary, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(

@@ -460,7 +460,7 @@ def test_a_prefix_is_continued(each_model, route):
 
 
 @widths
-@pytest.mark.parametrize("cache", [None, "dynamic"])
+@pytest.mark.parametrize("cache", [None, "dynamic", "static"])
 def test_prefixes_of_different_length_are_continued_as_alone(each_model, num_beams, cache):
     """Padded on the left, and masked there."""
     model = each_model
