@@ -186,7 +186,9 @@ class LearnedPositions(nn.Embedding):
         return super().forward(position_ids)
 
 
-def count_positions(x: Tensor, attention_mask: Tensor | None, past_length: int | Tensor = 0) -> Tensor:
+def count_positions(
+    x: Tensor, attention_mask: Tensor | None, past_length: int | Tensor = 0, is_static: bool = False
+) -> Tensor:
     """Positions (B or 1,T) of the tokens `x` (B,T,d), after `past_length` tokens in a cache.
 
     Tokens hidden by the `attention_mask` are not counted, so padding on the left shifts nothing. It is (B,L), or with a
