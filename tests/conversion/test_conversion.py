@@ -102,8 +102,6 @@ def test_logits_loss_and_gradients_equal_torch_transformer(options):
     assert_close(ours.eval()(SOURCE, MASK, decoder_input_ids).logits, their_logits)
     assert_close(our_loss, their_loss)
     gradients = {name.removeprefix("transformer."): p.grad for name, p in theirs.named_parameters()}
-    if "target_embeddings.weight" not in gradients:
-        gradients["shared_embeddings.weight"] = gradients.pop("source_embeddings.weight")
     assert_same_gradients(ours, rename(gradients, TORCH_TRANSFORMER))
 
 
@@ -158,7 +156,7 @@ def replace(path, module):
         ({}, replace("transformer.encoder.norm", nn.LayerNorm(16)), {}, "encoder.norm = None"),
         ({}, replace("transformer.decoder.norm", nn.LayerNorm(16)), {}, "decoder.norm = None"),
         ({"norm_first": True}, replace("transformer.decoder.norm", None), {}, "needs its final norm"),
-        ({}, replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 8, 24, 0.0)), {}, "differ in heads: 4, 8"),
+        ({}, replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 8, 24, 0.0)), {}, "differ in num_heads: 4, 8"),
         (
             {},
             replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 4, 32, 0.0)),
@@ -174,7 +172,7 @@ def replace(path, module):
         ),
         ({"activation": torch.tanh}, None, {}, "pass its name as `activation_function`"),
         ({}, None, {"d_model": 16}, "`d_model` is determined by the modules"),
-        ({}, None, {"position_embedding_type": "learned"}, "'learned'"),
+        ({}, None, {"position_embedding_type": "learned"}, "no weights for `model.encoder.embed_positions.weight`"),
         ({}, None, {"scale_embeding": False}, "did you mean `scale_embedding`"),
         ({"separate": True}, replace("target_embeddings", nn.Embedding(13, 8)), {}, "embed_tokens.weight"),
         ({"head": "bias"}, replace("lm_head", nn.Linear(16, 14)), {}, "`lm_head.weight` has shape"),
@@ -351,10 +349,10 @@ def test_incomplete_or_foreign_weights_are_refused(marian, make_model, tmp_path,
         make_model().save_pretrained(tmp_path)
     name = "model.decoder.layers.0.fc2.bias"
     damage(tmp_path, lambda weights: weights.update({name + "es": weights.pop(name)}))
-    with pytest.raises(ValueError, match=rf"does not match .*: 1 missing weights \(such as {name}\)\. Download"):
+    with pytest.raises(ValueError, match=rf"do not match its config: 1 missing \(such as {name}\); download"):
         load_foreign(str(tmp_path))
     damage(tmp_path, lambda weights: weights.update({name: weights[name + "es"].clone()}))
-    with pytest.raises(ValueError, match=rf"1 unexpected weights \(such as {name}es\)"):
+    with pytest.raises(ValueError, match=rf"1 unexpected \(such as {name}es\)"):
         load_foreign(str(tmp_path))
 
 

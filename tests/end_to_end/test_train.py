@@ -871,7 +871,7 @@ BAD_MARIANS = {  # what is done to it, further options, what is said
         ["{marian} has no model", "vanilla-transformer convert {marian} NEW"],
     ),
     "of another kind": (as_t5, "", ["--model_name_or_path {marian}", "a t5 model"]),
-    "not whole": (without_a_weight, "", ["--model_name_or_path {marian}", "does not match MarianMTModel", "fc1.bias"]),
+    "not whole": (without_a_weight, "", ["--model_name_or_path {marian}", "do not match its config", "fc1.bias"]),
     "cut off": (cut_off, "", ["--model_name_or_path {marian}"]),
     "of other sizes": (None, "--d_model 16", ["--d_model is 16, and 32 in --model_name_or_path {marian}"]),
     "with another tokenizer": (None, "--tokenizer_name x", ["--tokenizer_name cannot be given"]),

@@ -1,4 +1,4 @@
-"""Weights of other systems' Transformers in this model."""
+"""Convert other implementations' Transformers to this model."""
 
 from .loading import load_foreign
 from .marian import from_marian

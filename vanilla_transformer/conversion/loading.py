@@ -1,13 +1,15 @@
-"""Load a checkpoint of this model or of one that can be converted, completely or not at all."""
+"""Load a saved model of this package, or one that can be converted to it."""
 
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import patch_environment
-from transformers import MarianMTModel, PretrainedConfig, PreTrainedModel
+from transformers import MarianMTModel, PretrainedConfig
 
-from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from .. import VanillaTransformerForConditionalGeneration
 from .marian import from_marian
+
+MODELS = {"marian": MarianMTModel, "vanilla_transformer": VanillaTransformerForConditionalGeneration}
 
 
 def load_foreign(
@@ -22,31 +24,17 @@ def load_foreign(
         options: For `from_pretrained`.
 
     Raises:
-        ValueError: The model is of another kind, the checkpoint is incomplete, or see [`from_marian`].
-        OSError: There is no such checkpoint, or it is a pickle where safetensors are asked for.
+        ValueError: The model is of another kind, weights are missing or unexpected, or see [`from_marian`].
+        OSError: There is no such model, or it is a pickle although `use_safetensors` is True.
     """
-    model_type = PretrainedConfig.get_config_dict(name_or_path)[0].get("model_type")
-    if model_type == "marian":
-        theirs = load_complete(MarianMTModel, name_or_path, use_safetensors, **options)
-        ours = from_marian(theirs)
-        ours.set_attn_implementation(theirs.config._attn_implementation)
-        return ours
-    if model_type == VanillaTransformerConfig.model_type:
-        return load_complete(VanillaTransformerForConditionalGeneration, name_or_path, use_safetensors, **options)
-    raise ValueError(
-        f"Models of type {model_type or 'unknown'} cannot be converted; only marian and vanilla_transformer can."
-    )
-
-
-def load_complete(
-    model_class: type[PreTrainedModel], name_or_path: str, use_safetensors: bool | None, **options: Any
-) -> PreTrainedModel:
-    """`model_class.from_pretrained`, but raises ValueError for missing or unexpected weights, where transformers warns."""
+    model_type = PretrainedConfig.get_config_dict(name_or_path)[0].get("model_type", "unknown")
+    if model_type not in MODELS:
+        raise ValueError(f"Models of type {model_type} cannot be converted; only {' and '.join(MODELS)} can.")
     options |= {"use_safetensors": use_safetensors, "weights_only": True, "output_loading_info": True}
     try:
         # Otherwise transformers asks a service to convert a pickle on the Hub, and loads what that service proposes.
         with patch_environment(DISABLE_SAFETENSORS_CONVERSION=1):
-            model, info = model_class.from_pretrained(name_or_path, **options)
+            model, info = MODELS[model_type].from_pretrained(name_or_path, **options)
     except OSError as error:
         is_pickle_on_hub = "`use_safetensors=True`" in str(error)  # quoted by transformers
         if use_safetensors and (is_pickle_on_hub or any(Path(name_or_path).glob("pytorch_model*.bin"))):
@@ -55,10 +43,13 @@ def load_complete(
                 f"not loaded; if you trust it, convert it with `vanilla-transformer convert {name_or_path} NEW_DIR`."
             ) from error
         raise
-    for kind in ("missing", "unexpected"):
+    for kind in ("missing", "unexpected"):  # transformers only warns
         if names := sorted(info[f"{kind}_keys"]):
             raise ValueError(
-                f"{name_or_path} does not match {model_class.__name__}: {len(names)} {kind} weights (such as "
-                f"{names[0]}). Download it again."
+                f"The weights in {name_or_path} do not match its config: {len(names)} {kind} (such as {names[0]}); "
+                "download or save it again."
             )
+    if model_type == "marian":
+        theirs, model = model, from_marian(model)
+        model.set_attn_implementation(theirs.config._attn_implementation)
     return model

@@ -1,4 +1,4 @@
-"""MarianMTModel -> this model, whose modules have the same names."""
+"""Converts a `MarianMTModel`, whose modules have the same names as ours."""
 
 import copy
 
@@ -30,12 +30,10 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
     Source: `transformers/models/marian/modeling_marian.py` of transformers 5.23; Marian is by Junczys-Dowmunt et al.,
     2018, arXiv 1804.00344.
     """
-    if not isinstance(model, MarianMTModel):
-        raise ValueError(f"The model is a {type(model).__name__}; it must be a MarianMTModel.")
     theirs = model.state_dict(keep_vars=True)
     source, target = theirs["model.encoder.embed_tokens.weight"], theirs["model.decoder.embed_tokens.weight"]
     if source is not target:
-        theirs.pop("model.shared.weight", None)  # declared by Marian, but unused unless tied to both
+        theirs.pop("model.shared.weight", None)  # Marian declares it, but uses it only if it is tied to both
     bias = theirs.pop("final_logits_bias")
     if bias.any():
         theirs["lm_head.bias"] = bias.flatten()  # (1,V) -> (V,)
@@ -46,13 +44,12 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
         if not torch.allclose(table, expected, rtol=0, atol=1e-2):  # the precision of a bfloat16 table
             raise ValueError(f"`model.{side}.embed_positions.weight` does not hold Marian's sinusoidal positions.")
 
-    their_config = model.config
     fields = ["d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"]
     fields += ["encoder_ffn_dim", "decoder_ffn_dim", "dropout", "attention_dropout", "activation_dropout"]
     fields += ["activation_function", "max_position_embeddings", "scale_embedding", "use_cache"]
     fields += ["pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"]
     config = VanillaTransformerConfig(
-        **{name: getattr(their_config, name) for name in fields},
+        **{name: getattr(model.config, name) for name in fields},
         vocab_size=source.shape[0],
         decoder_vocab_size=target.shape[0],
         norm_first=False,

@@ -1,7 +1,6 @@
-"""Shared by all conversions: tensors renamed by a table, reordered, and copied into a model.
+"""Shared by all conversions: rename tensors, reorder their features, and copy them into a model.
 
-A table maps their module names to ours, where `{i}` is the index of a layer. Conversion is strict: every tensor of
-theirs has exactly one place here, every parameter of ours is filled, and the shapes agree.
+Conversion is strict: every tensor of the source model is used, every parameter of ours is filled, and shapes agree.
 """
 
 import re
@@ -17,21 +16,24 @@ WRITES_STREAM = ("out_proj", "fc2", "self_attn_layer_norm", "encoder_attn_layer_
 
 
 def rename(theirs: Mapping[str, torch.Tensor], table: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Their tensors under our names.
+    """Tensors of the source model under our names.
 
-    A name with `{qkv}` stands for the projections of queries, keys and values, stacked in this order in one tensor of
-    theirs. Raises ValueError for a tensor whose module is not in the table.
+    Args:
+        table: Their module names with ours, where `{i}` is the index of a layer, and `{qkv}` stands for the projections
+            of queries, keys and values, which they stack in this order in one tensor.
+
+    Raises ValueError for a tensor whose module is not in the table.
     """
     ours = {}
     for key, tensor in theirs.items():
         module, _, kind = re.sub(r"_(weight|bias)$", r".\1", key).rpartition(".")
-        layer = re.search(r"(?<=\.layers\.)\d+(?=\.)", module)
-        name = table.get(re.sub(r"(?<=\.layers\.)\d+(?=\.)", "{i}", module))
-        if name is None or kind not in ("weight", "bias"):
+        layer = re.findall(r"\.layers\.(\d+)\.", module)
+        name = table.get(re.sub(r"\.layers\.\d+\.", ".layers.{i}.", module))
+        if name is None:
             raise ValueError(f"`{key}` of the source model has no counterpart in this model.")
         parts = ["q", "k", "v"] if "{qkv}" in name else [""]
         for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
-            ours[f"{name.format(i=layer and layer.group(), qkv=part)}.{kind}"] = piece
+            ours[f"{name.format(i=''.join(layer), qkv=part)}.{kind}"] = piece
     return ours
 
 
