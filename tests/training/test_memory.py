@@ -1,4 +1,4 @@
-"""What a training step needs of memory, against what it takes. Run: pytest tests/test_memory.py"""
+"""The estimate of a training step's memory against what the step takes, and the batch size chosen by it."""
 
 from types import SimpleNamespace
 
@@ -11,14 +11,19 @@ from torch.profiler import ProfilerActivity, profile
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import memory
-from vanilla_transformer.training.arguments import parse_options
-from vanilla_transformer.training.distributed import Learner
-from vanilla_transformer.training.memory import bytes_of_batch, bytes_of_state, estimate, free_memory, largest_batch
-from vanilla_transformer.training.optimization import RunState
+from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.memory import (
+    activation_bytes,
+    estimate_step_bytes,
+    free_memory,
+    largest_batch,
+    state_bytes,
+)
+from vanilla_transformer.training.optimization import compute_loss, make_optimizer
 
 
 def options(*argv):
-    return parse_options(["--dataset_name=x", *argv])
+    return parse_arguments(["--dataset_name=x", *argv])
 
 
 def peak_of(run) -> int:
@@ -49,8 +54,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_estimate_is_what_a_step_takes(case, accelerator):
-    """To 15 %: weights, moments and average, which are there before it, and the peak of the step itself."""
+def test_estimate_matches_the_measured_peak(case, accelerator):
+    """Within 15%: weights, moments, moving average and the peak of the step."""
     attention, length, sentences, argv = CASES[case]
     args = options(*argv)
     sizes = {
@@ -63,45 +68,50 @@ def test_the_estimate_is_what_a_step_takes(case, accelerator):
     model = VanillaTransformerForConditionalGeneration._from_config(
         VanillaTransformerConfig(vocab_size=2000, **sizes), attn_implementation=attention
     )
-    estimated = estimate(model, args, accelerator, sentences * length, np.array([3, length, 5]))
-    learner = Learner(model, args, accelerator)
+    estimated = estimate_step_bytes(model, args, accelerator, sentences * length, length)
+    optimizer = make_optimizer(model, args)
     weights = 4 * model.num_parameters()
     there = weights + 2 * weights + (2 * weights if args.ema_decay else 0)
-    batch, state = batch_of(sentences, length), RunState()
-    taken = there + peak_of(lambda: learner.step([batch], 1e-3, state))
+    batch = batch_of(sentences, length)
+
+    def step():
+        compute_loss(model.train(), batch, batch["labels"].numel(), args).backward()
+        optimizer.step()
+
+    taken = there + peak_of(step) - 2 * weights  # the first step allocates the moments
     assert 0.85 < estimated / taken < 1.15
-    assert taken > 1.2 * (there + weights)  # it is not the weights alone that are compared
+    assert taken > 1.2 * (there + weights)  # activations matter
 
 
-def test_the_state_on_one_process(make_model):
+def test_state_bytes_per_process(make_model):
     model = make_model()
     weights = 4 * model.num_parameters()
-    kept = [bytes_of_state(model, options(), shards) for shards in (1, 4)]
+    kept = [state_bytes(model, options(), shards) for shards in (1, 4)]
     assert kept == [4 * weights, weights + weights]
-    averaged = [bytes_of_state(model, options("--ema_decay=0.5"), shards) for shards in (1, 2)]
+    averaged = [state_bytes(model, options("--ema_decay=0.5"), shards) for shards in (1, 2)]
     assert averaged == [6 * weights, 5 * weights // 2 + weights]
-    compiled = [bytes_of_state(model, options("--torch_compile"), shards) for shards in (1, 2)]
+    compiled = [state_bytes(model, options("--torch_compile"), shards) for shards in (1, 2)]
     assert compiled == [5 * weights, 2 * weights + weights]
 
 
 @pytest.mark.parametrize("argv", [[], ["--r_drop_alpha=5"]], ids=["plain", "R-Drop"])
-def test_the_memory_of_a_batch_grows_with_its_sentences(argv, make_model, accelerator):
+def test_activations_grow_linearly_with_pairs(argv, make_model, accelerator):
     model, args = make_model(dropout=0.1), options(*argv)
-    one, two, seven = (bytes_of_batch(model, args, accelerator, count, 30) for count in (1, 2, 7))
+    one, two, seven = (activation_bytes(model, args, accelerator, count, 30) for count in (1, 2, 7))
     assert 0 < one < two
     assert one + 6 * (two - one) == pytest.approx(seven, rel=1e-3)
-    expected = estimate(model, args, accelerator, 7 * 30 + 29, np.array([12, 30])) - bytes_of_state(model, args)
+    expected = estimate_step_bytes(model, args, accelerator, 7 * 30 + 29, 30) - state_bytes(model, args)
     assert expected == pytest.approx(seven, rel=1e-3)
 
 
-def test_looking_changes_nothing(make_model, accelerator):
+def test_measuring_has_no_side_effects(make_model, accelerator):
     model = make_model(dropout=0.1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     generator = torch.get_rng_state()
     found = set()
     for is_training in (True, False):
         model.train(is_training)
-        found.add(bytes_of_batch(model, options(), accelerator, 3, 10))
+        found.add(activation_bytes(model, options(), accelerator, 3, 10))
         assert model.training == is_training
     assert len(found) == 1  # that of training, whatever the model was doing
     assert torch.equal(torch.get_rng_state(), generator)
@@ -117,46 +127,46 @@ LENGTHS = np.array([7, 20, 3])
 
 
 @pytest.mark.parametrize("sentences", [1, 5, 30, 200, 1000])
-def test_the_largest_batch_fits_and_no_larger_one_does(sentences, make_model, accelerator, monkeypatch):
+def test_largest_batch_fits_and_no_larger_one_does(sentences, make_model, accelerator, monkeypatch):
     """Into four fifths of what is free; more than 128 tokens are a multiple of that."""
     model, args = make_model(), options()
-    needed = estimate(model, args, accelerator, sentences * 20, LENGTHS)
+    needed = estimate_step_bytes(model, args, accelerator, sentences * 20, 20)
     weights = 4 * model.num_parameters()  # which are there before
     monkeypatch.setattr(memory, "free_memory", memory_of(needed / 0.8 - weights + 1))
     budget = largest_batch(model, args, accelerator, LENGTHS)
     assert budget == (sentences * 20 if sentences * 20 < 128 else sentences * 20 // 128 * 128)
-    assert estimate(model, args, accelerator, budget, LENGTHS) <= needed
+    assert estimate_step_bytes(model, args, accelerator, budget, 20) <= needed
     monkeypatch.setattr(memory, "free_memory", memory_of(needed / 0.8 - weights - 2))
     if sentences > 1:
         fewer = (sentences - 1) * 20
         assert largest_batch(model, args, accelerator, LENGTHS) == (fewer if fewer < 128 else fewer // 128 * 128)
 
 
-def test_what_is_kept_for_training_leaves_less_for_batches(make_model, accelerator, monkeypatch):
+def test_moving_average_and_r_drop_reduce_the_batch(make_model, accelerator, monkeypatch):
     model = make_model()
-    needed = estimate(model, options(), accelerator, 1280, LENGTHS)
+    needed = estimate_step_bytes(model, options(), accelerator, 1280, 20)
     monkeypatch.setattr(memory, "free_memory", memory_of(needed / 0.8 - 4 * model.num_parameters() + 1))
     budgets = [largest_batch(model, options(*argv), accelerator, LENGTHS) for argv in ([], ["--ema_decay=0.9"])]
     budgets.append(largest_batch(model, options("--r_drop_alpha=5"), accelerator, LENGTHS))
     assert budgets[0] == 1280 > budgets[1] > 0 and 1280 > 1.9 * budgets[2] > 0
 
 
-def test_no_batch_is_larger_than_is_of_use(make_model, accelerator, monkeypatch):
+def test_batch_is_capped(make_model, accelerator, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", memory_of(2.0**50))
     assert largest_batch(make_model(), options(), accelerator, LENGTHS) == 2**15
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_not_even_one_sentence_fits(share, make_model, accelerator, monkeypatch):
+def test_error_if_not_even_one_pair_fits(share, make_model, accelerator, monkeypatch):
     model, args = make_model(), options()
-    needed = estimate(model, args, accelerator, 20, LENGTHS)
+    needed = estimate_step_bytes(model, args, accelerator, 20, 20)
     monkeypatch.setattr(memory, "free_memory", memory_of(share * needed / 0.8 - 4 * model.num_parameters()))
-    with pytest.raises(UserError, match="^--per_device_train_max_tokens auto: .* one sentence of 20 tokens") as caught:
+    with pytest.raises(UserError, match="^--per_device_train_max_tokens auto: .* one pair of 20 tokens") as caught:
         largest_batch(model, args, accelerator, LENGTHS)
     assert "--max_source_length" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_process_with_the_least_memory_decides(make_model, accelerator, monkeypatch):
+def test_process_with_the_least_memory_decides(make_model, accelerator, monkeypatch):
     model, args = make_model(), options()
     monkeypatch.setattr(memory, "free_memory", memory_of(2.0**30))
     others = SimpleNamespace(
@@ -173,3 +183,12 @@ def test_processes_share_the_memory_of_a_machine(num_processes, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
     one = SimpleNamespace(device=torch.device("cpu"), num_processes=8)  # of several machines
     assert free_memory(one) == 800 / num_processes
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_bfloat16_warning_on_a_cpu_without_it(has_bfloat16, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "cpu_has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(memory, "configure_malloc", lambda: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    memory.configure_cpu(SimpleNamespace(mixed_precision="bf16", num_processes=1, print=print))
+    assert ("--mixed_precision bf16 is many times slower" in capsys.readouterr().out) == (not has_bfloat16)

@@ -1,0 +1,100 @@
+"""BLEU and chrF are sacreBLEU's, with the tokenizer that fits the target language."""
+
+import socket
+
+import pytest
+import sacrebleu
+from sacrebleu.metrics import BLEU
+
+from vanilla_transformer.evaluation import scores as scoring
+from vanilla_transformer.evaluation.scores import TranslationQuality, make_bleu
+
+REFERENCES = [
+    "Der Hund schläft heute nicht.",
+    "Ein Mann fährt mit dem Rad.",
+    "Zwei Kinder spielen im Park.",
+    "纽约是城市。",
+]
+TRANSLATIONS = {
+    "perfect": REFERENCES,
+    "close": ["der Hund schläft heute.", "Ein Mann fährt Rad.", "Zwei Kinder spielen im Park .", "纽约 是 城市。"],
+    "wrong": ["a", "b", "c", "d"],
+    "empty": ["", "", "", ""],
+}
+CHINESE = [f"我今天在城市里看到第{number}只狗。" for number in "一二三四五六七八九十百千万甲乙丙丁戊己庚"]
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("scoring used the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def score(translations, references, **options) -> dict:
+    return TranslationQuality(**options).compute(predictions=translations, references=references)
+
+
+@pytest.mark.parametrize("name", TRANSLATIONS)
+def test_scores_equal_sacrebleu(name):
+    scores = score(TRANSLATIONS[name], REFERENCES)
+    assert scores["bleu"] == sacrebleu.corpus_bleu(TRANSLATIONS[name], [REFERENCES]).score
+    assert scores["chrf"] == sacrebleu.corpus_chrf(TRANSLATIONS[name], [REFERENCES]).score
+    if name == "perfect":
+        assert scores["bleu"] == pytest.approx(100) and scores["chrf"] == pytest.approx(100)
+    if name == "close":
+        assert 5 < scores["bleu"] < 95 and 5 < scores["chrf"] < 95
+
+
+def test_signatures_name_the_metric():
+    scores = score(REFERENCES, REFERENCES)
+    version = f"version:{sacrebleu.__version__}"
+    assert {"nrefs:1", "case:mixed", "tok:13a", "smooth:exp", version} <= {*scores["bleu_signature"].split("|")}
+    assert {"nrefs:1", "case:mixed", "nc:6", "nw:0", version} <= {*scores["chrf_signature"].split("|")}
+    assert scores.keys() == {"bleu", "chrf", "bleu_signature", "chrf_signature"}
+
+
+def test_adding_one_by_one_equals_all_at_once():
+    """As every `evaluate.Metric`."""
+    metric = TranslationQuality()
+    for translation, reference in zip(TRANSLATIONS["close"], REFERENCES, strict=True):
+        metric.add(prediction=translation, reference=reference)
+    assert metric.compute() == score(TRANSLATIONS["close"], REFERENCES)
+
+
+@pytest.mark.parametrize("language", ["zh", "zh_CN", "ZH-tw", "zho_Hans", "cmn"])
+def test_perfect_chinese_scores_100(language):
+    """13a takes a whole sentence for one word, which has no 4-grams."""
+    assert score(CHINESE, CHINESE)["bleu"] == 0
+    scores = score(CHINESE, CHINESE, target_lang=language)
+    assert scores["bleu"] == pytest.approx(100) and "tok:zh" in scores["bleu_signature"]
+
+
+@pytest.mark.parametrize("language, tokenizer", [("de", "13a"), (None, "13a"), ("", "13a"), ("th", "char")])
+def test_tokenizer_by_target_language(language, tokenizer):
+    assert f"tok:{tokenizer}" in score(REFERENCES, REFERENCES, target_lang=language)["bleu_signature"]
+
+
+@pytest.mark.parametrize("language, package", [("ja", "ja-mecab"), ("ko", "ko-mecab"), ("jpn_Jpan", "ja-mecab")])
+def test_characters_where_mecab_is_not_installed(language, package, monkeypatch):
+    def without_mecab(tokenize):
+        if "mecab" in tokenize:
+            raise RuntimeError(f"install sacrebleu[{tokenize}]")
+        return BLEU(tokenize=tokenize)
+
+    without_mecab.TOKENIZERS = BLEU.TOKENIZERS
+    monkeypatch.setattr(scoring, "BLEU", without_mecab)
+    assert "tok:char" in score(CHINESE, CHINESE, target_lang=language)["bleu_signature"]
+    with pytest.raises(ValueError, match=f"--bleu_tokenize {package} cannot be used: install sacrebleu"):
+        make_bleu(language, package)
+
+
+def test_named_tokenizer_overrides_the_language():
+    assert "tok:intl" in score(REFERENCES, REFERENCES, target_lang="zh", tokenize="intl")["bleu_signature"]
+
+
+def test_unknown_tokenizer_is_rejected():
+    with pytest.raises(ValueError, match="--bleu_tokenize moses does not exist; choose one of .*13a"):
+        make_bleu("de", "moses")

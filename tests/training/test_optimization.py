@@ -1,0 +1,252 @@
+"""The optimizer step: learning rate schedule, AdamW, losses that add up over batches, R-Drop, gradient clipping."""
+
+import pytest
+import torch
+from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts
+from torch import nn
+from transformers import get_scheduler
+
+from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.optimization import (
+    clip_grad_norm,
+    compute_loss,
+    count_tokens,
+    inverse_square_root,
+    learning_rate_schedule,
+    make_optimizer,
+    paper_learning_rate,
+    r_drop_loss,
+    seed_batch,
+    set_learning_rate,
+)
+
+
+def options(*argv):
+    return parse_arguments(["--dataset_name=x", *argv])
+
+
+# ------------------------------------------------------------------------------------------------------------ schedule
+
+
+@pytest.mark.parametrize("d_model, warmup_steps", [(512, 4000), (1024, 4000), (64, 1), (128, 200)])
+def test_learning_rate_is_equation_3(d_model, warmup_steps):
+    rate = learning_rate_schedule("inverse_sqrt", paper_learning_rate(d_model, warmup_steps), warmup_steps, 10)
+    for step in [1, 2, warmup_steps // 2 + 1, warmup_steps, warmup_steps + 1, 3 * warmup_steps, 100_000]:
+        expected = d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+        assert rate(step) == pytest.approx(expected, rel=1e-12)
+    assert rate(warmup_steps) == max(rate(step) for step in range(1, 2 * warmup_steps))
+
+
+def test_schedule_without_warmup_starts_at_its_peak():
+    assert inverse_square_root(1, 0) == 1
+    assert learning_rate_schedule("inverse_sqrt", 0.5, 0, 10)(4) == 0.25
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "constant", "constant_with_warmup"])
+def test_other_schedules_are_those_of_transformers(name):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.25)
+    theirs = get_scheduler(name, optimizer, num_warmup_steps=4, num_training_steps=20)
+    ours = learning_rate_schedule(name, 0.25, 4, 20)
+    for step in range(1, 21):
+        optimizer.step()
+        theirs.step()
+        assert ours(step) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+    assert 0 < ours(4) <= 0.25
+
+
+DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
+
+
+def step_gradients(model, batches, args, accelerator, first=0, num_tokens=None) -> dict:
+    """The gradients of an optimizer step over these batches, numbered from `first`, as train.py sums them."""
+    num_tokens = count_tokens(batches, accelerator)[0] if num_tokens is None else num_tokens
+    total = 0
+    for number, batch in enumerate(batches, start=first):
+        seed_batch(args.seed, number)
+        total = total + compute_loss(model, batch, num_tokens, args)
+    return gradients(model, total)
+
+
+def test_tokens_are_counted_without_padding(accelerator):
+    batches = parts(2)
+    padded = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
+    expected = [sum(len(row) + 1 for row in rows) for rows in (TARGETS, SOURCES)]
+    assert count_tokens(batches, accelerator).tolist() == [*expected, padded]
+
+
+@pytest.mark.parametrize("alpha", [0, 3])
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_accumulated_batches_equal_one_large_batch(make_model, accelerator, k, alpha):
+    args, model = options(f"--r_drop_alpha={alpha}"), make_model().train()
+    expected = step_gradients(model, parts(1), args, accelerator)
+    assert_same_gradients(step_gradients(model, parts(k), args, accelerator), expected, 1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0, 5])
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_dropout_depends_on_the_batch_number_only(make_model, accelerator, num_processes, alpha):
+    """Processes that share the batches get the gradients of one process, with dropout."""
+    args, model, batches = options(f"--r_drop_alpha={alpha}"), make_model(**DROPOUTS).train(), parts(4)
+    expected = step_gradients(model, batches, args, accelerator, first=8)
+    tokens = count_tokens(batches, accelerator)[0]
+    torch.manual_seed(num_processes)  # the state of the generator does not matter
+    total = dict.fromkeys(expected, 0)
+    for number, batch in reversed([*enumerate(batches, start=8)]):
+        share = step_gradients(model, [batch], args, accelerator, first=number, num_tokens=tokens)
+        total = {name: total[name] + gradient for name, gradient in share.items()}
+    assert_same_gradients(total, expected, 1e-5)
+    elsewhere = step_gradients(model, batches, args, accelerator, first=12)
+    assert not torch.allclose(elsewhere["model.shared.weight"], expected["model.shared.weight"], atol=1e-4)
+
+
+@pytest.mark.parametrize("argv", [[], ["--r_drop_alpha=2"]], ids=["plain", "R-Drop"])
+def test_gradient_checkpointing_keeps_the_gradients(make_model, accelerator, argv):
+    model = make_model(**DROPOUTS, encoder_layers=3).train()
+    expected = step_gradients(model, parts(2), options(*argv), accelerator)
+    model.gradient_checkpointing_enable()
+    found = step_gradients(model, parts(2), options(*argv), accelerator)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("max_norm, expected", [(0, None), (1e9, None), (0.1, 0.1)])
+def test_gradient_clipping(make_model, accelerator, max_norm, expected):
+    model = make_model().train()
+    optimizer = make_optimizer(model, options())
+    found = step_gradients(model, parts(1), options(), accelerator)
+    norm = torch.stack([gradient.norm() for gradient in found.values()]).norm()
+    torch.testing.assert_close(clip_grad_norm(model, optimizer, max_norm, accelerator), norm)
+    clipped = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+    assert clipped.item() == pytest.approx(expected or norm.item(), rel=1e-3)
+
+
+def test_weight_decay_skips_biases_and_norms(make_model):
+    model = make_model(position_embedding_type="learned", lm_head_bias=True, norm_first=True)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = make_optimizer(model, options("--weight_decay=0.5"))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    set_learning_rate(optimizer, 0.1)
+    optimizer.step()
+    spared = {name for name in before if name.endswith("bias") or "norm" in name}
+    assert 0 < len(spared) < len(before)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.data, before[name] * (1 if name in spared else 1 - 0.1 * 0.5))
+
+
+def test_adam_defaults_are_the_papers(make_model):
+    optimizer = make_optimizer(make_model(), options())
+    assert optimizer.defaults["betas"] == (0.9, 0.98) and optimizer.defaults["eps"] == 1e-9
+    assert all(group["weight_decay"] == 0 for group in optimizer.param_groups)
+    assert optimizer.defaults["fused"]
+
+
+def test_dropout_is_a_function_of_seed_and_batch():
+    def mask(*key):
+        seed_batch(*key)
+        return nn.functional.dropout(torch.ones(200)).tolist()
+
+    keys = [(42, 1), (42, 2), (43, 1), (1, 42), (0, 0), (42, 10**9), (2**63 - 1, 1)]
+    masks = [mask(*key) for key in keys]
+    assert all(a != b for i, a in enumerate(masks) for b in masks[:i])
+    assert [mask(*key) for key in reversed(keys)] == masks[::-1]
+
+
+# -------------------------------------------------------------------------------------------------------------- R-Drop
+
+
+def paper_r_drop(logits, labels, alpha: float, smoothing: float) -> torch.Tensor:
+    """Liang et al. (2021), equations 1 to 4, a token at a time; `logits` and `labels` hold every pair twice."""
+    size = len(labels) // 2
+    total = torch.zeros((), dtype=torch.float64)
+    for sentence in range(size):
+        for t, label in enumerate(labels[sentence].tolist()):
+            if label == -100:
+                continue
+            p1, p2 = (logits[sentence + k * size, t].double().softmax(dim=-1) for k in (0, 1))
+            target = torch.full_like(p1, smoothing / len(p1))
+            target[label] += 1 - smoothing
+            likelihood = -(target * p1.log()).sum() - (target * p2.log()).sum()
+            divergence = ((p1 * (p1 / p2).log()).sum() + (p2 * (p2 / p1).log()).sum()) / 2
+            total = total + likelihood + alpha * divergence
+    return total
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 5.0])
+def test_r_drop_is_half_the_loss_of_its_paper(make_model, alpha, smoothing):
+    model = make_model(**DROPOUTS, lm_head_bias=True).train()
+    batch = parts(1)[0]
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+    tokens = int((batch["labels"] != -100).sum())
+    torch.manual_seed(5)
+    loss = r_drop_loss(model, batch, alpha, smoothing, torch.tensor(float(tokens)))
+    ours = gradients(model, loss)
+    torch.manual_seed(5)
+    start = torch.full((12, 1), model.config.decoder_start_token_id)
+    shifted = torch.cat([start, twice["labels"][:, :-1].clamp(min=model.config.pad_token_id)], dim=1)
+    logits = model(twice["input_ids"], twice["attention_mask"], shifted, use_cache=False).logits
+    expected = paper_r_drop(logits, twice["labels"], alpha, smoothing) / 2 / tokens
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    assert_same_gradients(ours, gradients(model, expected), 1e-6)
+    assert not torch.allclose(logits[:6], logits[6:], atol=0.1)  # it is dropout that R-Drop is about
+
+
+def test_r_drop_with_alpha_0_is_the_plain_loss(make_model):
+    model = make_model(**DROPOUTS).train()
+    batch = parts(1)[0]
+    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+    torch.manual_seed(5)
+    loss = r_drop_loss(model, batch, 0.0, 0.1, 7)
+    torch.manual_seed(5)
+    plain = model(**twice, label_smoothing=0.1, num_items_in_batch=14).loss
+    torch.testing.assert_close(loss, plain)
+    assert_same_gradients(gradients(model, loss), gradients(model, plain), 1e-6)
+
+
+def test_r_drop_without_dropout_is_the_plain_loss(make_model):
+    model = make_model().train()
+    batch = parts(1)[0]
+    loss = r_drop_loss(model, batch, 5.0, 0.1, 7)
+    plain = model(**batch, label_smoothing=0.1, num_items_in_batch=7).loss
+    torch.testing.assert_close(loss, plain)
+    assert_same_gradients(gradients(model, loss), gradients(model, plain), 1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------- float16
+
+
+def float16_step(wrapped, optimizer, half, max_norm=1.0) -> torch.Tensor:
+    half.backward(compute_loss(wrapped, parts(1)[0], 30, options()))
+    norm = clip_grad_norm(wrapped, optimizer, max_norm, half)
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+def test_step_skipped_by_float16_has_gradient_norm_0(make_model, half):
+    """While the scaler searches for its scale, gradients are infinite; that is not divergence."""
+    model = make_model(dropout=0.1).train()
+    wrapped, optimizer = half.prepare_model(model), half.prepare_optimizer(make_optimizer(model, options()))
+    set_learning_rate(optimizer, 0.01)
+    skipped = []
+    for _ in range(8):
+        before, scale = model.lm_head.weight.detach().clone(), half.scaler.get_scale()
+        norm = float16_step(wrapped, optimizer, half)
+        skipped.append(half.scaler.get_scale() < scale)
+        assert torch.equal(model.lm_head.weight, before) == skipped[-1]
+        assert (norm == 0) == skipped[-1] and 0 <= norm < 100
+    assert skipped[:2] == [True, True] and not any(skipped[5:])
+
+
+def test_float16_clips_unscaled_gradients(make_model, half):
+    half.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model = make_model().train()
+    reference = gradients(model, compute_loss(model, parts(1)[0], 30, options()))
+    model.zero_grad()
+    norm = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = half.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    found = float16_step(half.prepare_model(model), optimizer, half, max_norm=0.1)
+    torch.testing.assert_close(found, norm, rtol=0.01, atol=0)
+    change = torch.stack([(p.detach() - before[name]).norm() for name, p in model.named_parameters()]).norm()
+    torch.testing.assert_close(change, torch.tensor(0.1), rtol=0.01, atol=0)
