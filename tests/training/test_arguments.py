@@ -160,7 +160,7 @@ def test_unknown_recipe_key_names_the_closest(recipe):
 
 @pytest.mark.parametrize("key", ["config", "xyzzy", "pad_token_id", "3", "d-model-size"])
 def test_recipe_key_that_is_not_an_option(recipe, key):
-    assert f"'{key}'" in refusal(recipe(f"{key}: 1\n"))
+    assert f"'{key.replace('-', '_')}'" in refusal(recipe(f"{key}: 1\n"))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_early_stopping_needs_evaluations():
     assert parse_arguments([*early, "--eval_steps=3"]).early_stopping_patience == 2
 
 
-@pytest.mark.parametrize("given, value", [([], 4096), (["99"], 99), (["auto"], "auto"), ([" 7 "], 7)])
+@pytest.mark.parametrize("given, value", [([], 4096), (["99"], 99), (["auto"], "auto")])
 def test_token_budget_is_a_number_or_auto(given, value, recipe):
     option = "per_device_train_max_tokens"
     argv = [argument for text in given for argument in (f"--{option}", text)]
