@@ -342,7 +342,15 @@ def final_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers)
 # ------------------------------------------------------------------------------------------- what must not have changed
 
 # Options that decide which pairs batch n holds.
-FIXED = ("seed", "per_device_train_max_tokens", "bpe_dropout", "streaming", "data", "batches_per_step")
+FIXED = (
+    "seed",
+    "tokenizer_name",
+    "per_device_train_max_tokens",
+    "bpe_dropout",
+    "streaming",
+    "data",
+    "batches_per_step",
+)
 FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
 FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
 SCORING = ("metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "validation")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import time
 import warnings
@@ -118,7 +119,11 @@ def exit_on_error():
     except Stopped as stopped:
         exit_with(str(stopped), stopped.exit_status)
     except StrictDataclassError as error:  # a wrong value in the model's config
-        exit_with(f"error: {error.__cause__}", 2)
+        # transformers' "Validation error for field 'dropout': ValueError: it is 2.0; ..." without the names of classes
+        text = " ".join(str(error).split())
+        exit_with(
+            "error: " + re.sub(r"(Class v|V)alidation error for (field|validator '\w+':) |\w+Error: ", "", text), 2
+        )
     except UserError as error:
         exit_with(f"error: {error}", 2)
     except (OSError, SafetensorError) as error:  # a full disk, say

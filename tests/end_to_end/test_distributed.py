@@ -1,0 +1,295 @@
+"""Several processes and machines train the same model as one process; the files and commands that start them."""
+
+import json
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from runs import (
+    ROOT,
+    SHARDED,
+    WORDS,
+    assert_same_run,
+    execute,
+    options,
+    results,
+    signal_at,
+    steps,
+    train,
+    weights,
+    write_pairs,
+)
+from transformers import AutoModelForSeq2SeqLM
+
+from vanilla_transformer.evaluation.scores import TranslationQuality
+from vanilla_transformer.training import optimization as optim
+from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.translation_vanilla_transformer import Translator
+
+FILES = {path.stem: path for path in sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))}
+PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").replace("\\\n        ", "")
+COMMANDS = re.findall(r"(?m)^ {4}(accelerate launch .*)", PAGE)
+COMMANDS += [
+    line for path in FILES.values() for line in re.findall(r"(?m)^# (accelerate launch .*)", path.read_text())
+]
+
+# -------------------------------------------------------------------------------------------------- files and commands
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_accelerate_accepts_each_file(name):
+    config = load_config_from_file(str(FILES[name]))
+    args = launch_command_parser().parse_args(["--config_file", str(FILES[name]), "train.py"])
+    args, _, _ = _validate_launch_command(args)
+    assert args.num_processes == config.num_processes and args.mixed_precision == "bf16"
+    kinds = {"one_gpu": [], "deepspeed": ["use_deepspeed"], "fsdp2": ["use_fsdp"]}.get(name, ["multi_gpu"])
+    assert [kind for kind in ("multi_gpu", "use_deepspeed", "use_fsdp") if getattr(args, kind)] == kinds
+    # Accelerate reads the keys of a nested group without checking their names.
+    known = vars(launch_command_parser().parse_args(["train.py"]))
+    for value in yaml.safe_load(FILES[name].read_text()).values():
+        assert not isinstance(value, dict) or value.keys() <= known.keys()
+
+
+def test_each_file_is_named_by_a_command():
+    assert FILES.keys() == {"one_gpu", "several_gpus", "several_machines", "fsdp2", "deepspeed"}
+    named = {Path(word).stem for command in COMMANDS for word in command.split() if "recipes/accelerate" in word}
+    assert named == FILES.keys()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_is_valid(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    args = launch_command_parser().parse_args(shlex.split(command)[2:])
+    assert Path(args.config_file).exists()
+    if args.training_script == "train.py":
+        recipe = parse_arguments(args.training_script_args)
+        batches = _validate_launch_command(args)[0].num_processes * recipe.gradient_accumulation_steps
+        assert batches == (16 if args.num_machines == 2 else 8)
+
+
+@pytest.mark.parametrize(
+    "flag, name",
+    [("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"), ("ACCELERATE_USE_FSDP", "FSDP 1")],
+    ids=["DeepSpeed", "FSDP 1"],
+)
+def test_other_ways_to_shard_are_rejected(flag, name, tmp_path, monkeypatch):
+    """Before anything is read: there is no such dataset."""
+    monkeypatch.setenv(flag, "true")
+    status, _, errors = execute(["--dataset_name", str(tmp_path / "none"), "--output_dir", str(tmp_path / "model")])
+    assert status == 2 and errors.startswith(f"train.py: error: {name} is not supported")
+    assert errors.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------------------- several processes
+
+MODEL = "--vocab_size 280 --d_model 32 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 48 --decoder_ffn_dim 48"
+MODEL += " --encoder_attention_heads 2 --decoder_attention_heads 2 --max_source_length 60 --max_target_length 60"
+TWELVE = "--learning_rate 0.01 --max_steps 12 --eval_steps 6 --ema_decay 0.5"
+# The exact gradient of the key biases is 0, and Adam would make full steps of its rounding errors.
+TWELVE += " --adam_epsilon 1e-4"
+ONE = TWELVE + " --gradient_accumulation_steps 2"
+HOW = {"copied": {}, "sharded": SHARDED}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Path:
+    """A dataset of 150 training, 21 validation and 37 test pairs."""
+    generator, splits = random.Random(0), {}
+    for split, count in [("train", 150), ("validation", 21), ("test", 37)]:
+        sentences = [generator.choices(list(WORDS), k=generator.randint(1, 7)) for _ in range(count)]
+        splits[split] = [{"en": " ".join(words), "de": " ".join(map(WORDS.get, words))} for words in sentences]
+    return write_pairs(tmp_path_factory.mktemp("pairs"), **splits)
+
+
+@pytest.fixture(scope="module")
+def one(pairs, tmp_path_factory) -> Path:
+    """The output directory of one process with two accumulation steps and dropout."""
+    folder = tmp_path_factory.mktemp("one") / "model"
+    train(options(pairs, folder, ONE, model=MODEL))
+    assert json.loads((folder / "config.json").read_text())["dropout"] == 0.1
+    return folder
+
+
+def succeed(processes) -> str:
+    assert [run.wait() for run in processes] == [0] * len(processes), "".join(run.printed() for run in processes)
+    return processes[0].printed()
+
+
+def test_two_processes_equal_one(pairs, one, fork_two, tmp_path):
+    """Each test sentence is scored once, and everything is printed and saved once."""
+    two = fork_two(options(pairs, tmp_path / "model", TWELVE, model=MODEL))
+    shown = succeed(two)
+    assert_same_run(tmp_path / "model", one, tolerance=1e-5)
+    for part, count in [("The model is in", 1), ("test: loss", 1), ("eval: loss", 2), ("test: 37 pairs", 1)]:
+        assert (shown.count(part), two[1].printed().count(part)) == (count, 0), part
+    assert "0/19 [" in shown  # its share of the test sentences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["several_gpus", "fsdp2"])
+def test_two_processes_equal_one_as_launched(name, one, pairs, tmp_path):
+    """As the files of recipes/accelerate launch them; FSDP2 shards the moving average, too."""
+    command = ["-m", "accelerate.commands.launch", "--config_file", str(FILES[name]), "--num_processes", "2"]
+    command += ["--mixed_precision", "no", "train.py", *options(pairs, tmp_path / "model", TWELVE, model=MODEL)]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=300)
+    assert_same_run(tmp_path / "model", one, tolerance=1e-5)
+
+
+@pytest.mark.slow
+def test_sharded_weights_differ_from_one_process_only_in_key_biases(pairs, fork_two, tmp_path):
+    """With the paper's epsilon: rounding errors decide the steps of weights whose exact gradient is 0."""
+    more = "--max_steps 20 --learning_rate 0.01 --dropout 0 --eval_steps 20"
+    succeed(fork_two(options(pairs, tmp_path / "two", more, model=MODEL), **SHARDED))
+    train(options(pairs, tmp_path / "one", more + " --gradient_accumulation_steps 2", model=MODEL))
+    ours, theirs = weights(tmp_path / "two"), weights(tmp_path / "one")
+    differing = {name for name in theirs if (ours[name] - theirs[name]).abs().max() > 1e-5}
+    assert all(name.endswith("k_proj.bias") for name in differing), differing
+
+
+RESUMED = [("sharded", "one"), ("one", "sharded"), ("sharded", "copied"), ("copied", "one")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first, second", RESUMED)
+def test_run_resumed_by_another_number_of_processes(first, second, one, pairs, fork, fork_two, tmp_path):
+    """Stopped by a signal in the middle."""
+
+    def start(how: str, fault=None) -> list:
+        more = (ONE if how == "one" else TWELVE) + " --resume_from_checkpoint"
+        argv = options(pairs, tmp_path / "model", more, model=MODEL)
+        return [fork(argv, fault)] if how == "one" else fork_two(argv, fault, **HOW[how])
+
+    step = ("vanilla_transformer.training.optimization", "compute_loss")
+    stopped = start(first, signal_at(*step, 8 if first == "one" else 4, signal.SIGTERM))
+    assert {run.wait() for run in stopped} == {143}, stopped[0].printed()
+    step = steps(tmp_path / "model")[-1]
+    assert 4 <= step < 12
+    assert f"steps {step} to 12" in succeed(start(second))
+    assert_same_run(tmp_path / "model", one, tolerance=1e-5)
+
+
+@pytest.mark.slow
+def test_two_machines_equal_one_process(one, pairs, fork_two, tmp_path):
+    """Each prepares the data in a cache for itself."""
+    argv = options(pairs, tmp_path / "model", TWELVE, model=MODEL)
+    machines = fork_two(argv, machines=2, caches=[tmp_path / "0", tmp_path / "1"])
+    succeed(machines)
+    assert all("okenizing train" in machine.printed() for machine in machines)
+    assert_same_run(tmp_path / "model", one, tolerance=1e-5)
+
+
+UNSHARED = {
+    "output": ("--output_dir model", "--output_dir model is not the same directory on all machines"),
+    "pairs": ("--output_dir ../model", "The training pairs differ between machines"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", UNSHARED)
+def test_machines_that_share_too_little_are_rejected(what, pairs, fork_two, tmp_path):
+    """Otherwise both would train on half of two datasets, or average checkpoints that only one has."""
+    more, message = UNSHARED[what]
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        shutil.copytree(pairs, folder / "pairs")
+    if what == "pairs":
+        with open(folders[1] / "pairs" / "train.jsonl", "a") as file:
+            file.write('{"en": "a", "de": "ein"}\n')
+    argv = options(Path("pairs"), Path("model"), f"--max_steps 1 {more}", model=MODEL)
+    caches = [folder / "cache" for folder in folders]
+    machines = fork_two(argv, machines=2, caches=caches, folders=folders)
+    assert [machine.wait() for machine in machines] == [2, 2]
+    assert f"train.py: error: {message}" in machines[0].printed()
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.slow
+def test_evaluation_by_two_processes_equals_one(pairs, fork_two, tmp_path):
+    """To the last digit, with a model that has learned something."""
+    trained = tmp_path / "trained"
+    train(options(pairs, trained, "--max_steps 150 --warmup_steps 20 --learning_rate 0.01", model=MODEL))
+    more = f"--model_name_or_path {trained} --learning_rate 0 --max_steps 1"
+    succeed(fork_two(options(pairs, tmp_path / "two", more, model="")))
+    train(options(pairs, tmp_path / "one", more, model=""))
+    two, one = results(tmp_path / "two"), results(tmp_path / "one")
+    scores = ["eval_bleu", "eval_chrf", "test_bleu", "test_chrf"]
+    assert [two[name] for name in scores] == [one[name] for name in scores]
+    assert [two[name] for name in ("eval_loss", "test_loss")] == pytest.approx(
+        [one[name] for name in ("eval_loss", "test_loss")], rel=1e-6
+    )
+    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    translations = Translator.from_pretrained(str(tmp_path / "two"))([row["en"] for row in rows])
+    alone = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
+    assert 1 < alone["bleu"] == two["test_bleu"] and alone["chrf"] == two["test_chrf"]
+
+
+@pytest.mark.slow
+def test_deepspeed_script_equals_one_process(pairs, tmp_path, monkeypatch):
+    """The script and the command of docs/scaling.md on two CPU processes, with each stage of ZeRO."""
+    pytest.importorskip("deepspeed")
+    (code,) = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
+    (tmp_path / "tune.py").write_text(code)
+    (tmp_path / "sample_dataset").symlink_to(ROOT / "sample_dataset")
+    train(options(pairs, tmp_path / "outputs" / "sample", "--dropout 0 --max_steps 1", model=MODEL))
+    command = next(command for command in COMMANDS if "tune.py" in command)
+    words = shlex.split(command.replace("recipes/", f"{ROOT}/recipes/"))[2:]
+    more = ["--train_sampling_strategy", "sequential", "--adam_epsilon", "1e-5", "--save_strategy", "no"]
+    device = {"ACCELERATE_USE_CPU": "false", "ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
+    for key, value in (device | {"PYTHONPATH": str(ROOT)}).items():
+        monkeypatch.setenv(key, value)
+
+    def tune(words: list[str], batch: int) -> dict[str, torch.Tensor]:
+        command = [sys.executable, *words, *more, "--per_device_train_batch_size", str(batch)]
+        subprocess.run(command, cwd=tmp_path, check=True, timeout=600)
+        return dict(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "outputs" / "tuned").named_parameters())
+
+    alone = tune(words[words.index("tune.py") :], 8)
+    for stage in ["1", "2", "3"]:
+        launcher = ["-m", "accelerate.commands.launch", "--num_processes", "2", "--mixed_precision", "no"]
+        found = tune([*launcher, "--zero_stage", stage, *words, "--ddp_backend", "gloo"], 4)
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------------- compilation
+
+
+@pytest.mark.slow
+def test_compilation_is_bounded_and_changes_nothing(tmp_path, monkeypatch):
+    """One graph for all batch shapes of an epoch, and one for a batch of a single pair."""
+    count_tokens, generator, shapes = optim.count_tokens, random.Random(0), set()
+
+    def remember(batches, accelerator):
+        shapes.update((*batch["input_ids"].shape, batch["labels"].shape[1]) for batch in batches)
+        return count_tokens(batches, accelerator)
+
+    monkeypatch.setattr(optim, "count_tokens", remember)
+    rows = [
+        {side: "".join(generator.choices("abcdefgh", k=generator.randint(1, 40))) for side in ("en", "de")}
+        for _ in range(450)
+    ]
+    write_pairs(tmp_path / "pairs", train=rows, validation=rows[:2])
+    more = "--num_train_epochs 1 --save_steps 1000 --per_device_train_max_tokens 120 --learning_rate 1e-3"
+    more += " --adam_epsilon 1e-4 --dropout 0"  # a compiled model draws its dropout differently
+    train(options(tmp_path / "pairs", tmp_path / "plain", more))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.compiler.set_default_backend("aot_eager")
+    try:
+        train(options(tmp_path / "pairs", tmp_path / "compiled", more + " --torch_compile"))
+    finally:
+        torch.compiler.set_default_backend(None)
+        torch._dynamo.reset()
+    assert len(shapes) > 80
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    assert not torch._dynamo.utils.counters["graph_break"]
+    torch.testing.assert_close(weights(tmp_path / "compiled"), weights(tmp_path / "plain"), rtol=0, atol=1e-5)

@@ -1,0 +1,435 @@
+"""A run that is stopped and resumed ends bit for bit as if it had not been stopped; what cannot be resumed is refused."""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from runs import (
+    KINDS,
+    QUICK,
+    assert_identical,
+    assert_same_run,
+    execute,
+    files,
+    newest,
+    options,
+    results,
+    signal_at,
+    steps,
+    train,
+    train_fails,
+    weights,
+)
+from safetensors.torch import load_file
+
+import train as script
+from vanilla_transformer.data import batches
+from vanilla_transformer.training import checkpoint, memory
+from vanilla_transformer.training import optimization as optim
+from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.checkpoint import list_checkpoints
+from vanilla_transformer.training.state import TrainerState
+
+RESUME = " --resume_from_checkpoint"
+
+# --------------------------------------------------------------------------------------------------------- bit for bit
+
+
+@pytest.mark.parametrize("name", ["newest", "named"])
+def test_resumed_run_equals_uninterrupted(name, finished, pairs, tmp_path):
+    folder, more = tmp_path / "model", "--max_steps 8 --eval_steps 4"
+    train(options(pairs, folder, more + " --max_steps 4"))
+    printed = train(options(pairs, folder, more + RESUME + (f" {folder}/checkpoint-4" if name == "named" else "")))
+    assert f"resuming from {folder}/checkpoint-4" in printed or name == "named"
+    for step in ["checkpoint-4", "checkpoint-8"]:
+        for file in ["model.safetensors", "optimizer.safetensors"]:
+            assert_identical(*(load_file(run / step / file) for run in (folder, finished[0])))
+    assert_same_run(folder, finished[0])
+
+
+def test_resumed_run_draws_one_history(pairs, histories, tmp_path):
+    """With accumulation and a moving average; the curves have both parts and one evaluation, the last."""
+    more = f" --gradient_accumulation_steps 3 --ema_decay 0.8 --save_steps 2 {QUICK}"
+    for folder, part in [("whole", "4"), ("parts", "2"), ("parts", "4" + RESUME)]:
+        train(options(pairs, tmp_path / folder, f"--max_steps {part}" + more))
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    for history in histories[0], histories[2]:
+        assert [entry["step"] for entry in history if "loss" in entry] == [2, 3, 4]
+        assert [entry["step"] for entry in history if "eval_loss" in entry] == [4]
+
+
+EVERYTHING = "--max_steps 20 --learning_rate 3 --gradient_accumulation_steps 2 --dropout 0.2 --attention_dropout 0.1 --ema_decay 0.5"
+EVERYTHING += " --r_drop_alpha 2 --eval_steps 3 --early_stopping_patience 2 --save_total_limit 9"
+EVERYTHING += QUICK
+LAST = 9  # where it stops early, as no BLEU is better than the first, 0, and no loss
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, monkeypatch) -> str:
+    """Map-style or streamed data; a stream of a hundred pairs is read in several pools."""
+    monkeypatch.setattr(batches, "FIRST_STREAM_POOL", 32)
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """everything(pairs, kind) -> the output directory of an uninterrupted run with EVERYTHING."""
+    folders = {}
+
+    def run(pairs: Path, kind: str) -> Path:
+        if kind not in folders:
+            folders[kind] = tmp_path_factory.mktemp("everything") / "model"
+            train(options(pairs, folders[kind], EVERYTHING + kind))
+        return folders[kind]
+
+    return run
+
+
+def stop(argv: list[str], owner, name: str, call: int):
+    """Runs train.py, which gets a SIGTERM just before that call of a function."""
+    function, calls = getattr(owner, name), itertools.count(1)
+
+    def signal_and_call(*args, **kwargs):
+        if next(calls) == call:
+            signal.raise_signal(signal.SIGTERM)
+        return function(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, signal_and_call)
+        status, _, errors = execute(argv)
+    said = r"train.py: stopped after step \d+, which is saved; resume with --resume_from_checkpoint\n"
+    assert status == 128 + signal.SIGTERM and len(re.findall(said, errors)) == 1, errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("calls", [[2] * LAST, [4, 7]], ids=["every step", "two steps"])
+def test_run_stopped_within_a_step_equals_uninterrupted(calls, kind, pairs, everything, tmp_path):
+    """Stopped within the accumulation of steps, two of which make more than an epoch."""
+    expected = everything(pairs, kind)
+    argv = options(pairs, tmp_path / "model", EVERYTHING + kind + RESUME)
+    for call in calls:
+        stop(argv, optim, "compute_loss", call)
+    train(argv)
+    assert results(expected)["train_steps"] == LAST
+    assert_same_run(tmp_path / "model", expected)
+    assert steps(tmp_path / "model") == steps(expected)  # none that was saved only because of the signal
+
+
+def test_run_stopped_around_evaluations_equals_uninterrupted(kind, pairs, everything, tmp_path):
+    argv = options(pairs, tmp_path / "model", EVERYTHING + kind + RESUME)
+    for owner, name in [(script, "evaluate_split"), (TrainerState, "log_scores")]:
+        stop(argv, owner, name, 1)
+    train(argv)
+    assert_same_run(tmp_path / "model", everything(pairs, kind))
+
+
+def test_run_stopped_while_the_last_checkpoint_is_saved_only_evaluates(finished, pairs, tmp_path):
+    argv = options(pairs, tmp_path / "model", "--max_steps 8 --eval_steps 4" + RESUME)
+    stop(argv, optim, "compute_loss", 8)
+    assert steps(tmp_path / "model") == [4, 8] and not (tmp_path / "model" / "config.json").exists()
+    train(argv)
+    assert_same_run(tmp_path / "model", finished[0])
+
+
+def test_run_killed_in_an_evaluation_loses_nothing(finished, pairs, fork, tmp_path):
+    """The checkpoint of the step was saved before."""
+    argv = options(pairs, tmp_path / "model", "--max_steps 8 --eval_steps 4" + RESUME)
+    killed = fork(argv, signal_at("train", "evaluate_split", 1))
+    assert killed.wait() == -signal.SIGKILL
+    assert steps(tmp_path / "model") == [4]
+    train(argv)
+    assert_same_run(tmp_path / "model", finished[0])
+
+
+def test_chosen_token_budget_is_kept(pairs, tmp_path, monkeypatch):
+    """The recipe has the number, and a run that is resumed with less free memory uses it, too."""
+    more = QUICK + " --save_steps 2 --per_device_train_max_tokens auto"
+    for folder, part, free in [("whole", "4", 2**25), ("parts", "2", 2**25), ("parts", "4" + RESUME, 2**24)]:
+        monkeypatch.setattr(memory, "free_memory", lambda accelerator, free=free: free)
+        printed = train(options(pairs, tmp_path / folder, f"--max_steps {part}" + more))
+        if chosen := re.findall(r"--per_device_train_max_tokens auto: (.*) tokens", printed):
+            budget = int(chosen[0].replace(",", ""))
+        recipe = parse_arguments(["--config", str(tmp_path / folder / "recipe.yaml")])
+        assert recipe.per_device_train_max_tokens == budget
+    assert 128 <= budget < 2**15 and not chosen
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+# --------------------------------------------------------------------------------------------- what must, what may change
+
+
+CHANGES = "--gradient_accumulation_steps 2 --bpe_dropout 0.1" + QUICK
+
+
+@pytest.fixture(scope="module")
+def short_runs(pairs, tmp_path_factory) -> dict[str, Path]:
+    """A dataset `pairs` and the output `model` of two steps on it, of both kinds of data."""
+    folders = {kind: tmp_path_factory.mktemp("short") for kind in KINDS.values()}
+    for kind, folder in folders.items():
+        with contextlib.chdir(folder):
+            shutil.copytree(pairs, "pairs")
+            train(options(Path("pairs"), Path("model"), f"--max_steps 2 {CHANGES}" + kind))
+    return folders
+
+
+@pytest.fixture
+def short(short_runs, tmp_path, monkeypatch):
+    """short(kind): the current directory becomes a copy of that run."""
+
+    def copy(kind: str = ""):
+        shutil.copytree(short_runs[kind], tmp_path / "short")
+        monkeypatch.chdir(tmp_path / "short")
+
+    return copy
+
+
+def resume(more: str = "", steps: int = 4) -> list[str]:
+    return options(Path("pairs"), Path("model"), f"--max_steps {steps} {CHANGES} {more}" + RESUME)
+
+
+def change_last_pair():
+    path = Path("pairs", "train.jsonl")
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[-1] = re.sub(r"\w+(?=\"}\n)", "Hunde", lines[-1])
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+OTHER_PAIRS = "the training pairs are not those of"
+CHANGED = {  # kind of data, options, part of the message
+    "seed": ("", "--seed 1", "--seed is 1, and 42 in"),
+    "token budget": ("", "--per_device_train_max_tokens 150", "--per_device_train_max_tokens is 150, and 200 in"),
+    "BPE-dropout": ("", "--bpe_dropout 0.2", "--bpe_dropout is 0.2, and 0.1 in"),
+    "accumulation": ("", "--gradient_accumulation_steps 1", "has 2 batches, and 1 now (processes x --gradient_acc"),
+    "sizes": ("", "--d_model 32", "`d_model` is 16, and 32 in this run"),
+    "fewer pairs": ("", "--max_train_samples 99", OTHER_PAIRS),
+    "shorter pairs": ("", "--max_source_length 18", OTHER_PAIRS),
+    "columns": ("", "--source_lang de --target_lang en", OTHER_PAIRS),
+    "pairs": ("", "", OTHER_PAIRS),
+    "map-style to streaming": ("", "--streaming", "--streaming is True, and False in"),
+    "no average yet": ("", "--ema_decay 0.5", "it was written without --ema_decay; leave that option out"),
+    "seed of a stream": (" --streaming", "--seed 1", "--seed is 1, and 42 in"),
+    "fewer pairs of a stream": (" --streaming", "--max_train_samples 99", "--max_train_samples is 99, and None in"),
+    "columns of a stream": (" --streaming", "--source_lang de --target_lang en", "--source_lang is de, and en in"),
+    "streaming to map-style": (" --streaming", "--streaming false", "--streaming is False, and True in"),
+    "files of a stream": (" --streaming", "", "The stream has 2 files, but had 1"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_resume_rejects_changed(name, short):
+    kind, more, said = CHANGED[name]
+    short(kind)
+    if name == "pairs":
+        change_last_pair()
+    elif name == "files of a stream":
+        shutil.copy("pairs/train.jsonl", "pairs/train-2.jsonl")
+    before = files(Path("model"))
+    message = train_fails(resume(kind + " " + more))
+    assert said in message and ("model/checkpoint-2" in message or name == "files of a stream"), message
+    assert {**files(Path("model")), "recipe.yaml": before["recipe.yaml"]} == before
+
+
+def test_resume_prints_what_changed(short):
+    short()
+    more = "--learning_rate 0.01 --dropout 0.3 --label_smoothing_factor 0 --max_grad_norm 0 --weight_decay 0.1"
+    more += " --r_drop_alpha 1 --gradient_checkpointing --lr_scheduler_type linear --num_beams 2 --save_steps 1"
+    printed = train(resume(more, steps=3))
+    assert set(re.findall("changed since model/checkpoint-2: --(.*)", printed)) == {
+        "learning_rate was 0.02, now 0.01",
+        "lr_scheduler_type was inverse_sqrt, now linear",
+        "max_steps was 2, now 3",
+        "weight_decay was 0.0, now 0.1",
+        "label_smoothing_factor was 0.1, now 0.0",
+        "max_grad_norm was 1.0, now 0.0",
+        "r_drop_alpha was 0.0, now 1.0",
+        "gradient_checkpointing was False, now True",
+        "save_steps was 4, now 1",
+        "num_beams was 1, now 2",
+        "dropout was 0.1, now 0.3",
+    }
+    assert json.loads(Path("model/config.json").read_text())["dropout"] == 0.3
+
+
+def test_resume_prints_nothing_where_nothing_changed(short):
+    short()
+    assert "changed since" not in train(resume(steps=2))
+
+
+def rewrite(folder: Path, **changes):
+    """Changes the trainer state of a checkpoint, and its sums with it."""
+    path, sums = folder / "trainer_state.json", folder / checkpoint.SUMS
+    old = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes))
+    sums.write_text(sums.read_text().replace(old, hashlib.sha256(path.read_bytes()).hexdigest()))
+
+
+def test_scores_of_other_validation_pairs_are_not_compared(short):
+    """The best of the resumed run is among the evaluations of the same pairs."""
+    short()
+    perfect = {"step": 2, "eval_loss": 0.0, "eval_bleu": 100.0, "eval_chrf": 100.0}
+    rewrite(Path("model/checkpoint-2"), history=[perfect])
+    more = "--max_eval_samples 3 --eval_steps 2 --early_stopping_patience 9 --learning_rate 0"
+    printed = train(resume(more, steps=6))
+    assert "changed since model/checkpoint-2: the validation pairs changed" in printed
+    assert "using the weights of checkpoint-2\n" in printed  # of which the loss was computed again
+    assert results(Path("model"))["eval_loss"] > 0
+
+
+def test_finished_run_can_be_scored_differently(pairs, tmp_path):
+    more = "--max_steps 4 --eval_steps 2 --average_checkpoints 1 --average_checkpoints_by score" + QUICK
+    train(options(pairs, tmp_path / "model", more))
+    printed = train(options(pairs, tmp_path / "model", more + " --num_beams 2" + RESUME))
+    assert "using the weights of checkpoint-4\n" in printed  # the only one with such a score
+
+
+def test_resuming_elsewhere_averages_new_checkpoints_only(short):
+    short()
+    more = " --save_steps 1 --average_checkpoints 3 --output_dir new"
+    printed = train([*resume(more), "model/checkpoint-2"])
+    assert "using the weights of checkpoint-3, checkpoint-4\n" in printed
+
+
+def test_resuming_a_finished_run_elsewhere_completes_it(finished, pairs, tmp_path):
+    more = f"--max_steps 8 --average_checkpoints 2 {QUICK} {RESUME} {finished[0]}/checkpoint-8"
+    train(options(pairs, tmp_path / "model", more))
+    assert_identical(weights(tmp_path / "model"), weights(finished[0]))
+
+
+def test_resume_keeps_the_tokenizer_of_the_checkpoint(short):
+    short()
+    argv = [word for word in resume("--tokenizer_name other") if word not in ("--vocab_size", "280")]
+    assert "--tokenizer_name is other, and None in" in train_fails(argv)
+
+
+def test_resume_of_nothing_starts_from_scratch(pairs, tmp_path):
+    argv = options(pairs, tmp_path / "model", "--max_steps 1" + QUICK + RESUME)
+    assert "no checkpoint found; starting from scratch" in train(argv)
+    assert f"resuming from {tmp_path}/model/checkpoint-1" in train(argv)
+
+
+def test_divergence_after_resume_leaves_the_run_as_it_was(finished, pairs, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "model")
+    before = files(tmp_path / "model")
+    more = "--max_steps 20 --max_grad_norm 0 --learning_rate 1e30" + RESUME
+    assert re.search("diverged at step .* the loss is nan", train_fails(options(pairs, tmp_path / "model", more)))
+    assert {**files(tmp_path / "model"), "recipe.yaml": before["recipe.yaml"]} == before
+
+
+def test_older_checkpoint_is_not_mixed_with_newer_ones(finished, pairs):
+    before = files(finished[0])
+    message = train_fails(options(pairs, finished[0], f"--max_steps 9 {RESUME} {finished[0]}/checkpoint-4"))
+    assert "is older than" in message and files(finished[0]) == before
+
+
+def test_resumed_run_does_not_overwrite_another_model(finished, pairs, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "other")
+    before = files(tmp_path)
+    argv = options(pairs, tmp_path / "other", f"--max_steps 20 {RESUME} {finished[0]}/checkpoint-8")
+    assert "already holds a model" in train_fails(argv) and files(tmp_path) == before
+
+
+# Written by version 0.1 besides what the trainer state has now.
+OLD = {"skipped": [], "is_interrupted": False, "rollbacks": 0}
+
+
+def test_checkpoint_of_the_previous_version_resumes(finished, pairs, tmp_path):
+    folder = shutil.copytree(finished[0], tmp_path / "model")
+    shutil.rmtree(folder / "checkpoint-8")
+    rewrite(folder / "checkpoint-4", **OLD)
+    train(options(pairs, folder, "--max_steps 8 --eval_steps 4" + RESUME))
+    assert_same_run(folder, finished[0])
+
+
+def test_checkpoint_after_a_rollback_of_the_previous_version_is_rejected(finished, pairs, tmp_path):
+    folder = shutil.copytree(finished[0], tmp_path / "model")
+    rewrite(folder / "checkpoint-8", **OLD | {"skipped": [3]})
+    message = train_fails(options(pairs, folder, f"--max_steps 9 {RESUME} {folder}/checkpoint-8"))
+    assert "it was written by version 0.1 after a rollback" in message
+
+
+# ------------------------------------------------------------------------------------------------- damaged checkpoints
+
+
+def truncate(path: Path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(path: Path):
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1  # of the last tensor, or of a number
+    path.write_bytes(content)
+
+
+CHANGED_FILE = "its {} has changed since it was written"
+DAMAGES = {  # file, damage, part of the message
+    "truncated weights": ("model.safetensors", truncate, CHANGED_FILE),
+    "truncated optimizer state": ("optimizer.safetensors", truncate, CHANGED_FILE),
+    "a bit of the weights": ("model.safetensors", flip_a_bit, CHANGED_FILE),
+    "a bit of the optimizer state": ("optimizer.safetensors", flip_a_bit, CHANGED_FILE),
+    "a bit of the tokenizer": ("tokenizer.json", flip_a_bit, CHANGED_FILE),
+    "a bit of the trainer state": ("trainer_state.json", flip_a_bit, CHANGED_FILE),
+    "no optimizer state": ("optimizer.safetensors", Path.unlink, "its {} is missing"),
+    "no trainer state": ("trainer_state.json", Path.unlink, "its {} is missing"),
+    "no sums": ("SHA256SUMS", Path.unlink, "its {} is missing or cannot be read"),
+    "truncated sums": ("SHA256SUMS", truncate, "its "),
+}
+
+
+@pytest.fixture(scope="module")
+def twelve(pairs, tmp_path_factory) -> Path:
+    """The output directory of 12 steps; the checkpoints of 4, 8 and 12 are there."""
+    folder = tmp_path_factory.mktemp("twelve") / "model"
+    train(options(pairs, folder, "--max_steps 12 --save_total_limit 3" + QUICK))
+    return folder
+
+
+@pytest.fixture
+def eight(twelve, tmp_path) -> Path:
+    """A copy of it as it was after step 8."""
+    folder = shutil.copytree(twelve, tmp_path / "model", ignore=shutil.ignore_patterns("checkpoint-12"))
+    return folder
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_checkpoint_is_skipped(name, eight, twelve, pairs):
+    file, harm, said = DAMAGES[name]
+    harm(eight / "checkpoint-8" / file)
+    argv = options(pairs, eight, "--max_steps 12 --save_total_limit 3" + QUICK + RESUME)
+    before = files(eight)
+    message = train_fails([*argv, str(eight / "checkpoint-8")])
+    assert f"--resume_from_checkpoint {eight}/checkpoint-8 is damaged: {said.format(file)}" in message
+    assert files(eight) == before
+
+    printed = train(argv)
+    assert f"skipping {eight}/checkpoint-8, which is damaged: {said.format(file)}" in printed
+    assert f"resuming from {eight}/checkpoint-4\n" in printed
+    assert_same_run(eight, twelve)
+    assert (eight / "checkpoint-8.damaged").is_dir() and steps(eight) == [4, 8, 12]
+
+
+def test_run_whose_checkpoints_are_all_damaged_is_not_resumed(eight, pairs):
+    for step in (4, 8):
+        truncate(eight / f"checkpoint-{step}" / "model.safetensors")
+    before = files(eight)
+    assert f"All checkpoints in {eight} are damaged" in train_fails(options(pairs, eight, "--max_steps 12" + RESUME))
+    assert files(eight) == before
+
+
+def test_damaged_newer_checkpoint_does_not_count_as_one_to_keep(eight, pairs):
+    """Otherwise the first one that is saved would be deleted as older."""
+    flip_a_bit(eight / "checkpoint-8" / "model.safetensors")
+    train(options(pairs, eight, "--max_steps 7 --save_steps 3 --save_total_limit 1" + QUICK + RESUME))
+    assert steps(eight) == [7] and list_checkpoints(eight)[0].find_corruption() is None
+
+
+def test_damaged_checkpoint_is_not_averaged(eight, pairs):
+    flip_a_bit(eight / "checkpoint-4" / "model.safetensors")
+    more = "--max_steps 8 --average_checkpoints 2" + QUICK + RESUME
+    assert f"{eight}/checkpoint-4 cannot be averaged" in train_fails(options(pairs, eight, more))
+    assert newest(eight).name == "checkpoint-8"

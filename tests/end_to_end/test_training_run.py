@@ -1,0 +1,557 @@
+"""What a run of train.py does and leaves, with all kinds of options, and how it refuses bad input."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import translate_by_marian
+from runs import (
+    KINDS,
+    MODEL,
+    QUICK,
+    WORDS,
+    assert_identical,
+    execute,
+    files,
+    options,
+    results,
+    steps,
+    train,
+    train_fails,
+    weights,
+    write_pairs,
+)
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import modeling_vanilla_transformer as modeling
+from vanilla_transformer.conversion.marian import from_marian
+from vanilla_transformer.data import pairs as data
+from vanilla_transformer.evaluation.scores import TranslationQuality
+from vanilla_transformer.hub.upload import check_model_directory, files_to_upload
+from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.translation_vanilla_transformer import Translator
+
+# ------------------------------------------------------------------------------------------------------ what it leaves
+
+
+def test_output_directory_is_complete(finished):
+    folder, _ = finished
+    names = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json recipe.yaml "
+    names += "configuration_vanilla_transformer.py modeling_vanilla_transformer.py all_results.json"
+    for name in names.split():
+        assert (folder / name).stat().st_size > 0, name
+    for picture in ("training_curves.png", "attention.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+        assert f"]({picture})" in (folder / "README.md").read_text(encoding="utf-8")
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["checkpoint-4", "checkpoint-8"]
+    for checkpoint in ["checkpoint-4", "checkpoint-8"]:
+        assert AutoModelForSeq2SeqLM.from_pretrained(folder / checkpoint).config.d_model == 16
+        assert AutoTokenizer.from_pretrained(folder / checkpoint)("a dog").input_ids[-1] == 2
+    assert_identical(weights(folder), weights(folder / "checkpoint-8"))
+
+
+def test_results_describe_the_run(finished):
+    found = results(finished[0])
+    assert found["train_steps"] == 8
+    assert found["num_parameters"] == sum(tensor.numel() for tensor in weights(finished[0]).values())
+    speed = found["train_target_tokens"] / found["train_runtime"]
+    assert found["train_target_tokens_per_second"] == pytest.approx(speed)
+    assert 0 < found["padding_fraction"] < 0.5
+    assert 0 < found["eval_loss"] < found["train_loss"] * 1.5 < 12
+    assert "tok:13a" in found["bleu_signature"]
+
+
+def test_progress_and_examples_are_printed(finished):
+    folder, printed = finished
+    for part in ["train: 100 pairs (dropped: 0 empty, 0 too long)", "test: 7 pairs", f"The model is in {folder}."]:
+        assert printed.count(part) == 1
+    assert (printed.count("eval: loss "), printed.count("test: loss ")) == (2, 1)
+    assert printed.count("  translation ") == 3 * 3  # of three sentences at each evaluation
+    assert re.search(r"loss \d.*, [\d,]+ target tokens/s, padding .*%, lr ", printed)
+
+
+def assert_scores_of_saved_model(folder, pairs):
+    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    translations = Translator.from_pretrained(str(folder))([row["en"] for row in rows])
+    expected = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
+    found = results(folder)
+    assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
+    assert (found["bleu_signature"], found["chrf_signature"]) == (
+        expected["bleu_signature"],
+        expected["chrf_signature"],
+    )
+
+
+def test_scores_are_those_of_the_saved_model(finished, pairs):
+    assert_scores_of_saved_model(finished[0], pairs)
+
+
+LOAD = """
+import sys
+sys.modules["vanilla_transformer"] = None  # importing it fails
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+inputs = AutoTokenizer.from_pretrained(sys.argv[1])(["a dog", "the man sees"], padding=True, return_tensors="pt")
+with torch.no_grad():
+    torch.save([model(**inputs, decoder_input_ids=inputs["input_ids"]).logits, model.generate(**inputs)], sys.argv[2])
+"""
+
+
+def test_model_loads_without_the_package(finished, tmp_path):
+    folder, _ = finished
+    command = [sys.executable, "-c", LOAD, str(folder), str(tmp_path / "logits.pt")]
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=300)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert type(model) is VanillaTransformerForConditionalGeneration
+    inputs = AutoTokenizer.from_pretrained(folder)(["a dog", "the man sees"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
+    theirs, translated = torch.load(tmp_path / "logits.pt")
+    assert torch.equal(theirs, logits)
+    assert torch.equal(translated, model.generate(**inputs))
+
+
+def test_written_recipe_repeats_the_run_in_another_process(finished, fork, tmp_path):
+    folder, _ = finished
+    resolved = parse_arguments(["--config", str(folder / "recipe.yaml")])
+    assert (resolved.d_model, resolved.max_steps, resolved.activation_function) == (16, 8, "relu")
+    again = fork(["--config", str(folder / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
+    assert again.wait() == 0, again.printed()
+    assert_identical(weights(tmp_path / "again"), weights(folder))
+
+
+def assert_recipe_runs(folder):
+    train(["--config", str(folder / "recipe.yaml"), "--output_dir", f"{folder}_again", "--max_steps", "1"])
+
+
+def test_seed_decides_all_weights(pairs, tmp_path):
+    for seed in ("1", "2"):
+        train(options(pairs, tmp_path / seed, "--max_steps 1 --seed " + seed + QUICK))
+    first, second = weights(tmp_path / "1"), weights(tmp_path / "2")
+    assert all(not torch.equal(first[name], second[name]) for name in first)
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def test_averages_beams_and_held_out_validation(pairs, tmp_path):
+    write_pairs(tmp_path / "pairs")
+    shutil.copy(pairs / "train.jsonl", tmp_path / "pairs")
+    more = "--max_steps 6 --save_steps 2 --average_checkpoints 2 --ema_decay 0.5 --num_beams 2 --length_penalty 0.6"
+    more += " --gradient_accumulation_steps 2 --position_embedding_type learned --max_position_embeddings 128"
+    more += " --norm_first --weight_decay 0.01 --lr_scheduler_type cosine --max_eval_samples 2"
+    printed = train(options(tmp_path / "pairs", tmp_path / "model", more))
+    assert "held out" in printed and "using the weights of checkpoint-4, checkpoint-6" in printed
+    averages = [load_file(tmp_path / "model" / f"checkpoint-{step}" / "ema.safetensors") for step in (4, 6)]
+    for name, value in weights(tmp_path / "model").items():
+        torch.testing.assert_close(value, (averages[0][name] + averages[1][name]) / 2)
+    assert "test_bleu" not in results(tmp_path / "model") and "eval_bleu" in results(tmp_path / "model")
+    generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert (generation["num_beams"], generation["length_penalty"]) == (2, 0.6)
+
+
+def test_early_stopping_by_bleu_keeps_the_best_weights(pairs, tmp_path):
+    """With almost no learning rate nothing improves: the first evaluation is the best, the second is the last."""
+    more = "--max_steps 20 --eval_steps 2 --early_stopping_patience 1 --learning_rate 1e-12"
+    printed = train(options(pairs, tmp_path / "model", more + QUICK))
+    assert "using the weights of checkpoint-2" in printed and "early stopping after step 4" in printed
+    assert results(tmp_path / "model")["train_steps"] == 4
+
+
+def eval_losses(history: list[dict]) -> dict[int, float]:
+    return {entry["step"]: entry["eval_loss"] for entry in history if "eval_loss" in entry}
+
+
+def test_early_stopping_by_loss_keeps_the_best_weights(pairs, histories, tmp_path):
+    """The learning rate makes the loss worse after a while."""
+    more = "--max_steps 40 --eval_steps 2 --early_stopping_patience 2 --metric_for_best_model loss --learning_rate 0.2"
+    printed = train(options(pairs, tmp_path / "model", more + QUICK))
+    losses = eval_losses(*histories)
+    best = min(losses, key=losses.get)
+    assert 2 < best < 36 and list(losses) == list(range(2, best + 5, 2))
+    assert f"early stopping after step {best + 4}" in printed and f"the weights of checkpoint-{best}\n" in printed
+    assert_identical(weights(tmp_path / "model"), weights(tmp_path / "model" / f"checkpoint-{best}"))
+    assert results(tmp_path / "model")["eval_loss"] == losses[best]
+
+
+def test_best_checkpoints_are_averaged(pairs, histories, tmp_path):
+    more = "--max_steps 12 --eval_steps 2 --average_checkpoints 2 --average_checkpoints_by score --save_total_limit 2"
+    printed = train(
+        options(pairs, tmp_path / "model", more + " --metric_for_best_model loss --learning_rate 0.2" + QUICK)
+    )
+    losses = eval_losses(*histories)
+    assert list(losses) == [2, 4, 6, 8, 10, 12]  # the last one is compared, too
+    best = sorted(sorted(losses, key=losses.get)[:2])
+    assert f"using the weights of {', '.join(f'checkpoint-{step}' for step in best)}\n" in printed
+    assert steps(tmp_path / "model") == sorted({*best, 10, 12}) and best != [10, 12]
+    parts = [weights(tmp_path / "model" / f"checkpoint-{step}") for step in best]
+    for name, mean in weights(tmp_path / "model").items():
+        torch.testing.assert_close(mean, sum(part[name].double() for part in parts).float() / 2)
+
+
+def test_best_and_newest_checkpoints_are_kept(pairs, histories, tmp_path):
+    """With a learning rate as high as this one, the first evaluation is the best."""
+    more = "--max_steps 9 --save_steps 1 --eval_steps 3 --save_total_limit 2 --metric_for_best_model loss"
+    train(options(pairs, tmp_path / "model", more + " --learning_rate 3" + QUICK))
+    losses = eval_losses(*histories)
+    assert losses[3] < losses[6] and steps(tmp_path / "model") == [3, 8, 9]
+
+
+def test_fine_tuning_starts_from_the_model(finished, pairs, tmp_path):
+    folder, _ = finished
+    more = f"--max_steps 1 --learning_rate 1e-12 --model_name_or_path {folder} --dropout 0.3"
+    train(options(pairs, tmp_path / "tuned", more, model=""))
+    torch.testing.assert_close(weights(tmp_path / "tuned"), weights(folder), rtol=0, atol=1e-9)
+    assert (tmp_path / "tuned" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    assert json.loads((tmp_path / "tuned" / "config.json").read_text())["dropout"] == 0.3
+    assert_recipe_runs(tmp_path / "tuned")
+
+
+def test_learning_rate_0_changes_no_weight(pairs, tmp_path):
+    train(options(pairs, tmp_path / "model", "--max_steps 2 --save_steps 1 --learning_rate 0" + QUICK))
+    assert_identical(*(weights(tmp_path / "model" / f"checkpoint-{step}") for step in (1, 2)))
+
+
+def test_gradient_checkpointing_changes_no_weight(pairs, tmp_path, monkeypatch):
+    forward, calls = modeling.VanillaTransformerAttention.forward, []
+
+    def count(self, *args, **kwargs):
+        calls[-1] += self.training
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(modeling.VanillaTransformerAttention, "forward", count)
+    for name, more in [("without", ""), ("with", " --gradient_checkpointing")]:
+        calls.append(0)
+        train(options(pairs, tmp_path / name, "--max_steps 3 --dropout 0.2" + more + QUICK))
+    assert calls == [9, 18]  # the backward pass computes each attention again
+    assert_identical(weights(tmp_path / "with"), weights(tmp_path / "without"))
+
+
+def test_r_drop_acts_through_dropout_alone(pairs, tmp_path):
+    """Without dropout, both passes over a pair are the same."""
+    for name, more in {
+        "plain": "--dropout 0 --adam_epsilon 1e-4",
+        "twice": "--dropout 0 --adam_epsilon 1e-4 --r_drop_alpha 5",
+        "light": "--r_drop_alpha 1",
+        "heavy": "--r_drop_alpha 5",
+    }.items():
+        train(options(pairs, tmp_path / name, "--max_steps 3 " + more + QUICK))
+    plain, twice, light, heavy = (weights(tmp_path / name) for name in ("plain", "twice", "light", "heavy"))
+    torch.testing.assert_close(twice, plain, rtol=0, atol=1e-5)
+    losses = [results(tmp_path / name)["train_loss"] for name in ("plain", "twice")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert all(not torch.equal(light[name], heavy[name]) for name in light)
+
+
+def test_bpe_dropout_gives_more_tokens(pairs, tmp_path):
+    """Also where other processes make the batches."""
+    for name, more in [
+        ("none", ""),
+        ("here", "--bpe_dropout 0.5"),
+        ("workers", "--bpe_dropout 0.5 --dataloader_num_workers 2"),
+    ]:
+        train(options(pairs, tmp_path / name, f"--max_steps 3 {more}" + QUICK))
+    none, here, workers = (results(tmp_path / name)["train_target_tokens"] for name in ("none", "here", "workers"))
+    assert none < here and none < workers
+
+
+@pytest.fixture(scope="module")
+def word_tokenizer(tmp_path_factory) -> str:
+    """Whole words, padded with the end of sentence."""
+    words = {word: i for i, word in enumerate(["<e>", "<u>", *WORDS, *WORDS.values()])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<u>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"pad_token": "<e>", "eos_token": "<e>", "unk_token": "<u>"}
+    folder = str(tmp_path_factory.mktemp("tokenizer"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return folder
+
+
+def test_existing_tokenizer_that_pads_with_eos(pairs, word_tokenizer, tmp_path):
+    """The model learns to end its sentences."""
+    model = MODEL.replace("--vocab_size 280", "--dropout 0").replace("--d_model 16", "--d_model 32")
+    more = f"--max_steps 80 --save_steps 80 --tokenizer_name {word_tokenizer}"
+    train(options(pairs, tmp_path / "model", more, model=model))
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    config = model.config
+    assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (0, 0, 0)
+    assert config.bos_token_id is None and config.vocab_size == 2 + 2 * len(WORDS)
+    source = AutoTokenizer.from_pretrained(tmp_path / "model")("a dog", return_tensors="pt")
+    translated = model.generate(**source, max_length=30)[0]
+    assert translated[-1] == 0 and len(translated) < 10
+    assert_recipe_runs(tmp_path / "model")
+
+
+def test_too_long_validation_sentence_is_dropped(pairs, tmp_path):
+    """Scoring one of 20,000 tokens would take more memory than there is."""
+    shutil.copytree(pairs, tmp_path / "pairs")
+    with open(tmp_path / "pairs" / "validation.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"en": "a dog " * 20_000, "de": "ein Hund " * 20_000}) + "\n")
+    printed = train(options(tmp_path / "pairs", tmp_path / "model", "--max_steps 1"))
+    assert "validation: 6 pairs (dropped: 0 empty, 1 too long)" in printed
+
+
+def test_run_that_ends_in_warm_up_warns(pairs, tmp_path):
+    argv = options(pairs, tmp_path / "model", "--max_steps 3 --dry_run")
+    assert "warning: the run ends during warm-up; lower --warmup_steps" in train(argv)
+    assert "during warm-up" not in train([*argv, "--warmup_steps", "3"])
+
+
+# ------------------------------------------------------------------------------------------------------------- dry run
+
+MEMORY = re.compile(r"about (.*) of .* GiB of memory per process")
+
+
+def test_dry_run_predicts_the_run(pairs, tmp_path):
+    """What it says comes true in a run of one epoch, and the recipe that it prints makes that run."""
+    more = "--num_train_epochs 1 --gradient_accumulation_steps 2 --norm_first --ema_decay 0.9 --max_source_length 18"
+    argv = options(pairs, tmp_path / "model", more + QUICK)
+    printed = train([*argv, "--dry_run"])
+    assert files(tmp_path) == {} and not (tmp_path / "model").exists()
+    said, recipe, end = re.split(r"the resolved recipe:\n\n|(?=This was a dry run)", printed)
+    assert "nothing was trained" in end
+
+    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    given, resolved = vars(parse_arguments(argv)), vars(parse_arguments(["--config", str(tmp_path / "recipe.yaml")]))
+    assert {key for key in given if given[key] not in (None, resolved[key])} == set()
+    added = {key: value for key, value in resolved.items() if given[key] is None and value is not None}
+    assert added.pop("config") == str(tmp_path / "recipe.yaml")
+    assert {key for key in added if added[key] != getattr(VanillaTransformerConfig(), key)} == set()
+
+    train(["--config", str(tmp_path / "recipe.yaml")])
+    found = results(tmp_path / "model")
+    assert (tmp_path / "model" / "recipe.yaml").read_text(encoding="utf-8") == recipe.rstrip("\n") + "\n"
+    assert f"train: {found['train_samples']} pairs (dropped: 0 empty, {100 - found['train_samples']} too long)" in said
+    assert 50 < found["train_samples"] < 100 and "validation: 2 pairs" in said and "test: 1 pairs" in said
+    assert f"{found['num_parameters']:,} parameters, vocabulary size 280" in said
+    count, padding = re.search(r"(\d+) batches an epoch, (.*) padding", said).groups()
+    assert f"{int(count) / 2} steps an epoch, of 2 batches each" in said
+    assert f"steps 0 to {found['train_steps']}, learning rate up to 2.00e-02 at step 4" in said
+    assert found["train_steps"] == -(-int(count) // 2)
+    if int(count) % 2 == 0:
+        assert padding == f"{found['padding_fraction']:.1%}"
+    assert MEMORY.search(said)[1] == "0.00"
+    large = train(
+        [*argv, "--dry_run", "--output_dir", str(tmp_path / "large"), "--per_device_train_max_tokens", "100000"]
+    )
+    assert 0.1 < float(MEMORY.search(large)[1]) < 100
+
+
+def test_dry_run_of_a_resumed_stream(pairs, tmp_path):
+    argv = options(pairs, tmp_path / "model", "--max_steps 2 --streaming" + QUICK)
+    assert "train: a stream" in train(argv)
+    before = files(tmp_path)
+    printed = train([*argv, *["--max_steps", "4", "--dry_run", "--resume_from_checkpoint"]])
+    assert "train: a stream" in printed and "steps 2 to 4" in printed and "GiB of memory" in printed
+    assert files(tmp_path) == before
+
+
+# ------------------------------------------------------------------------------------------------------- Marian models
+
+
+@pytest.fixture(scope="module")
+def marian_data(marian_pairs, tmp_path_factory):
+    """What the Marian model was trained on, for training and for validation."""
+    rows = [{"en": source, "de": target} for source, target in marian_pairs]
+    return write_pairs(tmp_path_factory.mktemp("marian_data"), train=rows, validation=rows)
+
+
+def marian_loss(folder, pairs) -> float:
+    """The loss of the model and the tokenizer of transformers."""
+    model, tokenizer = MarianMTModel.from_pretrained(folder).eval(), MarianTokenizer.from_pretrained(folder)
+    sources, targets = map(list, zip(*pairs, strict=True))
+    batch = tokenizer(sources, text_target=targets, padding=True, return_tensors="pt")
+    batch["labels"][batch["labels"] == tokenizer.pad_token_id] = -100
+    with torch.no_grad():
+        return model(**batch).loss.item()
+
+
+@pytest.mark.slow
+def test_fine_tuned_marian_model_starts_as_marian(marian, marian_data, marian_pairs, tmp_path):
+    """Its loss, translations, weights and config are Marian's, in the run and on disk."""
+    sources = [source for source, _ in marian_pairs]
+    expected, folder = translate_by_marian(marian, sources), tmp_path / "model"
+    more = f"--max_steps 1 --learning_rate 0 --model_name_or_path {marian} --attention_dropout 0.3"
+    train(options(marian_data, folder, more, model=""))
+    found = results(folder)
+    assert found["eval_loss"] == pytest.approx(marian_loss(marian, marian_pairs), rel=1e-5)
+    assert [example["translation"] for example in found["examples"]] == expected[:3]
+    assert expected == [target for _, target in marian_pairs] and found["eval_bleu"] == pytest.approx(100)
+
+    theirs, tokenizer = from_marian(MarianMTModel.from_pretrained(marian)), MarianTokenizer.from_pretrained(marian)
+    for directory in [folder, folder / "checkpoint-1"]:
+        model, again = AutoModelForSeq2SeqLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+        assert_identical(model.state_dict(), theirs.state_dict())
+        for name in type(model.config).__annotations__:
+            assert getattr(model.config, name) == (
+                0.3 if name == "attention_dropout" else getattr(theirs.config, name)
+            )
+        padding = tokenizer.pad_token_id
+        ids = (model.config.pad_token_id, model.config.decoder_start_token_id, model.config.eos_token_id)
+        assert ids == (padding, padding, tokenizer.eos_token_id)
+        assert model.generation_config.bad_words_ids == [[padding]]
+        assert again(sources, text_target=sources) == tokenizer(sources, text_target=sources)
+        inputs = again(sources, padding=True, return_tensors="pt")
+        assert again.batch_decode(model.generate(**inputs), skip_special_tokens=True) == expected
+        assert Translator.from_pretrained(str(directory))(sources) == expected
+    assert check_model_directory(folder) == expected[0]
+    assert {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json"} <= files_to_upload(folder).keys()
+    assert_recipe_runs(folder)
+
+
+def test_fine_tuned_marian_model_learns_and_resumes(marian, marian_data, marian_pairs, tmp_path):
+    """Bit for bit, also where the checkpoint that the tokenizer was read from is deleted meanwhile."""
+    more = f" --model_name_or_path {marian} --learning_rate 0.001 --save_steps 2 --save_total_limit 1"
+    for name, part in [("whole", "4"), ("parts", "2"), ("parts", "4 --resume_from_checkpoint")]:
+        train(options(marian_data, tmp_path / name, f"--max_steps {part}" + more, model=""))
+    assert not (tmp_path / "parts" / "checkpoint-2").exists()
+    names = ["source.spm", "target.spm", "vocab.json", "model.safetensors", "generation_config.json"]
+    for name in [*names, *(f"checkpoint-4/{name}" for name in [*names, "optimizer.safetensors"])]:
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert results(tmp_path / "parts")["eval_loss"] < marian_loss(marian, marian_pairs)
+
+
+def as_pickle(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def as_t5(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "t5"}))
+    MarianTokenizer.from_pretrained(folder).save_pretrained(folder)
+
+
+def without_a_weight(folder):
+    kept = {name: tensor for name, tensor in weights(folder).items() if not name.endswith("layers.0.fc1.bias")}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def truncated(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:200])
+
+
+BAD_MARIANS = {  # what is done to it, further options, parts of the message
+    "a pickle": (as_pickle, "", ["--model_name_or_path {marian}", "safetensors"]),
+    "of another kind": (as_t5, "", ["--model_name_or_path {marian}", "t5"]),
+    "incomplete": (without_a_weight, "", ["--model_name_or_path {marian}", "fc1.bias"]),
+    "truncated": (truncated, "", ["--model_name_or_path {marian}"]),
+    "of other sizes": (None, "--d_model 16", ["--d_model is 16, but 32 in --model_name_or_path {marian}"]),
+    "with another tokenizer": (None, "--tokenizer_name x", ["--tokenizer_name cannot be combined"]),
+    "with a dropout of 2": (None, "--dropout 2", ["'dropout': it is 2.0; it must"]),
+    "with an unknown attention": (None, "--attn_implementation flesh", ["--attn_implementation flesh"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MARIANS)
+def test_bad_marian_model_is_rejected(name, marian, marian_data, tmp_path):
+    change, more, parts = BAD_MARIANS[name]
+    folder = shutil.copytree(marian, tmp_path / "marian")
+    if change:
+        change(folder)
+    before = files(tmp_path)
+    argv = options(marian_data, tmp_path / "model", f"--max_steps 1 --model_name_or_path {folder} {more}", model="")
+    message = train_fails(argv)
+    assert all(part.format(marian=folder) in message for part in parts), message
+    assert files(tmp_path) == before
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+BAD = {  # options, parts of the message
+    "unknown option": ("--d_modl 64", ["--d_modl", "--d_model"]),
+    "missing dataset": ("--dataset_name {tmp}/none", ["{tmp}/none"]),
+    "missing split": ("--test_split tset", ["'tset'", "train, validation, test"]),
+    "missing column": ("--source_column english --target_column de", ["english", "en, de"]),
+    "missing language": ("--target_lang fr", ["fr", "en, de"]),
+    "the same column twice": ("--target_lang en", ["same, en"]),
+    "small vocabulary": ("--vocab_size 200", ["200", "260"]),
+    "indivisible heads": ("--encoder_attention_heads 3", ["`d_model` is 16", "`encoder_attention_heads` is 3"]),
+    "wrong value": ("--dropout 1.5", ["'dropout': it is 1.5; it must"]),
+    "no pair left": ("--max_source_length 1", ["No usable pair is left of the 100", "--max_source_length 1"]),
+    "only missing texts": ("--dataset_name {tmp}/nones", ["No usable pair is left of the 3", "3 have an empty"]),
+    "numbers for text": (
+        "--dataset_name {tmp}/numbers --source_column en --target_column de",
+        ["--target_column de holds no text"],
+    ),
+    "short learned table": (
+        "--position_embedding_type learned --max_position_embeddings 50",
+        ["--max_position_embeddings is 50", "128"],
+    ),
+    "missing tokenizer": ("--tokenizer_name {tmp}/none", ["{tmp}/none"]),
+    "missing model": ("--model_name_or_path {tmp}/none", ["{tmp}/none"]),
+    "truncated model": ("--model_name_or_path {tmp}/cut", ["{tmp}/cut"]),
+    "unknown attention": ("--attn_implementation flesh", ["flesh"]),
+    "missing checkpoint": ("--resume_from_checkpoint {tmp}/none", ["--resume_from_checkpoint {tmp}/none"]),
+    "not a checkpoint": ("--resume_from_checkpoint {finished}", ["--resume_from_checkpoint {finished}"]),
+    "truncated checkpoint": ("--resume_from_checkpoint {tmp}/cut", ["--resume_from_checkpoint {tmp}/cut"]),
+    "too few steps": ("--resume_from_checkpoint {finished}/checkpoint-8", ["ends at step 2", "checkpoint-8"]),
+    "checkpoint of other sizes": (
+        "--resume_from_checkpoint {finished}/checkpoint-8 --d_model 32",
+        ["{finished}/checkpoint-8", "`d_model` is 16, and 32 in this run"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_rejected_in_one_sentence(name, finished, pairs, tmp_path):
+    more, parts = BAD[name]
+    nones = [{"en": "a", "de": None}, {"en": None, "de": "b"}, {"en": "", "de": "b"}]
+    numbers = [{"en": f"a {i}", "de": i} for i in range(9)]
+    write_pairs(tmp_path / "nones", train=nones, validation=nones)
+    write_pairs(tmp_path / "numbers", train=numbers, validation=numbers)
+    truncated(shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "cut"))
+    before = files(tmp_path)
+    places = {"tmp": tmp_path, "finished": finished[0]}
+    message = train_fails(options(pairs, tmp_path / "model", "--max_steps 2 " + more.format(**places)))
+    assert all(part.format(**places) in message for part in parts), message
+    assert files(tmp_path) == before
+
+
+def test_unknown_recipe_key_names_the_closest(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("dataset_name: x\nwarmup_step: 3\n")
+    message = f"'warmup_step' in {tmp_path / 'recipe.yaml'} is not an option; did you mean warmup_steps?\n"
+    assert execute(["--config", str(tmp_path / "recipe.yaml")]) == (2, "", f"train.py: error: {message}")
+
+
+@pytest.mark.parametrize("sample", [10**6, 100], ids=["for the tokenizer", "in training"])
+def test_unreadable_row_of_a_stream_is_an_error(sample, tmp_path, monkeypatch):
+    lines = ["en,de", *(f"a dog {i},ein Hund {i}" for i in range(12_000))]  # files are read 10,000 rows at a time
+    (tmp_path / "validation.csv").write_text("\n".join(lines[:5]) + "\n")
+    (tmp_path / "train.csv").write_text("\n".join([*lines, "a,b,c"]) + "\n")
+    monkeypatch.setattr(data, "TOKENIZER_SAMPLE", sample)
+    more = f"--train_file {tmp_path}/train.csv --validation_file {tmp_path}/validation.csv --streaming --max_steps 99"
+    message = train_fails(options("x", tmp_path / "model", more + " --per_device_train_max_tokens 20000")[2:])
+    assert "line 12002" in message and ("training pairs" if sample > 100 else "after pair ") in message
+
+
+def test_diverged_model_is_not_saved(pairs, tmp_path):
+    """The last step may be the one at which training diverges, after its loss was computed."""
+    more = "--max_steps 1 --learning_rate 1e30 --warmup_steps 0"
+    assert "The validation loss is nan after step 1" in train_fails(options(pairs, tmp_path / "model", more))
+    assert not (tmp_path / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_run_into_the_same_directory_is_rejected(kind, finished, pairs):
+    before = files(finished[0])
+    message = train_fails(options(pairs, finished[0], "--max_steps 9" + KINDS[kind]))
+    assert str(finished[0]) in message and "--resume_from_checkpoint" in message
+    assert files(finished[0]) == before
+
+
+def test_foreign_model_card_is_not_overwritten(pairs, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "README.md").write_text("mine")
+    assert "is not empty" in train_fails(options(pairs, tmp_path / "model", "--max_steps 1"))
+    assert files(tmp_path) == {"model/README.md": b"mine"}
