@@ -426,10 +426,11 @@ def test_newer_damaged_checkpoint_is_renamed(folder):
 def test_existing_run_or_recipe_is_not_overwritten(folder, tmp_path):
     with pytest.raises(UserError, match=f"^--output_dir {folder.parent} "):
         prepare(folder.parent)
-    shutil.rmtree(folder)
-    (tmp_path / "recipe.yaml").write_text("# mine\n")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "recipe.yaml").write_text("# mine\n")
     with pytest.raises(UserError, match="is not empty; choose another"):
-        prepare(tmp_path)
+        resolve(own, None)
 
 
 def resolve(output_dir: Path, name: str):
