@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import sys
 import time
 import warnings
@@ -142,6 +143,7 @@ def exit_with(message: str, status: int, is_local: bool = False):
     if is_local or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"train.py: {message}", file=sys.stderr, flush=True)
     else:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a loader process is killed
         time.sleep(10)  # torchrun ends all processes when one has ended; the first must have printed by then
     time.sleep(0.1)  # see end_processes
     sys.exit(status)
