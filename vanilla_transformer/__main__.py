@@ -1,13 +1,15 @@
 """The command line: `vanilla-transformer VERB ...`, or `python -m vanilla_transformer VERB ...`."""
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
-from difflib import get_close_matches
+from collections.abc import Iterator
 
 from . import __version__
 from .commands.options import Parser
-from .commands.streams import filter_errors
+from .errors import UserError
 
 VERBS = {
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
@@ -16,15 +18,8 @@ VERBS = {
 }
 
 
-def make_parser(verb: str | None = None) -> Parser:
-    """The parser of a verb, whose module is imported only then; without one, that of `vanilla-transformer` itself."""
-    if verb is not None:
-        command = importlib.import_module(f".commands.{verb}", __package__)
-        example = f"example: vanilla-transformer {VERBS[verb][1]}"
-        parser = Parser(prog=f"vanilla-transformer {verb}", description=command.__doc__, epilog=example)
-        command.add_arguments(parser)
-        parser.set_defaults(run=command.run)
-        return parser
+def main(argv: list[str] | None = None):
+    """Runs the verb that the command line begins with; only its module is imported."""
     lines = [f"  {name:<10} {text}\n{'':13}vanilla-transformer {example}" for name, (text, example) in VERBS.items()]
     parser = Parser(
         prog="vanilla-transformer",
@@ -34,22 +29,43 @@ def make_parser(verb: str | None = None) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"vanilla-transformer {__version__}")
-    return parser
+    parser.add_argument("verb", choices=VERBS, help=argparse.SUPPRESS)
+    parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    given = parser.parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
+
+    command = importlib.import_module(f".commands.{given.verb}", __package__)
+    program = f"vanilla-transformer {given.verb}"
+    example = f"example: vanilla-transformer {VERBS[given.verb][1]}"
+    parser = Parser(prog=program, description=command.__doc__, epilog=example)
+    command.add_arguments(parser)
+    options = parser.parse_args(given.options)
+    with filter_errors(program):
+        command.run(options)
 
 
-def main(argv: list[str] | None = None):
-    """Runs the verb that the command line begins with."""
-    argv = sys.argv[1:] if argv is None else argv
-    verb = argv[0] if argv else "--help"
-    if verb not in VERBS:
-        parser = make_parser()
-        if verb.startswith("-"):
-            parser.parse_args([verb])
-        parser.error(f"'{verb}' is not a verb; did you mean {get_close_matches(verb, VERBS, n=1, cutoff=0)[0]}?")
-    options = make_parser(verb).parse_args(argv[1:])
-    run = options.__dict__.pop("run")
-    with filter_errors(f"vanilla-transformer {verb}"):
-        run(options)
+@contextlib.contextmanager
+def filter_errors(program: str) -> Iterator[None]:
+    """Ends a program as other Unix filters end: at most one sentence instead of a traceback, and their exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        sys.exit(141)  # 128 + SIGPIPE
+    except OSError as error:
+        discard_output()
+        sys.exit(f"{program}: cannot read the input or write the output: {error}")
+    except UserError as error:
+        sys.exit(f"{program}: {error}")
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(130)  # 128 + SIGINT; sys.exit would wait for the threads of a running batch
+
+
+def discard_output():
+    """Without this, Python complains when it flushes standard output at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -8,10 +8,14 @@ class UserError(Exception):
     """An error the user can fix: one sentence that names the culprit and the remedy."""
 
 
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
 @contextlib.contextmanager
 def loading(model: str) -> Iterator[None]:
     """Turns any error from loading the model given by `--model` into a UserError."""
     try:
         yield
     except Exception as error:  # a damaged file can make the libraries raise anything
-        raise UserError(f"{model or '--model'} cannot be loaded: {' '.join(str(error).split())}") from error
+        raise UserError(f"{model or '--model'} cannot be loaded: {one_line(error)}") from error

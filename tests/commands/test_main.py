@@ -34,8 +34,8 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["transalte"], "'transalte' is not a verb; did you mean translate?"),
-        (["--modle"], "unrecognized arguments: --modle"),
+        (["transalte"], "invalid choice: 'transalte' (choose from 'translate', "),
+        (["--modle"], "required: verb"),
         (["translate"], "required: --model"),
         (["convert", "x"], "required: OUTPUT_DIR"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from ..conversion import load_foreign
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -26,17 +26,13 @@ def run(options: argparse.Namespace):
     try:
         model = load_foreign(options.model)
     except Exception as error:  # a damaged pickle can make torch raise anything
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         if "weights_only" in reason:  # torch advises to load it anyway
             reason = "its pickle holds more than tensors, possibly code, and is not loaded."
         raise UserError(f"{options.model} cannot be converted: {reason}") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
-    except Exception as error:  # likewise
-        tokenizer = None
-        reason = " ".join(str(error).split())
-        print(f"{options.model} has no tokenizer that can be loaded; none is saved: {reason}", file=sys.stderr)
     model.save_pretrained(options.output_dir)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(options.output_dir)
+    try:
+        AutoTokenizer.from_pretrained(options.model, trust_remote_code=False).save_pretrained(options.output_dir)
+    except Exception as error:  # likewise
+        print(f"{options.model} has no tokenizer that can be loaded: {one_line(error)}", file=sys.stderr)
     print(f"Saved the model to {options.output_dir}.")

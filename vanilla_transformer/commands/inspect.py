@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
+from transformers import AutoConfig, HfArgumentParser, PreTrainedTokenizerBase
 
-from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from .. import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.pairs import load_split
-from ..errors import UserError, loading
+from ..errors import UserError, loading, one_line
 from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of, write_attention_page
 from ..inspection.shapes import shape_table, trace_shapes
@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--output attention.html",
         help="attention weights as a picture or a web page",
     )
-    attention.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
     attention.add_argument("--text", required=True, help="the text to translate")
     attention.add_argument("--translation", help="its translation (default: what the model generates)")
     attention.add_argument("--output", required=True, type=Path, metavar="FILE", help=".png, .svg, .pdf or .html")
@@ -72,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--source_lang en --target_lang de",
         help="word alignments of sentence pairs",
     )
-    align.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
+    for command in (attention, align):
+        command.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
+
     align.add_argument("--dataset_name", required=True, help="a Hub id or a directory of the same layout")
     align.add_argument("--dataset_config_name", help="the configuration of the dataset")
     align.add_argument("--split", default="test", help="(default: %(default)s)")
@@ -86,19 +87,31 @@ def run(options: argparse.Namespace):
     """Runs one of the three."""
     try:
         {"shapes": print_shapes, "attention": show_attention, "align": print_alignments}[options.what](options)
+    except StrictDataclassError as error:  # an impossible config
+        raise UserError(one_line(error.__cause__ or error)) from error
     except (RuntimeError, ValueError, IndexError) as error:  # from torch, for an impossible model or size
-        raise UserError(f"{options.what} failed: {' '.join(str(error).split())}") from error
+        raise UserError(f"{options.what} failed: {one_line(error)}") from error
+
+
+def load(name: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+    """A model and its tokenizer."""
+    with loading(name):
+        translator = Translator.from_pretrained(name)
+    return translator.model, translator.tokenizer
 
 
 def print_shapes(options: argparse.Namespace):
     """Prints the steps of a model on torch's meta device, where tensors have shapes but no values."""
     given = model_fields(options)
-    if options.model is not None and given:
+    if options.model is None:
+        config = VanillaTransformerConfig(**given)
+    elif given:
         raise UserError(f"--model and --{next(iter(given))} are both given; drop one of them.")
-    try:
-        config = VanillaTransformerConfig(**given) if options.model is None else load(options.model, AutoConfig)
-    except StrictDataclassError as error:
-        raise UserError(str(error.__cause__ or error)) from error
+    else:
+        with loading(options.model):
+            config = AutoConfig.from_pretrained(options.model, trust_remote_code=False)
+        if not isinstance(config, VanillaTransformerConfig):
+            raise UserError(f"{options.model} is a {config.model_type} model; give a vanilla_transformer model.")
     config.pad_token_id = None  # on the meta device no token can be compared with it
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(config).eval()
@@ -110,16 +123,6 @@ def print_shapes(options: argparse.Namespace):
     print(f"\n{model.num_parameters():,} parameters, shared ones counted once; {flops:,} FLOPs forward")
 
 
-def load(name: str, auto_class: type):
-    """Loads a config, model or tokenizer of this package."""
-    with loading(name):
-        found = auto_class.from_pretrained(name, trust_remote_code=False)
-    config = getattr(found, "config", found)
-    if getattr(config, "model_type", "vanilla_transformer") != "vanilla_transformer":
-        raise UserError(f"{name} is a {config.model_type} model; only vanilla_transformer models can be inspected.")
-    return found
-
-
 def show_attention(options: argparse.Namespace):
     """Writes a picture or a page, and prints the translation."""
     if options.output.suffix not in (*PICTURES, ".html"):
@@ -127,7 +130,7 @@ def show_attention(options: argparse.Namespace):
     place = {name: getattr(options, name) for name in ("kind", "layer", "head") if getattr(options, name) is not None}
     if place and options.output.suffix == ".html":
         raise UserError(f"--{next(iter(place))} is for pictures; a page has all layers and heads. Drop it.")
-    model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
+    model, tokenizer = load(options.model)
     generation = {"num_beams": options.num_beams} if options.num_beams else {}
     maps = attention_maps(model, tokenizer, options.text, options.translation, **generation)
     try:
@@ -143,7 +146,7 @@ def show_attention(options: argparse.Namespace):
 
 def print_alignments(options: argparse.Namespace):
     """Prints the links of each pair, and their error rate to stderr if the dataset has reference links."""
-    model, tokenizer = load(options.model, AutoModelForSeq2SeqLM), load(options.model, AutoTokenizer)
+    model, tokenizer = load(options.model)
     layer = index_of("layer", options.layer, model.config.decoder_layers)
     pairs = load_split(options)
     column = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)

@@ -1,10 +1,10 @@
 """The attention weights of a translation, as tensors, pictures and a web page."""
 
-import itertools
 import json
 import math
 import re
 import warnings
+from bisect import bisect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,10 +105,8 @@ def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) ->
     (value,) = text.values()
     if not (value and value.strip()):
         raise UserError(f"The {name} is empty; give a sentence.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"The {name} is not valid UTF-8; convert it, with iconv for example.") from error
+    if re.search("[\ud800-\udfff]", value):
+        raise UserError(f"The {name} is not valid UTF-8; convert it, with iconv for example.")
     ids = tokenizer(**text, return_tensors="pt", verbose=False).input_ids
     longest = model.config.max_position_embeddings
     if ids.shape[1] > longest:
@@ -116,19 +114,16 @@ def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) ->
     return ids.to(model.device)
 
 
-# ------------------------------------------------------------------------------------------------------------- tokens
-
-
 def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str = "") -> list[Token]:
     """Each token as the text it adds to the sentence, with the index of its word.
 
     Words are separated by spaces: those of `text` if it is given, since a tokenizer may decode to more spaces.
     """
-    plain = [token_id for token_id in ids if token_id not in tokenizer.all_special_ids]
-    words = iter(word_indices(tokenizer, plain, text))
+    special = tokenizer.all_special_ids
+    words = iter(word_indices(tokenizer, [token_id for token_id in ids if token_id not in special], text))
     tokens, decoded_ids, shown = [], [], ""
     for token_id in ids:
-        if token_id in tokenizer.all_special_ids:
+        if token_id in special:
             tokens.append(Token(tokenizer.convert_ids_to_tokens(token_id), None))
             continue
         decoded_ids.append(token_id)
@@ -145,17 +140,15 @@ def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: st
 def word_indices(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str) -> list[int]:
     """The index of the word of `text` that each token belongs to; a lone space belongs to the word after it."""
     if tokenizer.is_fast:
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        kept = [token_id not in tokenizer.all_special_ids for token_id in encoded.input_ids]
-        if list(itertools.compress(encoded.input_ids, kept)) == ids:
-            ends = [start + len(text[start:]) - len(text[start:].lstrip()) + 1 for start, _ in encoded.offset_mapping]
-            return [max(0, len(text[:end].split()) - 1) for end in itertools.compress(ends, kept)]
+        encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+        found = zip(encoded.input_ids, encoded.offset_mapping, strict=True)
+        found = [(token_id, start) for token_id, (start, _) in found if token_id not in tokenizer.all_special_ids]
+        if [token_id for token_id, _ in found] == ids:
+            ends = [word.end() for word in re.finditer(r"\S+", text)][:-1]  # spaces after the last word belong to it
+            return [bisect(ends, start) for _, start in found]
     # The tokenizer has no offsets, or the model segments words differently from the tokenizer.
     decoded = [tokenizer.decode(ids[: count + 1]).rstrip("\ufffd") for count in range(len(ids))]
     return [max(0, len(prefix.split()) - 1) for prefix in decoded]
-
-
-# ----------------------------------------------------------------------------------------------------------- patterns
 
 
 def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) -> str:
@@ -193,9 +186,6 @@ def pattern_weights(weights: torch.Tensor, columns: list[Token], is_self: bool, 
         near = (torch.arange(length) - center).abs() <= 1
         found["the diagonal"] = (weights * near).sum(dim=-1).mean().item()
     return found
-
-
-# ------------------------------------------------------------------------------------------------- pictures and pages
 
 
 def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: int = -1, head: int | None = None):

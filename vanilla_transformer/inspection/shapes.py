@@ -24,8 +24,8 @@ class ShapeStep:
     section: str  # of the paper
     letters: tuple[str, ...]  # the shape in the letters of the modeling file
     shape: tuple[int, ...]
-    parameters: int
-    flops: int  # of matrix products; a multiplication and an addition count as two
+    parameters: int = 0
+    flops: int = 0  # of matrix products; a multiplication and an addition count as two
 
 
 # The output of each module, by the last part of its name. L is S in the encoder and T in the decoder; A is the length
@@ -70,18 +70,20 @@ def trace_shapes(
         if kind == "embed_positions" and len(tensor) == 1:
             description, letters = f"{description}, the same for all sentences", letters.replace("B", "1")
         shape = tuple(tensor.shape)
-        steps.append(ShapeStep(name, description, section, tuple(letters.split(",")), shape, parameters, 0))
+        steps.append(ShapeStep(name, description, section, tuple(letters.split(",")), shape, parameters))
 
     def after_module(name: str, kind: str, module: nn.Module, inputs, output):
         if kind == "out_proj":
-            record(name.removesuffix(kind) + "heads", "heads", inputs[0])
+            record(name.replace("out_proj", "heads"), "heads", inputs[0])
         if kind in ("q_proj", "k_proj", "v_proj"):
             output = model.get_submodule(name.rpartition(".")[0]).split_heads(output)
         record(name, kind, output, sum(parameter.numel() for parameter in module.parameters()))
 
     def after_attention(name: str, module: nn.Module, inputs, output):
-        record(name + ".weights", "weights", output[1])
+        weights = output[1]
+        record(f"{name}.weights", "weights", weights)
         steps.insert(-2, steps.pop())  # before `heads` and `out_proj`, which are recorded already
+        steps[-3].flops = steps[-2].flops = 2 * weights.numel() * module.head_dim  # Q K^T, and attention times V
 
     hooks = []
     for name, module in model.named_modules():
@@ -98,25 +100,16 @@ def trace_shapes(
             hook.remove()
     counts = {name.partition(".")[2]: sum(of.values()) for name, of in counter.get_flop_counts().items()}
     for step in steps:
-        step.flops = count_flops(step.module, counts)
+        step.flops = step.flops or counts.get(step.module, 0)
     return steps
-
-
-def count_flops(name: str, counts: dict[str, int]) -> int:
-    """FLOPs of a module, or of one of the two products inside attention, which take equally many."""
-    attention, _, kind = name.rpartition(".")
-    if kind not in ("weights", "heads"):
-        return counts.get(name, 0)
-    projections = sum(counts.get(f"{attention}.{one}", 0) for one in ("q_proj", "k_proj", "v_proj", "out_proj"))
-    return (counts.get(attention, 0) - projections) // 2
 
 
 def shape_table(steps: list[ShapeStep], all_layers: bool = False) -> Iterator[str]:
     """Lines of a table; without `all_layers`, each layer after the first of a stack is summed up in one line."""
     rows = [("module", "what", "section", "shape", "in numbers", "parameters", "FLOPs")]
-    for layer, group in itertools.groupby(steps, key=layer_of):
+    for layer, group in itertools.groupby(steps, lambda step: re.sub(r"(\.layers\.\d+)\..*", r"\1", step.module)):
         layer_steps = list(group)
-        if layer and not layer.endswith(".0") and not all_layers:
+        if re.search(r"\.layers\.[1-9]\d*$", layer) and not all_layers:
             parameters, flops = sum(step.parameters for step in layer_steps), sum(step.flops for step in layer_steps)
             rows.append((layer, f"the same {len(layer_steps)} steps", "", "", "", f"{parameters:,}", f"{flops:,}"))
             continue
@@ -126,12 +119,5 @@ def shape_table(steps: list[ShapeStep], all_layers: bool = False) -> Iterator[st
             rows.append((step.module, step.description, step.section, letters, numbers, *counts))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        texts = [cell.ljust(width) for cell, width in zip(row[:5], widths[:5], strict=True)]
-        numbers = [cell.rjust(width) for cell, width in zip(row[5:], widths[5:], strict=True)]
-        yield "  ".join(texts + numbers)
-
-
-def layer_of(step: ShapeStep) -> str:
-    """Such as model.encoder.layers.0; empty outside of the layers."""
-    found = re.match(r".*\.layers\.\d+", step.module)
-    return found[0] if found else ""
+        cells = zip(row, widths, "<<<<<>>", strict=True)
+        yield "  ".join(f"{cell:{align}{width}}" for cell, width, align in cells)
