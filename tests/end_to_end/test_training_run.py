@@ -474,7 +474,7 @@ BAD = {  # options, parts of the message
     "missing split": ("--test_split tset", ["'tset'", "train, validation, test"]),
     "missing column": ("--source_column english --target_column de", ["english", "en, de"]),
     "missing language": ("--target_lang fr", ["fr", "en, de"]),
-    "the same column twice": ("--target_lang en", ["same, en"]),
+    "the same column twice": ("--target_lang en", ["Source and target are both en"]),
     "small vocabulary": ("--vocab_size 200", ["200", "260"]),
     "indivisible heads": ("--encoder_attention_heads 3", ["`d_model` is 16", "`encoder_attention_heads` is 3"]),
     "wrong value": ("--dropout 1.5", ["'dropout': it is 1.5; it must"]),
