@@ -6,6 +6,7 @@ CTranslate2Translator     a [`Translator`] that runs such a directory
 load_translator           what `Translator.from_pretrained(..., backend="ctranslate2")` calls
 """
 
+import copy
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 
 import ctranslate2
 import torch
+from ctranslate2.converters.transformers import BartLoader
 from ctranslate2.specs import TransformerSpec, common_spec
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 from huggingface_hub.constants import HF_HOME
@@ -38,6 +40,16 @@ ACTIVATIONS = {
     "tanh": common_spec.Activation.Tanh,
     "sigmoid": common_spec.Activation.Sigmoid,
 }
+
+
+# Options of `generate` that mean the same to CTranslate2, or nothing in its searches: in both searches, in greedy
+# search, and those that mask tokens. Transformers masks them after the softmax, CTranslate2 before it, which makes a
+# difference in beam search only, unless the scores are normalized again.
+EXACT = {"num_beams", "length_penalty", "max_length", "forced_eos_token_id", "renormalize_logits"}
+EXACT |= {"num_return_sequences", "pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
+EXACT |= {"temperature", "top_k", "top_p"}
+GREEDY = {"repetition_penalty", "early_stopping"}
+MASKS = {"min_length", "min_new_tokens", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"}
 
 
 def to_ctranslate2(
@@ -100,63 +112,39 @@ def make_spec(model: PreTrainedModel) -> TransformerSpec:
         raise ValueError(
             f"CTranslate2 has no activation function {config.activation_function!r}, only {', '.join(ACTIVATIONS)}."
         )
-    sides = []
+    specs = []
     for side, kind in [("encoder", TransformerEncoderSpec), ("decoder", TransformerDecoderSpec)]:
         heads = getattr(config, f"{side}_attention_heads")
         options = {"pre_norm": config.norm_first, "activation": ACTIVATIONS[config.activation_function]}
         if config.position_embedding_type == "rotary":
             options |= {"rotary_dim": config.d_model // heads, "rotary_interleave": True}
-        spec = kind(getattr(config, f"{side}_layers"), heads, **options)
-        fill_stack(spec, getattr(model.model, side))
-        sides.append(spec)
-    fill_linear(sides[1].projection, [model.lm_head])
-    return TransformerSpec(*sides)
+        specs.append(kind(getattr(config, f"{side}_layers"), heads, **options))
+    model, loader = copy.deepcopy(model).requires_grad_(False).float().cpu(), Loader()
+    loader.set_encoder(specs[0], model.model.encoder)
+    loader.set_decoder(specs[1], model.model.decoder)
+    loader.set_linear(specs[1].projection, model.lm_head)
+    return TransformerSpec(*specs)
 
 
-def array(tensor: torch.Tensor):
-    return tensor.detach().float().cpu().contiguous().numpy()
+class Loader(BartLoader):
+    """CTranslate2's loader of BART, whose layers have the same names as ours."""
 
-
-def fill_stack(spec, stack):
-    """Copies the weights of an encoder or a decoder into its spec."""
-    embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
-    embeddings.weight = array(stack.embed_tokens.weight)
-    spec.scale_embeddings = stack.embed_scale
-    config = stack.config
-    if config.position_embedding_type == "learned":
-        spec.position_encodings.encodings = array(stack.embed_positions.weight)
-    elif config.position_embedding_type == "sinusoidal":
-        rows = torch.arange(max(MAX_POSITIONS, config.max_position_embeddings))
-        spec.position_encodings.encodings = array(sinusoidal_positions(rows, config.d_model))
-    elif hasattr(spec, "position_encodings"):
-        del spec.position_encodings
-    if config.norm_first:
-        fill_norm(spec.layer_norm, stack.layer_norm)
-    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
-        own = layer.self_attn
-        fill_norm(layer_spec.self_attention.layer_norm, layer.self_attn_layer_norm)
-        fill_linear(layer_spec.self_attention.linear[0], [own.q_proj, own.k_proj, own.v_proj])
-        fill_linear(layer_spec.self_attention.linear[1], [own.out_proj])
-        if hasattr(layer, "encoder_attn"):
-            cross = layer.encoder_attn
-            fill_norm(layer_spec.attention.layer_norm, layer.encoder_attn_layer_norm)
-            fill_linear(layer_spec.attention.linear[0], [cross.q_proj])
-            fill_linear(layer_spec.attention.linear[1], [cross.k_proj, cross.v_proj])
-            fill_linear(layer_spec.attention.linear[2], [cross.out_proj])
-        fill_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
-        fill_linear(layer_spec.ffn.linear_0, [layer.fc1])
-        fill_linear(layer_spec.ffn.linear_1, [layer.fc2])
-
-
-def fill_linear(spec, modules: list):
-    """Several projections of the same input are fused into one."""
-    spec.weight = array(torch.cat([module.weight for module in modules]))
-    if modules[0].bias is not None:
-        spec.bias = array(torch.cat([module.bias for module in modules]))
-
-
-def fill_norm(spec, norm):
-    spec.gamma, spec.beta = array(norm.weight), array(norm.bias)
+    def set_common_layers(self, spec, stack):
+        """Copies what an encoder or a decoder has besides its layers."""
+        config = stack.config
+        self.set_embeddings(
+            spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings, stack.embed_tokens
+        )
+        spec.scale_embeddings = stack.embed_scale
+        if config.position_embedding_type == "learned":
+            spec.position_encodings.encodings = stack.embed_positions.weight
+        elif config.position_embedding_type == "sinusoidal":
+            rows = torch.arange(max(MAX_POSITIONS, config.max_position_embeddings))
+            spec.position_encodings.encodings = sinusoidal_positions(rows, config.d_model)
+        elif hasattr(spec, "position_encodings"):
+            del spec.position_encodings
+        if config.norm_first:
+            self.set_layer_norm(spec.layer_norm, stack.layer_norm)
 
 
 class CTranslate2Translator(Translator):
@@ -201,8 +189,15 @@ class CTranslate2Translator(Translator):
     def engine_options(self, generation: dict) -> dict:
         """The options of `generate` in the words of CTranslate2."""
         options, saved = self.merge(generation), self.merge({})
+        is_greedy = options.get("num_beams", 1) == 1
+        exact = EXACT | (GREEDY if is_greedy else set())
+        exact |= MASKS if is_greedy or options.get("renormalize_logits") else set()
+        only = {name: saved.get(name) for name in ("eos_token_id", "decoder_start_token_id")} | {
+            "early_stopping": True
+        }
         for name, value in options.items():
-            if not is_exact(name, value, options, saved):
+            is_off = value is False and name not in only
+            if not (name in exact or is_off or name in only and value == only[name]):
                 raise ValueError(
                     f"CTranslate2 has no `{name}={value!r}` for this search; use the backend torch for it."
                 )
@@ -218,34 +213,6 @@ class CTranslate2Translator(Translator):
             "repetition_penalty": options.get("repetition_penalty", 1.0),
             "suppress_sequences": [[self.target_names[token] for token in tokens] for tokens in banned] or None,
         }
-
-
-# Options of `generate` that mean the same to CTranslate2, or nothing in its searches.
-EXACT = {
-    "num_beams",
-    "length_penalty",
-    "max_length",
-    "forced_eos_token_id",
-    "renormalize_logits",
-    "num_return_sequences",
-}
-EXACT |= {"pad_token_id", "bos_token_id", "use_cache", "transformers_version", "temperature", "top_k", "top_p"}
-# It masks tokens before the softmax, transformers after it, which makes the same difference to all tokens or none.
-MASKS = {"min_length", "min_new_tokens", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"}
-
-
-def is_exact(name: str, value, options: dict, saved: dict) -> bool:
-    """Whether CTranslate2 translates with this option as transformers does."""
-    is_greedy = options.get("num_beams", 1) == 1
-    if name in MASKS:
-        return is_greedy or options.get("renormalize_logits", False)
-    if name == "repetition_penalty":
-        return is_greedy
-    if name == "early_stopping":
-        return is_greedy or value is True
-    if name in ("eos_token_id", "decoder_start_token_id"):  # part of the converted model
-        return value == saved.get(name)
-    return name in EXACT or value is False
 
 
 def load_translator(
