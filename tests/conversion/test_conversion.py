@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import assert_close, command_error, randomise, translate_by_marian
+from helpers import TINY, assert_close, command_error, randomise, translate_by_marian
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import MarianConfig, MarianMTModel
@@ -35,9 +35,6 @@ def assert_same_gradients(ours: nn.Module, theirs: dict[str, torch.Tensor]):
     for name, gradient in theirs.items():
         assert gradient.abs().max() > 0, name
         assert_close(parameters[name].grad, gradient)
-
-
-# ------------------------------------------------------------------------------------------------ torch.nn.Transformer
 
 
 class TorchTranslator(nn.Module):
@@ -191,30 +188,11 @@ def test_name_of_an_unknown_activation_can_be_given():
     assert ours.config.activation_function == "tanh"
 
 
-# ------------------------------------------------------------------------------------------------------- MarianMTModel
-
-
 def make_marian(bias=False, **config) -> MarianMTModel:
     """A random Marian model; its decoder starts with padding, which must not be generated."""
-    defaults = {
-        "vocab_size": 13,
-        "d_model": 16,
-        "encoder_layers": 2,
-        "decoder_layers": 3,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 20,
-        "max_position_embeddings": 64,
-        "activation_function": "swish",
-        "scale_embedding": True,
-        "dropout": 0.0,
-        "pad_token_id": 0,
-        "eos_token_id": 2,
-        "forced_eos_token_id": 2,
-        "decoder_start_token_id": 0,
-    }
-    model = MarianMTModel(MarianConfig(**{**defaults, **config}))
+    ids = {"pad_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2, "decoder_start_token_id": 0}
+    defaults = TINY | ids | {"vocab_size": 13, "activation_function": "swish", "scale_embedding": True}
+    model = MarianMTModel(MarianConfig(**defaults | config))
     tables = {name: p.clone() for name, p in model.named_parameters() if "embed_positions" in name}
     randomise(model)
     with torch.no_grad():
@@ -226,17 +204,13 @@ def make_marian(bias=False, **config) -> MarianMTModel:
     return model.eval()
 
 
+SEPARATE = {"share_encoder_decoder_embeddings": False, "vocab_size": 17, "decoder_vocab_size": 13}
 MARIANS = {
     "shared": {},
     "bias": {"bias": True},
     "unscaled": {"scale_embedding": False, "activation_function": "relu"},
-    "separate": {"share_encoder_decoder_embeddings": False, "vocab_size": 17, "decoder_vocab_size": 13, "bias": True},
-    "separate-untied": {
-        "share_encoder_decoder_embeddings": False,
-        "vocab_size": 17,
-        "decoder_vocab_size": 13,
-        "tie_word_embeddings": False,
-    },
+    "separate": SEPARATE | {"bias": True},
+    "separate-untied": SEPARATE | {"tie_word_embeddings": False},
     "all-untied": {"tie_word_embeddings": False, "activation_function": "gelu"},
 }
 marians = pytest.mark.parametrize("options", MARIANS.values(), ids=MARIANS)
@@ -301,26 +275,23 @@ def test_positions_extend_beyond_marians_table():
     assert_close(from_marian(short)(SOURCE, MASK, TARGET).logits, long(SOURCE, MASK, TARGET).logits)
 
 
-def test_marian_with_other_positions_or_tensors_is_refused():
+@pytest.mark.parametrize(
+    ("path", "module", "message"),
+    [
+        (
+            "decoder.embed_positions",
+            nn.Embedding(40, 16),
+            "decoder.embed_positions.weight` does not hold Marian's sinus",
+        ),
+        ("encoder.layers.1.fc2", nn.Linear(24, 16, bias=False), "no weights for `model.encoder.layers.1.fc2.bias`"),
+        ("encoder.layers.1.fc2", nn.Linear(23, 16), "`model.encoder.layers.1.fc2.weight` has shape"),
+        ("decoder.layers.1.adapter", nn.Linear(16, 16), "weights for `model.decoder.layers.1.adapter.weight`"),
+    ],
+)
+def test_marian_with_other_positions_or_tensors_is_refused(path, module, message):
     theirs = make_marian()
-    with torch.no_grad():
-        theirs.model.decoder.embed_positions.weight[5, 3] += 0.1
-    with pytest.raises(
-        ValueError, match=r"`model\.decoder\.embed_positions\.weight` does not hold Marian's sinusoidal positions"
-    ):
-        from_marian(theirs)
-    theirs = make_marian()
-    theirs.model.encoder.layers[1].fc2 = nn.Linear(24, 16, bias=False)
-    with pytest.raises(
-        ValueError, match=r"The source model has no weights for `model\.encoder\.layers\.1\.fc2\.bias`"
-    ):
-        from_marian(theirs)
-    theirs.model.encoder.layers[1].fc2 = nn.Linear(23, 16)
-    with pytest.raises(ValueError, match=r"`model\.encoder\.layers\.1\.fc2\.weight` has shape"):
-        from_marian(theirs)
-    theirs = make_marian()
-    theirs.model.decoder.layers[2].adapter = nn.Linear(16, 16)
-    with pytest.raises(ValueError, match=r"has weights for `model\.decoder\.layers\.2\.adapter\.weight`"):
+    replace(f"model.{path}", module)(theirs)
+    with pytest.raises(ValueError, match=re.escape(message)):
         from_marian(theirs)
 
 
@@ -335,49 +306,45 @@ def test_load_foreign_passes_options_on(marian):
         assert torch.equal(ours.state_dict()[name], tensor.double()), name
 
 
-def damage(folder, change):
+@pytest.fixture(params=["marian", "ours"])
+def saved(request, marian, make_model, tmp_path):
+    if request.param == "marian":
+        shutil.copytree(marian, tmp_path / "saved")
+    else:
+        make_model().save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def rename_weight(folder, old, new):
     weights = load_file(folder / "model.safetensors")
-    change(weights)
+    weights[new] = weights[old].clone() if new in old else weights.pop(old)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("kind", ["marian", "ours"])
-def test_incomplete_or_foreign_weights_are_refused(marian, make_model, tmp_path, kind):
-    if kind == "marian":
-        shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
-    else:
-        make_model().save_pretrained(tmp_path)
+def test_incomplete_or_foreign_weights_are_refused(saved):
     name = "model.decoder.layers.0.fc2.bias"
-    damage(tmp_path, lambda weights: weights.update({name + "es": weights.pop(name)}))
+    rename_weight(saved, name, name + "es")
     with pytest.raises(ValueError, match=rf"do not match its config: 1 missing \(such as {name}\); download"):
-        load_foreign(str(tmp_path))
-    damage(tmp_path, lambda weights: weights.update({name: weights[name + "es"].clone()}))
+        load_foreign(str(saved))
+    rename_weight(saved, name + "es", name)
     with pytest.raises(ValueError, match=rf"1 unexpected \(such as {name}es\)"):
-        load_foreign(str(tmp_path))
+        load_foreign(str(saved))
 
 
 def to_pickle(folder, content=None):
-    """Puts a pickle in the place of the safetensors."""
+    """Replaces the safetensors by a pickle."""
     weights = folder / "model.safetensors"
     torch.save(content or load_file(weights), folder / "pytorch_model.bin")
     weights.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("kind", ["marian", "ours"])
-def test_pickle_is_loaded_only_on_request(marian, make_model, tmp_path, kind):
-    if kind == "marian":
-        shutil.copytree(marian, tmp_path, dirs_exist_ok=True)
-    else:
-        make_model().save_pretrained(tmp_path)
-    expected = load_foreign(str(tmp_path)).state_dict()
-    to_pickle(tmp_path)
-    assert all(torch.equal(expected[name], x) for name, x in load_foreign(str(tmp_path)).state_dict().items())
-    command = f"`vanilla-transformer convert {tmp_path} NEW_DIR`"
+def test_pickle_is_loaded_only_on_request(saved):
+    expected = load_foreign(str(saved)).state_dict()
+    to_pickle(saved)
+    assert all(torch.equal(expected[name], x) for name, x in load_foreign(str(saved)).state_dict().items())
+    command = f"`vanilla-transformer convert {saved} NEW_DIR`"
     with pytest.raises(OSError, match="has no model.safetensors.*" + re.escape(command)):
-        load_foreign(str(tmp_path), use_safetensors=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------- both
+        load_foreign(str(saved), use_safetensors=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -393,9 +360,6 @@ def test_converted_model_is_a_copy_in_eval_mode_and_dtype(source, dtype):
         for parameter in ours.parameters():
             parameter.zero_()
     assert theirs.training and all(torch.equal(tensor, before[name]) for name, tensor in theirs.state_dict().items())
-
-
-# -------------------------------------------------------------------------------------------------------- command line
 
 
 def test_convert_command_converts_a_marian_model(marian, marian_pairs, tmp_path):

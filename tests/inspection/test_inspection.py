@@ -17,7 +17,7 @@ from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.inspection.alignment import align_words, alignment_error_rate
+from vanilla_transformer.inspection.alignment import align_words, alignment_error_rate, read_links
 from vanilla_transformer.inspection.attention import (
     AttentionMaps,
     Token,
@@ -54,9 +54,6 @@ def saved(model, tokenizer, tmp_path):
 @pytest.fixture
 def maps(model, tokenizer) -> AttentionMaps:
     return attention_maps(model, tokenizer, TEXTS[0], "</script><b>& two")
-
-
-# ------------------------------------------------------------------------------------------------------------- shapes
 
 
 @positions
@@ -177,9 +174,6 @@ def test_bad_input_is_one_sentence(argv, message, tmp_path, monkeypatch, capsys)
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------------------------------------------------- attention
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_maps_are_those_of_the_pass_that_wrote_the_translation(model, tokenizer, attention):
     model.set_attn_implementation(attention)
@@ -298,27 +292,20 @@ def test_pictures_show_weights_and_tokens(maps, kind):
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_suffix_decides_the_format(maps, tmp_path, suffix, start):
-    draw_attention(maps, tmp_path / f"map{suffix}")
-    assert (tmp_path / f"map{suffix}").read_bytes().startswith(start)
-
-
-def test_any_character_can_be_drawn(model, tokenizer, tmp_path, recwarn):
+def test_suffix_decides_the_format_and_any_character_can_be_drawn(model, tokenizer, tmp_path, recwarn, suffix, start):
     """A $ does not begin a formula, and a character that the font lacks gives no warning."""
     maps = attention_maps(model, tokenizer, TEXTS[2], TEXTS[3])
     maps.source[:2] = [Token("$$", 0), Token("$\\foo$", 1)]
-    draw_attention(maps, tmp_path / "map.png")
-    draw_attention(maps, tmp_path / "map.svg")
+    draw_attention(maps, tmp_path / f"map{suffix}")
+    assert (tmp_path / f"map{suffix}").read_bytes().startswith(start)
     assert [str(warning.message) for warning in recwarn if "lyph" in str(warning.message)] == []
 
 
-@pytest.mark.parametrize(
-    ("place", "message"), [({"layer": 3}, "no layer 3; the model has 3"), ({"head": 9}, "no head 9")]
-)
-def test_missing_layers_and_heads_are_named(maps, tmp_path, place, message):
-    with pytest.raises(UserError, match=message):
-        draw_attention(maps, tmp_path / "map.png", "cross", **place)
-    assert not list(tmp_path.iterdir())
+def test_missing_layers_and_heads_are_named(maps):
+    with pytest.raises(UserError, match="no layer 3; the model has 3"):
+        attention_figure(maps, layer=3)
+    with pytest.raises(UserError, match="no head 9"):
+        attention_figure(maps, head=9)
 
 
 def test_attention_command_writes_pictures_and_pages(saved, tmp_path, capsys):
@@ -347,9 +334,6 @@ def test_broken_pipe_ends_the_command_silently():
     result = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, cwd=ROOT)
     assert result.stdout.startswith(b"module ") and result.stdout.count(b"\n") == 1
     assert result.returncode == 141 and b"Traceback" not in result.stderr
-
-
-# --------------------------------------------------------------------------------------------------------------- page
 
 
 @pytest.fixture
@@ -418,9 +402,6 @@ def test_page_in_a_browser(maps, tmp_path, browser):
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
-# ---------------------------------------------------------------------------------------------------------- alignment
-
-
 def test_words_are_aligned_by_the_largest_weight():
     source = [Token("a", 0), Token("b1", 1), Token("b2", 1), Token("</s>", None)]
     target = [Token("x", 0), Token("y1", 1), Token("y2", 1), Token("</s>", None)]
@@ -470,8 +451,6 @@ def test_align_command_aligns_a_dataset(saved, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("wrong", ["0-0 x", "0-0,1-1", ["0-0"]])
-def test_align_command_rejects_malformed_links(saved, tmp_path, capsys, wrong):
-    data = write_rows(tmp_path / "data", [{"en": "A dog", "de": "Two", "alignment": wrong}])
-    command = ["inspect", "align", "--model", saved, "--dataset_name", data, "--source_lang", "en"]
-    message = command_error(capsys, *command, "--target_lang", "de")
-    assert re.search("The alignment of pair 1 is .*; it must have the form '0-0 1-2'", message)
+def test_malformed_links_are_rejected(wrong):
+    with pytest.raises(UserError, match="The alignment of pair 7 is .*; it must have the form '0-0 1-2'"):
+        read_links(wrong, 7)
