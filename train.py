@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.pairs import fingerprint, load_pairs
 from vanilla_transformer.errors import UserError
+from vanilla_transformer.evaluation.scores import make_bleu
 from vanilla_transformer.evaluation.splits import evaluate_split
 from vanilla_transformer.hub.model_card import write_model_card
 from vanilla_transformer.hub.upload import check_push, push
@@ -37,6 +38,7 @@ from vanilla_transformer.training.state import Meter, TrainerState, Triggers
 def main():
     args = parse_arguments(sys.argv[1:])
     output_dir = Path(args.output_dir)
+    make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)  # raises now, not at the first evaluation
     if args.push_to_hub:
         check_push(args.hub_model_id, output_dir)
     accelerator = distributed.make_accelerator(args)

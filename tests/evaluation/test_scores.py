@@ -6,6 +6,7 @@ import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
 
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import scores as scoring
 from vanilla_transformer.evaluation.scores import TranslationQuality, make_bleu
 
@@ -87,7 +88,7 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
     without_mecab.TOKENIZERS = BLEU.TOKENIZERS
     monkeypatch.setattr(scoring, "BLEU", without_mecab)
     assert "tok:char" in score(CHINESE, CHINESE, target_lang=language)["bleu_signature"]
-    with pytest.raises(ValueError, match=f"--bleu_tokenize {package} cannot be used: install sacrebleu"):
+    with pytest.raises(UserError, match=f"--bleu_tokenize {package} cannot be used: install sacrebleu"):
         make_bleu(language, package)
 
 
@@ -96,5 +97,5 @@ def test_named_tokenizer_overrides_the_language():
 
 
 def test_unknown_tokenizer_is_rejected():
-    with pytest.raises(ValueError, match="--bleu_tokenize moses does not exist; choose one of .*13a"):
+    with pytest.raises(UserError, match="--bleu_tokenize moses does not exist; choose one of .*13a"):
         make_bleu("de", "moses")

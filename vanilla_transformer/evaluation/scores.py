@@ -6,6 +6,8 @@ import datasets
 import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
+from ..errors import UserError
+
 # How sacreBLEU tokenizes languages that are written without spaces; by ISO 639-1 and 639-3 codes.
 BLEU_TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
 BLEU_TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
@@ -21,18 +23,18 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None) -> BL
     Japanese or Korean tokenizer is not installed, characters are scored instead; the signature shows which was used.
 
     Raises:
-        ValueError: sacreBLEU has no such tokenizer, or it is not installed.
+        UserError: sacreBLEU has no such tokenizer, or it is not installed.
     """
     code = re.split(r"[-_]", (target_lang or "").lower())[0]
     chosen = tokenize or BLEU_TOKENIZERS.get(code, "13a")
     if chosen not in BLEU.TOKENIZERS:
-        raise ValueError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
+        raise UserError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
     try:
         return BLEU(tokenize=chosen)
     except RuntimeError as error:  # its package is not installed
         if tokenize is None:
             return BLEU(tokenize="char")
-        raise ValueError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
+        raise UserError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
 
 
 class TranslationQuality(evaluate.Metric):

@@ -122,7 +122,8 @@ def make_model(args, config: VanillaTransformerConfig, device: torch.device):
         reason = " ".join(str(error).split())
         raise UserError(f"Cannot build {name} with --attn_implementation {attention}: {reason}") from error
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        # The second name is that of transformers before 5.22.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     model.generation_config = make_generation_config(args, model)
     return model.to(device)
 

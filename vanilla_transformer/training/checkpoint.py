@@ -300,7 +300,6 @@ def prepare_output_dir(lock: FileLock, checkpoint: Checkpoint | None, recipe: st
         raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
     except OSError as error:
         raise UserError(f"--output_dir {output_dir} cannot be used: {error.strerror}; choose another.") from error
-    check_output_dir(output_dir, checkpoint)
     for newer in list_checkpoints(output_dir):
         if checkpoint is not None and newer.step > checkpoint.step:  # damaged and skipped; the run will reach its step
             newer.folder.rename(newer.folder.with_name(newer.folder.name + ".damaged"))
@@ -353,14 +352,9 @@ FIXED = (
 )
 FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
 FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
-SCORING = ("metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "validation")
+SCORING = ("metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "target_lang", "validation")
 HARMLESS = ("output_dir", "save_total_limit", "report_to", "preprocessing_num_workers", "dataloader_num_workers")
-WHY = {
-    "data": "the training pairs are not those of {checkpoint}: the dataset, its columns or limits, or the tokenizer "
-    "changed",
-    "batches_per_step": "an optimizer step of {checkpoint} has {old} batches, and {new} now (processes x "
-    "--gradient_accumulation_steps)",
-}
+HARMLESS += ("vocab_size",)  # of the tokenizer, which is that of the checkpoint
 
 
 def compare_settings(checkpoint: Checkpoint, old: dict, new: dict) -> list[str]:
@@ -370,17 +364,27 @@ def compare_settings(checkpoint: Checkpoint, old: dict, new: dict) -> list[str]:
         UserError: The training pairs or the batches changed, so that the run cannot be resumed.
     """
     changed = {name: (old[name], new[name]) for name in new if name in old and old[name] != new[name]}
+    remedy = f"start a new run from these weights with --model_name_or_path {checkpoint}"
+    if "data" in changed:
+        raise UserError(
+            f"The training pairs are not those of {checkpoint}: the dataset, its columns or limits, or the tokenizer "
+            f"changed. Restore them, or {remedy}."
+        )
+    if "batches_per_step" in changed:
+        before, now = changed["batches_per_step"]
+        raise UserError(
+            f"An optimizer step of {checkpoint} has {before} batches, and {now} now; change the number of processes or "
+            f"--gradient_accumulation_steps, whose product it is, or {remedy}."
+        )
     for name in FIXED + (FIXED_IN_STREAM if new["streaming"] else ()):
         if name in changed:
             before, now = changed[name]
-            why = WHY.get(name, "--{name} is {new}, and {old} in {checkpoint}")
-            raise UserError(
-                f"Cannot resume: {why.format(name=name, old=before, new=now, checkpoint=checkpoint)}. Use the same "
-                f"value, or start a new run from these weights with --model_name_or_path {checkpoint}."
-            )
-    shown = {name: values for name, values in changed.items() if name not in (*HARMLESS, "vocab_size")}
-    words = {"validation": "the validation pairs changed"}
-    return [words.get(name, f"--{name} was {before}, now {now}") for name, (before, now) in shown.items()]
+            raise UserError(f"--{name} is {now}, but {before} in {checkpoint}; use the same value, or {remedy}.")
+    return [
+        "the validation pairs" if name == "validation" else f"--{name} was {before}, now {now}"
+        for name, (before, now) in changed.items()
+        if name not in HARMLESS
+    ]
 
 
 def resume(
@@ -390,7 +394,9 @@ def resume(
     state = checkpoint.load(model, ema, optimizer, accelerator)
     for change in compare_settings(checkpoint, state.settings, settings):
         accelerator.print(f"changed since {checkpoint}: {change}")
-    if not checkpoint.is_in(output_dir) or any(state.settings.get(name) != settings[name] for name in SCORING):
+    if not checkpoint.is_in(output_dir) or any(
+        state.settings.get(name, settings[name]) != settings[name] for name in SCORING
+    ):
         state.scores_count_from = len(state.history)  # earlier scores are not comparable, or not of this run
     state.settings = settings
     return state
