@@ -429,6 +429,7 @@ WRONG_OPTIONS = {
     "--num_beams": ("0", "0 is not a positive integer"),
     "--max_source_length": ("x", "x is not a positive integer"),
     "--length_penalty": ("x", "invalid float value: 'x'"),
+    "--device": ("abacus", "abacus is not a device"),
     "--dtype": ("int8", "invalid choice: 'int8'"),
 }
 

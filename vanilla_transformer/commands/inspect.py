@@ -22,7 +22,10 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 class DataclassParser(Parser, HfArgumentParser):
-    pass
+    def __init__(self, *args, **kwargs):
+        super().__init__(
+            *args, formatter_class=argparse.HelpFormatter, **kwargs
+        )  # HfArgumentParser's repeats defaults
 
 
 def add_arguments(parser: argparse.ArgumentParser):

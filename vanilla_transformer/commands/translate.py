@@ -4,6 +4,7 @@ import argparse
 import sys
 from itertools import islice
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError, loading, one_line
@@ -29,9 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser):
     policy = "translate a longer line in pieces, or end the command with its number (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
     add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
-    add("--device", help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
+    add("--device", type=torch_device, help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     add("--dtype", choices=dtypes, default="auto", help="of the weights with torch (default: as they were saved)")
+
+
+def torch_device(text: str) -> torch.device:
+    try:
+        return torch.device(text)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not a device; give cpu, cuda, cuda:1, ...") from error
 
 
 def run(options: argparse.Namespace):
