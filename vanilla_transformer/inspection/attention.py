@@ -27,10 +27,8 @@ KINDS = {
 
 @dataclass
 class Token:
-    """A token as readable text, with the index of its word; None for a special token."""
-
-    text: str
-    word: int | None
+    text: str  # readable
+    word: int | None  # the index of its word; None for a special token
 
 
 @dataclass
@@ -47,11 +45,9 @@ class AttentionMaps:
 
     def axes(self, kind: str) -> tuple[list[Token], list[Token]]:
         """The tokens of the rows and of the columns of a map."""
-        return {
-            "encoder": (self.source, self.source),
-            "decoder": (self.decoder_input, self.decoder_input),
-            "cross": (self.target, self.source),
-        }[kind]
+        if kind == "cross":
+            return self.target, self.source
+        return (self.source, self.source) if kind == "encoder" else (self.decoder_input, self.decoder_input)
 
 
 @contextmanager
