@@ -2,8 +2,6 @@
 placement, precision. Run: pytest tests/model/test_backends.py"""
 
 import copy
-import importlib.util
-import io
 import json
 import pickle
 import warnings
@@ -70,7 +68,7 @@ def custom_mask(model) -> torch.Tensor:
 
 
 @torch.no_grad()
-def everything(model, **options) -> dict[str, torch.Tensor]:
+def everything(model) -> dict[str, torch.Tensor]:
     """Logits of every kind of call that differs in its masks."""
     pad = torch.tensor([[0, 0], [0, 1], [1, 1]])  # as ids and as their mask
     inputs = {
@@ -81,12 +79,10 @@ def everything(model, **options) -> dict[str, torch.Tensor]:
         "custom mask": {"attention_mask": custom_mask(model)},
         "custom target mask": {"decoder_attention_mask": custom_mask(model)[..., 1:, 1:]},
     }
-    logits = {
-        name: model(**{"input_ids": SOURCE, "decoder_input_ids": TARGET, **given, **options}).logits
-        for name, given in inputs.items()
-    }
+    given = {"input_ids": SOURCE, "decoder_input_ids": TARGET}
+    logits = {name: model(**{**given, **changed}).logits for name, changed in inputs.items()}
     padded, mask = torch.cat([pad, TARGET], 1), torch.cat([pad, torch.ones_like(TARGET)], 1)
-    logits["target padding"] = model(SOURCE, MASK, padded, mask, **options).logits[mask.bool()]
+    logits["target padding"] = model(SOURCE, MASK, padded, mask).logits[mask.bool()]
     cache = make_cache(model, "dynamic")
     for start, stop in [(0, 2), (2, 3), (3, 5)]:
         step = {"decoder_input_ids": TARGET[:, start:stop], "past_key_values": cache, "use_cache": True}
@@ -102,11 +98,9 @@ def test_backends_agree(make_model, uncompiled, norm_first, position_embedding_t
     for backend in BACKENDS:
         model.set_attn_implementation(backend)
         results[backend] = everything(model)
-    for name, logits in results["eager"].items():
-        assert logits.isfinite().all()
-        for backend in BACKENDS[1:]:
-            assert_close(results[backend][name], logits, 1e-9)
+        assert_close(results[backend], results["eager"], 1e-9)
     eager = results["eager"]
+    assert all(logits.isfinite().all() for logits in eager.values())
     for name in ["nothing hidden", "custom mask", "custom target mask"]:  # the masks do something
         assert (eager[name] - eager["padding"]).abs().max() > 1e-2
     assert_close(torch.cat([eager[f"cached {start}"] for start in (0, 2, 3)], 1), eager["padding"], 1e-9)
@@ -133,18 +127,6 @@ def test_flex_attention_compiled_agrees(make_lively):
     assert torch.equal(model.generate(SOURCE, max_new_tokens=4), expected[1])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
-def test_flash_attention_that_is_not_installed_is_refused(make_model, tmp_path):
-    model = make_model()
-    assert model._supports_flash_attn
-    with pytest.raises(ImportError, match="FlashAttention2"):
-        model.set_attn_implementation("flash_attention_2")
-    assert model.config._attn_implementation == "sdpa"
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ImportError, match="FlashAttention2"):
-        type(model).from_pretrained(tmp_path, attn_implementation="flash_attention_2")
-
-
 @pytest.fixture
 def counted():
     """A backend registered under the name `counted`; the list of the modules that called it."""
@@ -161,27 +143,24 @@ def counted():
         del interface._global_mapping["counted"]
 
 
-def test_a_registered_backend(make_lively, counted):
+def test_registered_backend_is_called_by_every_attention(make_lively, counted):
     model = make_lively().double()
     expected, translated = everything(model), model.generate(SOURCE, max_new_tokens=8)
     model.set_attn_implementation("counted")
     model(SOURCE, MASK, TARGET)
-    assert counted == [
-        *(layer.self_attn for layer in model.model.encoder.layers),
-        *(attention for layer in model.model.decoder.layers for attention in (layer.self_attn, layer.encoder_attn)),
+    encoder = [layer.self_attn for layer in model.model.encoder.layers]
+    assert counted == encoder + [
+        each for layer in model.model.decoder.layers for each in (layer.self_attn, layer.encoder_attn)
     ]
-    for name, logits in everything(model).items():
-        assert_close(logits, expected[name], 1e-12)
+    assert_close(everything(model), expected, 1e-12)
     assert torch.equal(model.generate(SOURCE, max_new_tokens=8), translated)
 
 
-def test_the_backend_is_chosen_when_loaded_and_switched_later(make_model, counted, tmp_path):
+def test_backend_is_chosen_when_loaded_and_switched_later(make_model, counted, tmp_path):
     model = make_model()
     model.save_pretrained(tmp_path)
-    assert model.config._attn_implementation == "sdpa"
     for make in [
         lambda name: AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation=name),
-        lambda name: AutoModelForSeq2SeqLM.from_config(model.config, attn_implementation=name),
         lambda name: model.set_attn_implementation(name) or model,
     ]:
         for name in ["eager", "sdpa", "counted"]:
@@ -191,51 +170,35 @@ def test_the_backend_is_chosen_when_loaded_and_switched_later(make_model, counte
             counted.clear()
             output = made(SOURCE, MASK, TARGET, output_attentions=True)
             assert bool(output.cross_attentions) == (name == "eager") and bool(counted) == (name == "counted")
-    with pytest.raises(ValueError, match="nonsense"):
-        model.set_attn_implementation("nonsense")
 
 
 # ------------------------------------------------------------------------------------ attentions and states on request
 
-RECORDED = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
-RECORDED += ["encoder_hidden_states", "decoder_hidden_states"]
+EVERYTHING = {"output_attentions": True, "output_hidden_states": True}
 
 
 def test_attentions_and_states_requested_by_the_config(make_model):
     model = make_model()
     model.set_attn_implementation("eager")
-    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "decoder_input_ids": TARGET}
-    expected = model(**inputs, output_attentions=True, output_hidden_states=True)
-    assert not set(RECORDED) & model(**inputs).keys()
+    expected = model(SOURCE, MASK, TARGET, use_cache=False, **EVERYTHING)
+    recorded = expected.keys() - model(SOURCE, MASK, TARGET, use_cache=False).keys()
+    assert len(recorded) == 5
     model.config.output_attentions = model.config.output_hidden_states = True
     for use_cache in [False, True]:
-        output = model(**inputs, use_cache=use_cache)
-        for key in RECORDED:
-            assert len(output[key]) == len(expected[key]) > 0
-            assert all(torch.equal(ours, theirs) for ours, theirs in zip(output[key], expected[key], strict=True))
-    model.config.output_attentions = False
-    model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="output_attentions.* sdpa"):
-        model.config.output_attentions = True
+        output = model(SOURCE, MASK, TARGET, use_cache=use_cache)
+        for key in recorded:
+            assert len(output[key]) > 0
+            assert_close(output[key], expected[key], 0)
 
 
 def test_attentions_of_a_cached_step_are_the_last_rows(make_model):
     model = make_model()
     model.set_attn_implementation("eager")
-    whole = model(SOURCE, MASK, TARGET, output_attentions=True, output_hidden_states=True)
+    whole = model(SOURCE, MASK, TARGET, **EVERYTHING)
     cache = model(SOURCE, MASK, TARGET[:, :3], use_cache=True).past_key_values
-    step = model(
-        SOURCE,
-        MASK,
-        TARGET[:, 3:],
-        past_key_values=cache,
-        use_cache=True,
-        output_attentions=True,
-        output_hidden_states=True,
-    )
+    step = model(SOURCE, MASK, TARGET[:, 3:], past_key_values=cache, use_cache=True, **EVERYTHING)
     for key in ["decoder_attentions", "cross_attentions", "decoder_hidden_states"]:
-        for ours, theirs in zip(step[key], whole[key], strict=True):
-            assert_close(ours, theirs[..., 3:, :])
+        assert_close(step[key], tuple(theirs[..., 3:, :] for theirs in whole[key]))
 
 
 # ------------------------------------------------------------------------------------------------------- torch.compile
@@ -264,11 +227,9 @@ def no_recompilation():
 
 def batch(sentences: int = 3, source: int = 6, target: int = 5) -> dict[str, torch.Tensor]:
     """Random sentences, the first source and the last target of them only half as long."""
-    lengths = torch.full((sentences, 1), source), torch.full((sentences, 1), target)
-    lengths[0][0], lengths[1][-1] = -(-source // 2), -(-target // 2)
-    mask, real = (torch.arange(n)[None] < length for n, length in zip((source, target), lengths, strict=True))
-    ids, labels = torch.randint(3, 37, mask.shape), torch.randint(3, 37, real.shape)
-    return {"input_ids": ids * mask, "attention_mask": mask.long(), "labels": labels.masked_fill(~real, -100)}
+    ids, labels = torch.randint(3, 37, (sentences, source)), torch.randint(3, 37, (sentences, target))
+    ids[0, -(-source // 2) :], labels[-1, -(-target // 2) :] = 0, -100
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -302,17 +263,14 @@ def test_compiled_training_under_autocast_equals_uncompiled(make_model):
 
 
 @pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout"])
-def test_compiled_training_drops_out(make_model, kind):
+def test_compiled_training_applies_dropout(make_model, kind):
     model = make_model(**SHALLOW, **{kind: 0.1}).train()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    losses = []
-    for _ in range(4):
-        loss = compiled(SOURCE, MASK, labels=LABELS).loss
-        assert all(gradient.isfinite().all() for gradient in gradients(model, loss).values())
-        losses.append(loss.item())
-    assert len(set(losses)) == 4
+    losses = [compiled(SOURCE, MASK, labels=LABELS).loss for _ in range(4)]
+    assert all(gradient.isfinite().all() for gradient in gradients(model, losses[0]).values())
+    assert len({loss.item() for loss in losses}) == 4
     exact = model.eval()(SOURCE, MASK, labels=LABELS).loss.item()
-    assert all(abs(loss - exact) < 0.5 * exact for loss in losses)
+    assert all(abs(loss.item() - exact) < 0.5 * exact for loss in losses)
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -326,12 +284,11 @@ def test_compiled_evaluation_equals_uncompiled(make_model, position_embedding_ty
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_lengths_inside_a_bucket_recompile_nothing(make_model, no_recompilation, mode):
+def test_same_shapes_recompile_nothing(make_model, no_recompilation, mode):
     model, graphs = getattr(make_model(**SHALLOW), mode)(), Graphs()
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
-    whole = {name: value.clone() for name, value in batch().items()}
-    whole["attention_mask"], whole["labels"] = torch.ones(3, 6, dtype=torch.long), torch.full((3, 5), 9)
-    for inputs in [batch(), whole, {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}]:
+    whole = {"attention_mask": torch.ones(3, 6, dtype=torch.long), "labels": torch.full((3, 5), 9)}
+    for inputs in [batch(), batch() | whole, {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}]:
         assert_close(compiled(**inputs).loss, model(**inputs).loss)
     assert len(graphs) == 1
 
@@ -346,7 +303,7 @@ def test_one_dynamic_graph_serves_all_lengths(make_model, no_recompilation, mode
 
 
 @positions
-def test_a_compiled_step_of_decoding_is_compiled_once(make_model, no_recompilation, position_embedding_type):
+def test_decoding_step_is_compiled_once(make_model, no_recompilation, position_embedding_type):
     """For every step, every sentence and every length of the source."""
     model, graphs = make_model(position_embedding_type=position_embedding_type), Graphs()
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
@@ -381,21 +338,19 @@ def test_generate_compiles_its_step_once(make_lively, no_recompilation, position
 # ----------------------------------------------------------------------------------------------------- checkpointing
 
 
-@pytest.mark.parametrize("use_reentrant", [None, False, True])
-def test_activation_checkpointing_gives_the_same_gradients(make_model, use_reentrant):
+@pytest.mark.parametrize("options", [{}, {"use_reentrant": False}, {"use_reentrant": True}], ids=str)
+def test_activation_checkpointing_gives_the_same_gradients(make_model, options):
     model = make_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1, norm_first=True).train()
     calls, results = [], []
     model.model.decoder.layers[0].fc1.register_forward_hook(lambda *args: calls.append(1))
-    for how_often, asked in [(1, True), (2, False), (2, True)]:
-        if how_often == 2:
-            model.activation_checkpointing_enable(
-                *(() if use_reentrant is None else ({"use_reentrant": use_reentrant},))
-            )
+    for runs, output_hidden_states in [(1, True), (2, False), (2, True)]:
+        if runs == 2:  # the layer runs again in the backward pass
+            model.activation_checkpointing_enable(*([options] if options else []))
         torch.manual_seed(1)
         calls.clear()
-        output = model(SOURCE, MASK, labels=LABELS, label_smoothing=0.1, output_hidden_states=asked)
+        output = model(SOURCE, MASK, labels=LABELS, label_smoothing=0.1, output_hidden_states=output_hidden_states)
         results.append((output, gradients(model, output.loss)))
-        assert len(calls) == how_often  # the layer runs again in the backward pass
+        assert len(calls) == runs
     (plain, expected), *_, (last, _) = results
     for output, found in results[1:]:
         assert torch.equal(output.loss, plain.loss)
@@ -409,21 +364,15 @@ def test_activation_checkpointing_gives_the_same_gradients(make_model, use_reent
 
 
 @pytest.mark.parametrize("embeddings", EMBEDDINGS)
-@pytest.mark.parametrize(
-    ("asked", "multiple", "size"),
-    [(45, None, 45), (33, None, 33), (41, 8, 48), (None, 8, 40)],
-    ids=["up", "down", "up to a multiple", "to a multiple"],
-)
-def test_a_resized_vocabulary(make_model, tmp_path, embeddings, asked, multiple, size):
+@pytest.mark.parametrize("asked, multiple, size", [(45, None, 45), (33, None, 33), (41, 8, 48), (None, 8, 40)])
+def test_resized_vocabulary(make_model, tmp_path, embeddings, asked, multiple, size):
     model = make_model(**EMBEDDINGS[embeddings])
-    assert_ties_and_sizes(model)
-    is_shared = model.config.share_encoder_decoder_embeddings
     with torch.no_grad():
         before = model(SOURCE, MASK, TARGET).logits
     resized = model.resize_token_embeddings(asked, pad_to_multiple_of=multiple)
     assert resized is model.get_input_embeddings() and resized.num_embeddings == size == model.config.vocab_size
     assert_ties_and_sizes(model)
-    if is_shared:
+    if model.config.share_encoder_decoder_embeddings:
         assert model.config.decoder_vocab_size == size
     after = model(SOURCE, MASK, TARGET).logits
     same = min(before.shape[-1], after.shape[-1])
@@ -435,7 +384,6 @@ def test_a_resized_vocabulary(make_model, tmp_path, embeddings, asked, multiple,
     loaded = type(model).from_pretrained(tmp_path)
     assert_ties_and_sizes(loaded)
     assert torch.equal(loaded(SOURCE, MASK, TARGET).logits, after)
-    assert torch.equal(loaded.generate(SOURCE, max_new_tokens=6), model.generate(SOURCE, max_new_tokens=6))
 
 
 # --------------------------------------------------------------------------------------- loading, placement, precision
@@ -457,66 +405,51 @@ def assert_same_results(loaded, saved):
     assert torch.equal(loaded.generate(SOURCE, max_new_tokens=8), translated)
 
 
-@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}, None], ids=str)
+@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}], ids=str)
 def test_loaded_onto_a_device(saved, device_map):
     loaded = type(saved[0]).from_pretrained(saved[3], device_map=device_map)
     assert_same_results(loaded, saved)
-    assert not any(tensor.is_meta for tensor in [*loaded.parameters(), *loaded.buffers()])
     assert_ties_and_sizes(loaded)
 
 
-@pytest.mark.parametrize("where", ["layers", "all", "auto"])
-def test_parts_left_on_the_disk(saved, tmp_path, where):
-    placed = {"device_map": {"": "disk"}}
-    if where == "auto":  # what does not fit into memory
-        placed = {"device_map": "auto", "max_memory": {"cpu": 20_000}}
-    elif where == "layers":
-        on_disk = ["model.encoder.layers.1", "model.decoder.layers"]
-        names = {".".join(name.split(".")[:3]) for name, _ in saved[0].named_parameters(remove_duplicate=False)}
-        names = {name for name in names if "layers" not in name} | {"model.shared", "lm_head"}
-        names |= {"model.encoder.embed_positions", "model.decoder.embed_positions", "model.encoder.layers.0"}
-        placed["device_map"] = dict.fromkeys(sorted(names), "cpu") | dict.fromkeys(on_disk, "disk")
+@pytest.mark.parametrize(
+    "placed",
+    [{"device_map": {"": "disk"}}, {"device_map": "auto", "max_memory": {"cpu": 20_000}}],
+    ids=["all", "what does not fit into memory"],
+)
+def test_parts_offloaded_to_disk(saved, tmp_path, placed):
     loaded = type(saved[0]).from_pretrained(saved[3], offload_folder=tmp_path / "offload", **placed)
     assert "disk" in loaded.hf_device_map.values()
     assert loaded.model.decoder.layers[0].fc1.weight.is_meta
-    assert where == "all" or not loaded.model.encoder.embed_tokens.weight.is_meta
     assert_same_results(loaded, saved)
-    with torch.no_grad():  # the loss asks for no logits, but its projection may be on the disk
+    with torch.no_grad():  # the loss needs no logits, but its projection may be on the disk
         inputs = {"labels": LABELS, "output_logits": False}
         assert_close(loaded(SOURCE, MASK, **inputs).loss, saved[0](SOURCE, MASK, **inputs).loss)
 
 
-def test_loaded_in_another_precision(saved):
+@pytest.mark.parametrize(
+    "dtype, error", [("auto", 0), (torch.bfloat16, 0.05), (torch.float16, 0.01), (torch.float64, 1e-5)], ids=str
+)
+def test_loaded_in_another_precision(saved, dtype, error):
     model, logits, _, folder = saved
-    for dtype, expected, error in [
-        ("auto", torch.float32, 0),
-        (torch.bfloat16, torch.bfloat16, 0.05),
-        ("float16", torch.float16, 0.01),
-        (torch.float64, torch.float64, 1e-5),
-    ]:
-        loaded = type(model).from_pretrained(folder, dtype=dtype)
-        assert loaded.config.dtype == loaded.dtype == expected
-        assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
-        assert_ties_and_sizes(loaded)
-        with torch.no_grad():
-            ours = loaded(SOURCE, MASK, TARGET).logits
-        assert ours.dtype == expected and (ours - logits).abs().max() <= error * logits.abs().max()
-        assert loaded.generate(SOURCE, max_new_tokens=8).shape[0] == 3
-    model.bfloat16().save_pretrained(folder)
-    assert type(model).from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
-    assert type(model).from_pretrained(folder, dtype=torch.float32).dtype == torch.float32
+    loaded = type(model).from_pretrained(folder, dtype=dtype)
+    expected = torch.float32 if dtype == "auto" else dtype
+    assert {loaded.config.dtype, *(parameter.dtype for parameter in loaded.parameters())} == {expected}
+    assert_ties_and_sizes(loaded)
+    ours = loaded(SOURCE, MASK, TARGET).logits
+    assert ours.dtype == expected and (ours - logits).abs().max() <= error * logits.abs().max()
+    assert loaded.generate(SOURCE, max_new_tokens=8).shape[0] == 3
 
 
 def test_saved_in_several_files(saved, tmp_path):
-    model, logits, *_ = saved
-    model.save_pretrained(tmp_path / "shards", max_shard_size="5KB")
-    index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())
-    files = {path.name for path in (tmp_path / "shards").glob("*.safetensors")}
-    assert files == set(index["weight_map"].values()) and len(files) > 3
-    # What is tied is written, and counted, once.
+    model = saved[0]
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 3
+    # A tied tensor is written, and counted, once.
     assert len(index["weight_map"]) == len(list(model.parameters()))
     assert index["metadata"]["total_size"] == sum(parameter.nbytes for parameter in model.parameters())
-    loaded = type(model).from_pretrained(tmp_path / "shards")
+    loaded = type(model).from_pretrained(tmp_path)
     assert_same_results(loaded, saved)
     assert_ties_and_sizes(loaded)
 
@@ -544,14 +477,7 @@ def test_cast_to_another_precision(make_lively, position_embedding_type, cast, b
 def test_copied_and_pickled(saved):
     model, logits, *_ = saved
     model.generation_config.max_new_tokens = 7
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    rebuilt = type(model)(model.config).eval()
-    rebuilt.load_state_dict(model.state_dict())
-    rebuilt.generation_config = copy.copy(model.generation_config)
-    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
-    for twin in [*copies, rebuilt]:
+    for twin in [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]:
         assert_same_results(twin, saved)
         assert_ties_and_sizes(twin)
         assert twin.generation_config.max_new_tokens == 7

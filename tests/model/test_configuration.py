@@ -26,20 +26,16 @@ def test_defaults_are_the_papers_base_model():
     assert len(set(ids)) == 3 and config.decoder_start_token_id == config.bos_token_id
 
 
+SEPARATE = {"vocab_size": 40, "decoder_vocab_size": 60, "share_encoder_decoder_embeddings": False}
 # The fields given, then what the message must contain: field, value, what is allowed.
 REFUSED = {
     "string for int": ({"d_model": "512"}, "d_model", "'512'", "int"),
     "float for int": ({"encoder_layers": 6.0}, "encoder_layers", "6.0", "int"),
     "bool for int": ({"decoder_layers": True}, "decoder_layers", "True", "int"),
     "int for bool": ({"norm_first": 1}, "norm_first", "1", "bool"),
-    "None for int": ({"vocab_size": None}, "vocab_size", "None", "int"),
-    "string for float": ({"dropout": "0.1"}, "dropout", "0.1", "float"),
-    "string for id": ({"pad_token_id": "<pad>"}, "pad_token_id", "<pad>", "int"),
     "no layers": ({"encoder_layers": 0}, "encoder_layers", "0", "at least 1"),
-    "no vocabulary": ({"vocab_size": 0}, "vocab_size", "0", "at least 1"),
     "negative width": ({"decoder_ffn_dim": -4}, "decoder_ffn_dim", "-4", "at least 1"),
     "no heads": ({"decoder_attention_heads": 0}, "decoder_attention_heads", "0", "at least 1"),
-    "no positions": ({"max_position_embeddings": 0}, "max_position_embeddings", "0", "at least 1"),
     "dropout of 1": ({"dropout": 1.0}, "dropout", "1.0", "[0, 1)"),
     "negative dropout": ({"attention_dropout": -0.1}, "attention_dropout", "-0.1", "[0, 1)"),
     "NaN dropout": ({"activation_dropout": float("nan")}, "activation_dropout", "nan", "[0, 1)"),
@@ -49,7 +45,7 @@ REFUSED = {
     "heads": ({"d_model": 512, "encoder_attention_heads": 7}, "encoder_attention_heads", "7", "512", "divide"),
     "decoder heads": ({"d_model": 20, "decoder_attention_heads": 8}, "decoder_attention_heads", "8", "20", "divide"),
     "odd rotary head": (
-        {"d_model": 24, "encoder_attention_heads": 8, "position_embedding_type": "rotary"},
+        {"d_model": 24, "position_embedding_type": "rotary"},
         "encoder_attention_heads",
         "24 / 8",
         "even",
@@ -58,30 +54,18 @@ REFUSED = {
     "shared vocabularies": ({"decoder_vocab_size": 9}, "decoder_vocab_size", "9", "vocab_size", "37000", "equal"),
     "pad out of range": ({"pad_token_id": 37000}, "pad_token_id", "37000", "0 to 36999"),
     "negative id": ({"bos_token_id": -1}, "bos_token_id", "-1", "0 to 36999"),
-    "end outside the source vocabulary": (
-        {"vocab_size": 40, "decoder_vocab_size": 60, "share_encoder_decoder_embeddings": False, "eos_token_id": 50},
-        "eos_token_id",
-        "50",
-        "0 to 39",
-    ),
+    "end outside the source": (SEPARATE | {"eos_token_id": 50}, "eos_token_id", "50", "0 to 39"),
+    "start outside the target": (SEPARATE | {"decoder_start_token_id": 60}, "decoder_start_token_id", "60", "0 to 59"),
     "no end": ({"eos_token_id": []}, "eos_token_id", "[]", "non-empty list"),
     "decoder only": ({"is_encoder_decoder": False}, "is_encoder_decoder", "False", "True"),
     "one of several": ({"eos_token_id": [2, 40000]}, "eos_token_id", "40000", "0 to 36999"),
-    "start in the other vocabulary": (
-        {"decoder_start_token_id": 50, "decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False},
-        "decoder_start_token_id",
-        "50",
-        "0 to 49",
-    ),
     "misspelled": ({"d_modle": 512}, "`d_modle`", "did you mean `d_model`"),
-    "misspelled layers": ({"encoder_layer": 6}, "`encoder_layer`", "did you mean `encoder_layers`"),
-    "misspelled plural": ({"num_head": 8}, "`num_head`", "did you mean"),
     "nothing like it": ({"xyzzy": 1}, "`xyzzy`", "d_model", "encoder_layers"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(case):
+def test_wrong_value_is_rejected_with_field_value_and_what_is_allowed(case):
     fields, *parts = case
     with pytest.raises((StrictDataclassError, ValueError)) as error:
         VanillaTransformerConfig(**fields)
@@ -93,14 +77,8 @@ def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(case):
 def test_every_field_is_type_checked(name):
     with pytest.raises(StrictDataclassError, match=name):
         VanillaTransformerConfig(**{name: {"of": "no type"}})
-
-
-def test_a_wrong_value_is_refused_on_assignment():
-    config = VanillaTransformerConfig()
-    with pytest.raises(StrictDataclassError, match="d_model"):
-        config.d_model = "wide"
-    with pytest.raises(StrictDataclassError, match="dropout"):
-        config.dropout = 1
+    with pytest.raises(StrictDataclassError, match=name):
+        setattr(VanillaTransformerConfig(), name, {"of": "no type"})
 
 
 @pytest.mark.parametrize(
@@ -109,13 +87,8 @@ def test_a_wrong_value_is_refused_on_assignment():
         {"dropout": 0, "attention_dropout": 0.5, "layer_norm_eps": 1e-6},
         {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "decoder_start_token_id": None},
         {"eos_token_id": [2, 3], "pad_token_id": 2},
-        {"vocab_size": 60, "decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False},
-        {
-            "d_model": 21,
-            "encoder_attention_heads": 3,
-            "max_position_embeddings": 8,
-            "position_embedding_type": "learned",
-        },
+        SEPARATE,
+        {"d_model": 21, "encoder_attention_heads": 3, "position_embedding_type": "learned"},
         {"activation_function": "gelu", "norm_first": True, "lm_head_bias": True, "tie_word_embeddings": False},
         {"num_beams": 4, "max_length": 30, "name_or_path": "x", "dtype": "bfloat16"},
     ],
@@ -158,7 +131,7 @@ def edit(folder, **keys) -> dict:
     return content
 
 
-def test_unknown_keys_are_accepted_from_transformers_and_refused_by_hand(tmp_path):
+def test_unknown_keys_are_accepted_from_transformers_and_rejected_by_hand(tmp_path):
     VanillaTransformerConfig(d_model=32).save_pretrained(tmp_path)
     assert edit(tmp_path, of_a_later_version=3)["transformers_version"]
     config = VanillaTransformerConfig.from_pretrained(tmp_path)
@@ -169,7 +142,7 @@ def test_unknown_keys_are_accepted_from_transformers_and_refused_by_hand(tmp_pat
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_a_config_that_names_an_attention_kernel_on_the_hub_is_refused(tmp_path, key, monkeypatch):
+def test_attention_kernel_on_the_hub_is_rejected(tmp_path, key, monkeypatch):
     small_model().save_pretrained(tmp_path)
     edit(tmp_path, **{key: "kernels-community/flash-attn2"})
     monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", None)  # which would download it
@@ -178,35 +151,23 @@ def test_a_config_that_names_an_attention_kernel_on_the_hub_is_refused(tmp_path,
             load.from_pretrained(tmp_path)
 
 
-FILES = ["configuration", "modeling", "loss", "decoding", "translation"]
-
-
 def test_saved_directory_has_its_code_under_current_names(tmp_path):
     """Also if the config was saved by a version whose pipeline had a file of another name."""
-    model = small_model()
-    model.save_pretrained(tmp_path / "old")
-    old = edit(
-        tmp_path / "old",
-        custom_pipelines={"vanilla-translation": {"impl": "pipeline_vanilla_transformer.P", "pt": []}},
-        auto_map={"AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig", "AutoModel": "x.Y"},
-    )
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "old")
-    again.save_pretrained(tmp_path / "new")
+    small_model().save_pretrained(tmp_path)
+    pipeline = {"impl": "pipeline_vanilla_transformer.P", "pt": []}
+    edit(tmp_path, custom_pipelines={"vanilla-translation": pipeline}, auto_map={"AutoModel": "x.Y"})
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path).save_pretrained(tmp_path / "new")
     new = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert {key for key in old if old[key] != new[key]} == {"auto_map", "custom_pipelines"}
-    assert new["custom_pipelines"] == {
-        "vanilla-translation": {
-            "impl": "translation_vanilla_transformer.VanillaTranslationPipeline",
-            "pt": ["AutoModelForSeq2SeqLM"],
-        }
-    }
+    pipeline = {"impl": "translation_vanilla_transformer.VanillaTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
+    assert new["custom_pipelines"] == {"vanilla-translation": pipeline}
     assert new["auto_map"] == {
         "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
         "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
         "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
     }
+    names = ["configuration", "modeling", "loss", "decoding", "translation"]
     copied = {path.name for path in (tmp_path / "new").glob("*.py")}
-    assert copied == {f"{name}_vanilla_transformer.py" for name in FILES}
+    assert copied == {f"{name}_vanilla_transformer.py" for name in names}
 
 
 def test_each_field_has_its_line_in_the_docstring():
