@@ -205,7 +205,11 @@ CHANGED = {  # kind of data, options, part of the message
     "seed": ("", "--seed 1", "--seed is 1, but 42 in"),
     "token budget": ("", "--per_device_train_max_tokens 150", "--per_device_train_max_tokens is 150, but 200 in"),
     "BPE-dropout": ("", "--bpe_dropout 0.2", "--bpe_dropout is 0.2, but 0.1 in"),
-    "accumulation": ("", "--gradient_accumulation_steps 1", "has 2 batches, and 1 now; change the number of processes or --gradient_acc"),
+    "accumulation": (
+        "",
+        "--gradient_accumulation_steps 1",
+        "has 2 batches, and 1 now; change the number of processes or --gradient_acc",
+    ),
     "sizes": ("", "--d_model 32", "`d_model` is 16, and 32 in this run"),
     "fewer pairs": ("", "--max_train_samples 99", OTHER_PAIRS),
     "shorter pairs": ("", "--max_source_length 18", OTHER_PAIRS),

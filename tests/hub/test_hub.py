@@ -267,7 +267,8 @@ def test_datasets_of_the_hub_train(name, trained, folder):
 
 
 def test_token_revoked_in_training_loses_nothing(trained, hub, folder):
-    assert "me/later" in one_sentence("train.py", trained["flat"])
+    message = one_sentence("train.py", trained["flat"])
+    assert message.endswith(f"push it later with `python push_to_hub.py {folder / 'flat'} --repo_id me/later`.")
     assert f"The model is in {folder / 'flat'}" in trained["flat"][1]
     assert "me/later" not in hub.repos
     there = {path.relative_to(folder / "flat").as_posix() for path in (folder / "flat").rglob("*")}

@@ -66,21 +66,23 @@ def code_of_the_model(name):
     return config(auto_map={"AutoConfig": f"{name}.A", "AutoModelForSeq2SeqLM": f"{name}.B"})
 
 
-def index(*names):
+def index_of(weight_map):
     def shard(folder):
         (folder / "model.safetensors").rename(folder / "weights.dat")
-        (folder / "model.safetensors.index.json").write_text(
-            json.dumps({"weight_map": {name: name for name in names}})
-        )
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
     return shard
+
+
+def index(*names):
+    return index_of(dict(zip(names, names, strict=True)))
 
 
 BROKEN = {
     "no directory": (shutil.rmtree, "is not a directory"),
     "no config": (remove("config.json"), "config.json does not exist"),
     "damaged config": (write("config.json", "{"), "config.json cannot be read"),
-    "foreign config": (write("config.json", '{"model_type": "marian"}'), "is marian, not vanilla_transformer"),
+    "foreign config": (write("config.json", '{"model_type": "marian"}'), "of type marian, not vanilla_transformer"),
     "no code named": (config(auto_map=None), "auto_map"),
     "no code": (remove("configuration_vanilla_transformer.py"), "configuration_vanilla_transformer.py is missing"),
     "no imported code": (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py is missing"),
@@ -92,6 +94,8 @@ BROKEN = {
         config(custom_pipelines={"x": {"impl": "../pipeline.Pipeline"}}),
         "'../pipeline.py', which is not a file beside it",
     ),
+    "pipelines in a list": (config(custom_pipelines=["x"]), "`custom_pipelines` in"),
+    "weights in a list": (index_of(["model.safetensors"]), "`weight_map` in"),
     "linked code": (link("modeling_vanilla_transformer.py"), "modeling_vanilla_transformer.py is a link"),
     "linked weights": (link("model.safetensors"), "model.safetensors is a link to a file elsewhere"),
     "linked results": (link("all_results.json"), "all_results.json is a link to a file elsewhere"),
@@ -364,6 +368,9 @@ def test_error_of_the_hub_is_one_sentence(trained, at_hub, part, status):
     with pytest.raises(UserError, match=f"Cannot push to me/toy: .*{status}") as error:
         push(trained, "me/toy", revision="v2")
     assert ("hf auth login" in str(error.value)) == (status != 409) and "\n" not in str(error.value)
+    assert str(error.value).endswith(
+        f"The model is complete in {trained}; push it later with `python push_to_hub.py {trained} --repo_id me/toy`."
+    )
     assert all(len(commits) == 1 for repo in at_hub.repos.values() for commits in repo.refs.values())
 
 

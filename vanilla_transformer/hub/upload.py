@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
+from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
@@ -19,7 +19,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from .model_card import SENTENCE, one_line, public_name, public_recipe, read_file, write_model_card
 
-# Uploaded besides the weights and the code. Everything else stays: checkpoints, optimizer state, notes.
+# Uploaded besides the weights and the code. Checkpoints, optimizer state and notes stay on disk.
 SHARED = """config.json generation_config.json README.md LICENSE recipe.yaml all_results.json training_curves.png
 attention.png tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
 target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja .eval_results/*.yaml"""
@@ -42,18 +42,17 @@ def check_model_directory(output_dir: str | Path) -> str:
     output_dir = Path(output_dir)
     if not output_dir.is_dir():
         raise UserError(f"{output_dir} is not a directory; name the --output_dir of a training run.")
-    kind = read_file(output_dir / "config.json").get("model_type")
-    if kind != VanillaTransformerConfig.model_type:
+    kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
+    if kind != ours:
         raise UserError(
-            f"The model_type in {output_dir}/config.json is {kind}, not {VanillaTransformerConfig.model_type}; name "
-            "the --output_dir of a training run."
+            f"{output_dir} holds a model of type {kind}, not {ours}; name the --output_dir of a training run."
         )
     for path in sorted(output_dir.iterdir()):
         if path.suffix in PICKLES:
             raise UserError(f"{path} is a pickle, which can run any code when it is loaded; remove it.")
     if not (output_dir / "tokenizer_config.json").exists():
         raise UserError(f"{output_dir} has no tokenizer; save it there with tokenizer.save_pretrained.")
-    if not (output_dir / "README.md").exists() and not (output_dir / "all_results.json").exists():
+    if not any((output_dir / name).exists() for name in ("README.md", "all_results.json")):
         raise UserError(f"{output_dir} has no README.md, and no all_results.json to write it from; write a README.md.")
     files_to_upload(output_dir)  # raises if one is missing
     return translate_in_fresh_process(output_dir)
@@ -85,13 +84,16 @@ def translate_in_fresh_process(output_dir: Path) -> str:
     examples = read_file(results).get("examples") if results.exists() else None
     task = json.dumps([str(output_dir.resolve()), examples[0]["source"] if examples else SENTENCE])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE_"))}
+    env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "PYTHONIOENCODING": "utf-8"}
     with tempfile.TemporaryDirectory() as home:
-        # With an empty HF_HOME there is no token, and no cached copy of a missing code file.
-        env |= {"HF_HOME": home, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
-        command = [sys.executable, "-c", FRESH_PROCESS]
-        env["PYTHONIOENCODING"] = "utf-8"
+        env["HF_HOME"] = home  # without a token, or cached copies of missing code files
         child = subprocess.run(
-            command, input=task, env=env, cwd=home, capture_output=True, text=True, encoding="utf-8"
+            [sys.executable, "-c", FRESH_PROCESS],
+            input=task,
+            env=env,
+            cwd=home,
+            capture_output=True,
+            encoding="utf-8",
         )
     try:
         answer = json.loads(child.stdout.splitlines()[-1])
@@ -117,35 +119,41 @@ def files_to_upload(
         UserError: A file is missing or unreadable, is not directly in the directory, or is a link out of it.
     """
     output_dir = Path(output_dir)
-    files = {
-        path.relative_to(output_dir).as_posix(): path for name in SHARED.split() for path in output_dir.glob(name)
-    }
-    files |= {path.name: path for path in weight_files(output_dir) + code_files(output_dir)}
-    for path in files.values():
+    found = [path for pattern in SHARED.split() for path in output_dir.glob(pattern)]
+    found += weight_files(output_dir) + code_files(output_dir)
+    for path in found:
         if not path.resolve().is_relative_to(output_dir.resolve()):
             raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
-    contents = {}
+    files = {path.relative_to(output_dir).as_posix(): path for path in sorted(found)}
     if "all_results.json" in files:
         results = read_file(files["all_results.json"])
         results |= {"dataset": public_name(results["dataset"])} if results.get("dataset") else {}
-        contents["all_results.json"] = json.dumps(results, indent=2, ensure_ascii=False) + "\n"
+        files["all_results.json"] = (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode()
     if "recipe.yaml" in files:
         recipe = public_recipe(read_file(files["recipe.yaml"]))
-        contents["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+        files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode()
     if "README.md" in files and repo_id is not None:
         card = files["README.md"].read_text(encoding="utf-8")
         card = re.sub(r'(?m)^model_id = ".*?$', f'model_id = "{repo_id}"', card)
-        contents["README.md"] = re.sub(r'(?m)^revision = ".*?"', f'revision = "{revision or "main"}"', card)
-    return dict(sorted((files | {path: content.encode() for path, content in contents.items()}).items()))
+        files["README.md"] = re.sub(r'(?m)^revision = ".*?"', f'revision = "{revision or "main"}"', card).encode()
+    return files
 
 
-def local_file(output_dir: Path, name: str, named_by: Path) -> Path:
-    """The file `name` of the directory; raises UserError if it is missing, or is a path or an id instead of a name."""
-    if not re.fullmatch(r"\w[\w.-]*", name) or "--" in name:
-        raise UserError(f"{named_by} names '{name}', which is not a file beside it; {SAVE_AGAIN}.")
-    if not (output_dir / name).is_file():
-        raise UserError(f"{output_dir / name} is missing, which {named_by.name} names; {SAVE_AGAIN}.")
-    return output_dir / name
+def read_mapping(path: Path, key: str) -> dict:
+    """The dictionary `key` of a JSON file, empty if the file has none."""
+    found = read_file(path).get(key) or {}
+    if not isinstance(found, dict):
+        raise UserError(f"`{key}` in {path} is not a dictionary; {SAVE_AGAIN}.")
+    return found
+
+
+def local_file(path: Path, name) -> Path:
+    """The file `name` beside `path`, which names it; raises UserError if it is missing, a path or an id."""
+    if not re.fullmatch(r"\w[\w.-]*", str(name)) or "--" in str(name):
+        raise UserError(f"{path} names '{name}', which is not a file beside it; {SAVE_AGAIN}.")
+    if not path.with_name(name).is_file():
+        raise UserError(f"{path.with_name(name)} is missing, which {path.name} names; {SAVE_AGAIN}.")
+    return path.with_name(name)
 
 
 def weight_files(output_dir: Path) -> list[Path]:
@@ -155,46 +163,49 @@ def weight_files(output_dir: Path) -> list[Path]:
         return [single]
     if not index.exists():
         raise UserError(f"{output_dir} has no model.safetensors; {SAVE_AGAIN}.")
-    names = sorted(set(read_file(index).get("weight_map", {}).values()))
+    names = sorted(set(map(str, read_mapping(index, "weight_map").values())))
     if not all(name.endswith(".safetensors") for name in names):
         raise UserError(f"{index} names weights that are not safetensors; {SAVE_AGAIN}.")
-    return [index, *(local_file(output_dir, name, index) for name in names)]
+    return [index, *(local_file(index, name) for name in names)]
 
 
 def code_files(output_dir: Path) -> list[Path]:
     """The Python files named in the configs, and those they import."""
     config = output_dir / "config.json"
-    content = read_file(config)
-    if not (content.get("auto_map") or {}).keys() >= {"AutoConfig", "AutoModelForSeq2SeqLM"}:
+    if not read_mapping(config, "auto_map").keys() >= {"AutoConfig", "AutoModelForSeq2SeqLM"}:
         raise UserError(f"{config} does not name the model's code in `auto_map`; {SAVE_AGAIN}.")
-    named = [(config, pipeline.get("impl")) for pipeline in (content.get("custom_pipelines") or {}).values()]
+    pipelines = read_mapping(config, "custom_pipelines").values()
+    named = [(config, pipeline["impl"]) for pipeline in pipelines if isinstance(pipeline, dict) and "impl" in pipeline]
     for path in filter(Path.exists, (config, output_dir / "tokenizer_config.json")):
-        for value in (read_file(path).get("auto_map") or {}).values():
+        for value in read_mapping(path, "auto_map").values():
             # A tokenizer has a pair of names, one of which may be None.
-            named += [(path, name) for name in (value if isinstance(value, list | tuple) else [value])]
-    files = [local_file(output_dir, re.sub(r"\.\w+$", ".py", name), path) for path, name in named if name]
+            named += [(path, name) for name in (value if isinstance(value, list) else [value])]
+    files = [local_file(path, re.sub(r"\.\w+$", ".py", str(name))) for path, name in named if name]
     try:
         imported = {(path, Path(found).name) for path in files for found in get_relative_import_files(path)}
     except OSError as error:
         raise UserError(f"{error.filename} is missing, which the model's code imports; {SAVE_AGAIN}.") from error
-    return sorted({*files, *(local_file(output_dir, name, path) for path, name in imported)})
+    return sorted({*files, *(local_file(path, name) for path, name in imported)})
 
 
 # ------------------------------------------------------------------------------------------------------------- the Hub
 
 
 @contextmanager
-def hub_errors(repo_id: str):
-    """Turns an error of huggingface_hub into a UserError of one sentence."""
+def hub_errors(repo_id: str, output_dir: str | Path):
+    """Turns an error of huggingface_hub into a UserError that says how to push the model later."""
     try:
         yield
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
         causes = [error, error.__cause__] if error.__cause__ else [error]  # a failed upload hides its cause
+        message = f"Cannot push to {repo_id}: {' '.join(map(one_line, causes))}"
         status = {getattr(getattr(cause, "response", None), "status_code", None) for cause in causes}
-        remedy = ""
         if status & {401, 403} or isinstance(error, LocalTokenNotFoundError):
-            remedy = " Log in with `hf auth login`, or set HF_TOKEN, with a token that can write there."
-        raise UserError(f"Cannot push to {repo_id}: {' '.join(map(one_line, causes))}{remedy}") from error
+            message += " Log in with `hf auth login`, or set HF_TOKEN, with a token that can write there."
+        if (Path(output_dir) / "config.json").exists() and not isinstance(error, HFValidationError):
+            message += f" The model is complete in {output_dir}; push it later with "
+            message += f"`python push_to_hub.py {output_dir} --repo_id {repo_id}`."
+        raise UserError(message) from error
 
 
 def check_push(repo_id: str | None = None, output_dir: str | Path = ".", token: str | None = None) -> str:
@@ -208,7 +219,7 @@ def check_push(repo_id: str | None = None, output_dir: str | Path = ".", token: 
         UserError: The id is malformed, there is no valid token, or the Hub cannot be reached.
     """
     name = repo_id or Path(output_dir).resolve().name
-    with hub_errors(name):
+    with hub_errors(name, output_dir):
         validate_repo_id(name)
         user = HfApi(token=token).whoami()["name"]
     return name if "/" in name else f"{user}/{name}"
@@ -246,7 +257,7 @@ def push(
         write_model_card(output_dir)
     files = files_to_upload(output_dir, repo_id, revision)
     api = HfApi(token=token)
-    with hub_errors(repo_id):
+    with hub_errors(repo_id, output_dir):
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:
             raise UserError(f"{repo_id} exists and is public; make it private on the Hub, or choose another name.")
