@@ -1,4 +1,6 @@
-"""Train an encoder-decoder Transformer on sentence pairs.
+"""Train an encoder-decoder Transformer on sentence pairs. The loop shows the whole optimizer step.
+
+A run ends at its last step, by early stopping or divergence (training/state.py), or at a signal (training/signals.py).
 
 accelerate launch train.py                                                      # the sample recipe
 accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_de.yaml --d_model 128

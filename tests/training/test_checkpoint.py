@@ -425,7 +425,7 @@ def test_newer_damaged_checkpoint_is_renamed(folder):
 
 def test_existing_run_or_recipe_is_not_overwritten(folder, tmp_path):
     with pytest.raises(UserError, match=f"^--output_dir {folder.parent} "):
-        prepare(folder.parent)
+        resolve(folder.parent, None)
     own = tmp_path / "own"
     own.mkdir()
     (own / "recipe.yaml").write_text("# mine\n")
@@ -473,7 +473,7 @@ def settings(*argv: str, data="d1", validation="v1", batches=4, precision="no", 
         (settings("--warmup_steps=7"), ["--warmup_steps was 4000, now 7"]),
         (settings("--lr_scheduler_type=cosine"), ["--lr_scheduler_type was inverse_sqrt, now cosine"]),
         (settings(dropout=0.45), ["--dropout was 0.1, now 0.45"]),
-        (settings(validation="v2"), ["the validation pairs changed"]),
+        (settings(validation="v2"), ["the validation pairs"]),
         (settings(precision="bf16"), ["--mixed_precision was no, now bf16"]),
         (settings(vocab_size=280), []),
     ],
@@ -488,21 +488,21 @@ STREAM = ["--streaming", "--max_steps=9"]
 @pytest.mark.parametrize(
     "before, now, culprit",
     [
-        ({}, {"argv": ["--seed=7"]}, "--seed is 7, and 42 in"),
-        ({}, {"argv": ["--per_device_train_max_tokens=99"]}, "--per_device_train_max_tokens is 99, and 4096 in"),
-        ({}, {"argv": ["--bpe_dropout=0.1"]}, "--bpe_dropout is 0.1, and 0.0 in"),
-        ({}, {"argv": STREAM}, "--streaming is True, and False in"),
+        ({}, {"argv": ["--seed=7"]}, "--seed is 7, but 42 in"),
+        ({}, {"argv": ["--per_device_train_max_tokens=99"]}, "--per_device_train_max_tokens is 99, but 4096 in"),
+        ({}, {"argv": ["--bpe_dropout=0.1"]}, "--bpe_dropout is 0.1, but 0.0 in"),
+        ({}, {"argv": STREAM}, "The training pairs are not those of"),
         *(
-            ({"argv": STREAM}, {"argv": [*STREAM, f"--{name}=9"]}, f"--{name} is 9, and ")
+            ({"argv": STREAM}, {"argv": [*STREAM, f"--{name}=9"]}, f"--{name} is 9, but ")
             for name in checkpoints.FIXED_IN_STREAM
             if name != "train_file"
         ),
-        ({}, {"data": "d2"}, "the training pairs are not those of"),
-        ({}, {"batches": 6}, "an optimizer step of runs/checkpoint-7 has 4 batches, and 6 now"),
+        ({}, {"data": "d2"}, "The training pairs are not those of"),
+        ({}, {"batches": 6}, "An optimizer step of runs/checkpoint-7 has 4 batches, and 6 now"),
     ],
 )
 def test_resume_rejects_changed_batches(before, now, culprit):
     old, new = (settings(*given.get("argv", []), **{k: v for k, v in given.items() if k != "argv"})
                 for given in (before, now))  # fmt: skip
-    with pytest.raises(UserError, match=f"^Cannot resume: {culprit}.* --model_name_or_path runs/checkpoint-7"):
+    with pytest.raises(UserError, match=f"^{culprit}.* --model_name_or_path runs/checkpoint-7"):
         compare_settings(FROM, old, new)

@@ -1,4 +1,4 @@
-"""Convert other implementations' Transformers to this model."""
+"""Converts models: from Marian and torch.nn.Transformer to this model, and from this model to CTranslate2."""
 
 from .loading import load_foreign
 from .marian import from_marian

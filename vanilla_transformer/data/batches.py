@@ -9,7 +9,10 @@ A batch holds pairs of similar length: at most `max_tokens` tokens a side, paddi
 
 import copy
 import itertools
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -252,13 +255,22 @@ def training_batches(
 
 
 def leave_signals_to_training(worker_id: int):
-    """Ctrl-C and SIGTERM reach all processes of a terminal or a job, but only the training process acts on them.
+    """Makes a worker process ignore Ctrl-C, and SIGTERM unless the training process sends it.
 
-    A worker survives SIGTERM for five seconds, enough for the batches of the last step. torch and multiprocessing
-    also end workers with SIGTERM.
+    A terminal or a job scheduler signals all processes of a run, but the training process still needs its workers to
+    finish the step and save.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(5))  # SIGALRM terminates
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        training = multiprocessing.parent_process().pid
+        threading.Thread(target=exit_when_terminated_by, args=[training], daemon=True).start()
+
+
+def exit_when_terminated_by(process: int):
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != process:
+        pass
+    os._exit(0)
 
 
 def evaluation_batches(

@@ -1,0 +1,1 @@
+"""Loss and translations of a split (`splits`), scored with sacreBLEU (`scores`)."""

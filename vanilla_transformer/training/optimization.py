@@ -1,4 +1,7 @@
-"""The optimizer step: learning rate schedule, AdamW, loss of a batch, gradient clipping (section 5.3, 5.4)."""
+"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, R-Drop, gradient clipping (section 5.3).
+
+The loss itself is in loss_vanilla_transformer.py; the step is in the loop of train.py.
+"""
 
 import math
 from collections.abc import Callable

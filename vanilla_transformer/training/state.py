@@ -1,4 +1,4 @@
-"""The state of a run: its step, its history, when to log, evaluate and save, and whether training has diverged."""
+"""The state of a run: its step and history, when to log, evaluate, save and stop, and when training has diverged."""
 
 import math
 import time
