@@ -13,12 +13,12 @@ from transformers.activations import ACT2FN
 
 # No `from __future__ import annotations` here: the validator ignores annotations that are strings.
 
-# Keys, besides the fields, that transformers and PEFT write into a config or pass through one.
+# Keys that are not fields, but that transformers and PEFT write into a config or pass to it.
 FOREIGN_KEYS = {"attn_implementation", "auto_map", "custom_pipelines", "experts_implementation", "model_type"}
 FOREIGN_KEYS |= {"name_or_path", "num_labels", "output_attentions", "peft_config", "per_layer_config"}
 FOREIGN_KEYS |= {"quantization_config", "torch_dtype", *GenerationConfig().to_dict()}
 
-# Where a saved directory has its code. In full, because `save_pretrained` adds only the entry of the class it saves.
+# The classes that the Auto classes load from a saved directory. `save_pretrained` adds only the one that it saves.
 AUTO_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
@@ -28,7 +28,7 @@ PIPELINE = {"impl": "translation_vanilla_transformer.VanillaTranslationPipeline"
 
 
 def checked(is_allowed: Callable, allowed: str) -> Callable:
-    """A function default -> a field of the config whose value, unless None, must be allowed."""
+    """Returns a function that takes a default and makes a config field, whose value must be allowed or None."""
 
     def check(value):
         if value is not None and not is_allowed(value):
@@ -88,7 +88,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
-    # Empty, as the encoder and decoder classes have the parallel plans of their layers.
+    # Empty, because the plans are in the encoder and decoder classes of the modeling file.
     base_model_fsdp_plan = {}
 
     vocab_size: int = size(37000)
@@ -131,16 +131,15 @@ class VanillaTransformerConfig(PretrainedConfig):
             self.encoder_attention_heads = math.gcd(8, self.d_model)
         if self.decoder_attention_heads is None:
             self.decoder_attention_heads = math.gcd(8, self.d_model)
-        # Also for a config that an older version saved: saving again copies today's files, under today's names.
+        # Overwritten, since an older version may have saved other names: saving again copies today's files.
         kwargs |= {"auto_map": dict(AUTO_MAP), "custom_pipelines": {"vanilla-translation": dict(PIPELINE)}}
         super().__post_init__(**kwargs)
 
     def check_key(self, key: str, value):
-        """Raises ValueError for a key that is no field, which transformers would keep as an attribute and ignore, and
-        for attention from the Hub, whose code would be downloaded and run because a config says so.
+        """Raises ValueError for a key that is not a field, and for an attention kernel on the Hub, which is code.
 
-        A file written by transformers, which holds its `transformers_version`, may have keys of other tools or later
-        versions.
+        Transformers would silently keep the key as an attribute. A file that transformers wrote (it holds a
+        `transformers_version`) may have keys of other tools or later versions.
         """
         if key.removeprefix("_") == "attn_implementation" and "/" in str(value):
             raise ValueError(
@@ -172,7 +171,7 @@ class VanillaTransformerConfig(PretrainedConfig):
             )
 
     def validate_token_ids(self):
-        """Raises ValueError for a special token outside the vocabulary that it is read or written in."""
+        """Raises ValueError for a special token outside the target's vocabulary or, for pad and end, the source's."""
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
         if not ends:
             raise ValueError("`eos_token_id` is []; it must be None, a token id or a non-empty list.")

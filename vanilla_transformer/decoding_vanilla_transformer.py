@@ -99,14 +99,14 @@ def beam_search(
     """
     check_supported(model, GenerationMode.BEAM_SEARCH, logits_processor, stopping_criteria, generation_config)
     n, max_length = generation_config.num_beams, generation_config.max_length
-    # Even if the n best candidates all end, n others must remain to go on with.
+    # So many that n unfinished ones remain even if each beam also has a candidate for every end token.
     candidates = max(2, 1 + len(end_tokens(generation_config))) * n
     state = DecodingState(model, n, **model_kwargs)
     prompt = length = input_ids.shape[1]
     running = input_ids.unflatten(0, (-1, n))  # (A,n,T)
     finished = Hypotheses(running, generation_config)
     output, lengths = finished.tokens.clone(), finished.lengths.clone()
-    # Beams begin alike: with all but the first one impossible, the best n continuations of that one are chosen.
+    # All beams start with the same prompt, so the first step may only extend the first of them.
     scores = torch.zeros(running.shape[:2], device=input_ids.device)  # (A,n)
     scores[:, 1:] = NEG_INF
     hidden = state.prefill(running[:, 0])
@@ -141,7 +141,7 @@ def check_supported(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
 ):
-    """Raises ValueError that names what is asked for and only transformers' own loops can do."""
+    """Raises ValueError that names the options that only transformers' own loops support."""
     found = generation_config.get_generation_mode()
     attention = model.config._attn_implementation
     unknown = [type(one).__name__ for one in logits_processor if type(one) not in ROWWISE_PROCESSORS]

@@ -90,7 +90,7 @@ class VanillaTransformerAttention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.is_causal = is_causal  # read by the backends: whether to mask the future when no mask is given
+        self.is_causal = is_causal  # read by attention backends, which mask the future themselves if given no mask
         self.head_dim = config.d_model // num_heads
         self.scaling = self.head_dim**-0.5
         # The paper's formula has no biases; torch.nn.Transformer, BART and Marian have them, and so does this model.
@@ -146,7 +146,7 @@ def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
 
     The result is float32, whatever the dtype of the model.
     """
-    # Computed in float64 where the device has it: in float32 the angles of late positions have only four right digits.
+    # Computed in float64 where the device has it: in float32 the angles of late positions have only four exact digits.
     precision = torch.float32 if position_ids.device.type == "mps" else torch.float64
     steps = torch.arange(0, dim, 2, device=position_ids.device, dtype=precision)
     angles = position_ids[..., None].to(precision) * 10000 ** (-steps / dim)  # (..., dim/2)
@@ -191,8 +191,8 @@ def count_positions(
 ) -> Tensor:
     """Positions (B or 1,T) of the tokens `x` (B,T,d), after `past_length` tokens in a cache.
 
-    Tokens hidden by the `attention_mask` are not counted, so padding on the left shifts nothing. It is (B,L), or with a
-    static cache the causal mask (B,1,T,L) that `generate` makes of it.
+    Tokens hidden by the `attention_mask` are not counted, so padding on the left shifts nothing. It is (B,L), or with
+    a static cache the causal mask (B,1,T,L) that `generate` makes of it.
     """
     if attention_mask is not None and attention_mask.ndim == 2:
         return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -x.shape[1] :]
@@ -327,20 +327,19 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """
         if isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
-            init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, SinusoidalPositions):
             module.reset_parameters()
+        if getattr(module, "bias", None) is not None:
+            init.zeros_(module.bias)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
         """As in transformers. With separate vocabularies, resizes that of the source."""
         is_shared = self.config.share_encoder_decoder_embeddings
-        if not is_shared and self.base_model is not self:  # an output projection would be resized too
+        if not is_shared and self.base_model is not self:  # else the output projection would be resized too
             return self.base_model.resize_token_embeddings(new_num_tokens, *args, **kwargs)
         embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
         if is_shared:
@@ -362,7 +361,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         position_dim = config.d_model // num_heads if self.is_rotary else config.d_model
         self.embed_positions = positions(config.max_position_embeddings, position_dim)
         self.dropout = Dropout(config.dropout)
-        # The last pre-norm layer returns a sum without a norm; the last post-norm layer returns a normalized one.
+        # A post-norm layer ends in a norm; the sum that the last pre-norm layer returns still needs one.
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.gradient_checkpointing = False
 
@@ -379,13 +378,11 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         """
         positions = self.embed_positions(position_ids, length).to(inputs_embeds.dtype)  # (B,T,d), (B,T,k) if rotary
         x = inputs_embeds * self.embed_scale
-        if self.is_rotary:
-            return self.dropout(x), positions
-        return self.dropout(x + positions), None
+        return (self.dropout(x), positions) if self.is_rotary else (self.dropout(x + positions), None)
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """How to split a layer over devices: what leads into heads or inner features by columns, what leads out by rows."""
+    """How to split a layer over devices: projections into heads or inner features by columns, those back by rows."""
     columns = [f"{attention}.{name}_proj" for attention in attentions for name in "qkv"] + ["fc1"]
     rows = [f"{attention}.out_proj" for attention in attentions] + ["fc2"]
     return {f"layers.*.{name}": "colwise" for name in columns} | {f"layers.*.{name}": "rowwise" for name in rows}
@@ -393,23 +390,23 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
 
 @dataclass
 class VanillaTransformerEncoderOutput(BaseModelOutput):
-    """The encoder's output and, if the caller's mask did not say so, which source tokens are not padding.
+    """The encoder's output, and the padding mask (B,S) that the encoder inferred; None if the caller gave one.
 
-    `generate` copies the tensors of this output once per beam and passes them to each step of the decoder, so that
-    cross-attention hides padding there too. `attention_mask` (B,S) is 1 for tokens, 0 for padding, or None.
+    `generate` repeats the tensors of this output for each beam and passes them to every step of the decoder, so that
+    cross-attention hides the same padding as the encoder did.
     """
 
     attention_mask: Tensor | None = None
 
     def to_tuple(self) -> tuple:
-        """As BART's encoder returns it: without the mask."""
+        """Without the mask, as BART's encoder returns it."""
         return tuple(value for name, value in self.items() if name != "attention_mask")
 
 
 def padding_mask(input_ids: Tensor, config: VanillaTransformerConfig) -> Tensor | None:
     """1 for tokens, 0 for padding (B,S), by `pad_token_id`; None if the config has none.
 
-    If sentences end in that same token, the one right after a word counts as the end and not as padding.
+    If the end token is the padding token too, the first one after a word counts as the end, the others as padding.
     """
     if config.pad_token_id is None:
         return None
@@ -447,7 +444,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         """
         x = self.embed(input_ids, inputs_embeds)
         found = None
-        # A mask with a row for each source position does not say what the target may attend to.
+        # A mask (B,1,S,S) is for self-attention: cross-attention still needs to know the padding.
         if input_ids is not None and (attention_mask is None or attention_mask.shape[1:-1] == (1, x.shape[1])):
             found = padding_mask(input_ids, self.config)
             attention_mask = found if attention_mask is None else attention_mask
@@ -498,7 +495,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         self_cache = None if past_key_values is None else past_key_values.self_attention_cache
         past_length = 0 if self_cache is None else self_cache.get_seq_length()
         length = past_length + x.shape[1]
-        if isinstance(length, Tensor):  # of a static cache; torch.compile cannot read it, but knows the capacity
+        if isinstance(length, Tensor):  # static caches count on the device; compiled code can only know the capacity
             length = self_cache.get_max_length() if torch.compiler.is_compiling() else int(length)
 
         is_static = self_cache is not None and self_cache.is_compileable
@@ -533,7 +530,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Ties source and target embeddings even if `tie_word_embeddings`, which is about the output, is False."""
+        """Ties source and target embeddings even without `tie_word_embeddings`, which only ties the output."""
         if self.config.share_encoder_decoder_embeddings:
             return dict(self._tied_weights_keys)
         return super().get_expanded_tied_weights_keys(all_submodels=all_submodels)
@@ -628,11 +625,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ) -> Seq2SeqLMOutput:
         """Source ids (B,S) and target ids (B,T) -> `logits` (B,T,V), and `loss` if `labels` are given.
 
-        `labels` (B,T) are the target tokens, -100 for none; unless it is given inputs, the decoder reads them shifted
-        right by one. `num_items_in_batch` and `label_smoothing` are those of [`label_smoothed_cross_entropy`]. The loss
+        `labels` (B,T) are the target tokens, -100 for none. Without target ids, the decoder reads the labels shifted
+        right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch` and `label_smoothing`. The loss
         needs no logits: with `output_logits=False`, the default in training with labels, they are None.
         """
-        # Not a parameter: Trainer takes every parameter with "label" in its name for labels in the dataset.
+        # Not a named parameter: Trainer would look for it in the dataset, as for every name with "label" in it.
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -653,8 +650,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if labels is None or (not self.training if output_logits is None else output_logits):
             logits = self.lm_head(hidden)  # (B,T,V)
         if labels is not None:
-            items = num_items_in_batch
-            loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, label_smoothing, items, logits)
+            loss = label_smoothed_cross_entropy(
+                hidden, self.lm_head, labels, label_smoothing, num_items_in_batch, logits
+            )
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
@@ -668,9 +666,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return shifted.masked_fill(shifted == -100, self.config.decoder_start_token_id)
 
 
-if (
-    TYPE_CHECKING
-):  # `save_pretrained` copies every file named in an import here, so this line makes the pipeline travel
+# Never imported here: `save_pretrained` copies every file that an import names, and so the pipeline too.
+if TYPE_CHECKING:
     from .translation_vanilla_transformer import VanillaTranslationPipeline  # noqa: F401
 
 VanillaTransformerModel.register_for_auto_class("AutoModel")

@@ -269,7 +269,7 @@ def check_generation(generation: dict):
 
 
 def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
-    """Loads exactly the weights of a model, from safetensors; raises ValueError if any are missing, left or misshapen.
+    """Loads a model from safetensors. Raises ValueError if weights are missing, unexpected or of another shape.
 
     Transformers would initialize missing weights at random and drop others, with a warning only.
     """
@@ -299,7 +299,7 @@ def cpu_has_bfloat16() -> bool:
 def batches_by_length(lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
     """Indices in batches of at most `max_tokens`, padding included.
 
-    The longest come first, so that a batch that does not fit the memory shows at once.
+    The longest come first, so that running out of memory shows at once.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     start = 0
@@ -310,7 +310,7 @@ def batches_by_length(lengths: list[int], max_tokens: int) -> Iterator[list[int]
 
 
 def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
-    """Pieces of `text`, each as many of its sentences, clauses or words in a row as `fits`; a word stays whole."""
+    """Splits `text` into the longest pieces that `fits`, between sentences, else clauses, else words."""
     if fits(text) or level == len(CUTS):
         return [text]
     pieces, piece = [], ""
@@ -341,7 +341,7 @@ class VanillaTranslationPipeline(Pipeline):
     def __call__(self, texts: str | Iterable[str], **kwargs) -> list[dict[str, str]]:
         if isinstance(texts, Mapping):
             raise TypeError("Give a text or a list of them, and not a mapping.")
-        # As one input, however many texts: they are put in batches by length.
+        # One input for all texts: the Translator puts them in batches by length.
         return super().__call__({"texts": [texts] if isinstance(texts, str) else list(texts)}, **kwargs)
 
     def preprocess(self, inputs):

@@ -1,4 +1,4 @@
-"""The shapes in comments and tables of the model files are those of the tensors. Run: pytest tests/docs/test_shape_comments.py"""
+"""The shapes in comments and tables of the model files are those of the tensors."""
 
 import re
 import sys
@@ -129,7 +129,7 @@ def test_every_shape_is_right_and_was_compared():
 
 
 @pytest.mark.parametrize("wrong", ["B,T,h,k", "B,h,T", "B,h,T,d", "B,B,T,k"])
-def test_a_wrong_shape_is_found(monkeypatch, wrong):
+def test_wrong_shape_is_found(monkeypatch, wrong):
     place = next(place for place, line in LINES.items() if "queries = self.split_heads" in line)
     monkeypatch.setitem(COMMENTS, place, [wrong])
     with pytest.raises(AssertionError, match=re.escape(f"{place}: ({wrong})")):

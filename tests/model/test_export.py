@@ -1,4 +1,4 @@
-"""Exported to ONNX and torch.export, the model translates as `generate` does. Run: pytest tests/model/test_export.py"""
+"""Exported to ONNX and torch.export, the model translates as `generate` does."""
 
 import logging
 
@@ -31,22 +31,17 @@ kinds = ["sinusoidal", *(pytest.param(kind, marks=pytest.mark.slow) for kind in 
 def model(request):
     """Pre-norm with an untied output projection: it seldom repeats itself and ends its sentences."""
     model = lively_model(SEEDS[request.param], position_embedding_type=request.param, encoder_layers=1)
-    model.generation_config = GenerationConfig(
-        pad_token_id=PAD, decoder_start_token_id=START, eos_token_id=END, max_new_tokens=STEPS
-    )
+    ids = {"pad_token_id": PAD, "decoder_start_token_id": START, "eos_token_id": END}
+    model.generation_config = GenerationConfig(**ids, max_new_tokens=STEPS)
     return model
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet():
     """torch.onnx prints what it does, and the exporters warn of each size of the example that stays fixed."""
-    names = ["torch.onnx", "torch._export", "torch.export"]
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)
     yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+    logging.disable(logging.NOTSET)
 
 
 def test_the_translations_compared_below_differ(model):
@@ -97,7 +92,7 @@ class OnnxTranslator:
             target, ended = np.concatenate([target, best[:, None]], axis=1), ended | (best == self.end)
             if ended.all():
                 break
-            # The cache: what one step puts out, the next one takes in.
+            # The cache that one step returns is an input of the next.
             for name, value in outputs.items():
                 feed["input." + name.removeprefix("output.")] = value
             session = self.decode
@@ -137,7 +132,7 @@ def test_onnx_translates_as_generate(model, translator, source):
 
 
 @torch.no_grad()
-def test_onnx_goes_as_far_as_the_positions_reach(model, onnx_folder):
+def test_onnx_ends_where_the_positions_end(model, onnx_folder):
     """There are 40 positions, and no token ends the sentence."""
     translator = OnnxTranslator(onnx_folder, PAD, START, end=-1)
     mask = (SOURCE != PAD).long()

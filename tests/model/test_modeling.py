@@ -358,7 +358,7 @@ def test_padding_that_is_the_end_token(make_model, position_embedding_type):
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
 def test_generate_without_a_mask_hides_padding(make_model, options):
-    """The mask travels with the encoder's outputs, also if those are computed beforehand; a mask that is given wins."""
+    """The mask is part of the encoder's outputs, which may be computed before; a given mask wins."""
     model = make_model(tie_word_embeddings=False).double()
     options = {"min_new_tokens": 8, "max_new_tokens": 8, **options}
     expected = model.generate(SOURCE, attention_mask=MASK, **options)
@@ -373,9 +373,8 @@ def test_generate_without_a_mask_hides_padding(make_model, options):
 
 def test_without_a_padding_token_nothing_is_masked(make_model):
     model = make_model(pad_token_id=None)
-    assert torch.equal(
-        model(SOURCE, decoder_input_ids=TARGET).logits, model(SOURCE, torch.ones_like(SOURCE), TARGET).logits
-    )
+    expected = model(SOURCE, torch.ones_like(SOURCE), TARGET).logits
+    assert torch.equal(model(SOURCE, decoder_input_ids=TARGET).logits, expected)
 
 
 @positions

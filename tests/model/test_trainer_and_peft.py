@@ -74,7 +74,7 @@ def make(make_model, tokenizer):
 
 @pytest.fixture
 def make_trainer(tokenizer, data, tmp_path):
-    """make_trainer(model, compute_loss_func=None, **training_arguments) -> a Seq2SeqTrainer on the data, on the CPU."""
+    """make_trainer(model, compute_loss_func=None, **training_arguments) -> a Seq2SeqTrainer on the CPU."""
 
     def make(model, compute_loss_func=None, **options) -> Seq2SeqTrainer:
         folder = {"output_dir": str(tmp_path / "run"), "save_strategy": "no"}
