@@ -108,7 +108,7 @@ class Translator:
         Args:
             backend: `ctranslate2` is faster, and needs `pip install vanilla-transformer[ctranslate2]`. It converts the
                 model once, into the folder `ctranslate2` beside it, or a cache folder for a Hub id.
-            quantization: Of the weights with `ctranslate2`: `int8`, `int8_float16`, `int16`, `float16`, `bfloat16`, ...
+            quantization: Of the weights with `ctranslate2`: `int8`, `int8_float16`, `int16`, `float16`, ...
             device: Where to translate. None: the GPU, if there is one.
             dtype: Of the weights with `torch`. "auto": as they were saved.
             kwargs: `max_tokens`, `max_source_length` and `too_long`; all others, such as `revision` and
