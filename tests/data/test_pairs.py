@@ -1,15 +1,12 @@
 """Pairs from every kind of source, and their token ids."""
 
 import csv
-import json
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from datasets import Dataset, IterableDataset
 from helpers import data_options, text_dataset
@@ -46,23 +43,15 @@ def rows(source="en", target="de", pairs=PAIRS) -> list[dict]:
 def write(path: Path, rows: list[dict]) -> Path:
     """Writes rows in the format of the suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
-        return path
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        if path.suffix == ".json":
-            json.dump(rows, file)
-        elif path.suffix == ".jsonl":
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        elif path.suffix == ".txt":
-            file.writelines("\t".join(row.values()) + "\n" for row in rows)
-        else:
-            quoting = (
-                {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None} if path.suffix == ".tsv" else {}
-            )
-            writer = csv.DictWriter(file, rows[0], **quoting)
-            writer.writeheader()
-            writer.writerows(rows)
+    table = Dataset.from_list(rows)
+    if path.suffix == ".txt":
+        path.write_text("".join("\t".join(row.values()) + "\n" for row in rows), encoding="utf-8", newline="")
+    elif path.suffix == ".parquet":
+        table.to_parquet(path)
+    elif path.suffix in (".csv", ".tsv"):
+        table.to_csv(path, **({"sep": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}))
+    else:
+        table.to_json(path, lines=path.suffix == ".jsonl")
     return path
 
 
@@ -105,23 +94,16 @@ def test_directory_with_configurations(hub_like, capsys):
     pairs = load(**options, validation_split="dev")
     assert {split: texts(part) for split, part in pairs.items()} == PARTS
     assert "Warning" not in capsys.readouterr().out
-    assert (
-        texts(load_split(SimpleNamespace(**options | {"dataset_name": str(hub_like), "split": "dev"})))
-        == PARTS["validation"]
-    )
+    split = load_split(SimpleNamespace(**options | {"dataset_name": str(hub_like), "split": "dev"}))
+    assert texts(split) == PARTS["validation"]
 
 
 def test_load_split_keeps_other_columns(tmp_path):
     write(tmp_path / "set" / "test.jsonl", [{"id": i, "en": s, "de": t} for i, (s, t) in enumerate(PAIRS)])
     options = data_options(dataset_name=tmp_path / "set", source_lang="de", target_lang="en")
     options.split = "test"
-    assert load_split(options)[3] == {
-        "source": "ein Hund für 3",
-        "target": "a dog 3",
-        "id": 3,
-        "en": "a dog 3",
-        "de": "ein Hund für 3",
-    }
+    source, target = "ein Hund für 3", "a dog 3"
+    assert load_split(options)[3] == {"source": source, "target": target, "id": 3, "en": target, "de": source}
     options.split = "dev"
     with pytest.raises(UserError, match="no split 'dev'; its splits: test"):
         load_split(options)
@@ -204,12 +186,9 @@ def test_finding_the_columns(case, streaming, tmp_path):
 
 def test_translation_feature_of_datasets(tmp_path):
     feature = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
-    table = Dataset.from_list(columns(["translation"]), features=feature)
-    (tmp_path / "set").mkdir()
-    for split in ("train", "validation"):
-        table.to_parquet(tmp_path / "set" / f"{split}.parquet")
-    pairs = load(dataset_name=tmp_path / "set", source_lang="en", target_lang="de")
-    assert texts(pairs["train"])[3] == ("en 3", "de 3")
+    path = tmp_path / "train.parquet"
+    Dataset.from_list(columns(["translation"]), features=feature).to_parquet(path)
+    assert load_file(path, source_lang="en", target_lang="de")[3] == ("en 3", "de 3")
 
 
 def test_text_column_called_translation(tmp_path):
@@ -347,8 +326,7 @@ def test_broken_file(name, tmp_path):
 def test_broken_file_in_a_directory(tmp_path):
     write(tmp_path / "set" / "train.jsonl", rows())
     (tmp_path / "set" / "validation.jsonl").write_text('{"en": "a", \n')
-    message = error(dataset_name=tmp_path / "set")
-    assert "JSON" in message or "validation.jsonl" in message
+    assert str(tmp_path / "set") in error(dataset_name=tmp_path / "set")
 
 
 def test_files_of_several_formats(tmp_path):
@@ -437,13 +415,6 @@ def test_columns_are_as_small_as_they_can_be(tokenizer):
     large = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("large_string")))
     for pairs in (text_dataset(DIRTY), text_dataset(DIRTY[:1]).cast(large)):
         tokenized, _ = tokenize_pairs(pairs, tokenizer, 20, 20)
-        assert {name: str(value.dtype) for name, value in tokenized.features.items() if "length" in name} == {
-            "source_length": "int32",
-            "target_length": "int32",
-        }
-        assert (
-            tokenized.features["labels"] == tokenized.features["input_ids"] == datasets.List(datasets.Value("int32"))
-        )
         assert tokenized.features == PAIR_FEATURES
 
 
@@ -493,11 +464,7 @@ CHANGES = {
     "two pairs swapped": lambda ids: [*ids[:11_000], ids[11_001], ids[11_000], *ids[11_002:]],
     "one missing": lambda ids: [*ids[:12_000], *ids[12_001:]],
     "one more": lambda ids: [*ids, ids[0]],
-    "a token moved to the next sentence": lambda ids: [
-        (ids[0][0][:-1], ids[0][1]),
-        ([2, *ids[1][0]], ids[1][1]),
-        *ids[2:],
-    ],
+    "a token moved to the next sentence": lambda ids: [([3, 5], ids[0][1]), ([2, *ids[1][0]], ids[1][1]), *ids[2:]],
     "sides swapped": lambda ids: [(t, s) for s, t in ids],
     "targets swapped": lambda ids: [(ids[0][0], ids[1][1]), (ids[1][0], ids[0][1]), *ids[2:]],
 }
