@@ -1,22 +1,25 @@
-"""A Hub on 127.0.0.1 for the real client: `with LoopbackHub() as hub`, and HF_ENDPOINT=hub.url in a child process.
+"""A Hub on 127.0.0.1 for the real client: `with LoopbackHub() as hub`, then `run_python(..., hub.url)`.
 
-Models and datasets, branches, commits with regular and LFS files, pull requests, listings, downloads. What was asked is
-in `requests`, what was pushed in `repos`. The client must set HF_HUB_DISABLE_XET=1.
+Models and datasets, branches, commits with regular and LFS files, pull requests, listings, downloads. `requests` lists
+the requests, `repos` holds what was pushed. The client must set HF_HUB_DISABLE_XET=1.
 """
 
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from threading import Thread
 from urllib.parse import parse_qs, unquote
 
 TOKENS = {"hf_write": "write", "hf_read": "read", "hf_fine": "fineGrained"}  # of the user "me", in the team "team"
 OWNERS = ("me", "team")
-HANG_UP = 0  # instead of a status: read half of the request and close the connection
 
 
 def sha1(content: bytes) -> str:
@@ -100,12 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {self.path}"
         if request != "GET /api/agent-harnesses":  # which the client fetches once a day
             self.hub.requests.append(request)
-        size, status = int(self.headers.get("Content-Length", 0)), self.hub.refusal(request)
-        if status == HANG_UP:
-            self.rfile.read(size // 2)
-            self.close_connection = True
-            return
-        self.body = self.rfile.read(size)
+        self.body, status = self.rfile.read(int(self.headers.get("Content-Length", 0))), self.hub.refusal(request)
         if status != 200:
             return self.answer(status, {"error": "refused"}, Retry_After="0")
         if path.startswith("/lfs/"):  # on the real Hub a signed URL, which needs no token
@@ -249,6 +247,18 @@ def entries(commit: Commit) -> dict[str, dict]:
         found[path] = {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
     last = {"lastCommit": {"id": commit.oid, "title": commit.message, "date": "2026-11-20T12:00:00.000Z"}}
     return {path: found[path] | last for path in sorted(found)}
+
+
+def run_python(arguments, folder: Path, endpoint: str, token: str | None = None) -> subprocess.CompletedProcess:
+    """Runs Python in a new process with no token, cache or login but what it is given here."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
+    env |= {"HF_ENDPOINT": endpoint, "HF_HOME": tempfile.mkdtemp(dir=folder), "HF_HUB_DISABLE_XET": "1"}
+    env |= {"HF_TOKEN": token} if token else {}
+    # As many threads as here: the order of sums, and so the bits of logits, depends on it.
+    env |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, *map(str, arguments)]
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "encoding": "utf-8"}
+    return subprocess.run(command, env=env, cwd=folder, timeout=400, **pipes)
 
 
 REPO = "((?:models|datasets)/[^/]+/[^/]+)"

@@ -2,17 +2,14 @@
 
 import importlib.util
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from hub_server import LoopbackHub
+from hub_server import LoopbackHub, run_python
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -224,18 +221,9 @@ def at_hub(hub, monkeypatch, tmp_path):
     return hub
 
 
-def run(arguments, tmp_path, **env) -> subprocess.CompletedProcess:
-    """Python in a new process, with no token, cache or login but what `env` gives."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
-    # As many threads as here: the order of sums, and so the bits of logits, depends on it.
-    env = {"OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_DISABLE_XET": "1", **env}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=inherited | env, cwd=tmp_path, capture_output=True, text=True)
-
-
 @pytest.mark.slow
 def test_pushed_model_loads_as_it_was(trained, hub, tmp_path):
-    pushed = run([SCRIPT, "toy", "--private"], tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="hf_write")
+    pushed = run_python([SCRIPT, "toy", "--private"], tmp_path, hub.url, "hf_write")
     assert pushed.returncode == 0, pushed.stderr
     commits = hub.repos["me/toy"].refs["main"]
     assert [commit.message for commit in commits] == ["initial commit", "Upload a trained Transformer"]
@@ -250,7 +238,7 @@ def test_pushed_model_loads_as_it_was(trained, hub, tmp_path):
     for name, card in zip(("disk", "hub"), cards, strict=True):
         code += re.search(r"(?ms)^```python\n(.*?)^```$", card).group(1)
         code += f"torch.save(model(**inputs, decoder_input_ids=inputs.input_ids).logits, '{name}.pt')\n"
-    shown = run(["-c", code], tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="hf_read")
+    shown = run_python(["-c", code], tmp_path, hub.url, "hf_read")
     assert shown.returncode == 0, shown.stderr
     assert f"GET /me/toy/resolve/{commits[1].oid}/model.safetensors" in hub.requests
 
@@ -390,7 +378,7 @@ def test_no_network(monkeypatch):
 
 
 def test_script_says_what_is_wrong_in_one_line(tmp_path):
-    said = run([SCRIPT, "toy"], tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    said = run_python([SCRIPT, "toy"], tmp_path, "http://127.0.0.1:9")
     assert (said.returncode, said.stdout) == (2, "")
     lines = said.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("push_to_hub.py: error: ") and "HF_TOKEN" in lines[0]
