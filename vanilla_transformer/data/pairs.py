@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import itertools
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -48,8 +49,8 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     raw = load_files(args) if args.train_file else load_dataset(args)
     names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
     for split, name in names.items():
-        if name not in raw and (split == "train" or getattr(args, f"{split}_split")):
-            raise UserError(f"{where(args)} has no split '{name}'; its splits: {', '.join(raw)}.")
+        if split == "train" or getattr(args, f"{split}_split"):
+            check_split(raw, name, args)
     pairs = {split: raw[name] for split, name in names.items() if name in raw}
     warn_of_training_pairs(pairs, names, args)
     if "validation" not in pairs:
@@ -77,12 +78,11 @@ def load_split(args) -> Dataset:
     names = ["dataset_config_name", "source_lang", "target_lang", "source_column", "target_column", "train_file"]
     args = SimpleNamespace(**dict.fromkeys(names) | {"streaming": False} | vars(args))
     splits = load_dataset(args)
-    if args.split not in splits:
-        raise UserError(f"{where(args)} has no split '{args.split}'; its splits: {', '.join(splits)}.")
+    check_split(splits, args.split, args)
     rows = splits[args.split]
     pairs = select_pair(rows, *find_columns(rows, args), args.split)
-    others = [name for name in rows.column_names if name not in pairs.column_names]
-    return datasets.concatenate_datasets([pairs, rows.select_columns(others)], axis=1) if others else pairs
+    others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
+    return datasets.concatenate_datasets([pairs, others], axis=1) if others.column_names else pairs
 
 
 @contextlib.contextmanager
@@ -91,14 +91,19 @@ def reading(what: str, remedy: str = ""):
     try:
         yield
     except (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError) as error:
-        reason = " ".join(f"{error} {error.__cause__ or ''}".split())  # datasets wraps the cause
-        reason = reason if len(reason) <= 600 else f"{reason[:600]} ..."
+        # datasets wraps the cause
+        reason = textwrap.shorten(f"{error} {error.__cause__ or ''}", 600, placeholder=" ...")
         raise UserError(f"{what} could not be read: {reason}{remedy}") from error
 
 
 def where(args) -> str:
     """The name of the data in messages."""
     return args.dataset_name or args.train_file
+
+
+def check_split(splits: dict, name: str, args):
+    if name not in splits:
+        raise UserError(f"{where(args)} has no split '{name}'; its splits: {', '.join(splits)}.")
 
 
 def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
@@ -110,10 +115,8 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
         # datasets caches a directory with a card by its name alone, and would return what its files once held.
         state = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         cache = Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash((str(directory.resolve()), state))
-    remedy = (
-        " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
-        "configurations, or name your files with --train_file."
-    )
+    remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
+    remedy += "configurations, or name your files with --train_file."
     with reading(f"The dataset {args.dataset_name}", remedy):
         return datasets.load_dataset(
             args.dataset_name,
@@ -128,11 +131,10 @@ def load_files(args) -> dict[str, Dataset | IterableDataset]:
     """Loads `args.train_file` and its companions, all of one format; a .txt file has source<TAB>target lines."""
     files = {split: getattr(args, f"{split}_file") for split in SPLITS if getattr(args, f"{split}_file")}
     for split, name in files.items():
-        if not Path(name).is_file() or Path(name).stat().st_size == 0:
-            problem = (
-                "is empty" if Path(name).is_file() else "is not a file" if Path(name).exists() else "does not exist"
-            )
-            raise UserError(f"--{split}_file {name} {problem}.")
+        if not Path(name).is_file():
+            raise UserError(f"--{split}_file {name} {'is not a file' if Path(name).exists() else 'does not exist'}.")
+        if Path(name).stat().st_size == 0:
+            raise UserError(f"--{split}_file {name} is empty.")
     suffixes = {Path(name).suffix for name in files.values()}
     if len(suffixes) > 1 or not suffixes <= FORMATS.keys():
         raise UserError(
@@ -173,7 +175,7 @@ def warn_of_training_pairs(pairs: dict, names: dict[str, str], args):
     for split in ("validation", "test"):
         if split in pairs and Path(names[split]).resolve() == Path(names["train"]).resolve():
             PartialState().print(
-                f"Warning: the {split} pairs are the training pairs ({names[split]}), so their scores say nothing about "
+                f"Warning: the {split} pairs are the training pairs ({names[split]}); their scores say nothing about "
                 "unseen text."
             )
 
@@ -207,7 +209,7 @@ def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[
         first = next(iter(dataset), None)
         if first is None:
             raise UserError(f"{where(args)} has no pairs.")
-        features = {name: datasets.Value("string") for name in first}
+        features = dict.fromkeys(first, datasets.Value("string"))
     text = [name for name, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     nested = features.get("translation")
     nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
@@ -257,8 +259,7 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
     if missing:
         raise UserError(f"The {split} split has no column {' and '.join(sorted(missing))}.")
     names = {old: new for old, new in ((source, "source"), (target, "target")) if old != new}
-    dataset = dataset.select_columns([source, target])
-    return dataset.rename_columns(names) if names else dataset
+    return dataset.select_columns([source, target]).rename_columns(names)
 
 
 # ----------------------------------------------------------------------------------------------------------- token ids
@@ -271,7 +272,7 @@ def iter_texts(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int |
     def texts() -> Iterator[str]:
         with reading("The training pairs"):
             for batch in (dataset.take(TOKENIZER_SAMPLE) if is_stream else dataset).iter(1000):
-                yield from (text for side in ("source", "target") for text in batch[side] if is_filled(text))
+                yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))
 
     return texts(), None if is_stream else 2 * len(dataset)
 
@@ -303,8 +304,8 @@ def tokenize_pairs(
             columns |= tokenizer(
                 columns["source"], text_target=columns["target"], return_attention_mask=False, verbose=False
             )
-        columns["source_length"] = [len(ids) for ids in columns["input_ids"]]
-        columns["target_length"] = [len(ids) for ids in columns["labels"]]
+        columns["source_length"] = list(map(len, columns["input_ids"]))
+        columns["target_length"] = list(map(len, columns["labels"]))
         lengths = zip(columns["source_length"], columns["target_length"], strict=True)
         kept = [source <= max_source_length and target <= max_target_length for source, target in lengths]
         return {name: list(itertools.compress(columns[name], kept)) for name in PAIR_FEATURES}

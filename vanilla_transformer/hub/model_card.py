@@ -3,7 +3,6 @@
 import html
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -128,7 +127,7 @@ def one_line(value) -> str:
 
 
 def text(value) -> str:
-    """A value as plain text in Markdown: no markup, no HTML, one line."""
+    """A value as one line of plain text in Markdown, without markup or HTML."""
     line = html.escape(one_line(value), quote=False)
     return re.sub(r"[\\`*\[\]|#~!]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", line)  # not the _ inside a_word
 
@@ -151,7 +150,7 @@ def duration(seconds: float) -> str:
 
 def read_file(path: Path) -> dict:
     """The dictionary in a JSON or YAML file; raises UserError if there is none."""
-    parse: Callable[[str], dict] = json.loads if path.suffix == ".json" else yaml.safe_load
+    parse = json.loads if path.suffix == ".json" else yaml.safe_load
     try:
         content = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
