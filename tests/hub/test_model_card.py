@@ -126,18 +126,10 @@ def test_escaped_text_reads_as_before():
     assert text("multi30k_en_de") == "multi30k_en_de"
 
 
-@pytest.mark.parametrize(
-    "name, code",
-    [
-        ("en", "en"),
-        ("deu", "deu"),
-        ("pt-BR", "pt"),
-        ("eng_Latn", "eng"),
-        ("src", None),
-        ("english", None),
-        (None, None),
-    ],
-)
+CODES = {"en": "en", "deu": "deu", "pt-BR": "pt", "eng_Latn": "eng", "src": None, "english": None, None: None}
+
+
+@pytest.mark.parametrize("name, code", CODES.items())
 def test_language_code(name, code):
     assert language_code(name) == code
 
@@ -146,9 +138,10 @@ def test_duration():
     assert [duration(s) for s in (5.25, 60, 200.4, 3725)] == ["5.2 s", "1 min 0 s", "3 min 20 s", "1 h 2 min"]
 
 
-@pytest.mark.parametrize(
-    "name, content", [("all_results.json", None), ("all_results.json", "{"), ("recipe.yaml", "- a")]
-)
+DAMAGE = [("all_results.json", None), ("all_results.json", "{"), ("recipe.yaml", "- a")]
+
+
+@pytest.mark.parametrize("name, content", DAMAGE)
 def test_damaged_files_are_named(trained, name, content):
     (trained / name).unlink() if content is None else (trained / name).write_text(content)
     with pytest.raises(UserError, match=name):
