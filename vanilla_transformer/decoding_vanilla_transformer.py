@@ -4,13 +4,6 @@
     model.generate(input_ids, custom_generate=greedy_search)
     model.generate(input_ids, custom_generate=beam_search, num_beams=5)
 
-    what                                          shapes
-    greedy_search                                 (B,T) -> (B,T')
-    beam_search                                   (B n,T) -> (B `num_return_sequences`,T')
-    best_continuations                            (A n,V) (A,n) -> the c best of the n beams of a sentence, (A,c)
-    Hypotheses                                    the n best finished hypotheses of each sentence, (A,n)
-    DecodingState                                 cache and source of the A unfinished of B sentences
-
 Letters: B sentences, A of them unfinished, n beams, T target length, L cached keys of a sentence, V vocabulary size, d
 model width, h heads, k width of a head. The outputs equal those of transformers' own loops, which run without
 `custom_generate`. This file travels with every saved model.
@@ -58,7 +51,7 @@ def greedy_search(
 ) -> torch.Tensor:
     """Takes the most likely token of each sentence at each step, (B,T) -> (B,T'); for `generate(custom_generate=...)`.
 
-    `model` is a [`VanillaTransformerForConditionalGeneration`] in one process. Raises ValueError for options that
+    `model` is a [`VanillaTransformerForConditionalGeneration`] in one process. Raises [`Unsupported`] for options that
     need transformers' own loop: sampling, returned scores, processors or criteria that look across rows, ...
     """
     check_supported(model, GenerationMode.GREEDY_SEARCH, logits_processor, stopping_criteria, generation_config)
@@ -95,7 +88,7 @@ def beam_search(
 
     A hypothesis scores the sum of its log-probabilities divided by its length to the power `length_penalty`. A
     sentence is finished when no running beam can beat its n finished hypotheses, by transformers' estimate
-    (`early_stopping`) applied to each sentence alone. Raises ValueError as [`greedy_search`] does.
+    (`early_stopping`) applied to each sentence alone. Raises as [`greedy_search`] does.
     """
     check_supported(model, GenerationMode.BEAM_SEARCH, logits_processor, stopping_criteria, generation_config)
     n, max_length = generation_config.num_beams, generation_config.max_length
@@ -113,7 +106,9 @@ def beam_search(
     while True:
         logits = model.lm_head(hidden).float().expand(-1, n, -1).flatten(0, 1)  # (A,1 or n,d) -> (A n,V)
         log_probs = logits_processor(running.flatten(0, 1), logits.log_softmax(dim=-1))
-        best, parents, tokens = best_continuations(log_probs, scores, candidates)
+        totals = (log_probs.unflatten(0, scores.shape) + scores[..., None]).flatten(1)  # (A,n V)
+        best, index = totals.topk(candidates)
+        parents, tokens = index // log_probs.shape[-1], index % log_probs.shape[-1]  # (A,c)
         extended = torch.cat([gather_beams(running, parents), tokens[..., None]], dim=-1)  # (A,c,T+1)
         ends = stopping_criteria(extended.flatten(0, 1), None).unflatten(0, (-1, candidates))  # (A,c)
         length += 1
@@ -134,6 +129,14 @@ def beam_search(
         hidden = state.step(running[..., -1])
 
 
+class Unsupported(ValueError):
+    """Only transformers' own loops support these options."""
+
+    def __init__(self, options: list[str]):
+        names = ", ".join(options)
+        super().__init__(f"This search does not support {names}; call `model.generate` without `custom_generate`.")
+
+
 def check_supported(
     model: PreTrainedModel,
     mode: GenerationMode,
@@ -141,13 +144,11 @@ def check_supported(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
 ):
-    """Raises ValueError that names the options that only transformers' own loops support."""
+    """Raises [`Unsupported`], which names the options that only transformers' own loops support."""
     found = generation_config.get_generation_mode()
     attention = model.config._attn_implementation
-    unknown = [type(one).__name__ for one in logits_processor if type(one) not in ROWWISE_PROCESSORS]
-    unknown += [
-        type(one).__name__ for one in stopping_criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)
-    ]
+    rowwise = (*ROWWISE_PROCESSORS, MaxLengthCriteria, EosTokenCriteria)
+    unknown = [type(one).__name__ for one in [*logits_processor, *stopping_criteria] if type(one) not in rowwise]
     if found != mode:
         unknown.append(f"generation mode {found.value!r}")
     if generation_config.return_dict_in_generate:
@@ -158,15 +159,8 @@ def check_supported(
         unknown.append("a changed `prepare_inputs_for_generation`")
     if attention not in FAST_ATTENTION:
         unknown.append(f"`attn_implementation={attention!r}`")
-    refuse(unknown, mode.value)
-
-
-def refuse(unknown: list[str], search: str):
     if unknown:
-        raise ValueError(
-            f"This {search.replace('_', ' ')} does not support {', '.join(unknown)}; call `model.generate` without "
-            "`custom_generate`."
-        )
+        raise Unsupported(unknown)
 
 
 def end_tokens(generation_config: GenerationConfig) -> list[int]:
@@ -181,12 +175,12 @@ def fill_token(generation_config: GenerationConfig) -> int:
 
 
 class DecodingState:
-    """Cache and source of the unfinished sentences, for the decoder to compute their next hidden states.
+    """Cache and source of the unfinished sentences, from which the decoder computes their next hidden states.
 
-    A of the B sentences are left, each with n beams. The source of a sentence is stored once, and the self-attention
-    cache holds the L keys and values of all its beams in one row (A,h,L,k). Reordering beams therefore copies no keys:
-    it gathers `ancestors` (A,n,L), the mask of the positions each beam descends from. The decoder layers are called
-    directly, with the n beams in the place of n target positions, which spares a call of the whole model per token.
+    A of the B sentences are unfinished, each with n beams. The source of a sentence is stored once, and one row of the
+    self-attention cache (A,h,L,k) holds the L keys and values of all its beams. Reordering beams therefore copies no
+    keys: it gathers `ancestors` (A,n,L), an additive mask that leaves each beam its own past. The decoder layers are
+    called directly, with the n beams in the place of n target positions, without the overhead of the whole model.
     """
 
     def __init__(
@@ -206,7 +200,8 @@ class DecodingState:
             unknown.append("a `past_key_values` that is not empty")
         if attention_mask is not None and attention_mask.ndim != 2:
             unknown.append(f"an `attention_mask` of {attention_mask.ndim} dimensions")
-        refuse(unknown, "search")
+        if unknown:
+            raise Unsupported(unknown)
         self.decoder = model.get_decoder()
         self.num_beams = num_beams
         self.source = encoder_outputs[0][::num_beams]  # (A,S,d)
@@ -221,7 +216,7 @@ class DecodingState:
         self.pruned_length = 0  # L after the last pruning
 
     def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Reads the prompt, which the beams of a sentence share: (A,T) -> hidden states of its last token (A,1,d)."""
+        """Caches the prompt, which all beams share, and returns hidden states of its last token: (A,T) -> (A,1,d)."""
         outputs = self.decoder(
             input_ids,
             encoder_hidden_states=self.source,
@@ -264,9 +259,9 @@ class DecodingState:
             self.source_mask = None if self.source_mask is None else self.source_mask[sentences]
 
     def prune_cache(self, sentences: torch.Tensor):
-        """Drops keys and values of these `sentences` (A') of the A from which no beam descends any more.
+        """Keeps `sentences` (A') of the A in the cache, without keys and values that no running beam descends from.
 
-        Beams soon share most of their past. The order of keys does not matter, as positions are already in them.
+        Beams soon share most of their past. The order of keys does not matter, since they already contain positions.
         """
         is_ancestor = (self.ancestors == 0).any(dim=1)  # (A',L)
         self.pruned_length = int(is_ancestor.sum(dim=1).max())
@@ -300,7 +295,7 @@ class Hypotheses:
         return torch.nn.functional.pad(tokens, (0, missing), value=self.fill)
 
     def add(self, tokens: torch.Tensor, log_probs: torch.Tensor, ends: torch.Tensor):
-        """Ranks candidates (A,c,T), best first, among the finished ones: those of the first n that end here."""
+        """Adds those of the first n candidates (A,c,T), best first, that end here, and keeps the n best of all."""
         n, length = self.tokens.shape[1], tokens.shape[2]
         competes = ends.clone()
         competes[:, n:] = False
@@ -326,19 +321,6 @@ class Hypotheses:
         self.scores, self.is_filled = self.scores[sentences], self.is_filled[sentences]
 
 
-def best_continuations(
-    log_probs: torch.Tensor, scores: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `count` best next tokens over the n beams of each sentence, best first.
-
-    `log_probs` (A n,V) of the next tokens, `scores` (A,n) of the beams so far. Returns the new scores, the parent
-    beams and the tokens, (A,count) each.
-    """
-    totals = (log_probs.unflatten(0, scores.shape) + scores[..., None]).flatten(1)  # (A,n V)
-    best, index = totals.topk(count)
-    return best, index // log_probs.shape[-1], index % log_probs.shape[-1]
-
-
 def gather_beams(of_beams: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:
-    """(A,n,T), (A,m) -> (A,m,T)."""
+    """Takes `beams` (A,m) of each sentence: (A,n,T) -> (A,m,T)."""
     return of_beams.take_along_dim(beams[..., None], dim=1)

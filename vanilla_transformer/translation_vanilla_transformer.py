@@ -1,6 +1,7 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Texts in, translations out: [`Translator`], and the same as a pipeline. This file travels with every saved model."""
 
+import contextlib
 import importlib
 import json
 import math
@@ -16,23 +17,17 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 
-from .decoding_vanilla_transformer import FAST_ATTENTION, beam_search, greedy_search
+from .decoding_vanilla_transformer import Unsupported, beam_search, greedy_search
 
-# Options that our searches know; with any other one, transformers' own loop translates.
-# fmt: off
-FAST_OPTIONS = {
-    "num_beams", "length_penalty", "early_stopping", "num_return_sequences", "use_cache", "max_length",
-    "max_new_tokens", "min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids",
-    "suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "renormalize_logits", "pad_token_id",
-    "bos_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version",
-}
-# fmt: on
-# Where a text may be cut: after sentences, or where these are too long after clauses, or else between words.
+TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "too_long")  # the other options are those of `generate`
+AT_LEAST = {"max_tokens": 1, "max_source_length": 1}
+AT_LEAST |= {"num_beams": 1, "max_length": 1, "max_new_tokens": 1, "min_length": 0, "min_new_tokens": 0}
+# Where a long text may be split: after sentences, else after clauses, else between words.
 CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
 
 
 class TextTooLong(ValueError):
-    """Text `number` (from 0 on) has more tokens than can be translated as one."""
+    """Text `number`, counted from 0, has more tokens than can be translated in one piece."""
 
     def __init__(self, number: int, tokens: int, limit: int):
         super().__init__(f"Text {number + 1} has {tokens} tokens, and the longest that can be translated {limit}.")
@@ -40,28 +35,27 @@ class TextTooLong(ValueError):
 
 
 class Translator:
-    """A model and its tokenizer as a function from texts to texts.
+    """Translates texts with a model and its tokenizer.
 
         Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
 
-    Texts are translated in batches of similar length and come back in their order; an empty text stays empty.
-    Translations end where `generate` ends them, at the `max_length` of the model's generation config, or if there is
-    none at the longest source of the batch plus 50 tokens (section 6.1). Beam search stops with as many finished
-    hypotheses as beams (`early_stopping=True`, as in CTranslate2), unless the call or the generation config says
-    otherwise.
+    Texts are translated in batches of similar length and returned in their order; an empty text stays empty.
+    Translations end at the `max_length` of the model's generation config, as in `generate`, or if it is None 50 tokens
+    after the longest source of the batch (section 6.1). Beam search stops with as many finished hypotheses as beams
+    (`early_stopping=True`, as in CTranslate2), unless the call or the generation config sets `early_stopping`.
 
     Args:
         model: A vanilla_transformer model, in evaluation mode.
         tokenizer: Its tokenizer.
-        max_tokens: Source tokens in a batch, padding included.
-        max_source_length: Tokens of the longest text that is translated in one piece. None: the tokenizer's
-            `model_max_length`, which train.py sets to the longest training source, or `max_position_embeddings` of the
-            model, whichever is smaller.
-        too_long: `split` translates a longer text in pieces that fit: sentences, or where these are too long clauses
-            or words. `refuse` raises [`TextTooLong`].
+        max_tokens: Source tokens in a batch, including padding.
+        max_source_length: Tokens of the longest text that is translated in one piece. None: the smaller of the
+            tokenizer's `model_max_length`, which train.py sets to the longest training source, and the model's
+            `max_position_embeddings`.
+        too_long: `split` translates a longer text sentence by sentence, splitting long sentences after clauses or
+            words. `refuse` raises [`TextTooLong`].
 
     Raises:
-        ValueError: An argument is not one of these, the model is of another kind, or the tokenizer cannot pad.
+        ValueError: An argument is out of range, the model is of another type, or the tokenizer has no padding token.
     """
 
     def __init__(
@@ -75,19 +69,17 @@ class Translator:
         if too_long not in ("split", "refuse"):
             raise ValueError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
         if model.config.model_type != "vanilla_transformer":
-            raise ValueError(
-                f"The model is a {model.config.model_type} model; convert a marian one by "
-                "`vanilla-transformer convert`, others cannot be used."
-            )
+            kind = f"is a {model.config.model_type} model; convert a marian one by `vanilla-transformer convert`"
+            raise ValueError(f"The model {kind}, others are not supported.")
         if tokenizer.pad_token is None:
             raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
-        check_at_least_one(max_tokens=max_tokens, max_source_length=max_source_length)
+        check_options({"max_tokens": max_tokens, "max_source_length": max_source_length})
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.too_long = too_long
         positions = model.config.max_position_embeddings
-        # The hard limit of source and target, which only a table of learned positions has.
+        # A table of learned positions limits source and target; other positions are computed as needed.
         self.max_positions = positions if model.config.position_embedding_type == "learned" else sys.maxsize
         longest = max_source_length or min(tokenizer.model_max_length, positions)
         self.longest_source = min(longest, self.max_positions)
@@ -107,42 +99,38 @@ class Translator:
 
         Args:
             backend: `ctranslate2` is faster, and needs `pip install vanilla-transformer[ctranslate2]`. It converts the
-                model once, into the folder `ctranslate2` beside it, or a cache folder for a Hub id.
+                model once, into the subfolder `ctranslate2` of the directory, or a cache folder for a Hub id.
             quantization: Of the weights with `ctranslate2`: `int8`, `int8_float16`, `int16`, `float16`, ...
             device: Where to translate. None: the GPU, if there is one.
             dtype: Of the weights with `torch`. "auto": as they were saved.
-            kwargs: `max_tokens`, `max_source_length` and `too_long`; all others, such as `revision` and
-                `trust_remote_code`, go to `from_pretrained` of both. `attn_implementation` defaults to "eager" on a
-                CPU, where it is faster for short sentences.
+            kwargs: `max_tokens`, `max_source_length` and `too_long`. All others, such as `revision`, go to
+                `from_pretrained` of model and tokenizer. `attn_implementation` defaults to "eager" on a CPU, where it
+                is faster for short sentences.
 
         Raises:
-            ValueError: An argument is wrong, or the checkpoint lacks weights or has others than the model.
+            ValueError: An argument is wrong, or the saved weights do not match the config.
             OSError: There is no such model, or it has no safetensors.
             ImportError: CTranslate2 is not installed.
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        kwargs.setdefault("trust_remote_code", False)  # None would ask on standard input
+        kwargs.setdefault("trust_remote_code", False)  # None would prompt on the terminal
         if backend == "ctranslate2":
-            try:
-                # By name, since this file also works without the package.
+            try:  # by name, since this file also works without the package
                 engine = importlib.import_module("vanilla_transformer.conversion.ctranslate2")
             except ImportError as error:
-                remedy = "`pip install vanilla-transformer[ctranslate2]`"
-                raise ImportError(f"The backend ctranslate2 is not installed: {remedy}.") from error
+                raise ImportError("Run `pip install vanilla-transformer[ctranslate2]` for this backend.") from error
             return engine.load_translator(name_or_path, quantization, device, dtype, **kwargs)
         if backend != "torch":
             raise ValueError(f"`backend` is {backend!r}; it must be 'torch' or 'ctranslate2'.")
         if quantization is not None:
             raise ValueError(f"`quantization={quantization!r}` needs `backend='ctranslate2'`.")
-        own = {key: kwargs.pop(key) for key in ("max_tokens", "max_source_length", "too_long") if key in kwargs}
+        own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
         if device.type == "cpu":
             kwargs.setdefault("attn_implementation", "eager")
         model = load_model(name_or_path, dtype=dtype, **kwargs).to(device)
         if device.type == "cpu" and model.dtype == torch.bfloat16 and not cpu_has_bfloat16():
-            warnings.warn(
-                "This CPU computes bfloat16 many times slower than float32; use dtype='float32'.", stacklevel=2
-            )
+            warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=2)
         return cls(model, tokenizer, **own)
 
     def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
@@ -152,14 +140,14 @@ class Translator:
             progress: The label of a progress bar on stderr; None: no bar.
 
         Raises:
-            TypeError: `texts` is one text instead of a list, or holds something that is not a text.
-            TextTooLong: A text is refused for its length, or has a word that is too long; nothing is translated.
+            TypeError: `texts` is a single string, or an item is not a string.
+            TextTooLong: A text is too long for `too_long="refuse"`, or a single word is; nothing is translated.
             ValueError: A text has a lone surrogate, or an option is out of range or returns more than translations.
         """
         if isinstance(texts, str):
             raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
         generation = {name: value for name, value in generation.items() if value is not None}
-        check_generation(generation)
+        check_options(generation)
         texts = list(texts)
         text_indices, sources = self.tokenize(texts)
         pieces = [""] * len(sources)
@@ -175,11 +163,11 @@ class Translator:
         return [" ".join(parts) for parts in translations]
 
     def tokenize(self, texts: list[str]) -> tuple[list[int], list[list[int]]]:
-        """The index of the text of each piece, and the token ids of the piece; most texts are one piece."""
+        """For each piece to translate, the index of its text and its token ids. Most texts are one piece."""
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str):
                 raise TypeError(f"Text {number} is {text!r}, of type {type(text).__name__}; give texts only.")
-            if not text.isascii() and re.search("[\ud800-\udfff]", text):
+            if re.search("[\ud800-\udfff]", text):
                 raise ValueError(f"Text {number} contains a lone surrogate, which is not a character; remove it.")
         filled = [index for index, text in enumerate(texts) if text.strip()]
         text_indices, sources = [], []
@@ -195,7 +183,7 @@ class Translator:
     def split(self, text: str, index: int) -> list[list[int]]:
         """Token ids of the pieces of a text that is too long.
 
-        A token such as >>deu<< at its beginning, which tells a Marian model the language, begins each of them.
+        A language token at its beginning, such as >>deu<< of Marian models, is repeated in each piece.
         """
         found = re.match(r"(>>\S+?<<)\s*", text)
         language = found[0] if found and found[1] in self.tokenizer.get_vocab() else ""
@@ -203,10 +191,9 @@ class Translator:
         def fits(piece: str) -> bool:
             return len(self.encode([language + piece.strip()])[0]) <= self.longest_source
 
-        text = text.removeprefix(language)
-        pieces = cut(text, fits) if self.too_long == "split" else [text]
-        if not all(fits(piece) for piece in pieces):
-            raise TextTooLong(index, len(self.encode([language + text])[0]), self.longest_source)
+        pieces = cut(text.removeprefix(language), fits) if self.too_long == "split" else []
+        if not pieces or not all(map(fits, pieces)):
+            raise TextTooLong(index, len(self.encode([text])[0]), self.longest_source)
         return self.encode([language + piece.strip() for piece in pieces])
 
     @torch.no_grad()
@@ -216,12 +203,24 @@ class Translator:
         options = generation
         if "generation_config" not in generation:
             options = {**generation, **self.defaults(inputs.input_ids.shape[1], generation)}
-            options["custom_generate"] = self.fast_search(options)
-        output = self.model.generate(**inputs, **options)
+        output = self.search({**inputs, **options})
         return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
+    def search(self, inputs: dict) -> torch.Tensor:
+        """Calls `generate` with our search, or with transformers' own if ours does not support model or options."""
+        # Our searches call the layers one by one, which wrapped and sharded models do not allow.
+        if type(self.model).__name__ == "VanillaTransformerForConditionalGeneration":
+            search = beam_search if self.num_beams(inputs) > 1 else greedy_search
+            with contextlib.suppress(Unsupported):
+                return self.model.generate(**inputs, custom_generate=search)
+        return self.model.generate(**inputs)
+
+    def num_beams(self, generation: dict) -> int:
+        config = generation.get("generation_config", self.model.generation_config)
+        return generation.get("num_beams") or config.num_beams or 1
+
     def defaults(self, source_length: int, generation: dict) -> dict:
-        """Where translations and beam search end; learned positions end all translations."""
+        """The options that end translations and beam search; `max_length` never exceeds learned positions."""
         saved = self.model.generation_config
         options = generation if generation.keys() & {"max_length", "max_new_tokens"} else vars(saved)
         if options.get("max_new_tokens") is not None:
@@ -229,43 +228,22 @@ class Translator:
         else:
             max_length = options.get("max_length") or 1 + source_length + 50
         found = {"max_length": min(max_length, self.max_positions + 1), "max_new_tokens": None}
-        if (generation.get("num_beams") or saved.num_beams or 1) > 1:
+        if self.num_beams(generation) > 1:
             early = generation.get("early_stopping", saved.early_stopping)
             found["early_stopping"] = True if early is None else early
         return found
 
-    def merge(self, generation: dict) -> dict:
-        """All options that are set, by the caller or in the model's generation config."""
-        options = {**self.model.generation_config.to_diff_dict(), **generation}
-        return {name: value for name, value in options.items() if value is not None and not name.startswith("_")}
 
-    def fast_search(self, generation: dict) -> Callable | None:
-        """The search that suits the options; None for transformers' own, which takes any option and wrapped model."""
-        options = self.merge(generation)
-        is_plain = type(self.model).__name__ == "VanillaTransformerForConditionalGeneration"  # not wrapped or sharded
-        is_known = all(name in FAST_OPTIONS or value is False for name, value in options.items())
-        if not is_plain or not is_known or self.model.config._attn_implementation not in FAST_ATTENTION:
-            return None
-        return beam_search if options.get("num_beams", 1) > 1 else greedy_search
-
-
-def check_at_least_one(**numbers: int | None):
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise ValueError(f"`{name}` is {number}; it must be at least 1.")
-
-
-def check_generation(generation: dict):
-    """Raises ValueError for options that make no translation, or more than one of a text."""
-    check_at_least_one(**{name: generation.get(name) for name in ("num_beams", "max_length", "max_new_tokens")})
-    for name in ("min_length", "min_new_tokens"):
-        if generation.get(name, 0) < 0:
-            raise ValueError(f"`{name}` is {generation[name]}; it must be at least 0.")
-    if not math.isfinite(generation.get("length_penalty", 1.0)):
-        raise ValueError(f"`length_penalty` is {generation['length_penalty']}; it must be a finite number.")
+def check_options(options: dict):
+    """Raises ValueError for options that are out of range, or return anything but one translation of each text."""
+    for name, least in AT_LEAST.items():
+        if options.get(name) is not None and options[name] < least:
+            raise ValueError(f"`{name}` is {options[name]}; it must be at least {least}.")
+    if not math.isfinite(options.get("length_penalty", 1.0)):
+        raise ValueError(f"`length_penalty` is {options['length_penalty']}; it must be a finite number.")
     for name, expected in [("num_return_sequences", 1), ("return_dict_in_generate", False)]:
-        if generation.get(name, expected) != expected:
-            raise ValueError(f"A Translator returns one text for each, without `{name}`; call the model's `generate`.")
+        if options.get(name, expected) != expected:
+            raise ValueError(f"A Translator returns one text for each; call the model's `generate` for `{name}`.")
 
 
 def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
@@ -275,7 +253,7 @@ def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
     """
     index = Path(name_or_path) / "model.safetensors.index.json"
     if index.is_file():
-        for file in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()):
+        for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
             if Path(file).name != file or not file.endswith(".safetensors"):
                 raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
@@ -283,11 +261,11 @@ def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
     if model.config.model_type != "vanilla_transformer":
         return model  # which the Translator refuses
     problems = {kind: info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")}
-    said = [f"{len(keys)} {kind} (such as {min(map(str, keys))})" for kind, keys in problems.items() if keys]
-    if said:
-        raise ValueError(
-            f"The weights in {name_or_path} do not match its config: {' and '.join(said)}; download or save it again."
-        )
+    found = " and ".join(
+        f"{len(keys)} {kind} (such as {min(map(str, keys))})" for kind, keys in problems.items() if keys
+    )
+    if found:
+        raise ValueError(f"The weights in {name_or_path} do not match its config: {found}; download or save it again.")
     return model
 
 
@@ -329,14 +307,11 @@ class VanillaTranslationPipeline(Pipeline):
     `generate` are given when the pipeline is made or when it is called.
     """
 
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
+    _load_processor = _load_image_processor = _load_feature_extractor = False
     _load_tokenizer = True
 
-    def _sanitize_parameters(self, max_tokens=None, max_source_length=None, too_long=None, **generation):
-        own = {"max_tokens": max_tokens, "max_source_length": max_source_length, "too_long": too_long}
-        return {}, {key: value for key, value in own.items() if value is not None} | generation, {}
+    def _sanitize_parameters(self, **options):
+        return {}, options, {}
 
     def __call__(self, texts: str | Iterable[str], **kwargs) -> list[dict[str, str]]:
         if isinstance(texts, Mapping):
@@ -347,9 +322,9 @@ class VanillaTranslationPipeline(Pipeline):
     def preprocess(self, inputs):
         return inputs
 
-    def _forward(self, inputs, max_tokens=4096, max_source_length=None, too_long="split", **generation):
-        translator = Translator(self.model, self.tokenizer, max_tokens, max_source_length, too_long)
-        return translator(inputs["texts"], **generation)
+    def _forward(self, inputs, **options):
+        own = {name: options.pop(name) for name in TRANSLATOR_OPTIONS if name in options}
+        return Translator(self.model, self.tokenizer, **own)(inputs["texts"], **options)
 
     def postprocess(self, translations):
         return [{"translation_text": text} for text in translations]

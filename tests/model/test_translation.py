@@ -104,24 +104,35 @@ def test_beam_search_stops_early_unless_told_otherwise(translator):
     assert early() == "never" and early(early_stopping=True) is True
 
 
-def test_plain_requests_go_to_the_fast_searches(translator, monkeypatch):
-    assert translator.fast_search({}) is greedy_search
-    assert translator.fast_search({"num_beams": 3, "no_repeat_ngram_size": 2, "early_stopping": True}) is beam_search
-    others = [{"do_sample": True}, {"stopping_criteria": []}, {"logits_processor": []}, {"penalty_alpha": 0.6}]
-    others += [{"num_beams": 4, "num_beam_groups": 2}, {"cache_implementation": "static"}, {"max_time": 9.0}]
-    assert all(translator.fast_search(other) is None for other in others)
-    translator.model.generation_config.do_sample = True
-    assert translator.fast_search({}) is None
-    translator.model.generation_config.do_sample = None
+def searches_of(translator: Translator, monkeypatch, **generation) -> list:
+    """The searches that `translator` passes to `generate` in turn, None for transformers' own."""
+    called, generate = [], translator.model.generate
+
+    def note(custom_generate=None, **inputs):
+        called.append(custom_generate)
+        return generate(custom_generate=custom_generate, **inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translator.model, "generate", note)
+        translator(["A man"], max_new_tokens=4, **generation)
+    return called
+
+
+OTHERS = [{"do_sample": True}, {"stopping_criteria": [lambda *_, **__: torch.tensor([False])]}]
+OTHERS += [{"prefix_allowed_tokens_fn": lambda *_: [5]}, {"cache_implementation": "static"}, {"max_time": 9.0}]
+
+
+def test_transformers_searches_only_where_ours_cannot(translator, monkeypatch):
+    assert searches_of(translator, monkeypatch) == [greedy_search]
+    assert searches_of(translator, monkeypatch, num_beams=3, no_repeat_ngram_size=2) == [beam_search]
+    assert all(searches_of(translator, monkeypatch, **other) == [greedy_search, None] for other in OTHERS)
+    expected = translator(TEXTS, max_new_tokens=8)
     wrapped = get_peft_model(copy.deepcopy(translator.model), LoraConfig(target_modules=["q_proj"]))
     for model in (wrapped, torch.compile(translator.model)):
-        assert Translator(model, translator.tokenizer).fast_search({}) is None
-    expected = translator(TEXTS, max_new_tokens=8)
-    assert Translator(wrapped, translator.tokenizer)(TEXTS, max_new_tokens=8) == expected
+        other = Translator(model, translator.tokenizer)
+        assert searches_of(other, monkeypatch) == [None] and other(TEXTS, max_new_tokens=8) == expected
     config = GenerationConfig(**translator.model.generation_config.to_dict() | {"max_length": 9})
-    assert translator(TEXTS, generation_config=config) == translator(TEXTS, max_new_tokens=8)
-    translator.model.set_attn_implementation("flex_attention")
-    assert translator.fast_search({}) is None
+    assert translator(TEXTS, generation_config=config) == expected
 
 
 def test_beams_lead_to_other_translations(translator):

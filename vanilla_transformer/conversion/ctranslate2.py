@@ -25,7 +25,7 @@ from transformers.utils import cached_file
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import sinusoidal_positions
-from ..translation_vanilla_transformer import Translator, load_model
+from ..translation_vanilla_transformer import TRANSLATOR_OPTIONS, Translator, load_model
 
 MAX_POSITIONS = 8192  # at least so many rows of sinusoids are written; CTranslate2 cannot compute more
 CONFIG = "vanilla_transformer.json"  # ours; config.json is that of CTranslate2
@@ -188,7 +188,10 @@ class CTranslate2Translator(Translator):
 
     def engine_options(self, generation: dict) -> dict:
         """The options of `generate` in the words of CTranslate2."""
-        options, saved = self.merge(generation), self.merge({})
+        saved = self.model.generation_config.to_diff_dict()
+        options = {
+            name: value for name, value in {**saved, **generation}.items() if value is not None and name[0] != "_"
+        }
         is_greedy = options.get("num_beams", 1) == 1
         exact = EXACT | (GREEDY if is_greedy else set())
         exact |= MASKS if is_greedy or options.get("renormalize_logits") else set()
@@ -224,7 +227,7 @@ def load_translator(
     """
     if dtype != "auto":
         raise ValueError(f"`dtype={dtype!r}` is for the backend torch; give `quantization` to ctranslate2.")
-    own = {key: kwargs.pop(key) for key in ("max_tokens", "max_source_length", "too_long") if key in kwargs}
+    own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
     directory = Path(name_or_path)
     if not (directory / CONFIG).is_file():
         directory = convert_once(name_or_path, quantization, **kwargs)
