@@ -2,20 +2,13 @@
 
 import copy
 from itertools import product
-from threading import Thread
 
 import pytest
 import torch
 from helpers import lively_model, make_cache
 from peft import PrefixTuningConfig, get_peft_model
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-    TextIteratorStreamer,
-)
+from transformers import StoppingCriteriaList
 
-from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import DecodingState, beam_search, greedy_search
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0], [12, 33, 9, 9, 2, 0]])
@@ -24,7 +17,7 @@ ALONE = [row[row != 0][None] for row in SOURCE]
 LEFT = torch.stack([row.roll(6 - len(row[row != 0])) for row in SOURCE])
 START, END = 1, 2
 STEPS = 10
-# Of models whose translations of SOURCE end at different steps; a test says so, should other seeds be needed.
+# Of models whose translations of SOURCE end at different steps, which a test checks.
 SEEDS = {"sinusoidal": 35, "learned": 45, "rotary": 45}
 
 ROUTES = {
@@ -36,11 +29,21 @@ ROUTES = {
     "fast beams": {"num_beams": 4, "custom_generate": beam_search},
 }
 routes = pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
-cached = ["greedy", "fast greedy", "beams", "fast beams"]
-cached_routes = pytest.mark.parametrize("route", [ROUTES[name] for name in cached], ids=cached)
-slow_routes = pytest.mark.parametrize("route", [ROUTES[name] for name in ROUTES if "fast" not in name], ids=str)
+fast_routes = pytest.mark.parametrize("route", [ROUTES["fast greedy"], ROUTES["fast beams"]], ids=["greedy", "beams"])
+# Our searches with all positions, and transformers' with one each.
+PAIRS = [("fast greedy", kind) for kind in SEEDS] + [("fast beams", kind) for kind in SEEDS]
+PAIRS += [
+    ("greedy, no cache", "sinusoidal"),
+    ("greedy", "learned"),
+    ("beams, no cache", "learned"),
+    ("beams", "rotary"),
+]
+pairs = pytest.mark.parametrize(
+    "route, positions", [(ROUTES[route], kind) for route, kind in PAIRS], ids=map(str, PAIRS)
+)
 caches = pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
 widths = pytest.mark.parametrize("num_beams", [1, 4], ids=["greedy", "beams"])
+all_positions = pytest.mark.parametrize("positions", SEEDS)
 kinds = pytest.mark.parametrize("kind", ["dynamic", "static"])
 
 
@@ -51,20 +54,16 @@ def assert_close(ours, theirs, tolerance=1e-5):
 @pytest.fixture
 def make_lively():
     """make_lively(type, **config) -> a model in double precision that repeats itself little and ends its sentences."""
-    return lambda kind="sinusoidal", **config: lively_model(
-        SEEDS[kind], position_embedding_type=kind, **config
-    ).double()
+
+    def make(positions="sinusoidal", **config):
+        return lively_model(SEEDS[positions], position_embedding_type=positions, **config).double()
+
+    return make
 
 
 @pytest.fixture
 def model(make_lively):
     return make_lively()
-
-
-@pytest.fixture(params=SEEDS)
-def each_model(request, make_lively):
-    """With each kind of positions."""
-    return make_lively(request.param)
 
 
 def cut(tokens, ends=(END,)):
@@ -79,13 +78,11 @@ def translate(model, source=SOURCE, prefix=1, **search):
 
 
 @torch.no_grad()
-def greedy_by_hand(model, source, prefix=(START,), ends=(END,), process=lambda target, scores: scores):
-    """The best next token, again and again, over the full forward."""
+def greedy_by_hand(model, source, prefix=(START,), ends=(END,)):
+    """Greedy search over the full forward."""
     target = list(prefix)
     for _ in range(STEPS):
-        inputs = torch.tensor([target])
-        scores = model(source, decoder_input_ids=inputs).logits[:, -1].float()
-        target.append(process(inputs, scores).argmax().item())
+        target.append(model(source, decoder_input_ids=torch.tensor([target])).logits[0, -1].argmax().item())
         if target[-1] in ends:
             break
     return target[len(prefix) :]
@@ -124,25 +121,14 @@ def by_hand(model, num_beams, prefixes=None, **options):
 
 
 @torch.no_grad()
-def forward_logits(model, source, sentence):
-    """The logits of each token of a translation, from one forward over all of it: (T,V)."""
-    return model(source, decoder_input_ids=torch.tensor([[START, *sentence[:-1]]])).logits[0]
-
-
-def forward_scores(model, source, sentence):
-    """The log-probability of each token of a translation: (T)."""
-    log_probs = forward_logits(model, source, sentence).log_softmax(-1)
-    return log_probs[torch.arange(len(sentence)), sentence]
-
-
 # -------------------------------------------------------------------------------------------------------------- greedy
 
 
 @caches
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
-@pytest.mark.parametrize("position_embedding_type", SEEDS)
-def test_greedy_search_equals_a_loop_over_forward(make_lively, position_embedding_type, norm_first, use_cache):
-    model = make_lively(position_embedding_type, norm_first=norm_first)
+@all_positions
+def test_greedy_search_equals_a_loop_over_forward(make_lively, positions, norm_first, use_cache):
+    model = make_lively(positions, norm_first=norm_first)
     output = model.generate(SOURCE, max_new_tokens=STEPS, use_cache=use_cache)
     for source, row in zip(ALONE, output.tolist(), strict=True):
         expected = greedy_by_hand(model, source)
@@ -151,23 +137,23 @@ def test_greedy_search_equals_a_loop_over_forward(make_lively, position_embeddin
         assert not any(row[len(expected) + 1 :])  # padding
 
 
-@routes
-def test_sentences_that_end_at_different_steps_equal_their_translations_alone(each_model, route):
-    model = each_model
+@pairs
+def test_sentences_that_end_at_different_steps_equal_their_translations_alone(make_lively, route, positions):
+    model = make_lively(positions)
     together = translate(model, **route)
     assert len({len(sentence) for sentence in together}) > 2
     assert together == [translate(model, source, **route)[0] for source in ALONE]
 
 
-@cached_routes
-def test_padding_on_the_left_changes_nothing(each_model, route):
-    model = each_model
+@pairs
+def test_padding_on_the_left_changes_nothing(make_lively, route, positions):
+    model = make_lively(positions)
     expected = translate(model, **route)
     assert translate(model, LEFT, **route) == expected
     assert translate(model, LEFT, attention_mask=(LEFT != 0).long(), **route) == expected
 
 
-@cached_routes
+@fast_routes
 def test_a_mask_that_is_not_given_is_inferred(model, route):
     expected = translate(model, attention_mask=MASK, **route)
     assert translate(model, attention_mask=torch.ones_like(MASK), **route) != expected
@@ -177,7 +163,7 @@ def test_a_mask_that_is_not_given_is_inferred(model, route):
         assert [cut(row) for row in output[:, 1:].tolist()] == expected
 
 
-@cached_routes
+@fast_routes
 @pytest.mark.parametrize("eos_token_id", [END, [7, END]], ids=["one end", "two ends"])
 def test_a_mask_is_inferred_where_padding_is_the_end_token(make_lively, route, eos_token_id):
     model = make_lively(pad_token_id=END, eos_token_id=eos_token_id)
@@ -186,8 +172,8 @@ def test_a_mask_is_inferred_where_padding_is_the_end_token(make_lively, route, e
         assert translate(model, source.masked_fill(source == 0, END), **route) == expected
 
 
-@cached_routes
-def test_without_a_padding_token_all_is_read(make_lively, route):
+@fast_routes
+def test_without_a_padding_token_every_token_is_read(make_lively, route):
     model = make_lively(pad_token_id=None)
     expected = translate(model, attention_mask=torch.ones_like(MASK), **route)
     assert translate(model, **route) == expected != translate(make_lively(), **route)
@@ -208,12 +194,11 @@ def test_one_sentence_of_one_token(model, route):
 def test_beam_search_equals_a_plain_one(model, early_stopping, length_penalty):
     options = {"early_stopping": early_stopping, "length_penalty": length_penalty}
     expected = [beam for source in ALONE for beam in beams_by_hand(model, source, **options)]
-    for use_cache in [False, True]:
-        search = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": STEPS, "use_cache": use_cache}
-        search |= {"output_scores": True, "return_dict_in_generate": True}
-        output = model.generate(SOURCE, **search, **options)
-        assert [cut(row) for row in output.sequences[:, 1:].tolist()] == [sentence for _, sentence in expected]
-        assert_close(output.sequences_scores, torch.tensor([score for score, _ in expected]))
+    options |= {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": STEPS}
+    assert translate(model, custom_generate=beam_search, **options) == [sentence for _, sentence in expected]
+    output = model.generate(SOURCE, **options, output_scores=True, return_dict_in_generate=True)
+    assert [cut(row) for row in output.sequences[:, 1:].tolist()] == [sentence for _, sentence in expected]
+    assert_close(output.sequences_scores, torch.tensor([score for score, _ in expected]))
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
@@ -231,48 +216,9 @@ def test_enough_beams_find_the_best_of_all_sentences(make_lively, length_penalty
     }
     best = sorted(scores, key=scores.get, reverse=True)[:20]
     search = {"num_beams": 150, "num_return_sequences": 20, "length_penalty": length_penalty}
-    search |= {"max_new_tokens": steps, "output_scores": True, "return_dict_in_generate": True}
-    for use_cache in [False, True]:
-        output = model.generate(source, use_cache=use_cache, **search)
-        assert [tuple(cut(row)) for row in output.sequences[:, 1:].tolist()] == best
-        assert_close(output.sequences_scores, torch.tensor([scores[sentence] for sentence in best]))
-
-
-# -------------------------------------------------------------------------------------------------- scores and outputs
-
-
-@caches
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
-def test_scores_of_beams_are_those_of_one_forward(model, use_cache, length_penalty):
-    search = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": length_penalty, "use_cache": use_cache}
-    output = model.generate(SOURCE, **search, max_new_tokens=STEPS, output_scores=True, return_dict_in_generate=True)
-    steps = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
-    assert output.sequences.shape[0] == 3 * len(SOURCE)
-    for i, row in enumerate(output.sequences[:, 1:].tolist()):
-        sentence = cut(row)
-        expected = forward_scores(model, ALONE[i // 3], sentence)
-        assert_close(steps[i, : len(sentence)], expected)
-        assert not steps[i, len(sentence) :].any()
-        assert_close(output.sequences_scores[i], expected.sum() / len(sentence) ** length_penalty)
-
-
-@caches
-@pytest.mark.parametrize("search", [{}, {"do_sample": True, "top_k": 5}], ids=["greedy", "sampling"])
-def test_scores_and_logits_are_those_of_one_forward(model, use_cache, search):
-    search = search | {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
-    output = model.generate(SOURCE, max_new_tokens=STEPS, use_cache=use_cache, **search)
-    steps = model.compute_transition_scores(output.sequences, output.logits, normalize_logits=True)
-    logits, scores = torch.stack(output.logits, 1), torch.stack(output.scores, 1)
-    assert logits.shape == scores.shape == (len(SOURCE), output.sequences.shape[1] - 1, 37)
-    for i, row in enumerate(output.sequences[:, 1:].tolist()):
-        sentence = cut(row)
-        length, expected = len(sentence), forward_logits(model, ALONE[i], sentence)
-        assert_close(logits[i, :length], expected)
-        assert_close(steps[i, :length], forward_scores(model, ALONE[i], sentence))
-        if "top_k" in search:
-            expected = expected.masked_fill(expected < expected.topk(5).values[:, -1:], -torch.inf)
-        assert_close(scores[i, :length], expected)
-        assert expected[torch.arange(length), sentence].isfinite().all()
+    for options in [{"use_cache": False}, {}, {"custom_generate": beam_search}]:
+        found = translate(model, source, max_new_tokens=steps, **search, **options)
+        assert list(map(tuple, found)) == best
 
 
 @caches
@@ -296,96 +242,10 @@ def test_attentions_and_hidden_states_are_those_of_one_forward(model, use_cache)
         assert_close(ours, theirs)
 
 
-# ------------------------------------------------------------------------------------------------------------ sampling
+# ------------------------------------------------------------------------------------------------------ ends and prefixes
 
 
-def distribution(logits, temperature=1.0, top_k=0, top_p=1.0):
-    """That of a temperature, then among the best `top_k`, then among the fewest that reach `top_p` together."""
-    logits, order = (logits / temperature).sort(descending=True)
-    probs = logits[: top_k or None].softmax(-1)
-    kept = probs * (probs.cumsum(0) - probs < top_p)
-    return torch.zeros_like(logits).scatter(0, order[: len(kept)], kept / kept.sum())
-
-
-@caches
-@pytest.mark.parametrize(
-    "search", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"temperature": 1.5, "top_k": 9, "top_p": 0.8}]
-)
-def test_samples_follow_the_distribution_of_forward(make_lively, use_cache, search):
-    """Those of the next token after a prefix."""
-    model, drawn = make_lively(), 3000
-    prefix = torch.tensor([[START, 9, 14]])
-    options = {"do_sample": True, "top_k": 0, "num_return_sequences": drawn, "use_cache": use_cache} | search
-    output = model.generate(ALONE[0], decoder_input_ids=prefix, max_new_tokens=1, **options)
-    with torch.no_grad():
-        expected = distribution(model(ALONE[0], decoder_input_ids=prefix).logits[0, -1], **search)
-    found = torch.bincount(output[:, -1], minlength=37) / drawn
-    assert not found[expected == 0].any()
-    assert (found - expected).abs().max() < 5 * (0.25 / drawn) ** 0.5
-
-
-@pytest.mark.parametrize("num_beams", [1, 3], ids=["samples", "sampled beams"])
-@pytest.mark.parametrize("options", [{}, {"top_k": 8, "temperature": 1.3}, {"top_p": 0.9}], ids=str)
-def test_sampling_repeats_with_its_seed_and_without_the_cache(model, num_beams, options):
-    def sample(seed, use_cache):
-        torch.manual_seed(seed)
-        search = {"do_sample": True, "num_beams": num_beams, "num_return_sequences": 3, "use_cache": use_cache}
-        return model.generate(SOURCE, attention_mask=MASK, max_new_tokens=STEPS, **search, **options)
-
-    first = sample(1, True)
-    assert first.shape[0] == 3 * len(SOURCE)
-    assert torch.equal(sample(1, True), first)
-    assert torch.equal(sample(1, False), first)
-    assert sample(2, True).tolist() != first.tolist()
-
-
-# --------------------------------------------------------------------------------------------------------- constraints
-
-
-def has_no_bigram_twice(tokens):
-    bigrams = list(zip(tokens, tokens[1:], strict=False))
-    return len(set(bigrams)) == len(bigrams)
-
-
-CONSTRAINTS = {
-    "max_new_tokens": ({"max_new_tokens": 3}, lambda tokens: len(tokens) <= 3),
-    "max_length": ({"max_new_tokens": None, "max_length": 3}, lambda tokens: len(tokens) <= 2),
-    "min_new_tokens": ({"min_new_tokens": 7}, lambda tokens: len(tokens) >= 7),
-    "min_length": ({"min_length": 7}, lambda tokens: len(tokens) >= 7),
-    "forced_bos_token_id": ({"forced_bos_token_id": 9}, lambda tokens: tokens[0] == 9),
-    "forced_eos_token_id": ({"forced_eos_token_id": END}, lambda tokens: END in tokens),
-    "no_repeat_ngram_size": ({"no_repeat_ngram_size": 2}, has_no_bigram_twice),
-    "bad_words_ids": (
-        {"bad_words_ids": [[11], [0, 4]]},
-        lambda tokens: 11 not in tokens and (0, 4) not in zip(tokens, tokens[1:], strict=False),
-    ),
-    "suppress_tokens": ({"suppress_tokens": [4, 0]}, lambda tokens: not {4, 0} & set(tokens)),
-    "begin_suppress_tokens": ({"begin_suppress_tokens": [4, 0, 32]}, lambda tokens: tokens[0] not in {4, 0, 32}),
-    "sequence_bias": ({"sequence_bias": [[[9], 100.0]]}, lambda tokens: set(tokens) == {9}),
-    "encoder_no_repeat_ngram_size": ({"encoder_no_repeat_ngram_size": 1}, lambda tokens: END not in tokens),
-}
-
-
-# Their processors depend on which rows are in the batch.
-ACROSS_ROWS = ("sequence_bias", "begin_suppress_tokens", "encoder_no_repeat_ngram_size")
-
-
-@routes
-@pytest.mark.parametrize("name", CONSTRAINTS)
-def test_constraints_hold(make_lively, name, route):
-    model = make_lively()
-    options, holds = CONSTRAINTS[name]
-    search = {**route, "max_new_tokens": 8}
-    if "custom_generate" in route and name in ACROSS_ROWS:
-        with pytest.raises(ValueError, match="does not support .*Processor; call `model.generate` without"):
-            model.generate(SOURCE, **search | options)
-        return
-    assert not all(map(holds, translate(model, **search)))
-    constrained = translate(model, **search | options)
-    assert all(map(holds, constrained)), constrained
-
-
-@routes
+@fast_routes
 @pytest.mark.parametrize("in_config", [False, True], ids=["option", "config"])
 def test_each_of_several_end_tokens_ends_a_sentence(make_lively, route, in_config):
     ends = [END, 11]
@@ -397,73 +257,26 @@ def test_each_of_several_end_tokens_ends_a_sentence(make_lively, route, in_confi
     assert {sentence[-1] for sentence in sentences} >= set(ends)
 
 
-@slow_routes
-def test_stopping_criteria_end_each_sentence(make_lively, route):
-    model, search = make_lively(), route
-    stop = StoppingCriteriaList([lambda tokens, scores, **kwargs: tokens[:, -1] == 11])
-    stopped = translate(model, stopping_criteria=stop, **search)
-    assert any(11 in sentence for sentence in stopped)
-    for sentence, ended in zip(stopped, translate(model, eos_token_id=[END, 11], **search), strict=True):
-        assert cut(sentence, (END, 11)) == cut(ended, (END, 11))
-        assert not set(sentence[len(cut(sentence, (11,))) :]) - {0, END}  # padding
-
-
-@slow_routes
-def test_allowed_tokens_are_asked_for_each_sentence(make_lively, route):
-    model = make_lively()
-    wanted = [[30, 7, 9, END], [8, 8, 6, 5, 4, END], [3, END], [12, 33, END]]
-
-    def allowed(sentence, tokens):
-        return wanted[sentence][len(tokens) - 1 :][:1] or [END]
-
-    assert translate(model, prefix_allowed_tokens_fn=allowed, **route) == wanted
-
-
-@caches
-def test_logits_processors_see_the_sentence_so_far(model, use_cache):
-    def process(tokens, scores):
-        """Makes each token that is there already less likely, by its place."""
-        places = torch.arange(1.0, tokens.shape[1] + 1).expand(tokens.shape)
-        return scores.scatter_add(1, tokens, -places)
-
-    found = translate(model, logits_processor=LogitsProcessorList([process]), use_cache=use_cache)
-    assert found == [greedy_by_hand(model, source, process=process) for source in ALONE] != translate(model)
-
-
-@widths
-def test_a_generation_config_equals_its_options(make_lively, num_beams):
-    model = make_lively()
-    options = {"num_beams": num_beams, "max_new_tokens": 6, "no_repeat_ngram_size": 2}
-    expected = model.generate(SOURCE, **options)
-    whole = GenerationConfig(**model.generation_config.to_dict() | options)
-    assert torch.equal(model.generate(SOURCE, whole), expected)
-    model.generation_config = whole
-    assert torch.equal(model.generate(SOURCE), expected)
-
-
-# ------------------------------------------------------------------------------------------------------ decoder prefix
-
 PREFIX = torch.tensor([[1, 5, 7, 9], [1, 8, 3, 3], [1, 14, 30, 2], [1, 4, 4, 8]])
 SHORTER = torch.tensor([[1, 5, 7, 9], [0, 1, 8, 3], [0, 0, 0, 1], [0, 0, 1, 30]])
 
 
-@routes
-def test_a_prefix_is_continued(each_model, route):
-    model = each_model
+@pairs
+def test_a_prefix_is_continued(make_lively, route, positions):
+    model = make_lively(positions)
     search = {**route, "decoder_input_ids": PREFIX}
     expected = by_hand(model, route["num_beams"], PREFIX.tolist())
     assert translate(model, prefix=4, **search) == expected
     if "custom_generate" not in route:
         assert translate(model, prefix=4, **search, decoder_attention_mask=torch.ones_like(PREFIX)) == expected
-    search["decoder_input_ids"] = PREFIX[:, 1:]  # the start is put before it
+    search["decoder_input_ids"] = PREFIX[:, 1:]  # `generate` puts the start token before it
     assert translate(model, prefix=4, **search) == expected
 
 
-@widths
-@pytest.mark.parametrize("cache", [None, "dynamic", "static"])
-def test_prefixes_of_different_length_are_continued_as_alone(each_model, num_beams, cache):
-    """Padded on the left, and masked there."""
-    model = each_model
+@all_positions
+@pytest.mark.parametrize("num_beams, cache", [(1, None), (1, "static"), (4, "dynamic")])
+def test_prefixes_padded_on_the_left_are_continued_as_alone(make_lively, positions, num_beams, cache):
+    model = make_lively(positions)
     mask = (SHORTER != 0).long()
     search = {"cache_implementation": cache} if cache else {"use_cache": False}
     search |= {"num_beams": num_beams, "decoder_input_ids": SHORTER, "decoder_attention_mask": mask}
@@ -471,20 +284,13 @@ def test_prefixes_of_different_length_are_continued_as_alone(each_model, num_bea
     assert translate(model, prefix=4, **search) == by_hand(model, num_beams, prefixes)
 
 
-@caches
-def test_each_sentence_may_have_a_start_of_its_own(model, use_cache):
-    starts = [9, 14, 1, 30]
-    expected = by_hand(model, 1, [[start] for start in starts])
-    assert translate(model, decoder_start_token_id=starts, use_cache=use_cache) == expected != translate(model)
-
-
 # -------------------------------------------------------------------------------------------------------------- caches
 
 
-@widths
-@kinds
-def test_a_cache_handed_over_is_used_and_used_again(each_model, num_beams, kind):
-    model = each_model
+@all_positions
+@pytest.mark.parametrize("num_beams, kind", [(1, "static"), (4, "dynamic"), (4, "static")])
+def test_a_cache_can_be_passed_and_used_again(make_lively, positions, num_beams, kind):
+    model = make_lively(positions)
     cache = make_cache(model, kind)
     for source in [SOURCE, SOURCE.flip(0)]:
         search = {"num_beams": num_beams, "max_new_tokens": STEPS}
@@ -494,17 +300,17 @@ def test_a_cache_handed_over_is_used_and_used_again(each_model, num_beams, kind)
         cache.reset()
 
 
-@pytest.mark.parametrize("position_embedding_type", SEEDS)
-def test_a_static_cache_may_be_longer_than_the_positions(make_lively, position_embedding_type):
-    """As long as the sentence is not."""
-    model = make_lively(position_embedding_type)
+@all_positions
+def test_a_static_cache_may_be_longer_than_the_positions(make_lively, positions):
+    model = make_lively(positions)
     cache = make_cache(model, "static", length=model.config.max_position_embeddings + 10)
     assert translate(model, past_key_values=cache) == translate(model, use_cache=False)
 
 
 @kinds
-def test_a_returned_cache_goes_on(each_model, kind):
-    model = each_model
+@all_positions
+def test_a_returned_cache_continues_the_translation(make_lively, positions, kind):
+    model = make_lively(positions)
     search = {"return_dict_in_generate": True, "output_scores": True}
     whole = model.generate(SOURCE, min_new_tokens=9, max_new_tokens=9, use_cache=False, **search)
     cache = make_cache(model, kind)
@@ -523,8 +329,8 @@ def test_a_returned_cache_goes_on(each_model, kind):
 
 
 @kinds
-def test_a_reordered_cache_goes_on_with_the_sentences_chosen(model, kind):
-    """Cross-attention reads its keys from the cache, too, whatever source it is given."""
+def test_a_reordered_cache_continues_the_chosen_sentences(model, kind):
+    """Cross-attention also reads its keys from the cache, whatever source is passed."""
     order, target = torch.tensor([2, 0, 3, 3]), PREFIX
     cache, encoded = make_cache(model, kind), model.get_encoder()(SOURCE, MASK)
     inputs = {"encoder_outputs": encoded, "past_key_values": cache, "use_cache": True}
@@ -540,7 +346,7 @@ def test_a_reordered_cache_goes_on_with_the_sentences_chosen(model, kind):
 
 
 @routes
-def test_encoder_outputs_or_embeddings_stand_in_for_the_source(model, route):
+def test_encoder_outputs_or_embeddings_replace_the_source(model, route):
     search = {**route, "attention_mask": MASK}
     encoded, embedded = model.get_encoder()(SOURCE, MASK), model.get_input_embeddings()(SOURCE)
     calls = []
@@ -552,152 +358,47 @@ def test_encoder_outputs_or_embeddings_stand_in_for_the_source(model, route):
     assert len(calls) == 2
 
 
-@cached_routes
+@fast_routes
 @pytest.mark.parametrize("tie_word_embeddings", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("decoder_vocab_size", [23, 50])
-def test_vocabularies_of_their_own(make_lively, decoder_vocab_size, tie_word_embeddings, route):
+def test_source_and_target_vocabularies_of_different_size(make_lively, decoder_vocab_size, tie_word_embeddings, route):
     sizes = {"decoder_vocab_size": decoder_vocab_size, "share_encoder_decoder_embeddings": False}
     model = make_lively("learned", **sizes, tie_word_embeddings=tie_word_embeddings)
-    expected = by_hand(model, route["num_beams"])
-    assert translate(model, **route) == expected
-    sampled = model.generate(SOURCE, do_sample=True, top_k=0, num_return_sequences=50, max_new_tokens=STEPS)
-    assert decoder_vocab_size - 5 < sampled.max() < decoder_vocab_size
+    assert translate(model, **route) == by_hand(model, route["num_beams"])
 
 
-@pytest.mark.parametrize("search", [{}, {"num_beams": 4}, {"do_sample": True}], ids=["greedy", "beams", "sampling"])
-@kinds
-@pytest.mark.parametrize("position_embedding_type", SEEDS)
-def test_a_model_in_bfloat16_generates(make_lively, position_embedding_type, search, kind):
+@pytest.mark.parametrize("num_beams, kind", [(1, "static"), (4, "dynamic")])
+@all_positions
+def test_a_model_in_bfloat16_generates(make_lively, positions, num_beams, kind):
     """Also with positions beyond the table, which are computed."""
-    rows = {} if position_embedding_type == "learned" else {"max_position_embeddings": 3}
-    model = make_lively(position_embedding_type, **rows)
+    rows = {} if positions == "learned" else {"max_position_embeddings": 3}
+    model = make_lively(positions, **rows)
     expected = model(SOURCE, MASK, torch.full((len(SOURCE), 1), START)).logits[:, 0]
-    search = search | {"cache_implementation": kind, "output_logits": True, "return_dict_in_generate": True}
+    search = {"num_beams": num_beams, "cache_implementation": kind}
+    search |= {"output_logits": True, "return_dict_in_generate": True}
     output = model.to(torch.bfloat16).generate(SOURCE, max_new_tokens=STEPS, min_new_tokens=STEPS, **search)
     assert output.sequences.shape == (len(SOURCE), STEPS + 1)
     assert {layer.keys.dtype for layer in output.past_key_values.self_attention_cache.layers} == {torch.bfloat16}
-    assert_close(output.logits[0][:: search.get("num_beams", 1)], expected, 0.1)
+    assert_close(output.logits[0][::num_beams], expected, 0.1)
     assert torch.stack(output.logits).isfinite().all()
-
-
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize(
-    "search", [{}, {"num_beams": 4}, {"do_sample": True}, {"prompt_lookup_num_tokens": 2}], ids=str
-)
-def test_generating_changes_nothing_in_the_model(make_lively, mode, search):
-    model = make_lively(dropout=0.5)
-    getattr(model, mode)()
-    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    settings = model.config.to_dict(), model.generation_config.to_dict()
-    drawn = [model.generate(ALONE[0], max_new_tokens=20, min_new_tokens=20, **search) for _ in range(3)]
-    assert all(module.training == (mode == "train") for module in model.modules())
-    assert (model.config.to_dict(), model.generation_config.to_dict()) == settings
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-    differ = len({str(output.tolist()) for output in drawn}) > 1
-    assert differ == (mode == "train" or "do_sample" in search)  # dropout is at work, as it was asked
-
-
-# --------------------------------------------------------------------------------------------------- assisted decoding
-
-LONG = {"max_new_tokens": 24, "min_new_tokens": 24}
-
-
-def assistants(model, make_lively):
-    small = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "decoder_ffn_dim": 12}
-    return {
-        "prompt lookup": {"prompt_lookup_num_tokens": 3},
-        "itself": {"assistant_model": model},
-        "its copy": {"assistant_model": copy.deepcopy(model)},
-        "a smaller model": {"assistant_model": make_lively(**small)},
-    }
-
-
-@pytest.mark.parametrize("kind", ["prompt lookup", "itself", "its copy", "a smaller model"])
-@pytest.mark.parametrize("position_embedding_type", SEEDS)
-def test_assisted_decoding_equals_greedy_search(make_lively, position_embedding_type, kind):
-    model = make_lively(position_embedding_type, max_position_embeddings=400)
-    options = assistants(model, make_lively)[kind]
-    search = {**LONG, "decoder_input_ids": torch.tensor([[START, 9, 14]])}
-    search |= {"output_scores": True, "return_dict_in_generate": True}
-    expected = model.generate(ALONE[0], **search)
-    assisted = model.generate(ALONE[0], **options, **search)
-    assert torch.equal(assisted.sequences, expected.sequences)
-    for ours, theirs in zip(assisted.scores, expected.scores, strict=True):
-        assert_close(ours, theirs)
-
-
-def count_calls(model, **search):
-    """How often `generate` runs the model for one sentence of 24 tokens."""
-    calls = []
-    hook = model.register_forward_hook(lambda *_: calls.append(1))
-    model.generate(ALONE[0], decoder_attention_mask=torch.ones(1, 1, dtype=torch.long), **LONG, **search)
-    hook.remove()
-    return len(calls)
-
-
-def test_right_drafts_are_accepted_and_wrong_ones_are_not(model):
-    """A model that is its own assistant drafts nothing wrong: each call accepts 5 tokens and adds one."""
-    assistant = copy.deepcopy(model)
-    drafts = {"num_assistant_tokens": 5, "num_assistant_tokens_schedule": "constant"}
-    assistant.generation_config.update(**drafts, assistant_confidence_threshold=0.0)
-    assert count_calls(model) == 24
-    assert count_calls(model, assistant_model=assistant) == 24 / 6
-    with torch.no_grad():
-        assistant.lm_head.bias[3] += 1000.0
-    assert count_calls(model, assistant_model=assistant) > 20
-    assert count_calls(model, prompt_lookup_num_tokens=3) < 24
-
-
-# ----------------------------------------------------------------------------------------------------------- streaming
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(["the cat sees a dog", "a dog sees the red house", "the house sees no cat"] * 5, 300)
-
-
-@pytest.fixture
-def writer(tokenizer, make_lively):
-    """A model that writes words, with its source and the options to have it do so."""
-    model = make_lively(vocab_size=len(tokenizer), **special_token_ids(tokenizer))
-    words = [i for i in range(len(tokenizer)) if tokenizer.decode([i]).strip().isalpha()]
-    words = [i for i in words if tokenizer.decode([i]).isascii()]
-    search = {"prefix_allowed_tokens_fn": lambda *_: words, "max_new_tokens": 25, "no_repeat_ngram_size": 2}
-    return model, tokenizer("the red cat sees a house", return_tensors="pt").input_ids, search
-
-
-@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"prompt_lookup_num_tokens": 2}], ids=str)
-def test_a_streamer_in_a_thread_gives_the_text_of_the_output(writer, tokenizer, options):
-    model, source, search = writer
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=60)
-    outputs = []
-
-    def write():
-        outputs.append(model.generate(source, streamer=streamer, **search, **options))
-
-    thread = Thread(target=write)
-    thread.start()
-    pieces = list(streamer)
-    thread.join()
-    assert "".join(pieces) == tokenizer.decode(outputs[0][0], skip_special_tokens=True)
-    assert len(pieces) > 3
 
 
 # ------------------------------------------------------------------------------------------------------- our searches
 
 
 def custom(search: dict) -> dict:
-    """The search by our functions."""
+    """The same search by our functions."""
     return search | {"custom_generate": beam_search if search.get("num_beams", 1) > 1 else greedy_search}
 
 
-SEARCHES = [{}, {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"num_beams": 3, "no_repeat_ngram_size": 2}]
-SEARCHES += [{"num_beams": 3, "min_new_tokens": 4}, {"num_beams": 3, "eos_token_id": [END, 7]}]
-SEARCHES += [{"num_beams": 5, "suppress_tokens": list(range(3, 36))}]  # fewer ways to go on than beams
+OPTIONS = [{}, {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"min_new_tokens": 4}, {"min_length": 4}]
+OPTIONS += [{"eos_token_id": [END, 7]}, {"bad_words_ids": [[11], [0, 4]]}, {"suppress_tokens": [4, 0]}]
+OPTIONS += [{"forced_bos_token_id": 9, "forced_eos_token_id": END}, {"max_new_tokens": None, "max_length": 3}]
+SEARCHES = OPTIONS + [{"num_beams": 3, **options} for options in OPTIONS]
+SEARCHES += [{"num_beams": 5, "suppress_tokens": list(range(3, 36))}]  # fewer possible tokens than beams
 SEARCHES += [
-    {"num_beams": beams, "length_penalty": penalty, "early_stopping": early, "num_return_sequences": returned}
-    for beams, penalty, early, returned in product((3,), (0.0, 1.0, -1.0), (False, True, "never"), (2,))
+    {"num_beams": 3, "num_return_sequences": 2, "length_penalty": penalty, "early_stopping": early}
+    for penalty, early in product((0.0, 1.0, -1.0), (False, True, "never"))
 ]
 
 
@@ -715,9 +416,9 @@ def test_our_searches_equal_those_of_transformers(search, make_lively):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("position_embedding_type", SEEDS)
-def test_keys_without_descendants_are_pruned(make_lively, position_embedding_type, attention, monkeypatch):
-    model = make_lively(position_embedding_type, max_position_embeddings=100)
+@all_positions
+def test_keys_without_descendants_are_pruned(make_lively, positions, attention, monkeypatch):
+    model = make_lively(positions, max_position_embeddings=100)
     model.set_attn_implementation(attention)
     keys, step = [], DecodingState.step
 
@@ -734,7 +435,7 @@ def test_keys_without_descendants_are_pruned(make_lively, position_embedding_typ
 
 @widths
 def test_finished_sentences_leave_the_batch(num_beams, make_lively, monkeypatch):
-    """The layers are called for fewer sentences as these end, and for each source once."""
+    """The decoder layers run for unfinished sentences only, and for the prompt of each sentence once."""
     model, rows = make_lively(), []
     model.model.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:2]))
     output = model.generate(SOURCE, attention_mask=MASK, max_new_tokens=STEPS, **custom({"num_beams": num_beams}))
@@ -754,6 +455,9 @@ UNSUPPORTED = {
     "MaxTimeCriteria": {"max_time": 9.0},
     "StopAt": {"stopping_criteria": StoppingCriteriaList([type("StopAt", (), {"__call__": lambda *_: None})()])},
     "EncoderRepetitionPenaltyLogitsProcessor": {"encoder_repetition_penalty": 1.5},
+    "SequenceBiasLogitsProcessor": {"sequence_bias": [[[9], 100.0]]},
+    "SuppressTokensAtBeginLogitsProcessor": {"begin_suppress_tokens": [4, 0, 32]},
+    "EncoderNoRepeatNGramLogitsProcessor": {"encoder_no_repeat_ngram_size": 1},
 }
 
 
