@@ -1,8 +1,8 @@
 """Push a trained model to the Hugging Face Hub.
 
 The directory is checked first: its model and tokenizer are loaded in a fresh process with the code stored beside them,
-as a visitor of the Hub loads them, and translate a sentence. If there is no model card (README.md), one is written from
-the results of the run. Model, tokenizer, code, card, results and recipe go up in one commit; checkpoints and optimizer
+as a visitor of the Hub loads them, and translate a sentence. A missing model card (README.md) is written from the
+results of the run. Model, tokenizer, code, card, results and recipe go up in one commit; checkpoints and optimizer
 state never do. Log in first with `hf auth login`, or set HF_TOKEN.
 
 examples:

@@ -1,4 +1,4 @@
-"""Translating: ours with torch and with CTranslate2, against MarianMTModel and CTranslate2 alone, with the same weights.
+"""Translation speed: ours with torch and CTranslate2, MarianMTModel, and CTranslate2 alone, with the same weights.
 
 python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k
 python benchmarks/decode.py --model outputs/multi30k_en_de --data ../multi30k --sentences 200 --beams 5
@@ -178,8 +178,10 @@ def main():
     page = report.heading("Translating", ["torch", "transformers", "ctranslate2"])
     page += [
         "",
-        "A model with d_model {d_model}, {encoder_layers}+{decoder_layers} layers and a vocabulary of {vocab_size:,}; ".format(**config)
-        + f"{len(sources):,} sentences, from text to text, on {options.device}. Each contestant takes batches of as many "
+        "A model with d_model {d_model}, {encoder_layers}+{decoder_layers} layers and a vocabulary of "
+        "{vocab_size:,}; ".format(**config)
+        + f"{len(sources):,} sentences, from text to text, on {options.device}. "
+        + "Each contestant takes batches of as many "
         f"source tokens, of {', '.join(f'{size:,}' for size in MAX_TOKENS)}, as took it the least time before; "
         "CTranslate2 divides them among as many workers as there are cores. Medians of "
         f"{options.rounds} rounds in which all take turns. Beam search stops with as many finished translations as "

@@ -121,7 +121,7 @@ class TorchTransformer(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=SMOOTHING)
 
 
-# --------------------------------------------------------------------------------------------------- a notebook's model
+# -------------------------------------------------------------------------------------------------- a notebook's model
 
 
 class NotebookAttention(nn.Module):

@@ -244,8 +244,8 @@ def main():
         "torch.nn.Transformer and the notebook also have inside attention and feed-forward; label smoothing "
         f"{SMOOTHING}, AdamW (fused), on {options.device}. Medians of {options.rounds} rounds in which ours and one "
         f"peer take the same {STEPS} steps in turn, one peer after another; the row of ours is the median of all "
-        "these rounds. Each peer uses its fastest precision and attention. *Allocator set*: glibc keeps freed memory, as "
-        "train.py configures it on a CPU. Memory excludes the libraries. The limit is "
+        "these rounds. Each peer uses its fastest precision and attention. *Allocator set*: glibc keeps freed memory, "
+        "as train.py configures it on a CPU. Memory excludes the libraries. The limit is "
         f"{limit / 1e12:.2f} TFLOP/s, the fastest matrix product found; its share counts the matrix products of "
         "Marian's step, padding included.",
     ]

@@ -196,7 +196,8 @@ def text_dataset(pairs: list[tuple]) -> datasets.Dataset:
 
 
 DATA_OPTIONS = """dataset_name dataset_config_name train_file validation_file test_file train_split validation_split
-test_split source_lang target_lang source_column target_column max_train_samples max_eval_samples max_predict_samples"""
+test_split source_lang target_lang source_column target_column
+max_train_samples max_eval_samples max_predict_samples"""
 
 
 def data_options(**options) -> SimpleNamespace:

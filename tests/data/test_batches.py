@@ -139,7 +139,7 @@ def test_collator_pads_on_the_right(pad, number, side):
     assert pairs[0] == {"input_ids": [2, 3, 1], "labels": [3, 1]}
 
 
-# ----------------------------------------------------------------------------------------------------- training batches
+# ---------------------------------------------------------------------------------------------------- training batches
 
 
 def options(**kwargs) -> SimpleNamespace:

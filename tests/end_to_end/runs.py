@@ -1,4 +1,4 @@
-"""Small runs of train.py: in this process, in forked ones with a fault to come, or by a command; and what they left."""
+"""Small runs of train.py: in this process, in forked ones with an injected fault, or by a command."""
 
 import contextlib
 import functools
@@ -33,7 +33,8 @@ KINDS = {"map-style": "", "streaming": " --streaming"}  # of training data
 
 def options(pairs: Path, output_dir: Path, more: str = "", model: str = MODEL) -> list[str]:
     """The arguments of a small run; those in `more` win."""
-    return f"--dataset_name {pairs} --source_lang en --target_lang de --output_dir {output_dir} {model} {STEPS} {more}".split()
+    data = f"--dataset_name {pairs} --source_lang en --target_lang de"
+    return f"{data} --output_dir {output_dir} {model} {STEPS} {more}".split()
 
 
 def write_pairs(folder: Path, **splits: list[dict]) -> Path:
@@ -44,7 +45,7 @@ def write_pairs(folder: Path, **splits: list[dict]) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------------------------ in this process
+# ----------------------------------------------------------------------------------------------------- in this process
 
 
 def execute(argv: list[str]) -> tuple[int, str, str]:
@@ -157,7 +158,7 @@ def signal_at(owner: str, name: str, call: int, number: int = signal.SIGKILL):
     return functools.partial(fault_at, owner, name, call, signal.raise_signal, number)
 
 
-# ------------------------------------------------------------------------------------------------------- what runs left
+# ------------------------------------------------------------------------------------------------------ what runs left
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed ends bit for bit as if it had not been stopped; what cannot be resumed is refused."""
+"""A resumed run equals an uninterrupted one, bit for bit; what cannot be resumed is refused."""
 
 import contextlib
 import hashlib
@@ -64,7 +64,8 @@ def test_resumed_run_draws_one_history(pairs, histories, tmp_path):
         assert [entry["step"] for entry in history if "eval_loss" in entry] == [4]
 
 
-EVERYTHING = "--max_steps 20 --learning_rate 3 --gradient_accumulation_steps 2 --dropout 0.2 --attention_dropout 0.1 --ema_decay 0.5"
+EVERYTHING = "--max_steps 20 --learning_rate 3 --gradient_accumulation_steps 2 --ema_decay 0.5"
+EVERYTHING += " --dropout 0.2 --attention_dropout 0.1"
 EVERYTHING += " --r_drop_alpha 2 --eval_steps 3 --early_stopping_patience 2 --save_total_limit 9"
 EVERYTHING += QUICK
 LAST = 9  # where it stops early, as no BLEU is better than the first, 0, and no loss
@@ -161,7 +162,7 @@ def test_chosen_token_budget_is_kept(pairs, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
-# --------------------------------------------------------------------------------------------- what must, what may change
+# ------------------------------------------------------------------------------------------ what must, what may change
 
 
 CHANGES = "--gradient_accumulation_steps 2 --bpe_dropout 0.1" + QUICK

@@ -77,8 +77,8 @@ def hub():
 
 # ------------------------------------------------------------------------------------------------- the child processes
 
-# Runs scripts one after another as `python SCRIPT ...` does, importing their libraries once, for a user who answers yes
-# to every question. Prints the exit status, stdout and stderr of each as a line of JSON.
+# Runs scripts one after another as `python SCRIPT ...` does, importing their libraries once, for a user who answers
+# yes to every question. Prints the exit status, stdout and stderr of each as a line of JSON.
 IN_TURN = """
 import contextlib, io, json, os, runpy, sys
 for script, argv, token in json.loads(sys.argv[1]):

@@ -111,7 +111,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# ------------------------------------------------------------------------------------------------------ save and resume
+# ----------------------------------------------------------------------------------------------------- save and resume
 
 
 def test_checkpoint_is_a_loadable_model(accelerator, byte_tokenizer, tmp_path):

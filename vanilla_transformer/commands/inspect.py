@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         dataclass_types=[MODEL_OPTIONS],
         description="Print the output shape of each step of a forward pass, with the section of the paper, the "
         "parameters, and the FLOPs of matrix products. Letters: B sentences, S source length, T target length, d "
-        "d_model, h heads, k head size, f feed-forward size, V vocabulary size. Nothing is computed, so a model of any "
-        "size can be inspected.",
+        "d_model, h heads, k head size, f feed-forward size, V vocabulary size. Nothing is computed, so a model of "
+        "any size can be inspected.",
         epilog="example: vanilla-transformer inspect shapes --d_model 512 --batch_size 30 --source_length 200",
         help="the shapes of a forward pass, step by step",
     )

@@ -17,8 +17,8 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
 
     - Marian's position embeddings hold all sines and then all cosines, the paper's alternate them: the residual stream
       is permuted once, see [`interleave`].
-    - Marian's constant `final_logits_bias` becomes the bias of `lm_head`, which is trainable; if it is all zeros, there
-      is none.
+    - Marian's constant `final_logits_bias` becomes the bias of `lm_head`, which is trainable; zeros give
+      no bias.
     - Marian's decoder starts with the padding token, whose embedding gets gradients here but not in Marian.
     - Without an attention mask, padding is masked here and attended to in Marian.
     - Marian's limit of `max_position_embeddings` does not apply here; LayerDrop (training only) is dropped.

@@ -19,8 +19,8 @@ def rename(theirs: Mapping[str, torch.Tensor], table: Mapping[str, str]) -> dict
     """Tensors of the source model under our names.
 
     Args:
-        table: Their module names with ours, where `{i}` is the index of a layer, and `{qkv}` stands for the projections
-            of queries, keys and values, which they stack in this order in one tensor.
+        table: Their module names with ours, where `{i}` is the index of a layer, and `{qkv}` stands for the
+            projections of queries, keys and values, which they stack in this order in one tensor.
 
     Raises ValueError for a tensor whose module is not in the table.
     """

@@ -1,1 +1,1 @@
-"""From sentences to batches: `pairs` reads and tokenizes text, `tokenizer` makes the vocabulary, `batches` groups and pads."""
+"""Sentences to batches: `pairs` reads and tokenizes text, `tokenizer` makes the vocabulary, `batches` pads."""

@@ -50,8 +50,8 @@ def evaluate_split(
         tqdm.write("\n".join(f"  {key:<12} {text}" for example in examples for key, text in example.items()))
         if scores["bleu"] < 0.005 < scores["chrf"]:
             tqdm.write(
-                f"warning: BLEU is 0 although chrF is not; {scores['bleu_signature']} may not fit the target language. "
-                "Choose a tokenizer with --bleu_tokenize, or --metric_for_best_model chrf."
+                f"warning: BLEU is 0 although chrF is not; {scores['bleu_signature']} may not fit the target "
+                "language. Choose a tokenizer with --bleu_tokenize, or --metric_for_best_model chrf."
             )
     return {
         f"{prefix}_loss": loss,

@@ -151,8 +151,8 @@ def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) ->
     """The pattern of a map (rows, columns) with its mean weight, such as "the token before, 83%".
 
     Patterns are a neighboring position (self-attention), the diagonal (attention to the source), and one token for all
-    rows. A pattern is named only if its weight lies at least halfway between that of uniform attention and 1. Otherwise
-    the effective number of tokens per row is given, the exponential of the mean entropy.
+    rows. A pattern is named only if its weight lies at least halfway between that of uniform attention and 1.
+    Otherwise the effective number of tokens per row is given, the exponential of the mean entropy.
     """
     causal = is_self and len(weights) > 1 and not weights.triu(diagonal=1).any()
     uniform = torch.ones_like(weights).tril() if causal else torch.ones_like(weights)

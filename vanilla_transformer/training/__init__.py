@@ -1,1 +1,1 @@
-"""What train.py is made of: options (`arguments`), setup (`builders`), `optimization`, `state`, `checkpoint`, `signals`, ..."""
+"""What train.py is made of: options (`arguments`), setup (`builders`), `optimization`, `state`, `checkpoint`, ..."""

@@ -338,7 +338,7 @@ def final_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers)
     return best[:1] if args.early_stopping_patience else []
 
 
-# ------------------------------------------------------------------------------------------- what must not have changed
+# ------------------------------------------------------------------------------------------ what must not have changed
 
 # Options that decide which pairs batch n holds.
 FIXED = (
@@ -373,8 +373,8 @@ def compare_settings(checkpoint: Checkpoint, old: dict, new: dict) -> list[str]:
     if "batches_per_step" in changed:
         before, now = changed["batches_per_step"]
         raise UserError(
-            f"An optimizer step of {checkpoint} has {before} batches, and {now} now; change the number of processes or "
-            f"--gradient_accumulation_steps, whose product it is, or {remedy}."
+            f"An optimizer step of {checkpoint} has {before} batches, and {now} now; change the number of processes "
+            f"or --gradient_accumulation_steps, whose product it is, or {remedy}."
         )
     for name in FIXED + (FIXED_IN_STREAM if new["streaming"] else ()):
         if name in changed:

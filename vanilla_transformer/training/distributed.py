@@ -26,7 +26,7 @@ from .signals import Stopped
 UNSUPPORTED = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; use FSDP2 (accelerate launch --config_file "
     "recipes/accelerate/fsdp2.yaml), or Seq2SeqTrainer as in docs/scaling.md.",
-    "ACCELERATE_USE_FSDP": "FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file, or --fsdp_version 2.",
+    "ACCELERATE_USE_FSDP": "FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.",
 }
 
 

@@ -144,8 +144,8 @@ def check_divergence(
     if what is not None:
         raise Diverged(
             f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
-            f"{position - 1}): {what}. Earlier checkpoints are intact. Lower --learning_rate, lengthen --warmup_steps or "
-            "lower --max_grad_norm"
+            f"{position - 1}): {what}. Earlier checkpoints are intact. Lower --learning_rate, lengthen --warmup_steps "
+            "or lower --max_grad_norm"
             + ("; --on_divergence ignore lets spikes pass." if math.isfinite(loss + norm) else ".")
         )
 
