@@ -242,7 +242,7 @@ def test_attentions_and_hidden_states_are_those_of_one_forward(model, use_cache)
         assert_close(ours, theirs)
 
 
-# ------------------------------------------------------------------------------------------------------ ends and prefixes
+# --------------------------------------------------------------------------------------------------- ends and prefixes
 
 
 @fast_routes

@@ -1,4 +1,4 @@
-"""Text in, text out, each line where it was. Run: pytest tests/model/test_translation.py"""
+"""The Translator, `vanilla-transformer translate` and the pipeline: order, limits, splitting, errors, streams."""
 
 import copy
 import io
@@ -15,19 +15,14 @@ import torch
 from helpers import TEXTS, save_translator, writing_translator
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, pipeline
+from transformers import AutoTokenizer, GenerationConfig, pipeline
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import translate as translation
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search, greedy_search
-from vanilla_transformer.translation_vanilla_transformer import (
-    TextTooLong,
-    Translator,
-    batches_by_length,
-    cut,
-)
+from vanilla_transformer.translation_vanilla_transformer import TextTooLong, Translator, batches_by_length, cut
 
 
 @pytest.fixture
@@ -41,13 +36,13 @@ def translator(tokenizer):
 
 
 def never_end(translator: Translator):
-    """Takes the end of sentence out of the model's reach."""
+    """Makes the end of sentence all but impossible."""
     translator.model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(translator.tokenizer)))
     translator.model.lm_head.bias.data[translator.tokenizer.eos_token_id] = -1e4
 
 
 def directly(translator: Translator, text: str, **generation) -> str:
-    """One text by hand."""
+    """One text, by the model's `generate`."""
     source = translator.tokenizer(text, return_tensors="pt")
     early = {"early_stopping": True} if generation.get("num_beams", 1) > 1 else {}
     output = translator.model.generate(**source, **early, **generation)
@@ -135,12 +130,7 @@ def test_transformers_searches_only_where_ours_cannot(translator, monkeypatch):
     assert translator(TEXTS, generation_config=config) == expected
 
 
-def test_beams_lead_to_other_translations(translator):
-    generation = {"max_new_tokens": 12, "length_penalty": 0.6}
-    assert translator(TEXTS, num_beams=4, **generation) != translator(TEXTS, num_beams=1, max_new_tokens=12)
-
-
-def test_the_models_own_default_holds(translator):
+def test_the_generation_config_gives_the_defaults(translator):
     translator.model.generation_config.update(num_beams=3, max_new_tokens=9, max_length=None)
     assert translator(TEXTS) == translator(TEXTS, num_beams=3, max_new_tokens=9)
     assert translator(TEXTS) != translator(TEXTS, num_beams=1, max_new_tokens=9)
@@ -197,18 +187,16 @@ def test_weights_that_do_not_match_are_refused(damage, folder):
         Translator.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors", "/tmp/model.safetensors"])
-def test_an_index_of_other_files_is_refused(file, folder):
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": file}}
-    (Path(folder) / "model.safetensors.index.json").write_text(json.dumps(index))
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors"])
+def test_other_files_than_safetensors_are_refused(file, folder):
+    weights = Path(folder) / "model.safetensors"
+    index = weights.with_name("model.safetensors.index.json")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": file}}))
     with pytest.raises(ValueError, match=f"names {file}; only safetensors files beside it"):
         Translator.from_pretrained(folder)
-
-
-def test_a_pickle_is_refused(folder):
-    file = Path(folder) / "model.safetensors"
-    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
-    file.unlink()
+    index.unlink()
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
     with pytest.raises(OSError, match="model.safetensors"):
         Translator.from_pretrained(folder)
 
@@ -380,19 +368,26 @@ def folder(translator, tmp_path):
     return save_translator(translator, tmp_path / "model")
 
 
-def run_main(monkeypatch, data: bytes, *argv, encoding="utf-8") -> bytes:
-    """What `vanilla-transformer translate` writes for `data`, in this process."""
+def run_main(monkeypatch, data: bytes, *argv) -> bytes:
+    """What `vanilla-transformer translate` writes for `data`, in this process and a locale that is not UTF-8."""
     output = io.BytesIO()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding))
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding, write_through=True))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="latin-1", write_through=True))
     main(["translate", *argv])
     sys.stdout.flush()
     return output.getvalue()
 
 
+def run_in_bash(command: str, folder: str) -> subprocess.CompletedProcess:
+    """Runs a command in which TRANSLATE stands for `python -m vanilla_transformer translate --model folder`."""
+    command = command.replace("TRANSLATE", f"{sys.executable} -m vanilla_transformer translate --model {folder}")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300)
+
+
 @pytest.fixture
 def upper(monkeypatch):
-    """In place of a model: capitals, and line feeds within."""
+    """Replaces the model: capital letters, and line feeds instead of spaces."""
 
     class Upper:
         @classmethod
@@ -426,7 +421,7 @@ def test_as_many_lines_come_out_as_went_in(name, upper, monkeypatch):
         assert found == expected
 
 
-def test_lines_that_are_not_read_at_once_stay_in_order(upper, monkeypatch):
+def test_lines_stay_in_order_across_portions(upper, monkeypatch):
     monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
     assert run_main(monkeypatch, b"a\nb\n\nc\nd\n\n\ne", "--model", "x") == b"A\nB\n\nC\nD\n\n\nE\n"
 
@@ -453,10 +448,6 @@ def test_wrong_options_of_the_command_are_refused(option, upper, monkeypatch, ca
     assert message in capsys.readouterr().err
 
 
-def test_text_is_utf8_whatever_the_locale(upper, monkeypatch):
-    assert run_main(monkeypatch, "grün\n".encode(), "--model", "x", encoding="latin-1") == "GRÜN\n".encode()
-
-
 def test_options_of_the_command_line(folder, translator, monkeypatch):
     data = "".join(f"{text}\n" for text in TEXTS).encode()
     found = run_main(monkeypatch, data, "--model", folder, "--num_beams", "3", "--max_tokens", "40")
@@ -464,52 +455,36 @@ def test_options_of_the_command_line(folder, translator, monkeypatch):
     assert found.decode().split("\n") == [" ".join(text.split("\n")) for text in expected] + [""]
 
 
-def test_the_command_line_in_a_process_of_its_own(folder, translator):
+def test_the_command_in_a_process(folder, translator):
     lines = ["No!", "", "纽约是一座城市", "A man"]
-    command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", folder]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    data = "".join(f"{line}\n" for line in lines).encode()
-    result = subprocess.run(command, input=data, capture_output=True, env=environment, timeout=300)
-    assert result.returncode == 0, result.stderr.decode()
-    expected = [" ".join(text.split("\n")) for text in translator(lines)]
-    assert result.stdout.decode() == "".join(f"{line}\n" for line in expected)
+    result = run_in_bash("printf '%s\\n' " + " ".join(f"'{line}'" for line in lines) + " | TRANSLATE", folder)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "".join(" ".join(text.split("\n")) + "\n" for text in translator(lines))
 
 
-@pytest.mark.parametrize(
-    "ending, message",
-    [
-        ("> /dev/full", "cannot read the input or write the output: [Errno 28] No space left on device"),
-        (">&-", "standard input or output is closed"),
-        ("<&-", "standard input or output is closed"),
-    ],
-)
-def test_streams_that_fail_end_the_command_with_a_sentence(folder, ending, message):
-    command = f"echo 'No!' | {sys.executable} -m vanilla_transformer translate --model {folder} {ending}"
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300)
+def test_a_full_disk_ends_the_command_with_a_sentence(folder):
+    result = run_in_bash("echo 'No!' | TRANSLATE > /dev/full", folder)
     assert result.returncode == 1 and "Traceback" not in result.stderr
+    message = "cannot read the input or write the output: [Errno 28] No space left on device"
     assert result.stderr.splitlines()[-1].startswith(f"vanilla-transformer translate: {message}")
 
 
-def test_a_model_of_another_kind_is_named(tmp_path, tokenizer, monkeypatch):
-    sizes = dict.fromkeys(["encoder_layers", "decoder_layers"], 1) | dict.fromkeys(
-        ["d_model", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads"], 16
-    )
-    ids = {"pad_token_id": 3, "decoder_start_token_id": 3}
-    MarianMTModel(MarianConfig(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match="is a marian model; convert a marian one by `vanilla-transformer convert"):
-        run_main(monkeypatch, b"a\n", "--model", str(tmp_path))
-
-
 def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
-    command = f"yes 'No!' | head -3 | {sys.executable} -m vanilla_transformer translate --model {folder} | true"
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        ["bash", "-c", f"{command}; echo ${{PIPESTATUS[2]}}"], capture_output=True, env=environment, timeout=300
-    )
-    assert result.stdout == b"141\n"
-    assert b"Traceback" not in result.stderr and b"Exception ignored" not in result.stderr
+    result = run_in_bash("yes 'No!' | head -3 | TRANSLATE | true; echo ${PIPESTATUS[2]}", folder)
+    assert result.stdout == "141\n"
+    assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_a_closed_stream_ends_the_command_with_a_sentence(stream, monkeypatch):
+    monkeypatch.setattr(sys, stream, None)  # as Python does for `<&-` and `>&-`
+    with pytest.raises(SystemExit, match="^vanilla-transformer translate: standard input or output is closed"):
+        main(["translate", "--model", "x"])
+
+
+def test_a_model_of_another_type_is_named(marian, monkeypatch):
+    with pytest.raises(SystemExit, match="is a marian model; convert a marian one by `vanilla-transformer convert"):
+        run_main(monkeypatch, b"a\n", "--model", str(marian))
 
 
 @pytest.mark.slow
@@ -538,17 +513,12 @@ def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
     assert b"Traceback" not in process.stderr.read() and process.stdout.read() == b""
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["missing", "foreign"],
-)
-def test_a_model_that_cannot_be_loaded_is_named(kind, tmp_path, monkeypatch):
-    if kind == "foreign":
-        (tmp_path / "config.json").write_text("{}")
-    name = str(tmp_path / "missing") if kind == "missing" else str(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        run_main(monkeypatch, b"a\n", "--model", name)
-    assert str(caught.value).startswith("vanilla-transformer translate: ") and name in str(caught.value)
+@pytest.mark.parametrize("name", ["missing", "foreign"])
+def test_a_model_that_cannot_be_loaded_is_named(name, tmp_path, monkeypatch):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/config.json").write_text("{}")
+    with pytest.raises(SystemExit, match=f"^vanilla-transformer translate: .*{tmp_path / name}"):
+        run_main(monkeypatch, b"a\n", "--model", str(tmp_path / name))
 
 
 def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(learned, tmp_path, monkeypatch):
@@ -562,7 +532,7 @@ def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(learned, tmp_p
 WITHOUT_THE_PACKAGE = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
-from transformers import MarianConfig, MarianMTModel, pipeline
+from transformers import pipeline
 
 folder, copy, texts = json.load(sys.stdin)
 translate = pipeline("vanilla-translation", model=folder, trust_remote_code=True)
@@ -574,7 +544,7 @@ print(json.dumps(found))
 
 
 def test_the_pipeline_travels_with_the_model(folder, translator, tmp_path):
-    """It works where the package is not, and goes on travelling with what is saved there."""
+    """It works without the package, and so does what is saved there."""
     task = json.dumps([folder, str(tmp_path / "copy"), ["No!", "", *TEXTS]])
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(tmp_path)}
     result = subprocess.run(
@@ -586,9 +556,8 @@ def test_the_pipeline_travels_with_the_model(folder, translator, tmp_path):
     expected = translator(["No!", "", *TEXTS], max_new_tokens=8)
     assert [found["translation_text"] for found in many] == expected
     assert one == [{"translation_text": expected[0]}]
-    assert [found["translation_text"] for found in beams] == translator(
-        ["No!", "", *TEXTS], num_beams=2, max_new_tokens=8
-    )
+    expected = translator(["No!", "", *TEXTS], num_beams=2, max_new_tokens=8)
+    assert [found["translation_text"] for found in beams] == expected
 
 
 def test_a_pipeline_of_a_model_in_memory(translator):
@@ -596,7 +565,7 @@ def test_a_pipeline_of_a_model_in_memory(translator):
         "vanilla-translation", model=translator.model, tokenizer=translator.tokenizer, max_source_length=8
     )
     shorter = Translator(translator.model, translator.tokenizer, max_source_length=8)
-    texts = [PARAGRAPH.replace(",", ", "), "No!"]
+    texts = [PARAGRAPH, "No!"]
     expected = [{"translation_text": text} for text in shorter(texts, max_new_tokens=4)]
     assert translate(texts, max_new_tokens=4) == expected == translate(iter(texts), max_new_tokens=4)
     with pytest.raises(TextTooLong):
