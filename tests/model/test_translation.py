@@ -299,17 +299,6 @@ def test_texts_are_split_at_the_longest_training_source(make_model, tokenizer):
     assert Translator(model, trained, max_source_length=12).longest_source == 12
 
 
-def test_a_line_of_many_sentences_comes_back_complete(translator, monkeypatch):
-    monkeypatch.setattr(
-        translator,
-        "translate_batch",
-        lambda sources, _: translator.tokenizer.batch_decode(sources, skip_special_tokens=True),
-    )
-    translator.longest_source = 30
-    line = " ".join(f"Dog {number} sleeps." for number in range(1700))
-    assert translator([line]) == [line]
-
-
 WRONG = {
     "num_beams": 0,
     "max_new_tokens": 0,
@@ -448,18 +437,12 @@ def test_wrong_options_of_the_command_are_refused(option, upper, monkeypatch, ca
     assert message in capsys.readouterr().err
 
 
-def test_options_of_the_command_line(folder, translator, monkeypatch):
-    data = "".join(f"{text}\n" for text in TEXTS).encode()
-    found = run_main(monkeypatch, data, "--model", folder, "--num_beams", "3", "--max_tokens", "40")
-    expected = Translator(translator.model, translator.tokenizer, 40)(TEXTS, num_beams=3)
-    assert found.decode().split("\n") == [" ".join(text.split("\n")) for text in expected] + [""]
-
-
 def test_the_command_in_a_process(folder, translator):
-    lines = ["No!", "", "纽约是一座城市", "A man"]
-    result = run_in_bash("printf '%s\\n' " + " ".join(f"'{line}'" for line in lines) + " | TRANSLATE", folder)
+    lines = "".join(f"'{text}' " for text in ["", *TEXTS])
+    result = run_in_bash(f"printf '%s\\n' {lines} | TRANSLATE --num_beams 3 --max_tokens 40", folder)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "".join(" ".join(text.split("\n")) + "\n" for text in translator(lines))
+    expected = translator(["", *TEXTS], num_beams=3)
+    assert result.stdout == "".join(" ".join(text.split("\n")) + "\n" for text in expected)
 
 
 def test_a_full_disk_ends_the_command_with_a_sentence(folder):
@@ -494,9 +477,8 @@ def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
     options = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]  # some minutes
     command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", tmp_path / "model", *options]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
+    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
+    process = subprocess.Popen(command, **pipes, env=environment)
     process.stdin.write(b"A dog sleeps.\n" * 1000)
     process.stdin.close()
     try:
