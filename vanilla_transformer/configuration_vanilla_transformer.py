@@ -163,7 +163,7 @@ class VanillaTransformerConfig(PretrainedConfig):
             if self.position_embedding_type == "rotary" and self.d_model // heads % 2:
                 raise ValueError(f"`d_model / {name}` is {self.d_model} / {heads}; rotary positions need it even.")
         if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"`d_model` is {self.d_model}; sinusoidal positions need it even.")
+            raise ValueError(f"`d_model` is {self.d_model}; sinusoidal positions need an even number.")
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
             raise ValueError(
                 f"`decoder_vocab_size` is {self.decoder_vocab_size} and `vocab_size` is {self.vocab_size}; to share "

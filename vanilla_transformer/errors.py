@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 
 class UserError(Exception):
-    """An error the user can fix: one sentence that names the culprit and the remedy."""
+    """Raised for an error the user can fix. The message is one sentence: what is wrong and how to fix it."""
 
 
 def one_line(error: BaseException) -> str:

@@ -299,6 +299,14 @@ def test_texts_are_split_at_the_longest_training_source(make_model, tokenizer):
     assert Translator(model, trained, max_source_length=12).longest_source == 12
 
 
+def test_a_line_of_1700_sentences_is_translated_whole(make_model, tokenizer):
+    trained = copy.deepcopy(tokenizer)
+    trained.model_max_length = 9
+    _, sources = Translator(make_model(vocab_size=len(tokenizer)), trained).tokenize([" ".join(["No."] * 1700)])
+    assert len(sources) > 100
+    assert " ".join(tokenizer.batch_decode(sources, skip_special_tokens=True)).split() == ["No."] * 1700
+
+
 WRONG = {
     "num_beams": 0,
     "max_new_tokens": 0,

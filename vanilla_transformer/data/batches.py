@@ -53,9 +53,9 @@ def plan_batches(
 
 
 def fill_batches(source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
-    """Sorts pairs by length and cuts them into batches with pairs x longest side <= `max_tokens`.
+    """Sorts pairs by length and cuts them into batches whose number of pairs times longest side is at most `max_tokens`.
 
-    A pair that exceeds the budget alone becomes a batch of one.
+    A pair longer than `max_tokens` gets its own batch.
     """
     longest = np.maximum(source_lengths, target_lengths)
     order = np.lexsort((source_lengths, longest))

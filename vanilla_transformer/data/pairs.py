@@ -128,7 +128,9 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
 
 
 def load_files(args) -> dict[str, Dataset | IterableDataset]:
-    """Loads `args.train_file` and its companions, all of one format; a .txt file has source<TAB>target lines."""
+    """Loads the training, validation and test files, which must have the same format.
+
+    In a .txt file, each line is source<TAB>target."""
     files = {split: getattr(args, f"{split}_file") for split in SPLITS if getattr(args, f"{split}_file")}
     for split, name in files.items():
         if not Path(name).is_file():

@@ -165,7 +165,7 @@ def weight_files(output_dir: Path) -> list[Path]:
         raise UserError(f"{output_dir} has no model.safetensors; {SAVE_AGAIN}.")
     names = sorted(set(map(str, read_mapping(index, "weight_map").values())))
     if not all(name.endswith(".safetensors") for name in names):
-        raise UserError(f"{index} names weights that are not safetensors; {SAVE_AGAIN}.")
+        raise UserError(f"{index} lists weight files that are not in the safetensors format; {SAVE_AGAIN}.")
     return [index, *(local_file(index, name) for name in names)]
 
 
@@ -209,11 +209,11 @@ def hub_errors(repo_id: str, output_dir: str | Path):
 
 
 def check_push(repo_id: str | None = None, output_dir: str | Path = ".", token: str | None = None) -> str:
-    """Checks, before anything is computed, that there is a token the Hub knows; returns the full id of the repository.
+    """Checks, before any work starts, that the Hub accepts the token; returns the full id of the repository.
 
     Args:
         repo_id: The repository, `owner/name`, or a name in the user's namespace. None: the name of `output_dir`.
-        token: A token of the Hub. None: that of `hf auth login` or HF_TOKEN.
+        token: A Hub token. None: the one saved by `hf auth login` or set in HF_TOKEN.
 
     Raises:
         UserError: The id is malformed, there is no valid token, or the Hub cannot be reached.

@@ -145,7 +145,7 @@ class Parser(HfArgumentParser):
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults only where they say something, and one spelling of each option."""
+    """Hides defaults of None and False, and lists each option in one spelling: `--a_b`, not also `--a-b`."""
 
     def _get_help_string(self, action):
         return action.help if action.default in (None, False, argparse.SUPPRESS) else super()._get_help_string(action)

@@ -39,9 +39,9 @@ def make_tokenizer(args, train_pairs, checkpoint: Checkpoint | None):
 
 
 def make_config(args, tokenizer) -> VanillaTransformerConfig:
-    """The config of the model to fine-tune, or one made of the given options and the tokenizer.
+    """The config of the model to fine-tune or, for a new model, one built from the options and the tokenizer.
 
-    Raises UserError if options contradict the model to fine-tune, the tokenizer, or each other.
+    Raises UserError if the options conflict with that model, with the tokenizer or with one another.
     """
     fields = model_fields(args)
     if args.model_name_or_path:
