@@ -89,7 +89,7 @@ BROKEN = {
     "linked results": (link("all_results.json"), "all_results.json is a link to a file elsewhere"),
     "no weights": (remove("model.safetensors"), "has no model.safetensors"),
     "no shard": (index("model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors is missing"),
-    "pickled shard": (index("pytorch_model.bin"), "weights that are not safetensors"),
+    "pickled shard": (index("pytorch_model.bin"), "not in the safetensors format"),
     "shard outside": (index("../model.safetensors"), "which is not a file beside it"),
     "no tokenizer": (remove("tokenizer_config.json"), "has no tokenizer"),
     "no results": (remove("all_results.json"), "no all_results.json to write it from"),

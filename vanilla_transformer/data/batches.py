@@ -53,7 +53,7 @@ def plan_batches(
 
 
 def fill_batches(source_lengths: np.ndarray, target_lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
-    """Sorts pairs by length and cuts them into batches whose number of pairs times longest side is at most `max_tokens`.
+    """Sorts pairs by length and cuts them into batches with (number of pairs) x (longest side) <= `max_tokens`.
 
     A pair longer than `max_tokens` gets its own batch.
     """
