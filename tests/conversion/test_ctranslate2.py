@@ -1,4 +1,4 @@
-"""CTranslate2 translates as the model does. Run: pytest tests/conversion/test_ctranslate2.py"""
+"""CTranslate2 translates as the model does."""
 
 import json
 import sys

@@ -1,5 +1,5 @@
 """One model by every route of PyTorch and transformers: attention backends, torch.compile, checkpointing, resizing,
-placement, precision. Run: pytest tests/model/test_backends.py"""
+placement, precision."""
 
 import copy
 import json

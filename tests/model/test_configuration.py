@@ -1,4 +1,4 @@
-"""What the config accepts, refuses and saves. Run: pytest tests/model/test_configuration.py"""
+"""What the config accepts, refuses and saves."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The model equals its formulas, itself by other routes, and itself saved. Run: pytest tests/model/test_modeling.py"""
+"""The model equals its formulas, itself by other routes, and itself saved."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""int8 weights by torchao, where that is installed. Run: pytest -m slow tests/model/test_quantization.py"""
+"""int8 weights by torchao, where that is installed."""
 
 import pytest
 import torch

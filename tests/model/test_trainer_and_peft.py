@@ -1,4 +1,4 @@
-"""Seq2SeqTrainer and PEFT work with this model. Run: pytest -m slow tests/model/test_trainer_and_peft.py"""
+"""Seq2SeqTrainer and PEFT work with this model."""
 
 from pathlib import Path
 
