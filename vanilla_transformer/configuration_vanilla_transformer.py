@@ -120,20 +120,16 @@ class VanillaTransformerConfig(PretrainedConfig):
     decoder_start_token_id: int | None = 1
 
     def __post_init__(self, **kwargs):
-        for alias, name in self.attribute_map.items():
-            if alias in kwargs:
-                setattr(self, name, kwargs.pop(alias))
         for key, value in kwargs.items():
             self.check_key(key, value)
-        if self.decoder_vocab_size is None:
-            self.decoder_vocab_size = self.vocab_size
-        if self.encoder_attention_heads is None:
-            self.encoder_attention_heads = math.gcd(8, self.d_model)
-        if self.decoder_attention_heads is None:
-            self.decoder_attention_heads = math.gcd(8, self.d_model)
         # Overwritten, since an older version may have saved other names: saving again copies today's files.
         kwargs |= {"auto_map": dict(AUTO_MAP), "custom_pipelines": {"vanilla-translation": dict(PIPELINE)}}
         super().__post_init__(**kwargs)
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            if getattr(self, name) is None:
+                setattr(self, name, math.gcd(8, self.d_model))
 
     def check_key(self, key: str, value):
         """Raises ValueError for a key that is not a field, and for an attention kernel on the Hub, which is code.
@@ -146,7 +142,8 @@ class VanillaTransformerConfig(PretrainedConfig):
                 f"`{key}` is {value!r}; a config may not name a kernel on the Hub, which is code; remove the key and, "
                 "if you trust that code, call `set_attn_implementation` on the model."
             )
-        if self.transformers_version is not None or key.startswith("_") or key in FOREIGN_KEYS:
+        is_known = key in self.attribute_map or key in FOREIGN_KEYS or key.startswith("_")
+        if is_known or self.transformers_version is not None:
             return
         known = sorted(field.name for field in fields(self))
         closest = get_close_matches(key, known, n=1)
@@ -172,15 +169,13 @@ class VanillaTransformerConfig(PretrainedConfig):
 
     def validate_token_ids(self):
         """Raises ValueError for a special token outside the target's vocabulary or, for pad and end, the source's."""
-        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
-        if not ends:
-            raise ValueError("`eos_token_id` is []; it must be None, a token id or a non-empty list.")
-        both, target = min(self.vocab_size, self.decoder_vocab_size), self.decoder_vocab_size
-        limits = [("pad_token_id", self.pad_token_id, both), *(("eos_token_id", end, both) for end in ends)]
-        limits += [(name, getattr(self, name), target) for name in ("bos_token_id", "decoder_start_token_id")]
-        for name, value, limit in limits:
-            if value is not None and not 0 <= value < limit:
-                raise ValueError(f"`{name}` is {value}; it must be None or lie in the vocabulary, 0 to {limit - 1}.")
+        target, both = self.decoder_vocab_size, min(self.vocab_size, self.decoder_vocab_size)
+        limits = {"pad_token_id": both, "eos_token_id": both, "bos_token_id": target, "decoder_start_token_id": target}
+        for name, limit in limits.items():
+            ids = getattr(self, name)
+            for value in ids if isinstance(ids, list) else [ids]:
+                if value is not None and not 0 <= value < limit:
+                    raise ValueError(f"`{name}` is {value}; it must be None or a token id from 0 to {limit - 1}.")
 
 
 VanillaTransformerConfig.register_for_auto_class()  # `save_pretrained` copies this file beside the weights

@@ -72,17 +72,14 @@ def chunked_cross_entropy(
     projection = weight.to(dtype)
     states, targets = hidden[is_target].to(dtype), labels[is_target][:, None]  # (N,d), (N,1)
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    grad_states = torch.empty_like(states if needs_grad else states[:0])
+    grad_states = [states[:0]]
     grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=torch.float32)
     grad_bias = torch.zeros_like(grad_weight[:, 0])
     rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // vocab_size)
     softmax_rows = max(1, LOGITS_PER_SOFTMAX // vocab_size) if hidden.device.type == "cpu" else rows
-    for start in range(0, states.shape[0], rows):
-        x = states[start : start + rows]
+    for x, tokens in zip(states.split(rows), targets.split(rows), strict=True):
         chunk = x @ projection.T  # (n,V)
-        for part, target in zip(
-            chunk.split(softmax_rows), targets[start : start + rows].split(softmax_rows), strict=True
-        ):
+        for part, target in zip(chunk.split(softmax_rows), tokens.split(softmax_rows), strict=True):
             logits = part.float() if bias is None else part.float() + bias
             # -log p(target) = log(sum(exp(logits))) - logits[target], and the mean logit for the smoothed share.
             expected = (1 - label_smoothing) * logits.gather(1, target)
@@ -99,12 +96,12 @@ def chunked_cross_entropy(
                     grad_bias += grad.sum(dim=0)
                 part.copy_(grad)
         if needs_grad:
-            grad_states[start : start + rows] = chunk @ projection
+            grad_states.append(chunk @ projection)
             grad_weight += chunk.T @ x
 
     grad_hidden = torch.zeros_like(hidden if needs_grad else hidden[:0])
     if needs_grad:
-        grad_hidden[is_target] = grad_states.to(hidden.dtype)
+        grad_hidden[is_target] = torch.cat(grad_states).to(hidden.dtype)
     return loss, grad_hidden, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
 
 

@@ -37,8 +37,7 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -158,13 +157,7 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, num_positions: int, dim: int):
         super().__init__()
-        self.register_buffer("table", torch.empty(num_positions, dim, dtype=torch.float32), persistent=False)
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        """Fills the table. Called again by `from_pretrained`, which leaves buffers that are not saved empty."""
-        rows, dim = self.table.shape
-        init.copy_(self.table, sinusoidal_positions(torch.arange(rows, device=self.table.device), dim))
+        self.register_buffer("table", sinusoidal_positions(torch.arange(num_positions), dim), persistent=False)
 
     def forward(self, position_ids: Tensor, length: int) -> Tensor:
         """(B,T) -> (B,T,dim); all positions are below `length`."""
@@ -213,9 +206,7 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """(...) -> (...)"""
-        if not self.training or self.p == 0:
-            return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
+        if not self.training or self.p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         dropped = min(max(1, round(256 * self.p)), 255)  # of the 256 values of a byte
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
@@ -236,11 +227,13 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable) -> Tensor:
+    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable, **inputs) -> Tensor:
         """`LayerNorm(x + Dropout(Sublayer(x)))` (sections 3.1, 5.4), or its pre-norm form: (B,T,d) -> (B,T,d)."""
-        if self.norm_first:
-            return x + self.dropout(sublayer(norm(x)))
-        return norm(x + self.dropout(sublayer(x)))
+        output = sublayer(norm(x) if self.norm_first else x, **inputs)
+        if isinstance(output, tuple):  # attention also returns its weights
+            output = output[0]
+        x = x + self.dropout(output)
+        return x if self.norm_first else norm(x)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """`FFN(x) = max(0, x W1 + b1) W2 + b2` (section 3.3, Equation 2), with any activation."""
@@ -257,11 +250,8 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, rotary: Tensor | None, **kwargs) -> Tensor:
         """(B,S,d) -> (B,S,d). The mask is in the backend's format; `rotary` (B,S,k) are positions for [`rotate`]."""
-
-        def self_attention(x):
-            return self.self_attn(x, attention_mask=attention_mask, rotary=rotary, **kwargs)[0]
-
-        x = self.residual(x, self.self_attn_layer_norm, self_attention)
+        inputs = {"attention_mask": attention_mask, "rotary": rotary}
+        x = self.residual(x, self.self_attn_layer_norm, self.self_attn, **inputs, **kwargs)
         return self.residual(x, self.final_layer_norm, self.feed_forward)
 
 
@@ -282,21 +272,13 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
         encoder_hidden_states: Tensor,
         encoder_attention_mask: Tensor | None,
         rotary: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
         **kwargs,
     ) -> Tensor:
-        """(B,T,d) and the encoder's output (B,S,d) -> (B,T,d). Both masks are in the backend's format."""
-
-        def self_attention(x):
-            past = {"rotary": rotary, "past_key_values": past_key_values}
-            return self.self_attn(x, attention_mask=attention_mask, **past, **kwargs)[0]
-
-        def cross_attention(x):
-            source = {"attention_mask": encoder_attention_mask, "past_key_values": past_key_values}
-            return self.encoder_attn(x, encoder_hidden_states, **source, **kwargs)[0]
-
-        x = self.residual(x, self.self_attn_layer_norm, self_attention)
-        x = self.residual(x, self.encoder_attn_layer_norm, cross_attention)
+        """(B,T,d) and the encoder's output (B,S,d) -> (B,T,d). Both attentions get the cache, among `kwargs`."""
+        target = {"attention_mask": attention_mask, "rotary": rotary}
+        source = {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask}
+        x = self.residual(x, self.self_attn_layer_norm, self.self_attn, **target, **kwargs)
+        x = self.residual(x, self.encoder_attn_layer_norm, self.encoder_attn, **source, **kwargs)
         return self.residual(x, self.final_layer_norm, self.feed_forward)
 
 
@@ -331,8 +313,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        elif isinstance(module, SinusoidalPositions):
-            module.reset_parameters()
+        elif isinstance(module, SinusoidalPositions):  # `from_pretrained` leaves tensors that are not saved empty
+            rows, dim = module.table.shape
+            init.copy_(module.table, sinusoidal_positions(torch.arange(rows, device=module.table.device), dim))
         if getattr(module, "bias", None) is not None:
             init.zeros_(module.bias)
 
@@ -435,7 +418,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> VanillaTransformerEncoderOutput:
         """`input_ids` (B,S) or `inputs_embeds` (B,S,d) -> `last_hidden_state` (B,S,d).
 
@@ -482,7 +465,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Target `input_ids` (B,T) or `inputs_embeds` (B,T,d) and the encoder's output (B,S,d) -> (B,T,d).
 
@@ -555,7 +538,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> Seq2SeqModelOutput:
         """Source ids (B,S) and target ids (B,T) -> `last_hidden_state` (B,T,d).
 
@@ -621,7 +604,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         use_cache: bool | None = None,
         num_items_in_batch: int | Tensor | None = None,
         output_logits: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> Seq2SeqLMOutput:
         """Source ids (B,S) and target ids (B,T) -> `logits` (B,T,V), and `loss` if `labels` are given.
 

@@ -56,7 +56,6 @@ REFUSED = {
     "negative id": ({"bos_token_id": -1}, "bos_token_id", "-1", "0 to 36999"),
     "end outside the source": (SEPARATE | {"eos_token_id": 50}, "eos_token_id", "50", "0 to 39"),
     "start outside the target": (SEPARATE | {"decoder_start_token_id": 60}, "decoder_start_token_id", "60", "0 to 59"),
-    "no end": ({"eos_token_id": []}, "eos_token_id", "[]", "non-empty list"),
     "decoder only": ({"is_encoder_decoder": False}, "is_encoder_decoder", "False", "True"),
     "one of several": ({"eos_token_id": [2, 40000]}, "eos_token_id", "40000", "0 to 36999"),
     "misspelled": ({"d_modle": 512}, "`d_modle`", "did you mean `d_model`"),
