@@ -115,7 +115,7 @@ def main():
         dry_run_report(args, model, splits["train"], batches, batches_per_step, recipe, accelerator)
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
-    distributed.run_on_main(accelerator, checkpoint.prepare_output_dir, lock, resumed, recipe_to_yaml(recipe))
+    distributed.run_on_main(accelerator, checkpoint.prepare_output_dir, lock, recipe_to_yaml(recipe))
     message = f"--output_dir {output_dir} is not the same directory on all machines; choose one that they share."
     distributed.check_same_everywhere(accelerator, (output_dir / "recipe.yaml").exists(), message)
     distributed.check_same_everywhere(accelerator, settings["data"], "The training pairs differ between machines.")
@@ -180,7 +180,7 @@ def main():
     chosen = distributed.run_on_main(accelerator, checkpoint.final_checkpoints, output_dir, state, triggers)
     if chosen:
         checkpoint.load_weights(final, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))
-        accelerator.print(f"using the weights of {', '.join(one.folder.name for one in chosen)}")
+        accelerator.print(f"using the weights of {', '.join(one.name for one in chosen)}")
     results = state.results() | {"num_parameters": final.num_parameters()}
     results |= evaluate_split(final, tokenizer, splits["validation"], "eval", args, accelerator)
     if not math.isfinite(results["eval_loss"]):

@@ -1,11 +1,10 @@
 """Fixtures of runs: a dataset, a finished run, forked runs with faults."""
 
-import random
 from pathlib import Path
 
 import datasets
 import pytest
-from runs import ROOT, WORDS, Fork, options, ranks, train, write_pairs
+from runs import ROOT, Fork, options, random_pairs, ranks, train
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,12 +23,7 @@ def environment(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> Path:
     """A dataset of 100 training, 6 validation and 7 test pairs."""
-    generator = random.Random(0)
-    splits = {}
-    for split, count in [("train", 100), ("validation", 6), ("test", 7)]:
-        sentences = [generator.choices(list(WORDS), k=generator.randint(1, 7)) for _ in range(count)]
-        splits[split] = [{"en": " ".join(words), "de": " ".join(map(WORDS.get, words))} for words in sentences]
-    return write_pairs(tmp_path_factory.mktemp("pairs"), **splits)
+    return random_pairs(tmp_path_factory.mktemp("pairs"), train=100, validation=6, test=7)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from runs import (
     QUICK,
     ROOT,
     SHARDED,
-    Fork,
     assert_same_run,
     fault_at,
     files,
@@ -35,7 +34,7 @@ from runs import (
 )
 
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.checkpoint import list_checkpoints
+from vanilla_transformer.training.checkpoint import list_checkpoints, load_state
 from vanilla_transformer.training.signals import REPEAT_AFTER
 
 RESUME = " --resume_from_checkpoint"
@@ -63,7 +62,7 @@ KILLS = {  # a function, and the calls of which one is the last
     "in an evaluation": (*EVALUATION, 2),
     "in a translation": ("vanilla_transformer.translation_vanilla_transformer:Translator", "__call__", 1),
     "while a checkpoint is written": (CHECKPOINT, "save_file", 4),
-    "while checkpoints are read": (CHECKPOINT, "sha256", 40),
+    "while a checkpoint is read": (CHECKPOINT, "load_file", 3),
     "before the state is written": ("pathlib:Path", "write_text", 9),
     "around a renaming": ("pathlib:Path", "rename", 3),
     "while an old checkpoint is deleted": ("os", "unlink", 30),
@@ -87,7 +86,7 @@ def test_run_killed_many_times_equals_uninterrupted(kind, pairs, fork, tmp_path)
         killed = fork(argv, signal_at(*where))
         assert killed.wait(300) == -signal.SIGKILL, (where, killed.printed())
         for checkpoint in list_checkpoints(tmp_path / "killed"):
-            assert checkpoint.find_corruption() is None, where
+            assert load_state(checkpoint), where  # which is written last
         reached.append(max(steps(tmp_path / "killed"), default=0))
     assert reached == sorted(reached) and reached[-3] < reached[-1] == 120, reached
     train(argv)
@@ -182,7 +181,6 @@ def test_signal_saves_a_checkpoint_and_ends_the_run(name, pairs, launch, tmp_pat
     said = re.findall(r"^train.py: stopped after step (\d+), which is saved; resume", run.printed(), re.MULTILINE)
     assert len(said) == 1 and 'train.py", line' not in run.printed(), run.printed()
     assert steps(tmp_path / "model")[-1] == int(said[0]) < 60
-    assert list_checkpoints(tmp_path / "model")[-1].find_corruption() is None
     if not is_one:
         argv += ["--gradient_accumulation_steps", "2"]
     train([*argv, "--resume_from_checkpoint"])
@@ -256,7 +254,6 @@ def test_loss_of_a_process_ends_the_run_with_a_sentence(name, pairs, fork_two, t
     assert two[1 - rank].wait() == 2, two[1 - rank].printed()
     message = one_sentence(two[1 - rank].printed())
     assert message == "another process of the run has died; resume with --resume_from_checkpoint"
-    assert all(checkpoint.find_corruption() is None for checkpoint in list_checkpoints(tmp_path / "model"))
     two = fork_two(argv, **distribution)
     assert [run.wait() for run in two] == [0, 0], two[0].printed() + two[1].printed()
     assert_same_run(tmp_path / "model", twelve, tolerance=1e-5)
@@ -302,24 +299,17 @@ def limit_files(size: int):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def assert_harmless(run: Fork, folder: Path, said: str):
-    before = files(folder)
-    assert run.wait() == 2, run.printed()
-    message = one_sentence(run.printed())
-    assert said in message and "--resume_from_checkpoint" in message
-    assert files(folder) == before
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
-def test_checkpoint_that_cannot_be_written_harms_nothing(file, eight, pairs, fork, tmp_path):
+def test_checkpoint_that_cannot_be_written_harms_nothing(pairs, fork, tmp_path):
     folder = tmp_path / "model"
     argv = options(pairs, folder, EIGHT + " --ema_decay 0.5 --d_model 64")
     assert fork(argv, signal_at(*STEP, 6)).wait() == -signal.SIGKILL
-    size = (folder / "checkpoint-4" / file).stat().st_size
-    assert size > 60_000  # larger than all other files
-    full = fork(argv, functools.partial(limit_files, size - 1))
-    assert_harmless(full, folder, "checkpoint-8 could not be written: Error while serializing")
+    before = files(folder)
+    full = fork(argv, functools.partial(limit_files, len(before["checkpoint-4/optimizer.safetensors"]) - 1))
+    assert full.wait() == 2, full.printed()
+    message = one_sentence(full.printed())
+    assert "checkpoint-8 could not be written: Error while serializing" in message
+    assert "--resume_from_checkpoint" in message and files(folder) == before
     train(argv)
     train([*argv, "--output_dir", str(tmp_path / "whole")])
     assert_same_run(folder, tmp_path / "whole")
@@ -330,32 +320,8 @@ def test_model_that_cannot_be_written_is_written_when_resumed(pairs, fork, eight
     argv = options(pairs, tmp_path / "model", EIGHT)
     full = fork(argv, functools.partial(fault_at, "train", "describe_run", 1, limit_files, 10_000))
     assert full.wait() == 2 and "--resume_from_checkpoint" in one_sentence(full.printed())
-    assert list_checkpoints(tmp_path / "model")[-1].find_corruption() is None
     train(argv)
     assert_same_run(tmp_path / "model", eight)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder that is a disk, with room for one checkpoint and not for two."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=480k", "none", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no disk can be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-@pytest.mark.slow
-def test_full_disk_harms_nothing(pairs, fork, eight, small_disk):
-    folder = small_disk / "model"
-    argv = options(pairs, folder, EIGHT)
-    assert fork(argv, signal_at(*STEP, 6)).wait() == -signal.SIGKILL
-    assert_harmless(fork(argv), folder, "No space left on device")
-    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-    train(argv)
-    assert_same_run(folder, eight)
 
 
 # ---------------------------------------------------------------------------------------------------------- divergence
@@ -384,7 +350,7 @@ def test_nan_stops_the_run(choice, pairs, monkeypatch, tmp_path):
     message = train_fails(options(pairs, tmp_path / "model", more + QUICK))
     assert "diverged at step 6 (learning rate 1.63e-02, batches up to number 11): the loss is nan" in message
     assert "Lower --learning_rate" in message and "--on_divergence" not in message
-    assert steps(tmp_path / "model") == [4] and list_checkpoints(tmp_path / "model")[0].find_corruption() is None
+    assert steps(tmp_path / "model") == [4]
 
 
 @pytest.fixture(scope="module")
@@ -398,14 +364,12 @@ def outlier(tmp_path_factory) -> Path:
 SPIKE = "--max_steps 160 --per_device_train_max_tokens 40 --learning_rate 0.01 --save_steps 50 --max_eval_samples 1"
 
 
-def test_spike_stops_the_run(outlier, tmp_path):
-    message = train_fails(options(outlier, tmp_path / "model", SPIKE))
+def test_spike_stops_the_run_unless_it_is_ignored(outlier, tmp_path):
+    argv = options(outlier, tmp_path / "model", SPIKE)
+    message = train_fails(argv)
     found = re.search(r"at step (\d+) .* number (\d+)\): the loss jumped to (\S+) from (\S+) on average", message)
     step, batch, loss, usual = map(float, found.groups())
     assert (step, batch) == (154, 153) and loss > usual + 2
     assert "--on_divergence ignore" in message and steps(tmp_path / "model") == [100, 150]
-
-
-def test_spike_can_be_ignored(outlier, tmp_path):
-    train(options(outlier, tmp_path / "model", SPIKE + " --on_divergence ignore"))
+    train([*argv, "--on_divergence", "ignore", "--resume_from_checkpoint"])
     assert state(tmp_path / "model")["step"] == 160

@@ -18,10 +18,10 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from runs import (
     ROOT,
     SHARDED,
-    WORDS,
     assert_same_run,
     execute,
     options,
+    random_pairs,
     results,
     signal_at,
     steps,
@@ -104,11 +104,7 @@ HOW = {"copied": {}, "sharded": SHARDED}
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> Path:
     """A dataset of 150 training, 21 validation and 37 test pairs."""
-    generator, splits = random.Random(0), {}
-    for split, count in [("train", 150), ("validation", 21), ("test", 37)]:
-        sentences = [generator.choices(list(WORDS), k=generator.randint(1, 7)) for _ in range(count)]
-        splits[split] = [{"en": " ".join(words), "de": " ".join(map(WORDS.get, words))} for words in sentences]
-    return write_pairs(tmp_path_factory.mktemp("pairs"), **splits)
+    return random_pairs(tmp_path_factory.mktemp("pairs"), train=150, validation=21, test=37)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import math
 from argparse import Namespace
 from collections.abc import Sized
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,14 +20,14 @@ from ..data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import model_fields
-from .checkpoint import Checkpoint
+from .checkpoint import load_state
 from .memory import largest_batch
 from .optimization import paper_learning_rate
 
 LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, HTTPError)
 
 
-def make_tokenizer(args, train_pairs, checkpoint: Checkpoint | None):
+def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     """The tokenizer of the checkpoint, of the model to fine-tune, the one that is named, or a newly trained one."""
     if checkpoint is not None:
         return load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
@@ -144,7 +145,7 @@ def make_generation_config(args, model: VanillaTransformerForConditionalGenerati
     return GenerationConfig(max_length=longest, **beams, **ids, **kept)
 
 
-def resolve_defaults(args, model, train, checkpoint: Checkpoint | None, accelerator: Accelerator):
+def resolve_defaults(args, model, train, checkpoint: Path | None, accelerator: Accelerator):
     """A copy of the options with the learning rate and the batch size that were left to be chosen.
 
     The learning rate defaults to the paper's peak. A batch size of `auto` becomes that of the resumed run, or the
@@ -155,7 +156,7 @@ def resolve_defaults(args, model, train, checkpoint: Checkpoint | None, accelera
         chosen["learning_rate"] = paper_learning_rate(model.config.d_model, args.warmup_steps)
     if args.per_device_train_max_tokens == "auto":
         if checkpoint is not None:
-            chosen["per_device_train_max_tokens"] = checkpoint.state().settings["per_device_train_max_tokens"]
+            chosen["per_device_train_max_tokens"] = load_state(checkpoint).settings["per_device_train_max_tokens"]
         else:
             chosen["per_device_train_max_tokens"] = largest_batch(model, args, accelerator, longest_sides(train, args))
             accelerator.print(f"--per_device_train_max_tokens auto: {chosen['per_device_train_max_tokens']:,} tokens")
