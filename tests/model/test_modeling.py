@@ -118,22 +118,16 @@ def test_attention_weights_are_returned_and_sum_to_one(make_model):
     """Source (2,12) and target (2,8) with separate vocabularies -> logits (2,8,100)."""
     sizes = {"vocab_size": 100, "share_encoder_decoder_embeddings": False, "d_model": 64}
     model = make_model(**sizes, encoder_attention_heads=8, decoder_attention_heads=8)
-    assert model.model.encoder.embed_tokens.weight is not model.model.decoder.embed_tokens.weight
     model.set_attn_implementation("eager")
     source, target = torch.randint(3, 100, (2, 12)), torch.randint(3, 100, (2, 8))
     source[1, 9:] = 0
     output = model(source, decoder_input_ids=target, output_attentions=True, output_hidden_states=True)
     assert output.logits.shape == (2, 8, 100)
-    shapes = {
-        "encoder_attentions": (2, 8, 12, 12),
-        "decoder_attentions": (2, 8, 8, 8),
-        "cross_attentions": (2, 8, 8, 12),
-    }
-    for name, shape in shapes.items():
-        assert [tuple(weights.shape) for weights in output[name]] == [shape] * 2
-        for weights in output[name]:
-            assert_close(weights.sum(-1), torch.ones(shape[:-1]))
-            if name == "decoder_attentions":
+    for kind, shape in {"encoder": (12, 12), "decoder": (8, 8), "cross": (8, 12)}.items():
+        assert [tuple(weights.shape) for weights in output[f"{kind}_attentions"]] == [(2, 8, *shape)] * 2
+        for weights in output[f"{kind}_attentions"]:
+            assert_close(weights.sum(-1), torch.ones(2, 8, shape[0]))
+            if kind == "decoder":
                 assert torch.equal(weights != 0, torch.ones_like(weights).tril().bool())
             else:
                 assert not weights[1, :, :, 9:].any() and weights[1, :, :, :9].all()
@@ -163,16 +157,12 @@ def test_shapes_of_the_base_layer():
 
 def test_sinusoids_equal_the_formula():
     dim, rows = 32, 300
-    table = np.zeros((rows, dim))
-    for pos in range(rows):
-        for i in range(dim // 2):
-            angle = pos / 10000 ** (2 * i / dim)
-            table[pos, 2 * i], table[pos, 2 * i + 1] = math.sin(angle), math.cos(angle)
-    module = SinusoidalPositions(rows, dim)
+    table = [
+        [f(pos / 10000 ** (i / dim)) for i in range(0, dim, 2) for f in (math.sin, math.cos)] for pos in range(rows)
+    ]
+    module, short, ids = SinusoidalPositions(rows, dim), SinusoidalPositions(20, dim), torch.arange(rows)[None]
     assert module.table.dtype == torch.float32
-    assert_close(module.table.double(), torch.tensor(table), 1e-7)
-    short = SinusoidalPositions(20, dim)
-    ids = torch.arange(rows)[None]
+    assert_close(module.table.double(), torch.tensor(table, dtype=torch.float64), 1e-7)
     assert torch.equal(short(ids, rows)[0], module.table)
     assert torch.equal(short(ids[:, :20], 20)[0], module.table[:20])
 
@@ -193,7 +183,6 @@ def test_learned_positions_reject_longer_sequences(make_model):
     for run in [
         lambda: model(longer, decoder_input_ids=TARGET),
         lambda: model(SOURCE, decoder_input_ids=longer),
-        lambda: model.generate(longer),
         lambda: model.generate(SOURCE, min_new_tokens=9, max_new_tokens=9),
     ]:
         with pytest.raises(ValueError, match="A sequence of 7 tokens .* `max_position_embeddings=6`"):
@@ -325,35 +314,25 @@ def test_ids_and_embeddings_exclude_each_other(make_model, prefix, given):
 
 @norms
 @positions
-def test_padded_equals_alone(make_model, norm_first, position_embedding_type):
-    model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type).double()
-    lengths = MASK.sum(1).tolist()
-    left = torch.stack([row.roll(6 - length) for row, length in zip(SOURCE, lengths, strict=True)])
-    alone = torch.cat(
-        [model(s[None, :n], decoder_input_ids=t[None]).logits for s, n, t in zip(SOURCE, lengths, TARGET, strict=True)]
+@pytest.mark.parametrize("pad", [0, 2], ids=["its own token", "the end token"])
+def test_padded_equals_alone(make_model, norm_first, position_embedding_type, pad):
+    """If sentences are padded with end tokens, the first end after the words is read, the others are padding."""
+    options = {"norm_first": norm_first, "position_embedding_type": position_embedding_type, "pad_token_id": pad}
+    model, lengths = make_model(**options).double(), MASK.sum(1).tolist()
+    rows = [row[None, :length] for row, length in zip(SOURCE, lengths, strict=True)]
+    alone = torch.cat([model(row, torch.ones_like(row), t[None]).logits for row, t in zip(rows, TARGET, strict=True)])
+    right = SOURCE.masked_fill(MASK == 0, pad)
+    left, left_mask = (
+        torch.stack([row.roll(6 - length) for row, length in zip(x, lengths, strict=True)]) for x in (right, MASK)
     )
-    for source, mask in [(SOURCE, MASK), (SOURCE, None), (left, (left != 0).long()), (left, None), (left, left != 0)]:
+    for source, mask in [(right, MASK), (right, None), (left, left_mask), (left, None), (left, left_mask.bool())]:
         for backend in ["eager", "sdpa"]:
             model.set_attn_implementation(backend)
             assert_close(model(source, mask, TARGET).logits, alone, 1e-9)
         translated = model.generate(source, attention_mask=mask, max_new_tokens=8)
-        for row, source_row, length in zip(translated, SOURCE, lengths, strict=True):
-            own = model.generate(source_row[None, :length], max_new_tokens=8)[0]
-            assert torch.equal(row[: len(own)], own) and not row[len(own) :].any()
-
-
-@positions
-def test_padding_that_is_the_end_token(make_model, position_embedding_type):
-    """The first end after the words is read, the others are padding, in `forward` as in `generate`."""
-    model = make_model(position_embedding_type=position_embedding_type, pad_token_id=2).double()
-    lengths = MASK.sum(1).tolist()
-    right = SOURCE.masked_fill(SOURCE == 0, 2)
-    left = torch.stack([row.roll(6 - length) for row, length in zip(right, lengths, strict=True)])
-    for source in [right, left]:
-        padded = model(source, decoder_input_ids=TARGET).logits
-        for row, length, target, logits in zip(SOURCE, lengths, TARGET, padded, strict=True):
-            alone = model(row[None, :length], torch.ones(1, length), target[None]).logits
-            assert_close(logits, alone[0], 1e-9)
+        for translation, row in zip(translated, rows, strict=True):
+            own = model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=8)[0]
+            assert torch.equal(translation[: len(own)], own) and (translation[len(own) :] == pad).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
@@ -479,34 +458,23 @@ def test_loss_operator_passes_opcheck(bias, needs_grad):
     torch.library.opcheck(loss_module.chunked_cross_entropy, (hidden, weight, bias, *options))
 
 
-@pytest.mark.parametrize("options", [{}, {"lm_head_bias": True}, {"tie_word_embeddings": False}])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_loss_with_and_without_logits_equals_the_closed_form(make_model, chunks, options, label_smoothing):
+@pytest.mark.parametrize("num_items", [None, 11])
+def test_loss_with_and_without_logits_equals_the_closed_form(make_model, chunks, num_items, label_smoothing):
     """In training there are no logits unless asked for, in evaluation there are unless declined."""
-    model = make_model(**options)
+    model = make_model(lm_head_bias=True)
     inputs = {"attention_mask": MASK, "labels": LABELS, "label_smoothing": label_smoothing}
-    for num_items in [None, 11]:
-        plain = model.eval()(SOURCE, **inputs, num_items_in_batch=num_items)
-        theirs, _ = numpy_loss(plain.logits, LABELS, label_smoothing, num_items or int((LABELS != -100).sum()))
-        plain_gradients = gradients(model, plain.loss)
-        for mode, output_logits in [("train", None), ("train", True), ("eval", False)]:
-            options = {"num_items_in_batch": num_items, "output_logits": output_logits}
-            output = getattr(model, mode)()(SOURCE, **inputs, **options)
-            assert (output.logits is not None) == bool(output_logits)
-            assert_close(output.loss.double(), theirs)
-            assert_same_gradients(gradients(model, output.loss), plain_gradients)
-        with torch.no_grad():
-            assert_close(model(SOURCE, **inputs, **options).loss.double(), theirs)
-
-
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_two_unequal_halves_equal_the_whole(make_model, mode):
-    model = getattr(make_model(lm_head_bias=True), mode)()
-    inputs = {"label_smoothing": 0.1, "num_items_in_batch": int((LABELS != -100).sum())}
-    whole = model(SOURCE, MASK, labels=LABELS, **inputs).loss
-    halves = [model(SOURCE[s], MASK[s], labels=LABELS[s], **inputs).loss for s in (slice(0, 1), slice(1, 3))]
-    assert_close(sum(halves), whole, 1e-6)
-    assert_same_gradients(gradients(model, sum(halves)), gradients(model, whole), 1e-6)
+    inputs["num_items_in_batch"] = num_items
+    plain = model.eval()(SOURCE, **inputs)
+    theirs, _ = numpy_loss(plain.logits, LABELS, label_smoothing, num_items or int((LABELS != -100).sum()))
+    plain_gradients = gradients(model, plain.loss)
+    for mode, output_logits in [("train", None), ("train", True), ("eval", False)]:
+        output = getattr(model, mode)()(SOURCE, **inputs, output_logits=output_logits)
+        assert (output.logits is not None) == bool(output_logits)
+        assert_close(output.loss.double(), theirs)
+        assert_same_gradients(gradients(model, output.loss), plain_gradients)
+    with torch.no_grad():
+        assert_close(model(SOURCE, **inputs, output_logits=False).loss.double(), theirs)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])

@@ -1,7 +1,5 @@
 """Seq2SeqTrainer and PEFT work with this model."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
@@ -10,7 +8,6 @@ from peft import (
     AutoPeftModelForSeq2SeqLM,
     IA3Config,
     LoraConfig,
-    PeftModel,
     PrefixTuningConfig,
     PromptEncoderConfig,
     PromptTuningConfig,
@@ -99,12 +96,9 @@ def batch(data, tokenizer) -> dict:
 
 
 def closed_form(model: nn.Module, batch: dict, smoothing: float = 0.0) -> torch.Tensor:
-    """Section 5.4 by hand: per target token, `(1 - e) * -log p(label) + e * mean over the vocabulary of -log p`."""
+    """The loss (section 5.4) of the logits, by torch's own function."""
     logits = model.eval()(**batch).logits
-    has_label = batch["labels"] != -100
-    log_p = logits[has_label].log_softmax(-1)  # (N,V)
-    likelihood = log_p.gather(1, batch["labels"][has_label][:, None])[:, 0]
-    return -((1 - smoothing) * likelihood + smoothing * log_p.mean(1)).mean()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing)
 
 
 def gradients(model: nn.Module, loss: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -152,15 +146,12 @@ def test_trainer_learns_saves_and_translates(make, make_trainer, tokenizer, tmp_
     trainer.save_model(tmp_path / "saved")
     saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "saved")
-    assert isinstance(model, VanillaTransformerForConditionalGeneration)
-    source = saved(list(PAIRS), return_tensors="pt", padding=True)
-    for num_beams in [1, 3]:
-        output = model.generate(**source, max_new_tokens=60, num_beams=num_beams)
-        assert saved.batch_decode(output, skip_special_tokens=True) == list(PAIRS.values())
+    output = model.generate(**saved(list(PAIRS), return_tensors="pt", padding=True), max_new_tokens=60)
+    assert saved.batch_decode(output, skip_special_tokens=True) == list(PAIRS.values())
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("adapter", [None, "all-linear", ["q_proj", "lm_head"]], ids=str)
+@pytest.mark.parametrize("adapter", [None, ["q_proj", "lm_head"]], ids=str)
 @pytest.mark.parametrize("batch_size, steps", [(8, 1), (1, 8), (3, 3)])
 def test_accumulation_equals_one_batch(make, make_trainer, data, batch, batch_size, steps, adapter, smoothing):
     model = make()
@@ -181,41 +172,31 @@ def test_accumulation_equals_one_batch(make, make_trainer, data, batch, batch_si
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_evaluation_loss_equals_the_closed_form(make, make_trainer, batch, smoothing):
     trainer = make_trainer(make(), label_smoothing_factor=smoothing)
-    assert trainer.label_names == ["labels"]
     assert set(trainer.eval_dataset.column_names) > COLUMNS  # also the texts, which the model does not read
-    for loader in [trainer.get_train_dataloader(), trainer.get_eval_dataloader()]:
-        assert set(next(iter(loader))) == {*COLUMNS, "decoder_input_ids"}
+    assert set(next(iter(trainer.get_eval_dataloader()))) == {*COLUMNS, "decoder_input_ids"}
     expected = closed_form(trainer.model, batch, smoothing).item()
     assert abs(expected - closed_form(trainer.model, batch, 0.1 - smoothing).item()) > 1e-3
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, abs=1e-5)
-    trainer.args.predict_with_generate = True
-    assert trainer.evaluate(max_length=5)["eval_loss"] == pytest.approx(expected, abs=1e-5)
+    for trainer.args.predict_with_generate in [False, True]:
+        assert trainer.evaluate(max_length=5)["eval_loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_custom_loss_gets_logits_and_number_of_tokens(make, make_trainer, batch):
-    calls = []
-
     def twice(outputs, labels, num_items_in_batch=None):
-        calls.append((outputs.logits.shape[:2], labels.shape, int(num_items_in_batch)))
         loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum")
         return 2 * loss / num_items_in_batch
 
-    model = make()
     options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    trainer = make_trainer(model, twice, **options, **ONE_STEP)
-    expected = gradients(model, 2 * closed_form(model, batch))
+    trainer = make_trainer(make(), twice, **options, **ONE_STEP)
+    expected = gradients(trainer.model, 2 * closed_form(trainer.model, batch))
     assert distance(first_gradients(trainer), expected) < 2e-6
-    assert len(calls) == 2 and all(logits == labels for logits, labels, _ in calls)
-    assert {number for _, _, number in calls} == {int((batch["labels"] != -100).sum())}
 
 
 # --------------------------------------------------------------------------------------------------------------- PEFT
 
 TASK = {"task_type": "SEQ_2_SEQ_LM"}
 ADAPTERS = {
-    "LoRA of two projections": lambda: LoraConfig(target_modules=["q_proj", "v_proj"], r=4, **TASK),
     "LoRA of all": lambda: LoraConfig(target_modules="all-linear", r=4, **TASK),
-    "LoRA of all and the head": lambda: LoraConfig(target_modules=["q_proj", "fc1", "lm_head"], r=4, **TASK),
+    "LoRA of the head": lambda: LoraConfig(target_modules=["q_proj", "fc1", "lm_head"], r=4, **TASK),
     "a separate head": lambda: LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], **TASK),
     "separate embeddings": lambda: LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"], **TASK),
     "DoRA": lambda: LoraConfig(target_modules=["q_proj", "v_proj"], use_dora=True, **TASK),
@@ -226,17 +207,6 @@ PROMPTS = {
     "prompt": lambda: PromptTuningConfig(num_virtual_tokens=3, **TASK),
     "p-tuning": lambda: PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=8, **TASK),
 }
-
-
-@pytest.fixture
-def base(make, tmp_path) -> Path:
-    """A saved model."""
-    make().save_pretrained(tmp_path / "base")
-    return tmp_path / "base"
-
-
-def load(folder: Path) -> VanillaTransformerForConditionalGeneration:
-    return VanillaTransformerForConditionalGeneration.from_pretrained(folder)
 
 
 def train_adapter(model: nn.Module, batch: dict):
@@ -270,9 +240,11 @@ def assert_same_results(model: nn.Module, batch: dict, expected: list[torch.Tens
 
 
 @pytest.mark.parametrize("kind", [*ADAPTERS, *PROMPTS])
-def test_adapter_is_trained_saved_and_loaded(base, batch, tmp_path, kind):
-    model = get_peft_model(load(base), (ADAPTERS | PROMPTS)[kind]())
-    untrained = results(load(base), batch)
+def test_adapter_is_trained_saved_and_loaded(make, batch, tmp_path, kind):
+    make().save_pretrained(tmp_path / "base")
+    base = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "base")
+    untrained = results(base, batch)
+    model = get_peft_model(base, (ADAPTERS | PROMPTS)[kind]())
     if kind in ADAPTERS:
         assert_same_results(model, batch, untrained, 1e-5)
     train_adapter(model, batch)
@@ -280,18 +252,16 @@ def test_adapter_is_trained_saved_and_loaded(base, batch, tmp_path, kind):
     assert (expected[0] - untrained[0]).abs().max() > 0.1
     model.save_pretrained(tmp_path / "adapter")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    loaded = [PeftModel.from_pretrained(load(base), tmp_path / "adapter")]
-    loaded.append(AutoPeftModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter"))
-    if kind.startswith("LoRA"):  # by transformers' own `load_adapter`
-        loaded.append(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter"))
-    for other in loaded:
-        assert_same_results(other, batch, expected, 1e-5 if kind in PROMPTS else 0.0)
+    loaded = AutoPeftModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter")
+    assert_same_results(loaded, batch, expected, 1e-5 if kind in PROMPTS else 0.0)
+    if kind.startswith("LoRA"):  # also by transformers' own `load_adapter`
+        assert_same_results(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "adapter"), batch, expected)
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
-def test_training_loss_is_that_of_the_adapted_model(base, batch, kind):
+def test_training_loss_is_that_of_the_adapted_model(make, batch, kind):
     """Also where the adapter is on the output projection, whose weight alone the chunked loss would read."""
-    model = get_peft_model(load(base), ADAPTERS[kind]())
+    model = get_peft_model(make(), ADAPTERS[kind]())
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -303,42 +273,36 @@ def test_training_loss_is_that_of_the_adapted_model(base, batch, kind):
     loss = model.train()(**batch).loss
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
     assert distance(gradients(model, loss), expected_gradients) < 2e-6
-    assert all(gradient.any() for name, gradient in expected_gradients.items() if "lm_head" in name)
 
 
-MERGED = ["LoRA of two projections", "LoRA of all", "a separate head", "DoRA", "IA3"]
-
-
-@pytest.mark.parametrize("kind, is_tied", [*((kind, True) for kind in MERGED), ("LoRA of all and the head", False)])
+@pytest.mark.parametrize(
+    "kind, is_tied", [("LoRA of all", True), ("a separate head", True), ("LoRA of the head", False)]
+)
 def test_merged_adapter_makes_an_ordinary_model(make, batch, tmp_path, kind, is_tied):
     model = get_peft_model(make(tie_word_embeddings=is_tied), ADAPTERS[kind]())
     train_adapter(model, batch)
     expected = results(model, batch)
     merged = model.merge_and_unload()
-    assert type(merged) is VanillaTransformerForConditionalGeneration
     assert_same_results(merged, batch, expected, 1e-4)
     merged.save_pretrained(tmp_path)
-    assert_same_results(load(tmp_path), batch, results(merged, batch))
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert_same_results(loaded, batch, results(merged, batch))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradient_checkpointing_keeps_gradients_of_an_adapter(base, batch, use_reentrant):
-    found = []
-    for gradient_checkpointing in [False, True]:
-        torch.manual_seed(0)
-        model = load(base)
-        if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-            model.enable_input_require_grads()
-        model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False, **TASK))
-        found.append(gradients(model, model.train()(**batch).loss))
-    assert all(gradient.any() for gradient in found[0].values())
-    assert distance(*found) < 1e-6
+def test_activation_checkpointing_keeps_gradients_of_an_adapter(make, batch, use_reentrant):
+    model = make()
+    model.enable_input_require_grads()
+    model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False, **TASK))
+    expected = gradients(model, model.train()(**batch).loss)
+    model.base_model.model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+    assert all(gradient.any() for gradient in expected.values())
+    assert distance(gradients(model, model(**batch).loss), expected) < 1e-6
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
-def test_greedy_generation_after_a_prompt_is_the_argmax_of_forward(base, batch, kind):
-    model = get_peft_model(load(base), PROMPTS[kind]())
+def test_greedy_generation_after_a_prompt_is_the_argmax_of_forward(make, batch, kind):
+    model = get_peft_model(make(), PROMPTS[kind]())
     train_adapter(model, batch)
     written = results(model, batch)[1]
     source = {name: batch[name] for name in ["input_ids", "attention_mask"]}
@@ -346,6 +310,3 @@ def test_greedy_generation_after_a_prompt_is_the_argmax_of_forward(base, batch, 
         best = model(**source, decoder_input_ids=written[:, :-1]).logits.argmax(-1)
     unfinished = (written[:, :-1] == model.config.eos_token_id).cumsum(1) == 0
     assert torch.equal(written[:, 1:][unfinished], best[unfinished])
-    single = {name: ids[2:3, : batch["attention_mask"][2].sum()] for name, ids in source.items()}
-    alone = model.generate(**single, max_new_tokens=8)
-    assert torch.equal(alone[0], written[2, : alone.shape[1]])
