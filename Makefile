@@ -17,5 +17,4 @@ bench:    ## the speed against others; DATA is a directory like Multi30k, MODEL 
 	python benchmarks/train_step.py --data $(DATA)
 	python benchmarks/end_to_end.py --data $(DATA)
 	python benchmarks/decode.py --data $(DATA) --model $(MODEL)
-	python benchmarks/import_time.py
 	python benchmarks/scale.py

@@ -10,13 +10,12 @@ import sys
 import time
 
 import psutil
+import torch
+
+from vanilla_transformer.training.memory import configure_malloc
 
 CONTEXT = multiprocessing.get_context("spawn")
 FORGET = "forget"  # a message: reset the peak memory
-
-
-class Failed(SystemExit):
-    """A contestant ended early; unless this is caught, the script exits with the message."""
 
 
 class Contestant:
@@ -52,7 +51,7 @@ class Contestant:
         except (EOFError, ConnectionResetError):
             self.process.join()
             reason = "see its traceback above" if self.process.exitcode > 0 else "it was killed, maybe out of memory"
-            raise Failed(f"The contestant '{self.name}' failed; {reason}.") from None
+            sys.exit(f"The contestant '{self.name}' failed; {reason}.")
 
     def forget(self):
         """Discards all measurements so far, such as those of a warm-up."""
@@ -66,11 +65,6 @@ class Contestant:
 
 
 def serve(connection, make, arguments, keeps_memory: bool):
-    import torch
-
-    from vanilla_transformer.training.memory import configure_malloc
-
-    load_libraries()
     libraries = psutil.Process().memory_info().rss
     work = make(*arguments)
     gc.collect()
@@ -94,22 +88,8 @@ def serve(connection, make, arguments, keeps_memory: bool):
         connection.send((seconds, answer, most_memory() - (0 if torch.cuda.is_initialized() else libraries)))
 
 
-def load_libraries():
-    """Imports the libraries of all contestants, so that they count for none."""
-    import accelerate  # noqa: F401
-    import datasets  # noqa: F401
-    from transformers import AutoModelForSeq2SeqLM, MarianMTModel  # noqa: F401
-
-    from vanilla_transformer import Translator  # noqa: F401
-
-    with contextlib.suppress(ImportError):
-        import ctranslate2  # noqa: F401
-
-
 def forget_memory():
     """Resets the peak memory, on Linux and on a GPU; elsewhere that is not possible."""
-    import torch
-
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError, AttributeError):
@@ -120,8 +100,6 @@ def forget_memory():
 
 def most_memory() -> int:
     """Peak memory of this process in bytes, or of the GPU if it uses one."""
-    import torch
-
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     if sys.platform.startswith("linux"):

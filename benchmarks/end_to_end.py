@@ -4,27 +4,34 @@ python benchmarks/end_to_end.py --data ../multi30k
 python benchmarks/end_to_end.py --data sample_dataset --size tiny
 
 Both tokenize the pairs with the same BPE, train a model of the same size for one epoch and save it. The loop of that
-script is reimplemented here: MarianMTModel, DataCollatorForSeq2Seq, AdamW, random batches with a fixed number of
-sentences, the average of ours. Each trains in its faster precision, the script also with the allocator configured as
-in train.py. Prints a table and writes a page with a picture to benchmarks/results.
+script is reimplemented here: MarianMTModel, DataCollatorForSeq2Seq, AdamW, and random batches of as many sentences as
+ours have on average. Each trains in its faster precision, the script also with the allocator configured as in
+train.py. Writes a page to benchmarks/results.
 """
 
-import argparse
 import statistics
 import tempfile
 from pathlib import Path
 
+import datasets
 import report
+import torch
 from contest import Contestant, median_ratio
-from peers import SIZES, SMOOTHING, fields
+from peers import SIZES, OurTraining, fields, make_accelerator, read_pairs, vanilla
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, MarianConfig, MarianMTModel, get_scheduler
+
+from vanilla_transformer.data.batches import training_batches
+from vanilla_transformer.data.pairs import tokenize_pairs
+from vanilla_transformer.data.tokenizer import train_tokenizer
+from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.optimization import learning_rate_schedule
 
 MAX_TOKENS = 4096  # in our batches
 TRIAL = 2000  # pairs to find the faster precision with
 
 
 def read(data: str, count: int | None):
-    import datasets
-
     datasets.disable_caching()  # each epoch starts from text
     datasets.disable_progress_bars()
     files = str(Path(data) / "train.jsonl")
@@ -33,70 +40,40 @@ def read(data: str, count: int | None):
     return dataset.take(count) if count else dataset
 
 
-class Ours:
-    """What train.py does from text to weights."""
+class FromText:
+    """What both contestants start from."""
 
     def __init__(self, data: str, tokenizer: str, size: str, precision: str, device: str, folder: str):
-        from accelerate import Accelerator
-        from transformers import AutoTokenizer
-
-        from vanilla_transformer.training.arguments import parse_arguments
-
-        self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
+        self.accelerator = make_accelerator(precision, device)
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         self.data, self.size, self.folder = data, size, folder
-        argv = ["--dataset_name", data, "--per_device_train_max_tokens", str(MAX_TOKENS)]
-        self.args = parse_arguments([*argv, "--label_smoothing_factor", str(SMOOTHING)])
+
+
+class Ours(FromText):
+    """What train.py does from text to weights."""
 
     def __call__(self, count: int | None) -> tuple[int, int, float]:
-        import torch
-        from peers import vanilla
-
-        from vanilla_transformer.data.batches import training_batches
-        from vanilla_transformer.data.pairs import tokenize_pairs
-        from vanilla_transformer.training import optimization as optim
-
+        args = parse_arguments(["--dataset_name", self.data, "--per_device_train_max_tokens", str(MAX_TOKENS)])
         train, _ = tokenize_pairs(read(self.data, count), self.tokenizer, 128, 128)
         torch.manual_seed(0)
         attention = "eager" if self.accelerator.device.type == "cpu" else "sdpa"
-        model = vanilla(self.size, len(self.tokenizer), attention).to(self.accelerator.device)
-        optimizer = self.accelerator.prepare_optimizer(optim.make_optimizer(model, self.args))
-        wrapped = self.accelerator.prepare_model(model).train()
-        batches = training_batches(train, self.tokenizer, self.args)
+        model = vanilla(self.size, len(self.tokenizer), attention)
+        training = OurTraining(model, self.accelerator)
+        batches = training_batches(train, self.tokenizer, args)
         steps = len(batches.epoch())
-        schedule = optim.learning_rate_schedule("linear", 5e-4, 0, steps)
+        schedule = learning_rate_schedule("linear", 5e-4, 0, steps)
         target_tokens = 0
         for step, batch in zip(range(1, steps + 1), batches, strict=False):
-            optim.seed_batch(self.args.seed, step)
-            tokens = optim.count_tokens([batch], self.accelerator)
-            batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
-            loss = optim.compute_loss(wrapped, batch, tokens[0], self.args)
-            self.accelerator.backward(loss)
-            optim.clip_grad_norm(wrapped, optimizer, self.args.max_grad_norm, self.accelerator)
-            optim.set_learning_rate(optimizer, schedule(step))
-            optimizer.step()
-            optimizer.zero_grad()
-            target_tokens += int(tokens[0])
+            loss, tokens = training.step(batch, step, schedule(step))
+            target_tokens += tokens
         model.save_pretrained(self.folder)
         return target_tokens, steps, loss.item()
 
 
-class NoTrainer:
+class NoTrainer(FromText):
     """The loop of run_translation_no_trainer.py."""
 
-    def __init__(self, data: str, tokenizer: str, size: str, precision: str, device: str, folder: str):
-        from accelerate import Accelerator
-        from transformers import AutoTokenizer
-
-        self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-        self.data, self.size, self.folder = data, size, folder
-
     def __call__(self, count: int | None, sentences: int) -> tuple[int, int, float]:
-        import torch
-        from torch.utils.data import DataLoader
-        from transformers import DataCollatorForSeq2Seq, MarianConfig, MarianMTModel, get_scheduler
-
         def tokenize(batch):
             sides = {"text_target": batch["target"], "max_length": 128, "truncation": True}
             return self.tokenizer(batch["source"], **sides)
@@ -130,10 +107,9 @@ COLUMNS = ["who", "seconds", "steps", "target tokens", "tokens/s", "peak MiB", "
 def in_its_faster_precision(name: str, make, folder: str, options, *sentences: int, **settings) -> Contestant:
     """The contestant in its faster precision, found by a trial on some pairs, which also warms it up."""
     found = {}
-    for precision in ("no" if name == "fp32" else name for name in report.precisions(options.device)):
+    for precision in report.precisions(options.device):
         setting = (options.data, f"{folder}/tokenizer", options.size, precision, options.device, f"{folder}/model")
-        label = f"{name}, {'fp32' if precision == 'no' else precision}"
-        one = found[precision] = Contestant(label, make, *setting, **settings)
+        one = found[precision] = Contestant(f"{name}, {precision}", make, *setting, **settings)
         one.turn(100, *sentences)
         one.turn(min(TRIAL, options.pairs or TRIAL), *sentences)
     *slower, faster = sorted(found.values(), key=lambda one: -one.seconds[-1])
@@ -155,15 +131,10 @@ def rows_of(contestants: list[Contestant], rounds: int) -> list[list[str]]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data", required=True, metavar="DIR", help="a folder with train.jsonl, with the columns en and de"
-    )
+    parser = report.make_contest_parser(__doc__)
+    parser.add_argument("--data", required=True, metavar="DIR", help="a folder with en and de in train.jsonl")
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--pairs", type=report.at_least_one, help="use only so many pairs (default: all)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=report.at_least_one, default=5, help="epochs of each (default: %(default)s)")
-    report.add_options(parser)
     options = parser.parse_args()
     if options.quick:
         options.size, options.pairs, options.rounds = "quick", 200, 1
@@ -197,9 +168,7 @@ def main():
         *report.table(COLUMNS, rows),
     ]
     print("\n".join(page[4:]))
-    speeds = {row[0]: float(row[4].replace(",", "")) for row in rows}
-    title = "From text to weights"
-    report.write_with_bars(options, "end_to_end", page, title, {options.size: speeds}, "target tokens/s")
+    report.write(options, "end_to_end", page)
 
 
 def number_of_pairs(options) -> int:
@@ -210,10 +179,6 @@ def number_of_pairs(options) -> int:
 
 def make_tokenizer(data: str, folder: str):
     """Trains a BPE tokenizer with a vocabulary of 10,000."""
-    from peers import read_pairs
-
-    from vanilla_transformer.data.tokenizer import train_tokenizer
-
     train_tokenizer([text for pair in read_pairs(data) for text in pair], 10_000).save_pretrained(folder)
 
 

@@ -1,7 +1,7 @@
 """The models that ours is compared with, as their users run them, and the data.
 
-A peer is a module that maps a batch (`input_ids`, `attention_mask`, `labels`) to its loss, label-smoothed by
-[`SMOOTHING`] and averaged over the non-padding target tokens. Ours is the plain model.
+A peer maps a batch (`input_ids`, `attention_mask`, `labels`) to its label-smoothed loss, averaged over the non-padding
+target tokens.
 """
 
 import json
@@ -9,10 +9,17 @@ import math
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional
+from transformers import MarianConfig, MarianMTModel
+from transformers.trainer_pt_utils import LabelSmoother
 
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
+from vanilla_transformer.training import optimization
+from vanilla_transformer.training.arguments import parse_arguments
 
 SMOOTHING = 0.1
 DROPOUT = 0.1
@@ -35,16 +42,8 @@ def fields(size: str, vocab_size: int) -> dict:
         for what, value in (("layers", layers), ("attention_heads", heads), ("ffn_dim", ffn_dim))
     }
     tokens = {"pad_token_id": PAD, "bos_token_id": None, "eos_token_id": START, "decoder_start_token_id": START}
-    return {
-        "vocab_size": vocab_size,
-        "d_model": d_model,
-        **sides,
-        **tokens,
-        "dropout": DROPOUT,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "activation_function": "relu",
-    }
+    dropout = {"dropout": DROPOUT, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    return {"vocab_size": vocab_size, "d_model": d_model, "activation_function": "relu"} | sides | tokens | dropout
 
 
 # --------------------------------------------------------------------------------------------------------------- ours
@@ -52,10 +51,36 @@ def fields(size: str, vocab_size: int) -> dict:
 
 def vanilla(size: str, vocab_size: int, attention: str = "eager") -> nn.Module:
     """Our model; train.py uses eager attention on a CPU and sdpa elsewhere."""
-    from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-
     config = VanillaTransformerConfig(**fields(size, vocab_size))
     return VanillaTransformerForConditionalGeneration._from_config(config, attn_implementation=attention)
+
+
+def make_accelerator(precision: str, device: str) -> Accelerator:
+    return Accelerator(cpu=device == "cpu", mixed_precision="no" if precision == "fp32" else precision)
+
+
+class OurTraining:
+    """Our model with the optimizer and the training step of train.py."""
+
+    def __init__(self, model: nn.Module, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self.args = parse_arguments(["--dataset_name", "none", "--label_smoothing_factor", str(SMOOTHING)])
+        model = model.to(accelerator.device)
+        self.optimizer = accelerator.prepare_optimizer(optimization.make_optimizer(model, self.args))
+        self.model = accelerator.prepare_model(model).train()
+
+    def step(self, batch: dict, number: int, learning_rate: float) -> tuple[torch.Tensor, int]:
+        """Takes a step; returns the loss and the number of target tokens."""
+        optimization.seed_batch(self.args.seed, number)
+        tokens = optimization.count_tokens([batch], self.accelerator)
+        batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
+        loss = optimization.compute_loss(self.model, batch, tokens[0], self.args)
+        self.accelerator.backward(loss)
+        optimization.clip_grad_norm(self.model, self.optimizer, self.args.max_grad_norm, self.accelerator)
+        optimization.set_learning_rate(self.optimizer, learning_rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, int(tokens[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- Marian
@@ -65,9 +90,6 @@ class Marian(nn.Module):
     """MarianMTModel with the label smoothing of transformers' Trainer."""
 
     def __init__(self, size: str, vocab_size: int, attention: str):
-        from transformers import MarianConfig, MarianMTModel
-        from transformers.trainer_pt_utils import LabelSmoother
-
         super().__init__()
         config = MarianConfig(**fields(size, vocab_size), decoder_vocab_size=vocab_size, scale_embedding=True)
         self.model = MarianMTModel._from_config(config, attn_implementation=attention)
@@ -121,76 +143,6 @@ class TorchTransformer(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=SMOOTHING)
 
 
-# -------------------------------------------------------------------------------------------------- a notebook's model
-
-
-class NotebookAttention(nn.Module):
-    def __init__(self, d_model: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
-        self.dropout = nn.Dropout(DROPOUT)
-
-    def forward(self, x, memory, mask):
-        def split(states):
-            return states.view(*states.shape[:2], self.heads, -1).transpose(1, 2)
-
-        query, key, value = split(self.query(x)), split(self.key(memory)), split(self.value(memory))
-        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
-        weights = self.dropout(torch.softmax(scores.masked_fill(mask == 0, -1e9), dim=-1))
-        return self.out(torch.matmul(weights, value).transpose(1, 2).contiguous().view(x.shape))
-
-
-class NotebookLayer(nn.Module):
-    def __init__(self, d_model: int, ffn_dim: int, heads: int, is_decoder: bool):
-        super().__init__()
-        self.attentions = nn.ModuleList(NotebookAttention(d_model, heads) for _ in range(1 + is_decoder))
-        self.feed_forward = nn.Sequential(
-            nn.Linear(d_model, ffn_dim), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(ffn_dim, d_model)
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(2 + is_decoder))
-        self.dropout = nn.Dropout(DROPOUT)
-
-    def forward(self, x, mask, memory=None, memory_mask=None):
-        x = self.norms[0](x + self.dropout(self.attentions[0](x, x, mask)))
-        if memory is not None:
-            x = self.norms[1](x + self.dropout(self.attentions[1](x, memory, memory_mask)))
-        return self.norms[-1](x + self.dropout(self.feed_forward(x)))
-
-
-class Notebook(nn.Module):
-    """A Transformer as notebooks write it: plain modules, all logits, dense smoothed targets."""
-
-    def __init__(self, size: str, vocab_size: int):
-        super().__init__()
-        d_model, ffn_dim, heads, layers = SIZES[size]
-        self.source, self.target = nn.Embedding(vocab_size, d_model), nn.Embedding(vocab_size, d_model)
-        self.register_buffer("positions", sinusoidal_positions(torch.arange(1024), d_model))
-        self.encoder = nn.ModuleList(NotebookLayer(d_model, ffn_dim, heads, False) for _ in range(layers))
-        self.decoder = nn.ModuleList(NotebookLayer(d_model, ffn_dim, heads, True) for _ in range(layers))
-        self.generator = nn.Linear(d_model, vocab_size)
-        self.source.weight = self.target.weight = self.generator.weight
-        self.dropout = nn.Dropout(DROPOUT)
-
-    def forward(self, input_ids, attention_mask, labels):
-        ids = shift(labels)
-        scale = math.sqrt(self.source.embedding_dim)
-        mask = attention_mask[:, None, None]
-        causal = torch.tril(torch.ones(ids.shape[1], ids.shape[1], device=ids.device))[None, None]
-        memory = self.dropout(self.source(input_ids) * scale + self.positions[: input_ids.shape[1]])
-        for layer in self.encoder:
-            memory = layer(memory, mask)
-        x = self.dropout(self.target(ids) * scale + self.positions[: ids.shape[1]])
-        for layer in self.decoder:
-            x = layer(x, causal, memory, mask)
-        log_probs = torch.log_softmax(self.generator(x), dim=-1).flatten(0, 1)
-        kept = labels.flatten() != -100
-        smoothed = torch.full_like(log_probs, SMOOTHING / (log_probs.shape[1] - 1))
-        smoothed.scatter_(1, labels.flatten().clamp(min=0)[:, None], 1 - SMOOTHING)
-        smoothed = smoothed * kept[:, None]
-        return functional.kl_div(log_probs, smoothed, reduction="sum") / kept.sum()
-
-
 # --------------------------------------------------------------------------------------------------------------- text
 
 
@@ -210,8 +162,6 @@ def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
     generator = torch.Generator().manual_seed(0)
     pairs = read_pairs(folder)
     if pairs:
-        from vanilla_transformer.data.tokenizer import train_tokenizer
-
         tokenizer = train_tokenizer([text for pair in pairs for text in pair], min(vocab_size, 10_000))
         chosen = torch.randperm(len(pairs), generator=generator)[:count].tolist()
         sides = [tokenizer([pairs[i][side] for i in chosen]).input_ids for side in (0, 1)]
@@ -229,11 +179,10 @@ def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
 
 
 def to_marian(model, attention: str = "eager"):
-    """A MarianMTModel with the weights of ours, and with the paper's order of sines and cosines in its tables.
+    """A MarianMTModel with the weights of ours, and the paper's order of sines and cosines in its tables.
 
-    Raises ValueError for a model that Marian cannot be.
+    Raises ValueError for options that Marian does not have.
     """
-    from transformers import MarianConfig, MarianMTModel
 
     ours = model.config
     if ours.norm_first or ours.position_embedding_type != "sinusoidal" or not ours.scale_embedding:
@@ -247,7 +196,7 @@ def to_marian(model, attention: str = "eager"):
         max_position_embeddings=ours.max_position_embeddings,
     )
     marian = MarianMTModel._from_config(config, attn_implementation=attention)
-    marian.generation_config.forced_eos_token_id = None  # Marian's config ends what has the longest length by an end
+    marian.generation_config.forced_eos_token_id = None  # ours does not force an end at max_length
     weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(".table")}
     problems = marian.load_state_dict(weights, strict=False)
     if problems.unexpected_keys:

@@ -17,12 +17,20 @@ from vanilla_transformer.translation_vanilla_transformer import cpu_has_bfloat16
 RESULTS = Path(__file__).parent / "results"
 
 
-def add_options(parser):
-    """Adds the options of every benchmark."""
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes, to check that it runs; the numbers mean nothing"
-    )
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """The options of every benchmark."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes that only check that it runs")
     parser.add_argument("--results", type=Path, help=f"where the page is written (default: benchmarks/{RESULTS.name})")
+    return parser
+
+
+def make_contest_parser(description: str) -> argparse.ArgumentParser:
+    """The options of every benchmark of contestants."""
+    parser = make_parser(description)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rounds", type=at_least_one, default=5, help="(default: %(default)s)")
+    return parser
 
 
 def at_least_one(text: str) -> int:
@@ -51,58 +59,20 @@ def heading(title: str, packages: list[str]) -> list[str]:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    """A Markdown table with aligned columns."""
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
-    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [columns, *rows]]
-    lines.insert(1, ["-" * width for width in widths])
-    return [f"| {' | '.join(line)} |" for line in lines]
+    """The lines of a Markdown table with aligned columns."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    lines = [columns, ["-" * width for width in widths], *rows]
+    return [f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines]
 
 
-def write(path: Path, lines: list[str]):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    print(f"The page is {path}.")
-
-
-def write_with_bars(options: argparse.Namespace, name: str, page: list[str], title: str, groups: dict, unit: str):
-    """Writes the page of a benchmark with its picture, see [`bars`]."""
-    path = page_path(options, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    bars(path.with_suffix(".png"), title, groups, unit)
-    write(path, [*page, "", f"![{unit}]({path.with_suffix('.png').name})"])
-
-
-def page_path(options: argparse.Namespace, name: str) -> Path:
-    """The path of the page; quick runs are kept out of the results folder."""
+def write(options: argparse.Namespace, name: str, page: list[str]):
+    """Writes the page; quick runs are kept out of the results folder."""
     results = options.results or Path(tempfile.mkdtemp() if options.quick else RESULTS)
     device = "" if getattr(options, "device", "cpu") == "cpu" else f"-{options.device}"
-    return results / f"{name}{device}-{date.today()}.md"
-
-
-def bars(path: Path, title: str, groups: dict[str, dict[str, float]], unit: str):
-    """Draws one panel of named bars per group; names shared by all groups are shown once."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    are_alike = all(values.keys() == next(iter(groups.values())).keys() for values in groups.values())
-    size = 2.6 * len(groups) + 3.2 * (1 if are_alike else len(groups)), 3.6
-    figure, axes = plt.subplots(
-        1, len(groups), figsize=size, layout="constrained", squeeze=False, sharey="row" if are_alike else "none"
-    )
-    for axis, (name, values) in zip(axes[0], groups.items(), strict=True):
-        colors = ["#c44e52" if who.startswith("ours") else "#8c8c8c" for who in values]
-        places = axis.barh(list(values), list(values.values()), color=colors)
-        axis.bar_label(places, fmt="{:,.0f}", padding=2, fontsize=8)
-        axis.set_title(name, fontsize=10, wrap=True)
-        axis.set_xlabel(unit)
-        axis.margins(x=0.25)
-    for axis in axes[0][:1] if are_alike else axes[0]:
-        axis.invert_yaxis()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    path = results / f"{name}{device}-{date.today()}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([*page, ""]), encoding="utf-8")
+    print(f"The page is {path}.")
 
 
 def machine() -> str:

@@ -4,16 +4,13 @@ python benchmarks/scale.py                      # 10 million pairs: two hours on
 python benchmarks/scale.py --pairs 2000000
 
 The pairs are generated: words of random syllables with Zipf frequencies, in sentences as long as those of web text.
-Each part of the code that train.py runs is measured in a separate process. Prints a table and writes a page with a
-picture to benchmarks/results.
+Each part of the code that train.py runs is measured in a separate process. Writes a page to benchmarks/results.
 """
 
-import argparse
 import itertools
 import json
 import multiprocessing
 import os
-import re
 import sys
 import tempfile
 import time
@@ -22,7 +19,16 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
 import report
+import torch
+from pyarrow.parquet import write_table
+
+from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
+from vanilla_transformer.data.pairs import fingerprint, iter_texts, load_pairs, tokenize_pairs
+from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
+from vanilla_transformer.training.arguments import parse_arguments
 
 SHARD = 100_000  # pairs in a file
 WORDS = 100_000  # different ones of each language
@@ -40,9 +46,6 @@ INTERVAL = 0.05  # seconds between memory samples, at least ten times as long as
 
 def write_pairs(folder: Path, pairs: int):
     """Writes `pairs` training pairs in parquet shards and 100 validation pairs, one shard at a time."""
-    import pyarrow as pa
-    from pyarrow.parquet import write_table
-
     generator = np.random.default_rng(0)
     languages = {name: make_words(generator) for name in ("en", "de")}
     (folder / "data").mkdir(parents=True)
@@ -59,10 +62,8 @@ def write_pairs(folder: Path, pairs: int):
         write_table(pa.table(columns), folder / "data" / f"{name}.parquet")
 
 
-def make_words(generator: np.random.Generator):
+def make_words(generator: np.random.Generator) -> pa.Array:
     """Distinct words of one to six syllables; frequent ones are short."""
-    import pyarrow as pa
-
     syllables = [a + b + c for a, b, c in itertools.product("bcdfghklmnprstvwz", "aeiou", ("", "n", "r", "s", "t"))]
     drawn = generator.integers(len(syllables), size=(2 * WORDS, 6)).tolist()
     counts = 1 + np.minimum(5, generator.poisson(np.minimum(3.0, np.arange(2 * WORDS) / 2000)))
@@ -70,11 +71,8 @@ def make_words(generator: np.random.Generator):
     return pa.array(list(dict.fromkeys(words))[:WORDS])
 
 
-def make_sentences(words, lengths: np.ndarray, generator: np.random.Generator):
+def make_sentences(words, lengths: np.ndarray, generator: np.random.Generator) -> pa.Array:
     """Sentences with the given numbers of words; one in [`EMPTY`] is empty."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     lengths = np.where(generator.random(len(lengths)) < 1 / EMPTY, 0, lengths)
     chances = np.cumsum(1 / (np.arange(len(words)) + 2.7))
     drawn = np.searchsorted(chances, generator.random(lengths.sum()) * chances[-1])
@@ -168,29 +166,21 @@ def memory_of(pid: int) -> tuple[int, int]:
         children = process.children(recursive=True)
     except psutil.Error:
         return 0, 0
-    return bytes_of(process, "Anonymous"), sum(bytes_of(child, "Private_Dirty") for child in children)
+    return bytes_of(process, "anonymous"), sum(bytes_of(child, "private_dirty") for child in children)
 
 
 def bytes_of(process: psutil.Process, kind: str) -> int:
-    """Bytes of one kind outside mapped files, from Linux's /proc/PID/smaps; elsewhere all unshared memory.
+    """Bytes of one kind outside mapped files on Linux; elsewhere all unshared memory.
 
     Mapped files are skipped because one that was just written has dirty pages, too.
     """
     try:
         if not sys.platform.startswith("linux"):
             return process.memory_full_info().uss
-        total, is_file = 0, False
-        for line in Path(f"/proc/{process.pid}/smaps").read_text(encoding="utf-8").splitlines():
-            if mapping := MAPPING.match(line):
-                is_file = mapping[1] != "0"
-            elif not is_file and line.startswith(f"{kind}:"):
-                total += int(line.split()[1]) * 1024
-        return total
+        mappings = process.memory_maps()
+        return sum(getattr(one, kind) for one in mappings if not one.path.startswith("/"))
     except (OSError, psutil.Error):  # the process has just ended
         return 0
-
-
-MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ (\d+)")  # the first line of one, with the inode of its file
 
 
 # ----------------------------------------------------------------------------------------------------------- the parts
@@ -198,17 +188,12 @@ MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ (\d+)")  # the first line
 
 def options_of(folder: Path, *more: str):
     """Options of train.py for the generated pairs."""
-    from vanilla_transformer.training.arguments import parse_arguments
-
     data = ["--dataset_name", str(folder), "--source_lang", "en", "--target_lang", "de"]
     return parse_arguments([*data, "--per_device_train_max_tokens", str(MAX_TOKENS), *more])
 
 
 def read(reporter: Reporter, folder: Path, pairs: int):
     """Reads the pairs into Arrow files and trains a tokenizer."""
-    from vanilla_transformer.data.pairs import iter_texts, load_pairs
-    from vanilla_transformer.data.tokenizer import train_tokenizer
-
     train = reporter.phase("read", lambda: load_pairs(options_of(folder)), pairs)["train"]
     texts, length = iter_texts(train)
     tokenizer = reporter.phase("train the tokenizer", lambda: train_tokenizer(texts, 37_000, length), pairs)
@@ -217,9 +202,6 @@ def read(reporter: Reporter, folder: Path, pairs: int):
 
 def tokenize(reporter: Reporter, folder: Path, pairs: int, workers: int):
     """Tokenizes all pairs with `workers` processes; deletes the files unless later parts need them."""
-    from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
-    from vanilla_transformer.data.tokenizer import load_tokenizer
-
     train, tokenizer = load_pairs(options_of(folder))["train"], load_tokenizer(str(folder / "tokenizer"))
     tokenized, drops = reporter.phase(
         tokenizing(workers), lambda: tokenize_pairs(train, tokenizer, **LIMITS, num_proc=workers), pairs
@@ -237,16 +219,13 @@ def tokenizing(workers: int) -> str:
 
 def plan(reporter: Reporter, folder: Path, pairs: int):
     """From the start of a run, with all tokens on disk, to its first batch and to one deep in the run."""
-    from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
-    from vanilla_transformer.data.pairs import fingerprint, load_pairs, tokenize_pairs
-    from vanilla_transformer.data.tokenizer import load_tokenizer
-
     args, tokenizer = options_of(folder), load_tokenizer(str(folder / "tokenizer"))
 
-    def find() -> tuple:
-        return tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS, num_proc=WORKERS[-1])
-
-    dataset, _ = reporter.phase("find the tokens again", find, pairs)
+    dataset, _ = reporter.phase(
+        "find the tokens again",
+        lambda: tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS, num_proc=WORKERS[-1]),
+        pairs,
+    )
     count = len(dataset)
     reporter.phase("fingerprint", lambda: fingerprint(dataset), count)
     lengths = reporter.phase("lengths", lambda: lengths_of(dataset), count)
@@ -256,7 +235,6 @@ def plan(reporter: Reporter, folder: Path, pairs: int):
     deep = len(batches) * EPOCH + len(batches) // 2
     few = SOME * count // len(batches)
     del batches
-
     loader = iter(training_batches(dataset, tokenizer, args))
     reporter.phase("first batch", lambda: next(loader))
     reporter.phase(f"{SOME} batches", lambda: list(itertools.islice(loader, SOME)), few)
@@ -266,23 +244,13 @@ def plan(reporter: Reporter, folder: Path, pairs: int):
 
 def stream(reporter: Reporter, folder: Path, pairs: int):
     """Streams one epoch, and resumes at two positions in it."""
-    import torch
-
-    from vanilla_transformer.data.batches import training_batches
-    from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
-    from vanilla_transformer.data.tokenizer import load_tokenizer
 
     args, tokenizer = options_of(folder, "--streaming", "--max_steps", "1"), load_tokenizer(str(folder / "tokenizer"))
     marks, places, count = [0.1, 0.9], [], 0
 
     def open_at(number: int = 0, state: dict | None = None):
-        return training_batches(
-            tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS)[0],
-            tokenizer,
-            args,
-            number,
-            stream_state=state,
-        )
+        dataset, _ = tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS)
+        return training_batches(dataset, tokenizer, args, number, stream_state=state)
 
     def read_epoch():
         nonlocal count
@@ -305,64 +273,53 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
         assert all(torch.equal(batch[key], again[key]) for key in batch), f"{name}: another batch"
 
 
-PARTS = ["tokenize", "plan", "stream"]
 FIRST, EPOCH_OF_STREAM = "stream, first batch", "stream, an epoch"
 
 # ------------------------------------------------------------------------------------------------------------ the page
 
 
-def run(pairs: int, folder: Path, chosen: list[str]) -> tuple[list[tuple[int, Phase]], dict]:
+def run(pairs: int, folder: Path) -> tuple[list[tuple[int, Phase]], dict]:
     """Measures with a tenth of the pairs and with all; returns (pairs, phase) rows and counts."""
     rows, counted = [], {}
     for size in (pairs // 10, pairs):
         place = folder / str(size)
         write_pairs(place, size)
         found = counted[size] = {}
-        parts = [(read,), *((tokenize, workers) for workers in WORKERS), (plan,), (stream,)]
-        for part, *more in [part for part in parts if part[0].__name__ in ["read", *chosen]]:
+        for part, *more in [(read,), *((tokenize, workers) for workers in WORKERS), (plan,), (stream,)]:
             phases, notes = measure(part, place, size, *more)
             found |= notes
             rows += [(size, phase) for phase in phases]
-            print("\n".join(row(size, phase) for phase in phases), flush=True)
-        counts = {found[name] for name in ("pairs", "planned", "streamed") if name in found}
-        assert len(counts) == 1, f"Other pairs are read: {found}"
-        if "drops" in found:
-            assert found["pairs"] + sum(found["drops"].values()) == size, f"Pairs are lost: {found}"
+            print(*(" | ".join(row(size, phase)) for phase in phases), sep="\n", flush=True)
+        assert found["pairs"] == found["planned"] == found["streamed"], f"Other pairs are read: {found}"
+        assert found["pairs"] + sum(found["drops"].values()) == size, f"Pairs are lost: {found}"
     return rows, counted
 
 
 COLUMNS = ["what", "pairs", "seconds", "CPU seconds", "pairs per CPU second"]
 COLUMNS += ["MiB before", "most, main process", "most, workers"]
-HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
-def row(size: int, phase: Phase) -> str:
+def row(size: int, phase: Phase) -> list[str]:
     speed = f"{phase.pairs / phase.processor:,.0f}" if phase.pairs and phase.processor else ""
     before, (main, workers) = phase.memory[0, 1], phase.memory[:, 1:].max(axis=0)
-    memory = " | ".join(f"{value / 2**20:,.0f}" for value in (before, main, workers))
-    times = f"{phase.seconds:,.2f} | {phase.processor:,.2f}"
-    return f"| {phase.name} | {size:,} | {times} | {speed} | {memory} |"
+    memory = [f"{value / 2**20:,.0f}" for value in (before, main, workers)]
+    return [phase.name, f"{size:,}", f"{phase.seconds:,.2f}", f"{phase.processor:,.2f}", speed, *memory]
 
 
-def write_page(path: Path, rows: list[tuple[int, Phase]], counted: dict, is_whole: bool):
-    """Writes the table and, if all parts were measured, a summary."""
-    page = report.heading("Data at scale", ["torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy"])
-    page += [
+def make_page(rows: list[tuple[int, Phase]], counted: dict) -> list[str]:
+    """The table and a summary."""
+    return [
+        *report.heading("Data at scale", ["torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy"]),
         "Other load on the machine affects the seconds, hardly the CPU seconds. Generated pairs with "
         f"{SENTENCE} words per side on average, {WORDS:,} distinct words per language.",
         "",
-        HEAD,
-        *(row(size, phase) for size, phase in rows),
+        *report.table(COLUMNS, [row(size, phase) for size, phase in rows]),
         "",
         "Memory is in MiB, without mapped files, whose pages the system can drop; for workers it is the sum of what "
         "they do not share. Each part ran in a separate process; the libraries take about 300 MiB.",
         "",
-        *itertools.chain.from_iterable(summary(size, rows, found) for size, found in counted.items() if is_whole),
-        "",
-        f"![memory of tokenizing and of streaming]({path.with_suffix('.png').name})",
+        *itertools.chain.from_iterable(summary(size, rows, found) for size, found in counted.items()),
     ]
-    report.write(path, page)
-    plot(path.with_suffix(".png"), rows)
 
 
 def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
@@ -384,54 +341,17 @@ def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
     ]
 
 
-def plot(path: Path, rows: list[tuple[int, Phase]]):
-    """Plots the memory of tokenizing and streaming over time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    measured = {phase.name for _, phase in rows}
-    names = [name for name in (*map(tokenizing, WORKERS), EPOCH_OF_STREAM) if name in measured]
-    if not names:
-        return
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(5 * len(names), 3.6), layout="constrained", sharey=True, squeeze=False
-    )
-    for axis, name in zip(axes[0], names, strict=True):
-        for size, phase in rows:
-            if phase.name == name:
-                share, memory = phase.total()
-                axis.plot(100 * share, memory, label=f"{size:,} pairs", linewidth=1)
-        axis.set(title=name, xlabel="% of the time")
-        axis.grid(alpha=0.3)
-        axis.legend()
-    axes[0][0].set_ylim(0)  # after the last line is drawn, since setting it fixes the upper limit too
-    axes[0][0].set_ylabel("MiB, all processes")
-    figure.savefig(path, dpi=110)
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--pairs",
-        type=report.at_least_one,
-        default=10_000_000,
-        help="number of pairs (default: %(default)s); a tenth of them is measured too",
-    )
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure, besides reading"
-    )
-    report.add_options(parser)
+    parser = report.make_parser(__doc__)
+    text = "number of pairs (default: %(default)s); a tenth of them is measured too"
+    parser.add_argument("--pairs", type=report.at_least_one, default=10_000_000, help=text)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         os.environ |= {"HF_DATASETS_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
-        print(HEAD)
-        rows, counted = run(3000 if args.quick else args.pairs, Path(folder), args.parts)
-    is_whole = set(args.parts) == set(PARTS)
-    name = "-".join(["scale", *([] if is_whole else args.parts)])
-    write_page(report.page_path(args, name), rows, counted, is_whole)
+        print(" | ".join(COLUMNS))
+        rows, counted = run(3000 if args.quick else args.pairs, Path(folder))
+    report.write(args, "scale", make_page(rows, counted))
 
 
 if __name__ == "__main__":
