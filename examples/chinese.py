@@ -7,14 +7,11 @@ accelerate launch train.py --config examples/chinese.yaml
 echo 纽约是一座城市 | vanilla-transformer translate --model outputs/chinese --num_beams 4
 """
 
-import tempfile
-from pathlib import Path
-
-from common import Pair, Parser, write_dataset, write_files
+from common import Pair, Parser, new_directory, write_dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-# Written for this example. The sentences share their parts; those to test with recombine parts of train.
+# Written for this example. Validation and test recombine parts of the training sentences.
 SENTENCES = {
     "train": """
         纽约是一座城市          New York is a city
@@ -87,40 +84,23 @@ def make_tokenizer(texts: list[str], vocab_size: int = 400) -> PreTrainedTokeniz
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    end = "<|endoftext|>"
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[end],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    end, alphabet = "<|endoftext|>", pre_tokenizers.ByteLevel.alphabet()
+    options = {"special_tokens": [end], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **options))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
-
-
-def files_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """The files of a saved tokenizer, as name -> text."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
 
 
 def main(argv: list[str] | None = None):
     parser = Parser(__doc__)
     parser.add_output_dir("outputs/chinese_dataset")
-    parser.add_argument(
-        "--tokenizer_dir",
-        default="outputs/chinese_tokenizer",
-        help="a new directory for the tokenizer (default: %(default)s)",
-    )
+    text = "a new directory for the tokenizer (default: %(default)s)"
+    parser.add_argument("--tokenizer_dir", default="outputs/chinese_tokenizer", help=text)
     options = parser.parse_args(argv)
     splits = make_splits()
     tokenizer = make_tokenizer([text for pair in splits["train"] for text in pair])
+    tokenizer.save_pretrained(new_directory(options.tokenizer_dir, "--tokenizer_dir"))
     write_dataset(options.output_dir, splits)
-    write_files(options.tokenizer_dir, files_of(tokenizer), "--tokenizer_dir")
-    print(
-        f"{options.tokenizer_dir}: {len(tokenizer)} tokens; {tokenizer.pad_token} is both padding and end of sentence"
-    )
+    print(f"{options.tokenizer_dir}: {len(tokenizer)} tokens; padding and end of sentence are {tokenizer.pad_token}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Shared by the examples: their options, and writing files without overwriting others."""
+"""Shared by the examples: their options, and writing a dataset into a new directory."""
 
 import argparse
 import csv
-import io
 import json
 import sys
 from pathlib import Path
@@ -34,38 +33,25 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def json_lines(pairs: list[Pair]) -> str:
-    return "".join(json.dumps({"source": s, "target": t}, ensure_ascii=False) + "\n" for s, t in pairs)
-
-
-def comma_separated(pairs: list[Pair]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([("source", "target"), *pairs])
-    return file.getvalue()
-
-
 def write_dataset(output_dir: str, splits: dict[str, list[Pair]], suffix: str = ".jsonl"):
     """Writes one file per split, with the layout of a Hub dataset, and prints their sizes."""
-    as_text = {".jsonl": json_lines, ".csv": comma_separated}[suffix]
-    write_files(output_dir, {f"{split}{suffix}": as_text(pairs) for split, pairs in splits.items()})
+    directory = new_directory(output_dir)
     for split, pairs in splits.items():
+        path = directory / f"{split}{suffix}"
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            if suffix == ".csv":
+                csv.writer(file, lineterminator="\n").writerows([("source", "target"), *pairs])
+            else:
+                rows = ({"source": source, "target": target} for source, target in pairs)
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         source, target = pairs[0]
-        print(f"{output_dir}/{split}{suffix}: {len(pairs):,} pairs, the first: {source} -> {target}")
+        print(f"{path}: {len(pairs):,} pairs, the first: {source} -> {target}")
 
 
-def write_files(output_dir: str, files: dict[str, str], option: str = "--output_dir"):
-    """Writes files (name -> text); exits if the directory already contains others.
-
-    Identical files are accepted, so that a command can be repeated.
-    """
-    directory = Path(output_dir)
-    data = {name: text.encode() for name, text in files.items()}
+def new_directory(path: str, option: str = "--output_dir") -> Path:
+    """Creates a directory; exits if it exists."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for path in directory.iterdir():
-            if path.name not in data or path.read_bytes() != data[path.name]:
-                sys.exit(f"{option} {output_dir} contains other files and is not overwritten; choose another.")
-        for name, content in data.items():
-            (directory / name).write_bytes(content)
+        Path(path).mkdir(parents=True)
     except OSError as error:
-        sys.exit(f"{option} {output_dir} cannot be written: {error.strerror}; choose another.")
+        sys.exit(f"{option} {path} cannot be created: {error.strerror}; choose another.")
+    return Path(path)

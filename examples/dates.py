@@ -69,15 +69,9 @@ def year_in_words(year: int) -> str:
 def say(day: date, phrase: str) -> str:
     """A date written as one of PHRASES."""
     month = MONTHS[day.month - 1]
-    return phrase.format(
-        day=day.day,
-        day_th=with_ending(day.day),
-        ordinal=ordinal(day.day),
-        month=month,
-        mon=month[:3],
-        year=day.year,
-        year_in_words=year_in_words(day.year),
-    )
+    days = {"day": day.day, "day_th": with_ending(day.day), "ordinal": ordinal(day.day)}
+    years = {"year": day.year, "year_in_words": year_in_words(day.year)}
+    return phrase.format(month=month, mon=month[:3], **days, **years)
 
 
 def make_splits(seed: int) -> dict[str, list[Pair]]:

@@ -3,7 +3,6 @@
 python examples/exact_match.py --model outputs/dates --dataset_name outputs/dates_dataset
 """
 
-import argparse
 import sys
 
 from common import Parser
@@ -17,7 +16,7 @@ from vanilla_transformer.errors import UserError, loading
 SHOWN = 3  # wrong outputs
 
 
-def parse_options(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: list[str] | None = None):
     parser = Parser(__doc__)
     parser.add_argument("--model", required=True, help="a model directory or a Hub id")
     parser.add_argument("--dataset_name", required=True, help="a Hub id, or a local directory laid out like one")
@@ -25,11 +24,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--source_column", default="source", help="(default: %(default)s)")
     parser.add_argument("--target_column", default="target", help="(default: %(default)s)")
     parser.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None):
-    options = parse_options(argv)
+    options = parser.parse_args(argv)
     disable_progress_bar()  # of transformers, for loading the model
     try:
         pairs = load_split(options)

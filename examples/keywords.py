@@ -25,22 +25,15 @@ FUNCTION_WORDS = """
 NAMES = {"Anna", "Julia", "Maria", "Paul", "Peter", "Thomas"}
 
 
-def words_of(sentence: str) -> list[str]:
-    """Words without punctuation, in lower case except names."""
-    words = [word.strip(".,?") for word in sentence.split()]
-    return [word if word in NAMES else word.lower() for word in words]
-
-
 def keywords_of(sentence: str) -> list[str]:
-    dropped = FUNCTION_WORDS.split()
-    return [word for word in words_of(sentence) if word not in dropped]
+    """Words without punctuation, in lower case except names; no function words."""
+    words = [word.strip(".,?") for word in sentence.split()]
+    words = [word if word in NAMES else word.lower() for word in words]
+    return [word for word in words if word not in FUNCTION_WORDS.split()]
 
 
 def make_splits(seed: int) -> dict[str, list[Pair]]:
-    """The sentences of each split that have at least two keywords, with their keywords shuffled.
-
-    A sentence of validation or test is dropped if an earlier split has one with the same keywords.
-    """
+    """Each sentence with at least two keywords, shuffled; dropped if an earlier split has the same keywords."""
     rng = random.Random(seed)
     splits, seen = {}, set()
     for split in ("train", "validation", "test"):

@@ -32,10 +32,8 @@ def main(argv: list[str] | None = None):
     parser.add_output_dir("outputs/TASK_dataset")
     parser.add_argument("--task", choices=TASKS, required=True, help="what to do with the letters")
     parser.add_seed()
-    parser.set_defaults(output_dir=None)
     options = parser.parse_args(argv)
-    output_dir = options.output_dir or f"outputs/{options.task}_dataset"
-    write_dataset(output_dir, make_splits(options.task, options.seed))
+    write_dataset(options.output_dir.replace("TASK", options.task), make_splits(options.task, options.seed))
 
 
 if __name__ == "__main__":

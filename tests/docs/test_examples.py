@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from argparse import Namespace
 from calendar import month_name
 from collections import Counter
 from datetime import date
@@ -30,7 +29,7 @@ TASKS = ["copy", "reverse", "sort"]
 GENERATORS = {"dates": [], **{task: ["--task", task] for task in TASKS}, "keywords": [], "chinese": []}
 RECIPES = {"dates": "dates", "sequences": "reverse", "keywords": "keywords", "chinese": "chinese"}
 every_generator = pytest.mark.parametrize("name", GENERATORS)
-every_recipe = pytest.mark.parametrize("name, generator", RECIPES.items(), ids=RECIPES)
+every_recipe = pytest.mark.parametrize(("name", "generator"), RECIPES.items(), ids=RECIPES)
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +72,8 @@ def english(split: str) -> list[str]:
 
 
 @every_generator
-def test_train_py_reads_the_generated_pairs_and_repeating_changes_nothing(name, elsewhere):
+def test_train_py_reads_the_generated_pairs(name):
     generate(name)
-    before = files(elsewhere)
-    generate(name)
-    assert files(elsewhere) == before != {}
     read = load_pairs(parse_arguments(["--dataset_name", f"outputs/{name}_dataset"]))
     found = {split: list(zip(pairs["source"], pairs["target"], strict=True)) for split, pairs in read.items()}
     assert list(found) == ["train", "validation", "test"] and found == splits_of(name)
@@ -89,8 +85,6 @@ def test_seed_decides_what_is_drawn(name):
         generate(name, "--output_dir", folder, "--seed", seed)
     other = files(Path("other"))
     assert all(text != other[split] for split, text in files(Path("first")).items())
-    with pytest.raises(SystemExit, match="--output_dir first contains other files"):
-        generate(name, "--output_dir", "first", "--seed", "7")
 
 
 @every_generator
@@ -102,37 +96,25 @@ def test_no_source_is_in_two_splits(name):
         assert len({source for texts in sources.values() for source in texts}) == sum(map(len, sources.values()))
 
 
-@every_generator
-@pytest.mark.parametrize("path", ["train.csv", "train.jsonl", "notes.txt", "train.jsonl/notes.txt"])
-def test_other_files_are_never_overwritten(name, path):
-    (Path("mine") / path).parent.mkdir(parents=True, exist_ok=True)
-    (Path("mine") / path).write_bytes(b"mine\n")
-    with pytest.raises(SystemExit, match=r"--output_dir mine .*; choose another\.$"):
-        generate(name, "--output_dir", "mine")
-    assert files(Path("mine")) == {path: b"mine\n"}
-
-
-def test_tokenizer_is_not_overwritten():
-    Path("mine").mkdir()
-    Path("mine/tokenizer.json").write_text("{}")
-    with pytest.raises(SystemExit, match="--tokenizer_dir mine contains other files"):
-        generate("chinese", "--tokenizer_dir", "mine")
-    assert files(Path("mine")) == {"tokenizer.json": b"{}"}
-
-
-@pytest.mark.parametrize("place", ["file", "file/below"])
-def test_directory_that_cannot_be_created_is_reported(place):
-    Path("file").write_text("mine")
-    with pytest.raises(SystemExit, match=f"--output_dir {place} cannot be written: .*; choose another"):
-        generate("dates", "--output_dir", place)
-    assert files(Path()) == {"file": b"mine"}
+@pytest.mark.parametrize(
+    ("name", "option", "directory", "file"),
+    [
+        *((name, "output_dir", "mine", "mine/train.jsonl") for name in GENERATORS),
+        ("chinese", "tokenizer_dir", "mine", "mine/tokenizer.json"),
+        ("dates", "output_dir", "mine/below", "mine"),
+    ],
+)
+def test_existing_directory_is_left_alone(name, option, directory, file):
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_bytes(b"mine\n")
+    with pytest.raises(SystemExit, match=f"--{option} {directory} cannot be created: .*; choose another"):
+        generate(name, f"--{option}", directory)
+    assert Path(file).read_bytes() == b"mine\n" and len(files(Path("mine"))) <= 1
 
 
 WRONG = {
     "a negative seed": ("dates", ["--seed", "-1"], "-1 is not a non-negative integer"),
-    "no number": ("keywords", ["--seed", "x"], "x is not a non-negative integer"),
     "unknown task": ("sequences", ["--task", "shuffle"], "invalid choice: 'shuffle'"),
-    "no task": ("sequences", [], "--task"),
     "unknown option": ("chinese", ["--seed", "1"], "--seed 1"),
     "no model": ("exact_match", ["--dataset_name", "x"], "--model"),
     "no beams": ("exact_match", ["--model", "x", "--dataset_name", "x", "--num_beams", "0"], "--num_beams"),
@@ -169,10 +151,8 @@ def test_dates_are_written_correctly():
         "21st March nineteen eighty-seven",
         "21 Mar 1987",
     ]
-    ordinals = (
-        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
-    )
-    ordinals += "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+    ordinals = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth "
+    ordinals += "thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
     tens = [f"twenty-{word}" for word in ordinals.split()[:9]]
     assert [dates.ordinal(day) for day in range(1, 32)] == [*ordinals.split(), *tens, "thirtieth", "thirty-first"]
     endings = ["st", "nd", "rd", *["th"] * 17, "st", "nd", "rd", *["th"] * 7, "st"]
@@ -217,9 +197,12 @@ def test_keywords_are_the_shuffled_content_words_of_each_sentence():
         seen |= {tuple(sorted(content)) for content, _ in kept}
         count += len(pairs)
     assert 0.1 < in_order / count < 0.5  # short ones are, by chance
-    inner = [
-        word.strip(".,?") for split in splits_of("keywords") for text in english(split) for word in text.split()[1:]
-    ]
+    inner = {
+        word.strip(".,?")
+        for split in ("train", "validation", "test")
+        for t in english(split)
+        for word in t.split()[1:]
+    }
     assert {word for word in inner if word[0].isupper()} - {"I"} == keywords.NAMES
 
 
@@ -271,13 +254,9 @@ def test_exact_matches_are_counted_and_others_shown(capsys):
 # ---------------------------------------------------------------------------------------------------- recipes, README
 
 
-def recipe_of(name: str) -> Namespace:
-    return parse_arguments(["--config", str(EXAMPLES / f"{name}.yaml")])
-
-
 @every_recipe
 def test_recipe_reads_what_its_generator_writes(name, generator):
-    recipe = recipe_of(name)
+    recipe = parse_arguments(["--config", str(EXAMPLES / f"{name}.yaml")])
     generate(generator)
     assert load_pairs(recipe).keys() == {"train", "validation", "test"}
     assert recipe.output_dir == f"outputs/{generator}" and recipe.warmup_steps < recipe.max_steps / 4
@@ -301,12 +280,10 @@ def test_readme_names_every_file_and_the_right_numbers():
 
 def run(*command: str, **given) -> str:
     """The output of a Python command, run in the directory of the test, on the CPU, without network."""
-    environment = {"HF_DATASETS_CACHE": "cache", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"HF_DATASETS_CACHE": "cache", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"ACCELERATE_USE_CPU": "true", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *command]
-    result = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=600, **given
-    )
+    given |= {"env": environment, "capture_output": True, "text": True, "timeout": 600}
+    result = subprocess.run([sys.executable, *command], **given)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

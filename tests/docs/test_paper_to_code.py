@@ -68,7 +68,7 @@ def names_in(path: Path) -> frozenset[str]:
 
 
 @cache
-def tests() -> frozenset[str]:
+def names_of_tests() -> frozenset[str]:
     """The names of all tests."""
     files = (ROOT / "tests").glob("**/test_*.py")
     return frozenset(name for path in files for name in re.findall(r"(?m)^def (test_\w+)", path.read_text("utf-8")))
@@ -89,9 +89,11 @@ def missing(text: str) -> set[str]:
     """The names on a page that do not exist."""
     files = {label: ROOT / "docs" / path for label, path in re.findall(r"(?m)^\[([\w.]+)\]: (\S+)$", text)}
     wrong = {
-        n for file, n in symbols(text) if file not in files or (n not in names_in(files[file]) and n not in tests())
+        n
+        for file, n in symbols(text)
+        if file not in files or (n not in names_in(files[file]) and n not in names_of_tests())
     }
-    return wrong | (set(re.findall(r"`(test_\w+)`", text)) - tests())
+    return wrong | (set(re.findall(r"`(test_\w+)`", text)) - names_of_tests())
 
 
 @both_pages
