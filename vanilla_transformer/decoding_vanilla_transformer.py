@@ -10,15 +10,7 @@ model width, h heads, k width of a head. The outputs equal those of transformers
 """
 
 import torch
-from transformers import (
-    EosTokenCriteria,
-    GenerationConfig,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
-from transformers import generation as processors
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, generation
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMode
 from transformers.masking_utils import create_bidirectional_mask
@@ -26,17 +18,19 @@ from transformers.masking_utils import create_bidirectional_mask
 NEG_INF = -1e9  # the score of an impossible choice, which is transformers' value too
 FAST_ATTENTION = ("eager", "sdpa")  # attention backends that take any additive mask and any number of sentences
 
-# Processors that treat each row on its own, so that sentences can leave the batch and share rows.
-ROWWISE_PROCESSORS = (
-    processors.ForcedBOSTokenLogitsProcessor,
-    processors.ForcedEOSTokenLogitsProcessor,
-    processors.LogitNormalization,
-    processors.MinLengthLogitsProcessor,
-    processors.MinNewTokensLengthLogitsProcessor,
-    processors.NoBadWordsLogitsProcessor,
-    processors.NoRepeatNGramLogitsProcessor,
-    processors.RepetitionPenaltyLogitsProcessor,
-    processors.SuppressTokensLogitsProcessor,
+# Processors and criteria that treat each row on its own, so that sentences can leave the batch and share rows.
+ROWWISE = (
+    generation.ForcedBOSTokenLogitsProcessor,
+    generation.ForcedEOSTokenLogitsProcessor,
+    generation.LogitNormalization,
+    generation.MinLengthLogitsProcessor,
+    generation.MinNewTokensLengthLogitsProcessor,
+    generation.NoBadWordsLogitsProcessor,
+    generation.NoRepeatNGramLogitsProcessor,
+    generation.RepetitionPenaltyLogitsProcessor,
+    generation.SuppressTokensLogitsProcessor,
+    generation.EosTokenCriteria,
+    generation.MaxLengthCriteria,
 )
 
 
@@ -57,7 +51,10 @@ def greedy_search(
     check_supported(model, GenerationMode.GREEDY_SEARCH, logits_processor, stopping_criteria, generation_config)
     state = DecodingState(model, 1, **model_kwargs)
     sentences, length = input_ids.shape
-    output = input_ids.new_full((sentences, generation_config.max_length), fill_token(generation_config))
+    pad = generation_config.pad_token_id
+    if pad is None:
+        pad = next(iter(end_tokens(generation_config)), 0)
+    output = input_ids.new_full((sentences, generation_config.max_length), pad)
     output[:, :length] = input_ids
     hidden = state.prefill(input_ids)
     while True:
@@ -147,8 +144,7 @@ def check_supported(
     """Raises [`Unsupported`], which names the options that only transformers' own loops support."""
     found = generation_config.get_generation_mode()
     attention = model.config._attn_implementation
-    rowwise = (*ROWWISE_PROCESSORS, MaxLengthCriteria, EosTokenCriteria)
-    unknown = [type(one).__name__ for one in [*logits_processor, *stopping_criteria] if type(one) not in rowwise]
+    unknown = [type(one).__name__ for one in [*logits_processor, *stopping_criteria] if type(one) not in ROWWISE]
     if found != mode:
         unknown.append(f"generation mode {found.value!r}")
     if generation_config.return_dict_in_generate:
@@ -166,12 +162,6 @@ def check_supported(
 def end_tokens(generation_config: GenerationConfig) -> list[int]:
     ends = generation_config.eos_token_id
     return [] if ends is None else ends if isinstance(ends, list) else [ends]
-
-
-def fill_token(generation_config: GenerationConfig) -> int:
-    """What follows the end of a sentence in the output of greedy search."""
-    pad = generation_config.pad_token_id
-    return pad if pad is not None else next(iter(end_tokens(generation_config)), 0)
 
 
 class DecodingState:

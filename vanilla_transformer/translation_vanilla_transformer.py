@@ -3,14 +3,12 @@
 
 import contextlib
 import importlib
-import json
 import math
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -251,22 +249,19 @@ def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
 
     Transformers would initialize missing weights at random and drop others, with a warning only.
     """
-    index = Path(name_or_path) / "model.safetensors.index.json"
-    if index.is_file():
-        for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
-            if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict, **kwargs)
-    if model.config.model_type != "vanilla_transformer":
-        return model  # which the Translator refuses
-    problems = {kind: info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")}
-    found = " and ".join(
-        f"{len(keys)} {kind} (such as {min(map(str, keys))})" for kind, keys in problems.items() if keys
-    )
+    if model.config.model_type == "vanilla_transformer":  # the Translator refuses others
+        check_weights(name_or_path, info)
+    return model
+
+
+def check_weights(name_or_path: str, info: dict):
+    """Raises ValueError for missing, unexpected and mismatched weights in the `loading_info` of transformers."""
+    problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]
+    found = " and ".join(f"{len(keys)} {kind} (such as {keys[0]})" for kind, keys in problems if keys)
     if found:
         raise ValueError(f"The weights in {name_or_path} do not match its config: {found}; download or save it again.")
-    return model
 
 
 def cpu_has_bfloat16() -> bool:

@@ -324,10 +324,11 @@ def rename_weight(folder, old, new):
 def test_incomplete_or_foreign_weights_are_refused(saved):
     name = "model.decoder.layers.0.fc2.bias"
     rename_weight(saved, name, name + "es")
-    with pytest.raises(ValueError, match=rf"do not match its config: 1 missing \(such as {name}\); download"):
+    problems = rf"1 missing \(such as {name}\) and 1 unexpected \(such as {name}es\)"
+    with pytest.raises(ValueError, match=f"do not match its config: {problems}; download"):
         load_foreign(str(saved))
     rename_weight(saved, name + "es", name)
-    with pytest.raises(ValueError, match=rf"1 unexpected \(such as {name}es\)"):
+    with pytest.raises(ValueError, match=rf"config: 1 unexpected \(such as {name}es\)"):
         load_foreign(str(saved))
 
 

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 from helpers import EMBEDDINGS, TEXTS, norms, positions, save_translator, writing_translator
-from transformers import AutoTokenizer
 
 from vanilla_transformer import Translator
 from vanilla_transformer.translation_vanilla_transformer import TextTooLong
@@ -31,12 +30,8 @@ def converted(translator: Translator, folder, quantization=None) -> Translator:
 
 
 SEARCHES = [{}, {"length_penalty": 0.6}, {"num_beams": 3}, {"num_beams": 3, "length_penalty": 2.0}]
-SEARCHES += [
-    {"no_repeat_ngram_size": 2},
-    {"repetition_penalty": 1.3},
-    {"min_new_tokens": 5},
-    {"suppress_tokens": [70]},
-]
+SEARCHES += [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"min_new_tokens": 5}]
+SEARCHES += [{"suppress_tokens": [70]}]
 SEARCHES += [{"num_beams": 3, "no_repeat_ngram_size": 2, "min_length": 6, "renormalize_logits": True}]
 
 
@@ -126,15 +121,14 @@ def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_p
         load(str(folder / "ctranslate2" / "int8"), quantization="int16")
 
 
-def test_failed_conversion_leaves_nothing(folder, tmp_path, monkeypatch):
-    ours = Translator.from_pretrained(folder, device="cpu")
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", None)
-    with pytest.raises(ValueError, match="int9"):
-        backend.to_ctranslate2(ours.model, ours.tokenizer, tmp_path / "converted", "int9")
-    monkeypatch.setattr(type(ours.tokenizer), "save_pretrained", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        backend.to_ctranslate2(ours.model, ours.tokenizer, tmp_path / "converted")
-    assert not list(tmp_path.iterdir())
+def test_an_interrupted_conversion_is_done_again(text_tokenizer, tmp_path, monkeypatch):
+    ours = writing_translator(text_tokenizer)
+    folder = save_translator(ours, tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(ours.model.generation_config), "save_pretrained", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            load(folder)
+    assert load(folder)(TEXTS, max_new_tokens=12) == ours(TEXTS, max_new_tokens=12)
 
 
 def test_wrong_requests_are_named(folder, text_tokenizer, tmp_path, monkeypatch):
@@ -147,6 +141,8 @@ def test_wrong_requests_are_named(folder, text_tokenizer, tmp_path, monkeypatch)
     ours = writing_translator(text_tokenizer, activation_function="mish")
     with pytest.raises(ValueError, match="no activation function 'mish'"):
         converted(ours, tmp_path)
+    with pytest.raises(ValueError, match="int9"):
+        load(folder, quantization="int9")
     monkeypatch.setitem(sys.modules, "vanilla_transformer.conversion.ctranslate2", None)
     with pytest.raises(ImportError, match=r"pip install vanilla-transformer\[ctranslate2\]"):
         load(folder)

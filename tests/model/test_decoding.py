@@ -120,7 +120,6 @@ def by_hand(model, num_beams, prefixes=None, **options):
     return [beams_by_hand(model, source, prefix, **options)[0][1] for source, prefix in pairs]
 
 
-@torch.no_grad()
 # -------------------------------------------------------------------------------------------------------------- greedy
 
 

@@ -1,9 +1,6 @@
 """Run a model with CTranslate2 (https://github.com/OpenNMT/CTranslate2), a C++ engine: the same text, faster.
 
-what                      does
-to_ctranslate2            writes a directory that CTranslate2 loads, with our tokenizer and config beside it
-CTranslate2Translator     a [`Translator`] that runs such a directory
-load_translator           what `Translator.from_pretrained(..., backend="ctranslate2")` calls
+`Translator.from_pretrained(..., backend="ctranslate2")` calls [`load_translator`].
 """
 
 import copy
@@ -24,6 +21,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from transformers.utils import cached_file
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..decoding_vanilla_transformer import end_tokens
 from ..modeling_vanilla_transformer import sinusoidal_positions
 from ..translation_vanilla_transformer import TRANSLATOR_OPTIONS, Translator, load_model
 
@@ -73,25 +71,21 @@ def to_ctranslate2(
     spec.register_target_vocabulary(names)
     start = model.generation_config.decoder_start_token_id
     spec.config.decoder_start_token = names[config.decoder_start_token_id if start is None else start]
-    spec.config.eos_token = names[end_tokens(model.generation_config, config)[0]]
+    spec.config.eos_token = names[end_tokens(model.generation_config)[0]]
     spec.config.bos_token = spec.config.decoder_start_token
     spec.config.unk_token = tokenizer.unk_token or names[0]  # only for sources given as text, not by us
     spec.config.layer_norm_epsilon = config.layer_norm_eps
     spec.validate()
     spec.optimize(quantization=quantization)
     output_dir = Path(output_dir)
-    temporary = output_dir.with_name(f".{output_dir.name}.{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        spec.save(str(temporary))
-        tokenizer.save_pretrained(temporary)
-        model.generation_config.save_pretrained(temporary)
-        ours = {"source": source, "quantization": quantization, "config": config.to_dict()}
-        (temporary / CONFIG).write_text(json.dumps(ours, indent=2), encoding="utf-8")
-        shutil.rmtree(output_dir, ignore_errors=True)
-        temporary.rename(output_dir)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(output_dir, ignore_errors=True)
+    output_dir.mkdir(parents=True)
+    spec.save(str(output_dir))
+    tokenizer.save_pretrained(output_dir)
+    model.generation_config.save_pretrained(output_dir)
+    # Last, since a directory without it is converted again.
+    ours = {"source": source, "quantization": quantization, "config": config.to_dict()}
+    (output_dir / CONFIG).write_text(json.dumps(ours, indent=2), encoding="utf-8")
 
 
 def token_names(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
@@ -100,22 +94,14 @@ def token_names(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
     return [f"<unused {index}>" if name is None else name for index, name in enumerate(names)]
 
 
-def end_tokens(generation_config: GenerationConfig, config: VanillaTransformerConfig) -> list[int]:
-    ends = generation_config.eos_token_id
-    ends = config.eos_token_id if ends is None else ends
-    return ends if isinstance(ends, list) else [ends]
-
-
 def make_spec(model: PreTrainedModel) -> TransformerSpec:
     config = model.config
-    if config.activation_function not in ACTIVATIONS:
-        raise ValueError(
-            f"CTranslate2 has no activation function {config.activation_function!r}, only {', '.join(ACTIVATIONS)}."
-        )
-    specs = []
+    activation, specs = config.activation_function, []
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"CTranslate2 has no activation function {activation!r}, only {', '.join(ACTIVATIONS)}.")
     for side, kind in [("encoder", TransformerEncoderSpec), ("decoder", TransformerDecoderSpec)]:
         heads = getattr(config, f"{side}_attention_heads")
-        options = {"pre_norm": config.norm_first, "activation": ACTIVATIONS[config.activation_function]}
+        options = {"pre_norm": config.norm_first, "activation": ACTIVATIONS[activation]}
         if config.position_embedding_type == "rotary":
             options |= {"rotary_dim": config.d_model // heads, "rotary_interleave": True}
         specs.append(kind(getattr(config, f"{side}_layers"), heads, **options))
@@ -132,9 +118,8 @@ class Loader(BartLoader):
     def set_common_layers(self, spec, stack):
         """Copies what an encoder or a decoder has besides its layers."""
         config = stack.config
-        self.set_embeddings(
-            spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings, stack.embed_tokens
-        )
+        embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+        self.set_embeddings(embeddings, stack.embed_tokens)
         spec.scale_embeddings = stack.embed_scale
         if config.position_embedding_type == "learned":
             spec.position_encodings.encodings = stack.embed_positions.weight
@@ -164,13 +149,12 @@ class CTranslate2Translator(Translator):
         # Several workers of one thread each do more than one worker of several, whose matrices are too small to share.
         self.workers = torch.get_num_threads() if device.type == "cpu" else 1
         options = {"inter_threads": self.workers, "intra_threads": 1} if device.type == "cpu" else {}
-        self.engine = ctranslate2.Translator(
-            str(directory), device=device.type, device_index=device.index or 0, **options
-        )
+        options |= {"device": device.type, "device_index": device.index or 0}
+        self.engine = ctranslate2.Translator(str(directory), **options)
         self.source_names = token_names(self.tokenizer, config.vocab_size)
         self.target_names = token_names(self.tokenizer, config.decoder_vocab_size)
         self.target_ids = {name: index for index, name in enumerate(self.target_names)}
-        self.end_names = [self.target_names[end] for end in end_tokens(generation_config, config)]
+        self.end_names = [self.target_names[end] for end in end_tokens(generation_config)]
 
     def translate_batch(self, sources: list[list[int]], generation: dict) -> list[str]:
         options = self.engine_options({**generation, **self.defaults(max(map(len, sources)), generation)})
@@ -189,21 +173,17 @@ class CTranslate2Translator(Translator):
     def engine_options(self, generation: dict) -> dict:
         """The options of `generate` in the words of CTranslate2."""
         saved = self.model.generation_config.to_diff_dict()
-        options = {
-            name: value for name, value in {**saved, **generation}.items() if value is not None and name[0] != "_"
-        }
+        options = {**saved, **generation}
+        options = {name: value for name, value in options.items() if value is not None and name[0] != "_"}
         is_greedy = options.get("num_beams", 1) == 1
         exact = EXACT | (GREEDY if is_greedy else set())
         exact |= MASKS if is_greedy or options.get("renormalize_logits") else set()
-        only = {name: saved.get(name) for name in ("eos_token_id", "decoder_start_token_id")} | {
-            "early_stopping": True
-        }
+        only = {name: saved.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
+        only["early_stopping"] = True
         for name, value in options.items():
             is_off = value is False and name not in only
             if not (name in exact or is_off or name in only and value == only[name]):
-                raise ValueError(
-                    f"CTranslate2 has no `{name}={value!r}` for this search; use the backend torch for it."
-                )
+                raise ValueError(f"CTranslate2 has no `{name}={value!r}` for this search; use the backend torch.")
         banned = [*([token] for token in options.get("suppress_tokens", [])), *options.get("bad_words_ids", [])]
         # The start token counts in `max_length`. A forced end, which is not in the text, takes the place of a token.
         max_length = options["max_length"] - 1 - ("forced_eos_token_id" in options)

@@ -1,12 +1,12 @@
 """Load a saved model of this package, or one that can be converted to it."""
 
-from pathlib import Path
 from typing import Any
 
 from accelerate.utils import patch_environment
 from transformers import MarianMTModel, PretrainedConfig
 
 from .. import VanillaTransformerForConditionalGeneration
+from ..translation_vanilla_transformer import check_weights
 from .marian import from_marian
 
 MODELS = {"marian": MarianMTModel, "vanilla_transformer": VanillaTransformerForConditionalGeneration}
@@ -36,19 +36,13 @@ def load_foreign(
         with patch_environment(DISABLE_SAFETENSORS_CONVERSION=1):
             model, info = MODELS[model_type].from_pretrained(name_or_path, **options)
     except OSError as error:
-        is_pickle_on_hub = "`use_safetensors=True`" in str(error)  # quoted by transformers
-        if use_safetensors and (is_pickle_on_hub or any(Path(name_or_path).glob("pytorch_model*.bin"))):
-            raise OSError(
-                f"{name_or_path} has no model.safetensors. A pickle such as pytorch_model.bin can run any code and is "
-                f"not loaded; if you trust it, convert it with `vanilla-transformer convert {name_or_path} NEW_DIR`."
-            ) from error
-        raise
-    for kind in ("missing", "unexpected"):  # transformers only warns
-        if names := sorted(info[f"{kind}_keys"]):
-            raise ValueError(
-                f"The weights in {name_or_path} do not match its config: {len(names)} {kind} (such as {names[0]}); "
-                "download or save it again."
-            )
+        if not use_safetensors:
+            raise
+        raise OSError(
+            f"{name_or_path} has no model.safetensors that can be loaded: {error} If its weights are a pickle, "
+            f"such as pytorch_model.bin, convert it with `vanilla-transformer convert {name_or_path} NEW_DIR`."
+        ) from error
+    check_weights(name_or_path, info)
     if model_type == "marian":
         theirs, model = model, from_marian(model)
         model.set_attn_implementation(theirs.config._attn_implementation)
