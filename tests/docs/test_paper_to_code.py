@@ -1,6 +1,5 @@
 """docs/paper_to_code.md and docs/seeds.md: every name exists, every command prints what the page shows."""
 
-import ast
 import contextlib
 import io
 import re
@@ -9,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import yaml
 
 from vanilla_transformer.__main__ import main as vanilla_transformer
 
@@ -26,45 +24,16 @@ TABLES = [f"Table {number}" for number in range(1, 5)]
 both_pages = pytest.mark.parametrize("name", PAGES)
 
 
-@cache
-def classes() -> dict[str, ast.ClassDef]:
-    """Every class of the model's files."""
-    nodes = [n for p in (ROOT / "vanilla_transformer").glob("*.py") for n in ast.parse(p.read_text("utf-8")).body]
-    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+def defines(path: Path, name: str) -> bool:
+    """Whether a Python file defines a class, function, method or attribute, or a recipe a key.
 
-
-def assigned_names(node: ast.AST) -> set[str]:
-    """The names, and the attributes of `self`, that a statement assigns to."""
-    targets = (
-        node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    )
-    targets = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    names = {target.id for target in targets if isinstance(target, ast.Name)}
-    return names | {t.attr for t in targets if isinstance(t, ast.Attribute) and getattr(t.value, "id", "") == "self"}
-
-
-def members(node: ast.ClassDef) -> set[str]:
-    """Methods and attributes of a class, own and inherited within the package."""
-    found = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-    found |= {name for part in ast.walk(node) for name in assigned_names(part)}
-    bases = [classes()[base.id] for base in node.bases if getattr(base, "id", None) in classes()]
-    return found.union(*(members(base) for base in bases))
-
-
-@cache
-def names_in(path: Path) -> frozenset[str]:
-    """Classes, functions, methods and attributes of a Python file; the keys of a recipe."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".yaml":
-        return frozenset(yaml.safe_load(text))
-    found = set()
-    for node in ast.parse(text).body:
-        found |= assigned_names(node)
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{member}" for member in members(node)}
-    return frozenset(found)
+    `Class.member` may be inherited from a class in another file of the model.
+    """
+    owner, _, member = name.rpartition(".")
+    files = [path, *(ROOT / "vanilla_transformer").glob("*.py")] if owner else [path]
+    pattern = rf"(?m)(?:^ *(?:def |class )?|self\.){member}\b(?=[(:, =])"
+    is_found = any(re.search(pattern, file.read_text(encoding="utf-8")) for file in files)
+    return is_found and (not owner or defines(path, owner))
 
 
 @cache
@@ -88,12 +57,10 @@ def symbols(text: str) -> list[tuple[str, str]]:
 def missing(text: str) -> set[str]:
     """The names on a page that do not exist."""
     files = {label: ROOT / "docs" / path for label, path in re.findall(r"(?m)^\[([\w.]+)\]: (\S+)$", text)}
-    wrong = {
-        n
-        for file, n in symbols(text)
-        if file not in files or (n not in names_in(files[file]) and n not in names_of_tests())
-    }
-    return wrong | (set(re.findall(r"`(test_\w+)`", text)) - names_of_tests())
+    tests = names_of_tests()
+    found = symbols(text)
+    wrong = {name for file, name in found if file not in files or not (name in tests or defines(files[file], name))}
+    return wrong | (set(re.findall(r"`(test_\w+)`", text)) - tests)
 
 
 @both_pages
