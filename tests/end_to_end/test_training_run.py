@@ -1,11 +1,8 @@
 """What a run of train.py does and leaves, with all kinds of options, and how it refuses bad input."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -19,7 +16,6 @@ from runs import (
     files,
     options,
     results,
-    steps,
     train,
     train_fails,
     weights,
@@ -29,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion.marian import from_marian
 from vanilla_transformer.data import pairs as data
@@ -77,47 +73,13 @@ def test_progress_and_examples_are_printed(finished):
     assert re.search(r"loss \d.*, [\d,]+ target tokens/s, padding .*%, lr ", printed)
 
 
-def assert_scores_of_saved_model(folder, pairs):
-    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-    translations = Translator.from_pretrained(str(folder))([row["en"] for row in rows])
-    expected = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
-    found = results(folder)
-    assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
-    assert (found["bleu_signature"], found["chrf_signature"]) == (
-        expected["bleu_signature"],
-        expected["chrf_signature"],
-    )
-
-
 def test_scores_are_those_of_the_saved_model(finished, pairs):
-    assert_scores_of_saved_model(finished[0], pairs)
-
-
-LOAD = """
-import sys
-sys.modules["vanilla_transformer"] = None  # importing it fails
-import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-inputs = AutoTokenizer.from_pretrained(sys.argv[1])(["a dog", "the man sees"], padding=True, return_tensors="pt")
-with torch.no_grad():
-    torch.save([model(**inputs, decoder_input_ids=inputs["input_ids"]).logits, model.generate(**inputs)], sys.argv[2])
-"""
-
-
-def test_model_loads_without_the_package(finished, tmp_path):
-    folder, _ = finished
-    command = [sys.executable, "-c", LOAD, str(folder), str(tmp_path / "logits.pt")]
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path)}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=300)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    assert type(model) is VanillaTransformerForConditionalGeneration
-    inputs = AutoTokenizer.from_pretrained(folder)(["a dog", "the man sees"], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
-    theirs, translated = torch.load(tmp_path / "logits.pt")
-    assert torch.equal(theirs, logits)
-    assert torch.equal(translated, model.generate(**inputs))
+    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    translations = Translator.from_pretrained(str(finished[0]))([row["en"] for row in rows])
+    expected = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
+    found = results(finished[0])
+    assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
+    assert all(found[name] == expected[name] for name in ("bleu_signature", "chrf_signature"))
 
 
 def test_written_recipe_repeats_the_run_in_another_process(finished, fork, tmp_path):
@@ -152,35 +114,16 @@ def test_averages_beams_and_held_out_validation(pairs, tmp_path):
     assert (generation["num_beams"], generation["length_penalty"]) == (2, 0.6)
 
 
-def eval_losses(history: list[dict]) -> dict[int, float]:
-    return {entry["step"]: entry["eval_loss"] for entry in history if "eval_loss" in entry}
-
-
 def test_early_stopping_by_loss_keeps_the_best_weights(pairs, histories, tmp_path):
     """The learning rate makes the loss worse after a while."""
     more = "--max_steps 40 --eval_steps 2 --early_stopping_patience 2 --metric_for_best_model loss --learning_rate 0.2"
     printed = train(options(pairs, tmp_path / "model", more + QUICK))
-    losses = eval_losses(*histories)
+    losses = {entry["step"]: entry["eval_loss"] for entry in histories[0] if "eval_loss" in entry}
     best = min(losses, key=losses.get)
     assert 2 < best < 36 and list(losses) == list(range(2, best + 5, 2))
     assert f"early stopping after step {best + 4}" in printed and f"the weights of checkpoint-{best}\n" in printed
     assert_identical(weights(tmp_path / "model"), weights(tmp_path / "model" / f"checkpoint-{best}"))
     assert results(tmp_path / "model")["eval_loss"] == losses[best]
-
-
-def test_best_checkpoints_are_averaged(pairs, histories, tmp_path):
-    more = "--max_steps 12 --eval_steps 2 --average_checkpoints 2 --average_checkpoints_by score --save_total_limit 2"
-    printed = train(
-        options(pairs, tmp_path / "model", more + " --metric_for_best_model loss --learning_rate 0.2" + QUICK)
-    )
-    losses = eval_losses(*histories)
-    assert list(losses) == [2, 4, 6, 8, 10, 12]  # the last one is compared, too
-    best = sorted(sorted(losses, key=losses.get)[:2])
-    assert f"using the weights of {', '.join(f'checkpoint-{step}' for step in best)}\n" in printed
-    assert steps(tmp_path / "model") == sorted({*best, 10, 12}) and best != [10, 12]
-    parts = [weights(tmp_path / "model" / f"checkpoint-{step}") for step in best]
-    for name, mean in weights(tmp_path / "model").items():
-        torch.testing.assert_close(mean, sum(part[name].double() for part in parts).float() / 2)
 
 
 def test_fine_tuning_starts_from_the_model(finished, pairs, tmp_path):
@@ -271,8 +214,6 @@ def test_run_that_ends_in_warm_up_warns(pairs, tmp_path):
 
 # ------------------------------------------------------------------------------------------------------------- dry run
 
-MEMORY = re.compile(r"about (.*) of .* GiB of memory per process")
-
 
 def test_dry_run_predicts_the_run(pairs, tmp_path):
     """What it says comes true in a run of one epoch, and the recipe that it prints makes that run."""
@@ -302,11 +243,7 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
     assert found["train_steps"] == -(-int(count) // 2)
     if int(count) % 2 == 0:
         assert padding == f"{found['padding_fraction']:.1%}"
-    assert MEMORY.search(said)[1] == "0.00"
-    large = train(
-        [*argv, "--dry_run", "--output_dir", str(tmp_path / "large"), "--per_device_train_max_tokens", "100000"]
-    )
-    assert 0.1 < float(MEMORY.search(large)[1]) < 100
+    assert "about 0.00 of " in said
 
 
 def test_dry_run_of_a_resumed_stream(pairs, tmp_path):
@@ -383,69 +320,15 @@ def test_fine_tuned_marian_model_learns_and_resumes(marian, marian_data, marian_
     assert results(tmp_path / "parts")["eval_loss"] < marian_loss(marian, marian_pairs)
 
 
-def as_pickle(folder):
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
-def as_t5(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "t5"}))
-    MarianTokenizer.from_pretrained(folder).save_pretrained(folder)
-
-
-def without_a_weight(folder):
-    kept = {name: tensor for name, tensor in weights(folder).items() if not name.endswith("layers.0.fc1.bias")}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def truncated(folder):
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:200])
-
-
-BAD_MARIANS = {  # what is done to it, further options, parts of the message
-    "a pickle": (as_pickle, "", ["--model_name_or_path {marian}", "safetensors"]),
-    "of another kind": (as_t5, "", ["--model_name_or_path {marian}", "t5"]),
-    "incomplete": (without_a_weight, "", ["--model_name_or_path {marian}", "fc1.bias"]),
-    "truncated": (truncated, "", ["--model_name_or_path {marian}"]),
-    "of other sizes": (None, "--d_model 16", ["--d_model is 16, but 32 in --model_name_or_path {marian}"]),
-    "with another tokenizer": (None, "--tokenizer_name x", ["--tokenizer_name cannot be combined"]),
-    "with a dropout of 2": (None, "--dropout 2", ["'dropout': it is 2.0; it must"]),
-    "with an unknown attention": (None, "--attn_implementation flesh", ["--attn_implementation flesh"]),
-}
-
-
-@pytest.mark.parametrize("name", BAD_MARIANS)
-def test_bad_marian_model_is_rejected(name, marian, marian_data, tmp_path):
-    change, more, parts = BAD_MARIANS[name]
-    folder = shutil.copytree(marian, tmp_path / "marian")
-    if change:
-        change(folder)
-    before = files(tmp_path)
-    argv = options(marian_data, tmp_path / "model", f"--max_steps 1 --model_name_or_path {folder} {more}", model="")
-    message = train_fails(argv)
-    assert all(part.format(marian=folder) in message for part in parts), message
-    assert files(tmp_path) == before
-
-
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 BAD = {  # options, parts of the message
     "unknown option": ("--d_modl 64", ["--d_modl", "--d_model"]),
     "missing dataset": ("--dataset_name {tmp}/none", ["{tmp}/none"]),
-    "missing split": ("--test_split tset", ["'tset'", "train, validation, test"]),
-    "missing column": ("--source_column english --target_column de", ["english", "en, de"]),
-    "missing language": ("--target_lang fr", ["fr", "en, de"]),
-    "the same column twice": ("--target_lang en", ["Source and target are both en"]),
     "small vocabulary": ("--vocab_size 200", ["200", "260"]),
     "indivisible heads": ("--encoder_attention_heads 3", ["`d_model` is 16", "`encoder_attention_heads` is 3"]),
     "wrong value": ("--dropout 1.5", ["'dropout': it is 1.5; it must"]),
     "no pair left": ("--max_source_length 1", ["No usable pair is left of the 100", "--max_source_length 1"]),
-    "only missing texts": ("--dataset_name {tmp}/nones", ["No usable pair is left of the 3", "3 have an empty"]),
-    "numbers for text": (
-        "--dataset_name {tmp}/numbers --source_column en --target_column de",
-        ["--target_column de holds no text"],
-    ),
     "short learned table": (
         "--position_embedding_type learned --max_position_embeddings 50",
         ["--max_position_embeddings is 50", "128"],
@@ -453,6 +336,16 @@ BAD = {  # options, parts of the message
     "missing tokenizer": ("--tokenizer_name {tmp}/none", ["{tmp}/none"]),
     "missing model": ("--model_name_or_path {tmp}/none", ["{tmp}/none"]),
     "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", ["{tmp}/checkpoint-8"]),
+    "model with another tokenizer": (
+        "--model_name_or_path {finished} --tokenizer_name x",
+        ["--tokenizer_name cannot be combined"],
+    ),
+    "pickle of a Marian model": ("--model_name_or_path {tmp}/pickle", ["{tmp}/pickle", "safetensors"]),
+    "incomplete Marian model": ("--model_name_or_path {tmp}/incomplete", ["{tmp}/incomplete", "fc1.bias"]),
+    "Marian model of other sizes": (
+        "--model_name_or_path {marian} --vocab_size 351",
+        ["--d_model is 16, but 32 in --model_name_or_path {marian}"],
+    ),
     "unknown attention": ("--attn_implementation flesh", ["flesh"]),
     "a model in the way": (
         "--output_dir {finished}",
@@ -470,15 +363,16 @@ BAD = {  # options, parts of the message
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_rejected_in_one_sentence(name, finished, pairs, tmp_path):
+def test_bad_input_is_rejected_in_one_sentence(name, finished, marian, pairs, tmp_path):
     more, parts = BAD[name]
-    nones = [{"en": "a", "de": None}, {"en": None, "de": "b"}, {"en": "", "de": "b"}]
-    numbers = [{"en": f"a {i}", "de": i} for i in range(9)]
-    write_pairs(tmp_path / "nones", train=nones, validation=nones)
-    write_pairs(tmp_path / "numbers", train=numbers, validation=numbers)
-    truncated(shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "checkpoint-8"))
+    checkpoint = shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "checkpoint-8")
+    (checkpoint / "model.safetensors").write_bytes(b"truncated")
+    pickled, incomplete = (shutil.copytree(marian, tmp_path / kind) for kind in ("pickle", "incomplete"))
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    kept = {key: tensor for key, tensor in weights(marian).items() if not key.endswith("layers.0.fc1.bias")}
+    save_file(kept, incomplete / "model.safetensors", metadata={"format": "pt"})
     before = files(tmp_path)
-    places = {"tmp": tmp_path, "finished": finished[0]}
+    places = {"tmp": tmp_path, "finished": finished[0], "marian": marian}
     message = train_fails(options(pairs, tmp_path / "model", "--max_steps 2 " + more.format(**places)))
     assert all(part.format(**places) in message for part in parts), message
     assert files(tmp_path) == before
