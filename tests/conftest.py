@@ -10,9 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from helpers import TEXTS, read_sample, small_model, trained_marian
-from transformers import (
-    MarianTokenizer,
-)
+from transformers import MarianTokenizer
 
 from vanilla_transformer.data.tokenizer import train_tokenizer
 

@@ -1,69 +1,45 @@
 """What the tests share: small models, batches and comparisons."""
 
 import json
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    MarianConfig,
-    MarianMTModel,
-    MarianTokenizer,
-    StaticCache,
-)
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, MarianMTModel, MarianTokenizer, StaticCache
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
+from vanilla_transformer.training.arguments import DataOptions
 
 ROOT = Path(__file__).parents[1]
 
 torch.set_num_threads(1)  # models this small run faster so, and tests beside each other do not fight for cores
 
-TINY = {
-    "vocab_size": 37,
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 20,
-    "dropout": 0.0,
-    "max_position_embeddings": 40,
-}
+TINY = {"vocab_size": 37, "d_model": 16, "max_position_embeddings": 40, "dropout": 0.0}
+TINY |= {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 24}
+TINY |= {"decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 20}
+
+SEPARATE = {"share_encoder_decoder_embeddings": False}
+UNTIED = {"tie_word_embeddings": False}
+BIAS = {"lm_head_bias": True}
 EMBEDDINGS = {
     "shared, tied": {},
-    "shared, tied, bias": {"lm_head_bias": True},
-    "shared, untied": {"tie_word_embeddings": False},
-    "shared, untied, bias": {"tie_word_embeddings": False, "lm_head_bias": True},
-    "separate, tied": {"share_encoder_decoder_embeddings": False},
-    "separate, untied, bias": {
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "lm_head_bias": True,
-        "decoder_vocab_size": 35,
-    },
+    "shared, tied, bias": BIAS,
+    "shared, untied": UNTIED,
+    "shared, untied, bias": UNTIED | BIAS,
+    "separate, tied": SEPARATE,
+    "separate, untied, bias": SEPARATE | UNTIED | BIAS | {"decoder_vocab_size": 35},
 }
 
 # All sizes differ, so that each can stand for only one letter of a shape.
-DISTINCT_SIZES = {
-    "vocab_size": 53,
-    "d_model": 12,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 3,
-    "encoder_ffn_dim": 17,
-    "decoder_ffn_dim": 19,
-    "pad_token_id": None,
-}
+DISTINCT_SIZES = {"vocab_size": 53, "d_model": 12, "pad_token_id": None}
+DISTINCT_SIZES |= {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 17}
+DISTINCT_SIZES |= {"decoder_layers": 2, "decoder_attention_heads": 3, "decoder_ffn_dim": 19}
 B, S, T = 5, 11, 7
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
@@ -126,32 +102,26 @@ def command_error(capsys, *argv) -> str:
 
 def read_sample(count: int) -> list[tuple[str, str]]:
     """The first sentences of the sample dataset, in English and German."""
-    with open(Path(__file__).parents[1] / "sample_dataset" / "train.jsonl", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in islice(lines, count)]
+    lines = (ROOT / "sample_dataset" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    rows = map(json.loads, lines)
     return [(row["en"], row["de"]) for row in rows]
 
 
 def trained_marian(tokenizer: MarianTokenizer, pairs: list[tuple[str, str]]) -> MarianMTModel:
     """Knows the pairs by heart, and would begin each translation with padding if it might."""
     torch.manual_seed(0)
+    sizes = {"d_model": 32, "init_std": 32**-0.5, "max_position_embeddings": 512}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
     config = MarianConfig(
         vocab_size=len(tokenizer),
-        decoder_vocab_size=len(tokenizer),
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=512,
         activation_function="swish",
         scale_embedding=True,
-        init_std=32**-0.5,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         forced_eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
+        **sizes,
     )
     model = MarianMTModel(config).eval()
     model.final_logits_bias.normal_()
@@ -195,33 +165,20 @@ def text_dataset(pairs: list[tuple]) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns, datasets.Features(dict.fromkeys(columns, datasets.Value("string"))))
 
 
-DATA_OPTIONS = """dataset_name dataset_config_name train_file validation_file test_file train_split validation_split
-test_split source_lang target_lang source_column target_column
-max_train_samples max_eval_samples max_predict_samples"""
-
-
-def data_options(**options) -> SimpleNamespace:
+def data_options(**options) -> DataOptions:
     """The options that [`load_pairs`] reads, with the defaults of train.py."""
-    defaults = dict.fromkeys(DATA_OPTIONS.split()) | {"streaming": False, "validation_split_percentage": 5}
-    assert options.keys() <= defaults.keys()
-    return SimpleNamespace(**defaults | {k: str(v) if isinstance(v, Path) else v for k, v in options.items()})
+    return DataOptions(**{name: str(value) if isinstance(value, Path) else value for name, value in options.items()})
 
 
-def make_batch(sources: list[list[int]], targets: list[list[int]]) -> dict[str, torch.Tensor]:
-    """Padded tensors of sentences, each of which ends in 2."""
-
-    def pad(rows, value):
-        width = max(map(len, rows)) + 1
-        return torch.tensor([[*row, 2, *[value] * (width - len(row) - 1)] for row in rows])
-
-    source = pad(sources, 0)
-    return {"input_ids": source, "attention_mask": (source != 0).long(), "labels": pad(targets, -100)}
-
-
-def parts(k: int) -> list[dict]:
+def parts(k: int) -> list[dict[str, torch.Tensor]]:
     """The six pairs of SOURCES and TARGETS as `k` batches of very different numbers of tokens."""
-    cuts = {1: [0, 6], 2: [0, 5, 6], 3: [0, 1, 5, 6], 4: [0, 1, 3, 5, 6]}[k]
-    return [make_batch(SOURCES[a:b], TARGETS[a:b]) for a, b in pairwise(cuts)]
+    sources, targets = ([torch.tensor([*row, 2]) for row in rows] for rows in (SOURCES, TARGETS))
+    batches = []
+    for start, end in pairwise({1: [0, 6], 2: [0, 5, 6], 3: [0, 1, 5, 6], 4: [0, 1, 3, 5, 6]}[k]):
+        source = pad_sequence(sources[start:end], batch_first=True)
+        labels = pad_sequence(targets[start:end], batch_first=True, padding_value=-100)
+        batches.append({"input_ids": source, "attention_mask": (source != 0).long(), "labels": labels})
+    return batches
 
 
 def assert_close(ours, theirs, tolerance=1e-5):
