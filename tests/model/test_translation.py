@@ -187,8 +187,14 @@ def test_weights_that_do_not_match_are_refused(damage, folder):
         Translator.from_pretrained(folder)
 
 
-def test_a_pickle_is_refused(folder):
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors"])
+def test_other_files_than_safetensors_are_refused(file, folder):
     weights = Path(folder) / "model.safetensors"
+    index = weights.with_name("model.safetensors.index.json")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": file}}))
+    with pytest.raises(ValueError, match=f"names {file}; only safetensors files beside it"):
+        Translator.from_pretrained(folder)
+    index.unlink()
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     weights.unlink()
     with pytest.raises(OSError, match="model.safetensors"):
