@@ -121,14 +121,11 @@ def test_resumed_run_equals_an_uninterrupted_one(config, with_ema, accelerator, 
     run = Run(accelerator, with_ema, **config).train(2)
     run.state.history = [{"step": 2, "eval_bleu": 1.5, "eval_loss": 2.5}]
     run.state.stream, run.state.settings = {"epoch": 1, "shard_idx": [0, None]}, {"seed": 2**62, "streaming": False}
-    run.save(tmp_path / "checkpoint-2", byte_tokenizer)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
-    before = run.tensors()
-    assert_identical(
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint-2").state_dict(), run.model.state_dict()
-    )
-    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint-2")("a dog") == byte_tokenizer("a dog")
-    resumed = Run(accelerator, with_ema, seed=99, **config).load(tmp_path / "checkpoint-2")
+    folder, before = run.save(tmp_path / "checkpoint-2", byte_tokenizer), run.tensors()
+    assert list(tmp_path.iterdir()) == [folder]
+    assert_identical(AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict(), run.model.state_dict())
+    assert AutoTokenizer.from_pretrained(folder)("a dog") == byte_tokenizer("a dog")
+    resumed = Run(accelerator, with_ema, seed=99, **config).load(folder)
     assert_identical(resumed.tensors(), before)
     assert resumed.state == run.state
     assert_identical(resumed.train(2).tensors(), run.train(2).tensors())
@@ -170,27 +167,24 @@ def test_nan_weights_are_not_saved(accelerator, byte_tokenizer, tmp_path):
     [
         (lambda weights: weights.pop("model.shared.weight"), "'model.shared.weight' is missing"),
         (lambda weights: weights.update(extra=torch.zeros(2)), "'extra' is not a weight of this model"),
-        (lambda weights: weights.update({"model.shared.weight": torch.zeros(37, 15)}), "model.shared.weight"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(change, culprit, make_model):
     weights = dict(make_model().named_parameters())
     change(weights)
-    with pytest.raises((ValueError, RuntimeError), match=culprit):
+    with pytest.raises(ValueError, match=culprit):
         load_weights(make_model(), weights)
 
 
 def test_interrupted_save_leaves_only_the_older_checkpoint(folder, accelerator, byte_tokenizer, monkeypatch):
-    before, run = contents(folder), Run(accelerator).train(2)
-
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "save_file", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run.save(folder.with_name("checkpoint-2"), byte_tokenizer)
-    assert list_checkpoints(folder.parent) == [folder] and contents(folder) == before
+    run = Run(accelerator).train(2)
+    monkeypatch.setattr(checkpoints, "save_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.save(folder.with_name("checkpoint-2"), byte_tokenizer)
+    assert list_checkpoints(folder.parent) == [folder]
     prepare(folder.parent).release()
     assert not folder.with_name("checkpoint-2.tmp").exists()
 
@@ -248,42 +242,31 @@ def test_checkpoint_of_version_0_1_resumes(folder, accelerator):
 # ------------------------------------------------------------------------------------- pruning, averaging, output dir
 
 
-def put(output_dir: Path, *steps: int):
+def put(output_dir: Path, *steps):
     for step in steps:
         (output_dir / f"checkpoint-{step}").mkdir()
-
-
-def steps_in(output_dir: Path) -> list[int]:
-    return [step_of(found) for found in list_checkpoints(output_dir)]
 
 
 def state_with_bleu(scores: dict[int, float]) -> TrainerState:
     return TrainerState(history=[{"step": n, "eval_bleu": bleu, "eval_loss": 1.0} for n, bleu in scores.items()])
 
 
-def test_checkpoints_are_listed_by_step(tmp_path):
-    put(tmp_path, 100, 9, 20)
-    for name in ("checkpoint-best", "runs", "checkpoint-200.tmp"):
-        (tmp_path / name).mkdir()
-    assert steps_in(tmp_path) == [9, 20, 100] and list_checkpoints(tmp_path / "none") == []
-
-
 @pytest.mark.parametrize(
     "argv, left",
     [
-        (["--save_total_limit=1"], [20, 50]),
-        (["--save_total_limit=2"], [20, 40, 50]),
-        (["--save_total_limit=9"], [10, 20, 30, 40, 50]),
-        (["--save_total_limit=1", "--average_checkpoints=3"], [20, 30, 40, 50]),
-        (["--save_total_limit=1", "--average_checkpoints=2", "--average_checkpoints_by=score"], [10, 20, 50]),
+        (["--save_total_limit=1"], [20, 60]),
+        (["--save_total_limit=2"], [20, 50, 60]),
+        (["--save_total_limit=9"], [10, 20, 30, 40, 50, 60]),
+        (["--save_total_limit=1", "--average_checkpoints=3"], [20, 40, 50, 60]),
+        (["--save_total_limit=1", "--average_checkpoints=2", "--average_checkpoints_by=score"], [10, 20, 60]),
     ],
 )
 def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
-    """Step 35 was saved because of a signal: it is not kept, and never one of the last."""
-    put(tmp_path, 10, 20, 30, 35, 40, 50)
+    """Step 5 was saved because of a signal, and is not kept; some folders are no checkpoints."""
+    put(tmp_path, 5, 10, 20, 30, 40, 50, 60, "best", "60.tmp")
     triggers = Triggers(options("--eval_steps=10", *argv), 100)
-    prune_checkpoints(tmp_path, state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0, 50: 1.0}), triggers)
-    assert steps_in(tmp_path) == left
+    prune_checkpoints(tmp_path, state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0}), triggers)
+    assert [step_of(one) for one in list_checkpoints(tmp_path)] == left
 
 
 @pytest.mark.parametrize(
@@ -384,31 +367,29 @@ def test_changed_settings_are_named(now, lines):
     assert list(compare_settings(FROM, settings(), now).values()) == lines
 
 
-STREAM = {"argv": ["--streaming", "--max_steps=9"]}
+STREAM = ["--streaming", "--max_steps=9"]
+BATCHES = r"batches per step \(processes times --gradient_accumulation_steps\) were 4, now 6"
 
 
 @pytest.mark.parametrize(
-    "before, now, culprit",
+    "old, new, culprit",
     [
-        ({}, {"argv": ["--seed=7"]}, "--seed was 42, now 7"),
-        ({}, {"argv": ["--per_device_train_max_tokens=99"]}, "--per_device_train_max_tokens was 4096, now 99"),
-        ({}, {"argv": ["--bpe_dropout=0.1"]}, "--bpe_dropout was 0.0, now 0.1"),
-        ({}, {"argv": ["--tokenizer_name=y"]}, "--tokenizer_name was None, now y"),
-        ({}, STREAM, "the training pairs .*"),
-        ({}, {"data": "d2"}, "the training pairs .*"),
-        ({}, {"batches": 6}, r"batches per step \(processes times --gradient_accumulation_steps\) were 4, now 6"),
-        ({}, {"decoder_attention_heads": 4}, "--decoder_attention_heads was 8, now 4"),
-        ({}, {"activation_function": "gelu"}, "--activation_function was relu, now gelu"),
+        (settings(), settings("--seed=7"), "--seed was 42, now 7"),
+        (settings(), settings("--per_device_train_max_tokens=99"), "--per_device_train_max_tokens was 4096, now 99"),
+        (settings(), settings("--bpe_dropout=0.1"), "--bpe_dropout was 0.0, now 0.1"),
+        (settings(), settings("--tokenizer_name=y"), "--tokenizer_name was None, now y"),
+        (settings(), settings(*STREAM), "the training pairs .*"),
+        (settings(), settings(data="d2"), "the training pairs .*"),
+        (settings(), settings(batches=6), BATCHES),
+        (settings(), settings(decoder_attention_heads=4), "--decoder_attention_heads was 8, now 4"),
+        (settings(), settings(activation_function="gelu"), "--activation_function was relu, now gelu"),
         *(
-            (STREAM, {"argv": [*STREAM["argv"], f"--{name}=9"]}, f"--{name} was .*, now 9")
-            for name in checkpoints.FIXED_IN_STREAM
-            if name != "train_file"
+            (settings(*STREAM), settings(*STREAM, f"--{name}=9"), f"--{name} was .*, now 9")
+            for name in sorted({*checkpoints.FIXED_IN_STREAM} - {"train_file"})
         ),
     ],
 )
-def test_resume_rejects_changed_batches_and_sizes(before, now, culprit):
-    old, new = (settings(*given.get("argv", []), **{k: v for k, v in given.items() if k != "argv"})
-                for given in (before, now))  # fmt: skip
+def test_resume_rejects_changed_batches_and_sizes(old, new, culprit):
     message = f"^Cannot resume, .* runs/checkpoint-7 was written: {culprit}. .* --model_name_or_path runs/checkpoint-7"
     with pytest.raises(UserError, match=message):
         compare_settings(FROM, old, new)
