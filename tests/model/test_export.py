@@ -183,15 +183,6 @@ def test_one_program_of_the_whole_forward(model):
         torch.testing.assert_close(exported(**inputs).logits, model(**inputs).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_in_training_mode_can_be_exported():
-    """With its dropout, as models of transformers can."""
-    training = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**TINY, "dropout": 0.5})).train()
-    inputs = {"input_ids": SOURCE, "attention_mask": (SOURCE != PAD).long(), "decoder_input_ids": SOURCE[:, :4]}
-    exported = DynamoExporter().export(training, {**inputs, "use_cache": False}, DynamoConfig(dynamic=True))
-    first, second = (exported(**inputs).logits for _ in range(2))
-    assert first.isfinite().all() and not torch.equal(first, second)
-
-
 @pytest.mark.slow
 def test_executorch_generates_as_generate():
     """For one sentence, of which the start token is 0, as all of this is built into the module."""

@@ -1,5 +1,6 @@
 """The model equals its formulas, itself by other routes, and itself saved."""
 
+import copy
 import math
 import os
 import subprocess
@@ -373,52 +374,34 @@ def test_padded_target_equals_alone(make_model, position_embedding_type):
 
 @norms
 @positions
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_cached_equals_uncached(make_model, norm_first, position_embedding_type, kind):
+@pytest.mark.parametrize("kind, padding", [("dynamic", 0), ("static", 0), ("dynamic", 2)])
+def test_cached_equals_uncached(make_model, norm_first, position_embedding_type, kind, padding):
+    """Also after targets that are padded on the left, not all alike."""
     model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type).double()
-    cache, encoded = make_cache(model, kind), model.get_encoder()(SOURCE, MASK)
-    inputs = {"encoder_outputs": encoded, "attention_mask": MASK, "past_key_values": cache, "use_cache": True}
-    steps = []
+    target = torch.cat([torch.zeros(3, padding, dtype=torch.long), TARGET], 1)
+    mask = (target != 0).long()
+    mask[2] = 1
+    cache, steps = make_cache(model, kind), []
     with torch.no_grad():
-        for start, stop in [(0, 1), (1, 2), (2, 4), (4, 5)]:  # one by one, and two at once
-            output = model(decoder_input_ids=TARGET[:, start:stop], **inputs)
+        inputs = {"encoder_outputs": model.get_encoder()(SOURCE, MASK), "attention_mask": MASK, "use_cache": True}
+        for start, stop in [(0, 1), (1, 2), (2, 4), (4, 5 + padding)]:  # one by one, and several at once
+            given = {"decoder_input_ids": target[:, start:stop], "past_key_values": cache}
+            output = model(**given, **inputs, decoder_attention_mask=mask[:, :stop] if padding else None)
             assert output.past_key_values is cache
             steps.append(output.logits)
-    assert_close(torch.cat(steps, 1), model(SOURCE, MASK, TARGET).logits, 1e-9)
-
-
-@positions
-def test_cached_equals_uncached_after_left_padding(make_model, position_embedding_type):
-    model = make_model(position_embedding_type=position_embedding_type).double()
-    target = torch.cat([torch.zeros(3, 2, dtype=torch.long), TARGET], 1)
-    mask = (target != 0).long()
-    mask[2, :2] = 1  # not all alike
-    cache, steps = make_cache(model, "dynamic"), []
-    with torch.no_grad():
-        for start, stop in [(0, 3), (3, 4), (4, 7)]:
-            inputs = {"decoder_input_ids": target[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
-            steps.append(model(SOURCE, MASK, **inputs, past_key_values=cache, use_cache=True).logits)
     uncached = model(SOURCE, MASK, target, decoder_attention_mask=mask).logits
-    assert_close(torch.cat(steps, 1)[:, 2:], uncached[:, 2:], 1e-9)
+    assert_close(torch.cat(steps, 1)[:, padding:], uncached[:, padding:], 1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------------- loss (5.4)
 
 
-def numpy_loss(logits, labels, label_smoothing, num_items):
-    """The closed form, in float64, with its gradient by the logits."""
-    logits, labels = logits.detach().double().numpy(), labels.numpy()
-    vocab_size, loss, gradient = logits.shape[-1], 0.0, np.zeros(logits.shape)
-    for index in np.ndindex(*labels.shape):
-        if labels[index] == -100:
-            continue
-        target = np.full(vocab_size, label_smoothing / vocab_size)
-        target[labels[index]] += 1 - label_smoothing
-        highest = logits[index].max()
-        log_probabilities = logits[index] - highest - np.log(np.exp(logits[index] - highest).sum())
-        loss -= target @ log_probabilities / num_items
-        gradient[index] = (np.exp(log_probabilities) - target) / num_items
-    return torch.tensor(loss), torch.tensor(gradient)
+def closed_form(logits, labels, label_smoothing, num_items):
+    """Section 5.4 written out, in float64."""
+    has_label = labels != -100
+    targets = nn.functional.one_hot(labels[has_label], logits.shape[-1]).double()
+    targets = (1 - label_smoothing) * targets + label_smoothing / logits.shape[-1]
+    return -(targets * logits[has_label].double().log_softmax(-1)).sum() / num_items
 
 
 @pytest.fixture(params=[1, 100, 2**22], ids=["row by row", "in chunks of 2", "in one chunk"])
@@ -432,18 +415,15 @@ def chunks(request, monkeypatch):
 @pytest.mark.parametrize("num_items", [None, 11, torch.tensor(11)], ids=["own", "int", "tensor"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_chunked_loss_and_gradients_equal_the_closed_form(chunks, bias, num_items, label_smoothing):
-    lm_head = randomise(nn.Linear(16, 37, bias=bias))
-    hidden = torch.randn(3, 5, 16, requires_grad=True)
+    lm_head, hidden = randomise(nn.Linear(16, 37, bias=bias)), torch.randn(3, 5, 16, requires_grad=True)
+    exact_head, exact_hidden = copy.deepcopy(lm_head).double(), hidden.detach().double().requires_grad_()
     ours = label_smoothed_cross_entropy(hidden, lm_head, LABELS, label_smoothing, num_items)
+    theirs = closed_form(exact_head(exact_hidden), LABELS, label_smoothing, num_items or (LABELS != -100).sum())
     ours.backward()
-    real = int((LABELS != -100).sum())
-    theirs, gradient = numpy_loss(lm_head(hidden), LABELS, label_smoothing, int(num_items or real))
+    theirs.backward()
     assert_close(ours.double(), theirs, 1e-6)
-    x, weight = hidden.detach().double(), lm_head.weight.detach().double()
-    assert_close(hidden.grad.double(), gradient @ weight, 1e-6)
-    assert_close(lm_head.weight.grad.double(), gradient.flatten(0, 1).T @ x.flatten(0, 1), 1e-6)
-    if bias:
-        assert_close(lm_head.bias.grad.double(), gradient.sum((0, 1)), 1e-6)
+    for tensor, exact in [(hidden, exact_hidden), *zip(lm_head.parameters(), exact_head.parameters(), strict=True)]:
+        assert_close(tensor.grad.double(), exact.grad, 1e-6)
 
 
 @pytest.mark.parametrize("needs_grad", [True, False])
@@ -466,7 +446,7 @@ def test_loss_with_and_without_logits_equals_the_closed_form(make_model, chunks,
     inputs = {"attention_mask": MASK, "labels": LABELS, "label_smoothing": label_smoothing}
     inputs["num_items_in_batch"] = num_items
     plain = model.eval()(SOURCE, **inputs)
-    theirs, _ = numpy_loss(plain.logits, LABELS, label_smoothing, num_items or int((LABELS != -100).sum()))
+    theirs = closed_form(plain.logits.detach(), LABELS, label_smoothing, num_items or (LABELS != -100).sum())
     plain_gradients = gradients(model, plain.loss)
     for mode, output_logits in [("train", None), ("train", True), ("eval", False)]:
         output = getattr(model, mode)()(SOURCE, **inputs, output_logits=output_logits)

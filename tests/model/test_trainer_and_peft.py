@@ -176,7 +176,8 @@ def test_evaluation_loss_equals_the_closed_form(make, make_trainer, batch, smoot
     assert set(next(iter(trainer.get_eval_dataloader()))) == {*COLUMNS, "decoder_input_ids"}
     expected = closed_form(trainer.model, batch, smoothing).item()
     assert abs(expected - closed_form(trainer.model, batch, 0.1 - smoothing).item()) > 1e-3
-    for trainer.args.predict_with_generate in [False, True]:
+    for predict_with_generate in [False, True]:
+        trainer.args.predict_with_generate = predict_with_generate
         assert trainer.evaluate(max_length=5)["eval_loss"] == pytest.approx(expected, abs=1e-5)
 
 
