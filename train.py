@@ -128,7 +128,7 @@ def main():
         while True:
             # Save before evaluating, so that a run killed during an evaluation loses nothing.
             if (triggers.should_save(state.step) or stopping) and state.step != saved_step:
-                state.stream = batches.state_at(state.position)
+                state.stream = batches.state
                 folder = output_dir / f"checkpoint-{state.step}"
                 checkpoint.save_checkpoint(
                     folder, model, whole, ema, optimizer.optimizer, tokenizer, state, accelerator

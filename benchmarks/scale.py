@@ -256,7 +256,7 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
         nonlocal count
         batches = open_at()
         for number, batch in enumerate(batches):
-            state = batches.state_at(number)
+            state = batches.state
             if state["epoch"] == 1:
                 return
             if marks and count >= marks[0] * pairs:

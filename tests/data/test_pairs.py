@@ -278,10 +278,10 @@ def test_missing_split(split, hub_like):
 
 
 WRONG_COLUMNS = {
-    "source column": ({"source_column": "c", "target_column": "b"}, ["--source_column c does not exist", "a, b, n"]),
-    "target column": ({"source_column": "a", "target_column": "c"}, ["--target_column c does not exist", "a, b, n"]),
-    "one column": ({"source_column": "a"}, ["--target_column is missing", "a, b, n"]),
-    "numbers": ({"source_column": "a", "target_column": "n"}, ["--target_column n holds no text", "of text: a, b."]),
+    "source column": ({"source_column": "c", "target_column": "b"}, ["--source_column c and", "a, b, n"]),
+    "target column": ({"source_column": "a", "target_column": "c"}, ["--target_column c must", "a, b, n"]),
+    "one column": ({"source_column": "a"}, ["--target_column None must both be", "a, b, n"]),
+    "numbers": ({"source_column": "a", "target_column": "n"}, ["--target_column n must both be", "of text: a, b."]),
     "same column": ({"source_column": "a", "target_column": "a"}, ["are both a"]),
     "language": ({"source_lang": "a", "target_lang": "fr"}, ["--source_lang a", "--target_lang fr", "a, b, n"]),
     "language of numbers": ({"source_lang": "a", "target_lang": "n"}, ["--target_lang n", "of text: a, b."]),
@@ -319,14 +319,11 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_file(name, tmp_path):
-    (tmp_path / name).write_bytes(BROKEN[name])
-    assert Path(name).suffix in error(train_file=tmp_path / name, validation_file=tmp_path / name)
-
-
-def test_broken_file_in_a_directory(tmp_path):
-    write(tmp_path / "set" / "train.jsonl", rows())
-    (tmp_path / "set" / "validation.jsonl").write_text('{"en": "a", \n')
-    assert str(tmp_path / "set") in error(dataset_name=tmp_path / "set")
+    path = tmp_path / "set" / name
+    path.parent.mkdir()
+    path.write_bytes(BROKEN[name])
+    assert path.suffix in error(train_file=path, validation_file=path)
+    assert str(path.parent) in error(dataset_name=path.parent)
 
 
 def test_files_of_several_formats(tmp_path):
@@ -338,15 +335,16 @@ def test_files_of_several_formats(tmp_path):
 def test_lines_without_exactly_one_tab(streaming, tmp_path, tokenizer, capsys):
     """They are dropped; none may lose the text after its second tab."""
     path = tmp_path / "train.txt"
-    path.write_text("only one side\n" * 1200 + "a\tb\n" * 10 + "a\tb\tc\n" * 3)
+    path.write_text("a\tb\tc\n" * 3 + "only one side\n" * 1200 + "a\tb\n" * 10)
     files = {"train_file": path, "validation_file": path, "streaming": streaming}
     pairs, drops = tokenize_pairs(load(**files)["train"], tokenizer, 99, 99)
     assert texts(pairs) == [("a", "b")] * 10
-    assert drops == (None if streaming else {"empty": 1203, "too long": 0})
-    assert "train.txt: lines with more than one tab are dropped, 3 of 1,213." in capsys.readouterr().out
+    assert drops == (None if streaming else {"empty": 1200, "too long": 0})
+    if not streaming:
+        assert "train.txt: lines with more than one tab are dropped, 3 of 1,213." in capsys.readouterr().out
     path.write_text("only one side\n" * 20)
     message = error(**files)
-    assert str(path) in message and "no line with one tab" in message
+    assert str(path) in message and "no line with a tab" in message
 
 
 def test_no_validation_split_to_hold_out(tmp_path):
@@ -369,9 +367,12 @@ DIRTY += [("a", "y" * 60), (None, None)]
 
 
 def test_unusable_pairs_are_dropped_and_counted(tokenizer):
-    pairs, drops = tokenize_pairs(text_dataset(DIRTY), tokenizer, 20, 20)
-    assert texts(pairs) == [("a", "b"), ("c d", "e")]
-    assert drops == {"empty": 6, "too long": 2}
+    large = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("large_string")))
+    for dataset in (text_dataset(DIRTY), text_dataset(DIRTY).cast(large)):
+        pairs, drops = tokenize_pairs(dataset, tokenizer, 20, 20)
+        assert texts(pairs) == [("a", "b"), ("c d", "e")]
+        assert drops == {"empty": 6, "too long": 2}
+        assert pairs.features == PAIR_FEATURES  # as small as they can be
     for pair in pairs:
         assert pair["input_ids"] == tokenizer(pair["source"]).input_ids
         assert pair["labels"] == tokenizer(text_target=pair["target"]).input_ids
@@ -409,13 +410,6 @@ def test_no_pair_left(tokenizer):
         message = f"No usable pair is left of the 3 of the {split} split: 2 have .*1 are longer than {limit}"
         with pytest.raises(UserError, match=message):
             tokenize_pairs(pairs, tokenizer, 20, 30, split)
-
-
-def test_columns_are_as_small_as_they_can_be(tokenizer):
-    large = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("large_string")))
-    for pairs in (text_dataset(DIRTY), text_dataset(DIRTY[:1]).cast(large)):
-        tokenized, _ = tokenize_pairs(pairs, tokenizer, 20, 20)
-        assert tokenized.features == PAIR_FEATURES
 
 
 def test_tokenized_pairs_are_cached(tmp_path):
@@ -460,13 +454,11 @@ def tokens(pairs: list[tuple]) -> Dataset:
 IDS = [([i % 7 + 3, 5, 2], [i % 5 + 3, 2][: 1 + i % 2]) for i in range(25_000)]
 CHANGES = {
     "last token": lambda ids: [*ids[:-1], (ids[-1][0], [*ids[-1][1][:-1], 9])],
-    "first token": lambda ids: [([99, 5, 2], ids[0][1]), *ids[1:]],
     "two pairs swapped": lambda ids: [*ids[:11_000], ids[11_001], ids[11_000], *ids[11_002:]],
     "one missing": lambda ids: [*ids[:12_000], *ids[12_001:]],
     "one more": lambda ids: [*ids, ids[0]],
     "a token moved to the next sentence": lambda ids: [([3, 5], ids[0][1]), ([2, *ids[1][0]], ids[1][1]), *ids[2:]],
     "sides swapped": lambda ids: [(t, s) for s, t in ids],
-    "targets swapped": lambda ids: [(ids[0][0], ids[1][1]), (ids[1][0], ids[0][1]), *ids[2:]],
 }
 
 

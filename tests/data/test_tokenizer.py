@@ -64,30 +64,6 @@ def tokenizer():
     return train_tokenizer(corpus(), 500)
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tokenizer, tmp_path_factory) -> dict:
-    """Another process encodes the texts with the saved tokenizer, and trains a tokenizer on the same corpus."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(folder / "saved")
-    (folder / "texts.json").write_text(json.dumps({"texts": list(TEXTS.values()), "corpus": corpus()}))
-    script = (
-        "import json\n"
-        "from transformers import AutoTokenizer\n"
-        "from vanilla_transformer.data.tokenizer import train_tokenizer\n"
-        "given = json.load(open('texts.json'))\n"
-        "tokenizer = AutoTokenizer.from_pretrained('saved')\n"
-        "ids = [tokenizer(text).input_ids for text in given['texts']]\n"
-        "texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]\n"
-        "targets = [tokenizer(text_target=text).input_ids for text in given['texts']]\n"
-        "train_tokenizer(given['corpus'], 500).save_pretrained('trained')\n"
-        "json.dump({'ids': ids, 'texts': texts, 'targets': targets}, open('results.json', 'w'))\n"
-    )
-    # Equally frequent pairs must not be ordered by hashes or threads.
-    environment = {"PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "3", "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", script], cwd=folder, env=os.environ | environment, check=True, timeout=300)
-    return {"folder": folder, **json.loads((folder / "results.json").read_text())}
-
-
 # ------------------------------------------------------------------------------------------------------------ training
 
 
@@ -102,25 +78,28 @@ def test_every_text_comes_back_and_ends_once(tokenizer, text):
     assert tokenizer(text_target=text).input_ids == tokenizer([text, "a"]).input_ids[0] == ids
 
 
-def test_saved_tokenizer_encodes_as_before(tokenizer, elsewhere):
-    assert elsewhere["ids"] == elsewhere["targets"] == [tokenizer(text).input_ids for text in TEXTS.values()]
-    assert elsewhere["texts"] == [unicodedata.normalize("NFC", text) for text in TEXTS.values()]
+def test_saved_tokenizer_encodes_as_before(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    texts = list(TEXTS.values())
+    assert again(texts).input_ids == again(text_target=texts).input_ids == tokenizer(texts).input_ids
 
 
-def test_training_twice_gives_the_same_file(elsewhere):
+TRAINING = """
+import json, sys
+from vanilla_transformer.data.tokenizer import train_tokenizer
+train_tokenizer(json.load(sys.stdin), 500).save_pretrained("trained")
+"""
+
+
+def test_training_twice_gives_the_same_file(tokenizer, tmp_path):
+    """Equally frequent pairs are not ordered by hashes or threads."""
+    environment = os.environ | {"PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "3"}
+    command, sentences = [sys.executable, "-c", TRAINING], json.dumps(corpus())
+    subprocess.run(command, cwd=tmp_path, env=environment, input=sentences, text=True, check=True, timeout=300)
+    tokenizer.save_pretrained(tmp_path / "saved")
     for name in ["tokenizer.json", "tokenizer_config.json"]:
-        trained, saved = ((elsewhere["folder"] / run / name).read_bytes() for run in ("trained", "saved"))
-        assert trained == saved
-
-
-def test_nothing_is_unknown(tokenizer):
-    generator = random.Random(1)
-    codes = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
-    for _ in range(50):
-        text = "".join(map(chr, generator.sample(codes, 100)))
-        ids = tokenizer(text).input_ids
-        assert tokenizer.unk_token_id not in ids
-        assert tokenizer.decode(ids, skip_special_tokens=True) == unicodedata.normalize("NFC", text)
+        assert (tmp_path / "trained" / name).read_bytes() == (tmp_path / "saved" / name).read_bytes()
 
 
 def test_four_distinct_special_tokens(tokenizer):
@@ -240,15 +219,12 @@ def test_tokenizer_without_end_of_sentence_is_refused(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty folder", "cut off", "other json"])
-def test_unreadable_tokenizer_is_named(damage, tmp_path):
+@pytest.mark.parametrize("content", [None, '{"version": "1.0", "tru', '{"model": {}}'])
+def test_unreadable_tokenizer_is_named(content, tmp_path):
     folder = tmp_path / "tokenizer"
-    if damage != "missing":
-        folder.mkdir()
-    if damage in ("cut off", "other json"):
+    if content is not None:
         fast(["<e>"], eos_token="<e>").save_pretrained(folder)
-        text = (folder / "tokenizer.json").read_text()
-        (folder / "tokenizer.json").write_text(text[: len(text) // 2] if damage == "cut off" else '{"model": {}}')
+        (folder / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=str(folder)):
         load_tokenizer(str(folder))
 
@@ -316,13 +292,6 @@ def test_marian_tokenizer_stays_the_same_saved_and_pickled(marian, marian_pairs,
             assert ids[-1] == ours.eos_token_id and ours.batch_decode([ids], skip_special_tokens=True) == [target]
     # datasets caches by this hash.
     assert Hasher.hash(load_tokenizer(str(marian))) == Hasher.hash(load_tokenizer(str(marian)))
-
-
-def test_target_language_is_one_token(marian):
-    tokenizer = load_tokenizer(str(marian))
-    ids = tokenizer("This is a cat").input_ids
-    assert tokenizer(">>deu<< This is a cat").input_ids == [tokenizer.convert_tokens_to_ids(">>deu<<"), *ids]
-    assert tokenizer.unk_token_id not in ids
 
 
 WITHOUT_SENTENCEPIECE = """

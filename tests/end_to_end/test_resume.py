@@ -61,7 +61,7 @@ LAST = 9  # where it stops early, as no BLEU is better than the first, 0, and no
 @pytest.fixture(params=KINDS)
 def kind(request, monkeypatch) -> str:
     """Map-style or streamed data; a stream of a hundred pairs is read in several pools."""
-    monkeypatch.setattr(batches, "FIRST_STREAM_POOL", 32)
+    monkeypatch.setattr(batches, "FIRST_POOL", 32)
     return KINDS[request.param]
 
 

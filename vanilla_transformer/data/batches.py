@@ -7,7 +7,6 @@ Resuming a run means starting at a number; for a stream, a saved position avoids
 A batch holds pairs of similar length: at most `max_tokens` tokens a side, padding included.
 """
 
-import copy
 import itertools
 import multiprocessing
 import os
@@ -30,7 +29,7 @@ from .tokenizer import with_bpe_dropout
 
 POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
 # A pool of a stream is read before its first batch, so pools start small and double in size.
-FIRST_STREAM_POOL, LAST_STREAM_POOL = 2**10, 2**15
+FIRST_POOL, LAST_POOL = 2**10, 2**15
 
 # ------------------------------------------------------------------------------------------------------------ planning
 
@@ -145,12 +144,11 @@ class BpeDropoutCollator(PairCollator):
 class PairLoader(DataLoader):
     """Padded training batches of a map-style dataset."""
 
+    state = None  # resuming takes nothing but the batch number
+
     def epoch(self) -> list[np.ndarray]:
         """The batches of the first epoch. Later epochs differ by a few, since other pairs share a pool."""
         return self.batch_sampler.plan(0)
-
-    def state_at(self, number: int) -> None:
-        """Resuming a map-style dataset takes nothing but the batch number."""
 
 
 @dataclass
@@ -158,8 +156,8 @@ class StreamedBatches:
     """Padded training batches of a stream, pool by pool.
 
     The files of the stream are shuffled by (seed, epoch) and read one after another, their pairs pool by pool. Every
-    process reads the whole stream and keeps its own batches. `begin`, from [`state_at`], is the position of the pool
-    that batch `start` is in; without it, all earlier batches are read and discarded.
+    process reads the whole stream and keeps its own batches. `state`, a dictionary for JSON, is the position of the
+    pool that the last batch was in; reading begins there, and batches before `start` are discarded.
     """
 
     stream: IterableDataset
@@ -169,17 +167,16 @@ class StreamedBatches:
     start: int = 0
     process_index: int = 0
     num_processes: int = 1
-    begin: dict | None = None
+    state: dict | None = None
 
     def __post_init__(self):
-        if self.begin is not None:  # datasets warns about the contents of the shuffle buffer, which is empty
+        if self.state is not None:  # datasets warns about the contents of the shuffle buffer, which is empty
             logging.get_logger("datasets.iterable_dataset").setLevel(logging.ERROR)
         files = self.stream.num_shards
-        self.begin = self.begin or {"epoch": 0, "pool": 0, "batch": 0, "pair": 0, "stream": None, "files": files}
-        self.state = self.begin  # of the current pool
-        if self.begin["files"] != files:
+        self.state = self.state or {"epoch": 0, "pool": 0, "batch": 0, "pair": 0, "stream": None, "files": files}
+        if self.state["files"] != files:
             raise UserError(
-                f"The stream has {files} files, but had {self.begin['files']} when the checkpoint was saved; start a "
+                f"The stream has {files} files, but had {self.state['files']} when the checkpoint was saved; start a "
                 "new run, from --model_name_or_path if you like."
             )
         # Shuffle the files only: a buffer of pairs would not be part of the stream's state.
@@ -192,8 +189,8 @@ class StreamedBatches:
                     yield self.collate([pool[i] for i in batch])
 
     def pools(self) -> Iterator[tuple[list[dict], list[np.ndarray]]]:
-        """The pools of pairs and their batches; `self.state` is the position of the current one."""
-        state = copy.deepcopy(self.begin)
+        """The pools of pairs and their batches, from `self.state`, which stays the position of the current one."""
+        state = self.state
         while True:
             self.stream.set_epoch(state["epoch"])
             if state["stream"] is not None:
@@ -202,26 +199,20 @@ class StreamedBatches:
             while pool := self.read_pool(pairs, state):
                 lengths = [np.array([len(pair[side]) for pair in pool]) for side in ("input_ids", "labels")]
                 plan = plan_batches(*lengths, self.max_tokens, self.seed, state["epoch"], state["pool"])
-                self.state = copy.deepcopy(state)
+                self.state = state
                 yield pool, plan
-                state |= {"pool": state["pool"] + 1, "batch": state["batch"] + len(plan)}
+                state = state | {"pool": state["pool"] + 1, "batch": state["batch"] + len(plan)}
                 state |= {"pair": state["pair"] + len(pool), "stream": self.stream.state_dict()}
             if state["batch"] == 0:
                 raise UserError("The stream has no usable pair: all are empty, or longer than the limits.")
-            state |= {"epoch": state["epoch"] + 1, "pool": 0, "pair": 0, "stream": None}
+            state = state | {"epoch": state["epoch"] + 1, "pool": 0, "pair": 0, "stream": None}
 
     def read_pool(self, pairs: Iterator[dict], state: dict) -> list[dict]:
         """Reads the next pool. The first size varies by epoch, so that other pairs share a pool."""
-        generator = np.random.default_rng([self.seed, state["epoch"]])
-        first = int(generator.integers(FIRST_STREAM_POOL // 2, FIRST_STREAM_POOL + 1))
-        size = min(first << min(state["pool"], 16), LAST_STREAM_POOL)
+        first = np.random.default_rng([self.seed, state["epoch"]]).integers(FIRST_POOL // 2, FIRST_POOL + 1)
+        size = min(int(first) << min(state["pool"], 16), LAST_POOL)
         with reading(f"The stream, after pair {state['pair']:,} of epoch {state['epoch']},"):
             return list(itertools.islice(pairs, size))
-
-    def state_at(self, number: int) -> dict:
-        """The position, as a dictionary for JSON, from which to read batch `number`, the next one to train on."""
-        assert self.state["batch"] <= number, "a batch was read before its turn"
-        return self.state
 
 
 def training_batches(
@@ -235,7 +226,7 @@ def training_batches(
 ) -> PairLoader | StreamedBatches:
     """Padded training batches of this process without end, from batch number `start`.
 
-    `stream_state` is what `state_at(start)` returned, for a stream.
+    `stream_state` is the `state` of these batches, for a stream, before batch `start` was read.
     """
     collate, max_tokens = PairCollator(tokenizer), args.per_device_train_max_tokens
     if args.bpe_dropout:
@@ -243,7 +234,7 @@ def training_batches(
         collate = BpeDropoutCollator(tokenizer, args.bpe_dropout, limits)
     share = {"seed": args.seed, "start": start, "process_index": process_index, "num_processes": num_processes}
     if isinstance(dataset, IterableDataset):
-        return StreamedBatches(dataset, collate, max_tokens, begin=stream_state, **share)
+        return StreamedBatches(dataset, collate, max_tokens, state=stream_state, **share)
     return PairLoader(
         dataset,
         batch_sampler=TokenBatchSampler(*lengths_of(dataset), max_tokens, **share),
@@ -291,8 +282,3 @@ def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
     source, target = (table[name].to_numpy().astype(np.int32, copy=False) for name in table.column_names)
     return source, target
-
-
-def longest_source(dataset: Dataset | IterableDataset) -> int | None:
-    """The length of the longest source in tokens; None for a stream."""
-    return None if isinstance(dataset, IterableDataset) else int(lengths_of(dataset)[0].max())

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import itertools
 import textwrap
-from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -20,17 +19,21 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
-CSV = {"keep_default_na": False}  # "None" and "null" are words
-TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}  # a quotation mark is text
-FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
-OPTIONS = {".csv": CSV, ".tsv": TSV, ".txt": {"encoding": "utf-8-sig"}}
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
-PAIR = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("string")))
 PAIR_FEATURES = datasets.Features(
-    PAIR
+    dict.fromkeys(("source", "target"), datasets.Value("string"))
     | dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
 )
+
+# How files are read, by suffix. In .csv and .tsv files, "None" and "null" are words; in .tsv and .txt files, a
+# quotation mark is text. The third column of a .txt file finds lines with more than one tab.
+CSV = {"keep_default_na": False}
+TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}
+TXT = {**TSV, "names": ["source", "target", "rest"], "header": None, "index_col": False, "on_bad_lines": "warn"}
+TXT["features"] = datasets.Features(dict.fromkeys(TXT["names"], datasets.Value("string")))
+FORMATS = {".json": ("json", {}), ".jsonl": ("json", {}), ".parquet": ("parquet", {})}
+FORMATS |= {".csv": ("csv", CSV), ".tsv": ("csv", TSV), ".txt": ("csv", TXT)}
 
 # ------------------------------------------------------------------------------------------------------------- loading
 
@@ -52,7 +55,13 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
         if split == "train" or getattr(args, f"{split}_split"):
             check_split(raw, name, args)
     pairs = {split: raw[name] for split, name in names.items() if name in raw}
-    warn_of_training_pairs(pairs, names, args)
+    origins = {split: getattr(args, f"{split}_file") if args.train_file else name for split, name in names.items()}
+    for split in ("validation", "test"):
+        if split in pairs and Path(origins[split]).resolve() == Path(origins["train"]).resolve():
+            PartialState().print(
+                f"Warning: the {split} pairs are the training pairs ({origins['train']}); their scores say nothing "
+                "about unseen text."
+            )
     if "validation" not in pairs:
         hold_out_validation(pairs, args)
     with reading(where(args)):  # a stream is first read here
@@ -108,13 +117,12 @@ def check_split(splits: dict, name: str, args):
 
 def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     """Loads `args.dataset_name`, a Hub id or a local directory."""
-    directory = Path(args.dataset_name)
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    files = [path for path in Path(args.dataset_name).resolve().rglob("*") if path.is_file()]
     cache, suffixes = None, {path.suffix for path in files} & FORMATS.keys() - {".txt"}  # .txt: a README, a license
     if files:
         # datasets caches a directory with a card by its name alone, and would return what its files once held.
-        state = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        cache = Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash((str(directory.resolve()), state))
+        state = sorted((str(path), path.stat().st_mtime_ns) for path in files)
+        cache = str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state))
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
     remedy += "configurations, or name your files with --train_file."
     with reading(f"The dataset {args.dataset_name}", remedy):
@@ -122,15 +130,13 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
             args.dataset_name,
             args.dataset_config_name,
             streaming=args.streaming,
-            cache_dir=cache and str(cache),
+            cache_dir=cache,
             **(CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
         )
 
 
 def load_files(args) -> dict[str, Dataset | IterableDataset]:
-    """Loads the training, validation and test files, which must have the same format.
-
-    In a .txt file, each line is source<TAB>target."""
+    """Loads the training, validation and test files, which must have the same format."""
     files = {split: getattr(args, f"{split}_file") for split in SPLITS if getattr(args, f"{split}_file")}
     for split, name in files.items():
         if not Path(name).is_file():
@@ -143,43 +149,26 @@ def load_files(args) -> dict[str, Dataset | IterableDataset]:
             f"The data files end in {', '.join(sorted(suffixes))}; they must all have one of: {', '.join(FORMATS)}."
         )
     suffix, raw = suffixes.pop(), {}
-    options = OPTIONS.get(suffix, {}) | {"streaming": args.streaming}
+    builder, options = FORMATS[suffix]
     for split, name in files.items():  # one by one, since each may have other columns besides the two
         with reading(f"--{split}_file {name}"):
-            raw[split] = datasets.load_dataset(FORMATS[suffix], data_files={split: name}, **options)[split]
-            if suffix == ".txt":
-                count_tabs(split, name, args.streaming)
-                raw[split] = raw[split].map(split_at_tab, batched=True, remove_columns=["text"], features=PAIR)
+            splits = datasets.load_dataset(builder, data_files={split: name}, streaming=args.streaming, **options)
+        raw[split] = splits[split]
+        if suffix == ".txt":
+            raw[split] = drop_malformed(raw[split], f"--{split}_file {name}")
     return raw
 
 
-def count_tabs(split: str, name: str, streaming: bool):
-    """Refuses a .txt file without source<TAB>target lines, and counts those with more than one tab."""
-    with open(name, encoding="utf-8", newline="\n") as lines:
-        tabs = Counter(line.count("\t") for line in (itertools.islice(lines, 10_000) if streaming else lines))
-    if not tabs[1]:
-        raise UserError(f"--{split}_file {name} has no line with one tab; a .txt file has source<TAB>target lines.")
-    malformed = sum(tabs.values()) - tabs[0] - tabs[1]
-    if malformed:
-        PartialState().print(f"{name}: lines with more than one tab are dropped, {malformed:,} of {tabs.total():,}.")
-
-
-def split_at_tab(batch: dict) -> dict:
-    """Lines -> pairs; a line without exactly one tab becomes a pair of None, which is dropped with the empty pairs."""
-    pairs = [tuple(line.split("\t")) if line.count("\t") == 1 else (None, None) for line in batch["text"]]
-    return {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
-
-
-def warn_of_training_pairs(pairs: dict, names: dict[str, str], args):
-    """Prints a warning if the validation or test pairs are the training pairs."""
-    if args.train_file:
-        names = {split: getattr(args, f"{split}_file") for split in pairs}
-    for split in ("validation", "test"):
-        if split in pairs and Path(names[split]).resolve() == Path(names["train"]).resolve():
-            PartialState().print(
-                f"Warning: the {split} pairs are the training pairs ({names[split]}); their scores say nothing about "
-                "unseen text."
-            )
+def drop_malformed(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
+    """Drops lines with more than one tab; raises UserError if no line of the first 10,000 has a tab."""
+    with reading(name):
+        if not any(line["target"] for line in lines.take(10_000)):
+            raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
+    pairs = lines.filter(lambda rests: [not rest for rest in rests], input_columns="rest", batched=True)
+    if isinstance(lines, Dataset) and len(pairs) < len(lines):
+        dropped = len(lines) - len(pairs)
+        PartialState().print(f"{name}: lines with more than one tab are dropped, {dropped:,} of {len(lines):,}.")
+    return pairs.remove_columns("rest")
 
 
 def hold_out_validation(pairs: dict, args):
@@ -217,29 +206,25 @@ def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[
     nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
     remedy = f"the columns of {where(args)} are {', '.join(features)}; of text: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
-    named = {"--source_column": args.source_column, "--target_column": args.target_column}
-    languages = {"--source_lang": args.source_lang, "--target_lang": args.target_lang}
-    if any(named.values()):
-        for option, name in named.items():
-            if name is None:
-                raise UserError(f"{option} is missing: name both columns; {remedy}")
-            if name not in text:
-                problem = "holds no text" if name in features else "does not exist"
-                raise UserError(f"{option} {name} {problem}; {remedy}")
-        return tuple(named.values())
-    if any(languages.values()):
-        if all(language in text for language in languages.values()):
-            return tuple(languages.values())
-        if all(language in nested for language in languages.values()):
-            return tuple(("translation", language) for language in languages.values())
-        given = " and ".join(f"{option} {language}" for option, language in languages.items())
+    columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
+    if any(columns):
+        if set(columns) <= set(text):
+            return columns
+        given = f"--source_column {columns[0]} and --target_column {columns[1]}"
+        raise UserError(f"{given} must both be text columns; {remedy}")
+    if any(languages):
+        if set(languages) <= set(text):
+            return languages
+        if set(languages) <= set(nested):
+            return tuple(("translation", language) for language in languages)
+        given = f"--source_lang {languages[0]} and --target_lang {languages[1]}"
         raise UserError(f"{given} must both be text columns, or languages of a translation column; {remedy}")
     if len(nested) == 2:
-        return ("translation", nested[0]), ("translation", nested[1])
+        return tuple(("translation", language) for language in nested)
     if {"source", "target"} <= set(text):
         return "source", "target"
     if len(text) == 2:
-        return text[0], text[1]
+        return tuple(text)
     raise UserError(
         "Name the source and the target with --source_lang and --target_lang, or --source_column and --target_column; "
         + remedy
@@ -299,13 +284,9 @@ def tokenize_pairs(
     """
 
     def encode(batch: dict) -> dict:
-        filled = are_filled(batch)
-        columns = {side: list(itertools.compress(batch[side], filled)) for side in ("source", "target")}
-        columns |= {"input_ids": [], "labels": []}
-        if any(filled):  # a tokenizer refuses an empty list
-            columns |= tokenizer(
-                columns["source"], text_target=columns["target"], return_attention_mask=False, verbose=False
-            )
+        columns = dict(batch) | tokenizer(
+            batch["source"], text_target=batch["target"], return_attention_mask=False, verbose=False
+        )
         columns["source_length"] = list(map(len, columns["input_ids"]))
         columns["target_length"] = list(map(len, columns["labels"]))
         lengths = zip(columns["source_length"], columns["target_length"], strict=True)
@@ -313,7 +294,7 @@ def tokenize_pairs(
         return {name: list(itertools.compress(columns[name], kept)) for name in PAIR_FEATURES}
 
     if isinstance(dataset, IterableDataset):
-        return dataset.map(encode, batched=True), None
+        return dataset.filter(are_filled, batched=True).map(encode, batched=True), None
     workers = num_proc if num_proc and len(dataset) > 1000 * num_proc else None
     filled = dataset.filter(are_filled, batched=True, num_proc=workers, desc=f"Reading {split}")
     options = {"batched": True, "features": PAIR_FEATURES, "num_proc": workers, "desc": f"Tokenizing {split}"}
