@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,30 @@ def byte_tokenizer():
 def text_tokenizer():
     """Of the texts that translators are tested with."""
     return train_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture
+def open_browser():
+    """open_browser() -> a headless Chromium, closed after the test; .ci/run installs one."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (binary and driver):
+        pytest.skip("there is no chromium with its chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    running = []
+
+    def open_browser():
+        running.append(webdriver.Chrome(options, webdriver.ChromeService(driver)))
+        return running[-1]
+
+    yield open_browser
+    for browser in running:
+        browser.quit()
+
+
+@pytest.fixture
+def browser(open_browser):
+    return open_browser()

@@ -22,8 +22,9 @@ ALLOWED = {
     "hub": {"errors", "data", "evaluation"},
     "conversion": {"errors"},
     "inspection": {"errors", "data"},
+    "demo": {"errors", "inspection"},
     "training": {"errors", "data", "conversion"},
-    "commands": {"errors", "data", "evaluation", "hub", "conversion", "inspection", "training"},
+    "commands": {"errors", "data", "evaluation", "hub", "conversion", "inspection", "demo", "training"},
     "__main__": {"commands", "errors"},
 }
 LIBRARIES_OF_THE_MODEL = {"torch", "transformers", "huggingface_hub", "tqdm", *sys.stdlib_module_names}

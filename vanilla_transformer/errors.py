@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -18,4 +19,7 @@ def loading(model: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a damaged file can make the libraries raise anything
-        raise UserError(f"{model or '--model'} cannot be loaded: {one_line(error)}") from error
+        reason, folder = one_line(error), Path(model)
+        if (folder / "config.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+            reason = "it has no tokenizer; save it there with `tokenizer.save_pretrained`."
+        raise UserError(f"{model or '--model'} cannot be loaded: {reason}") from error

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from tqdm.auto import tqdm
@@ -32,6 +32,14 @@ class TextTooLong(ValueError):
     def __init__(self, number: int, tokens: int, limit: int):
         super().__init__(f"Text {number + 1} has {tokens} tokens, and the longest that can be translated {limit}.")
         self.number, self.tokens, self.limit = number, tokens, limit
+
+
+class Hypothesis(NamedTuple):
+    """One of the n best translations of a text."""
+
+    text: str
+    score: float  # the sum of the log-probabilities, divided by the length to the power `length_penalty`
+    tokens: int  # without special tokens
 
 
 class Translator:
@@ -161,6 +169,48 @@ class Translator:
         for index, piece in zip(text_indices, pieces, strict=True):
             translations[index].append(piece)
         return [" ".join(parts) for parts in translations]
+
+    def n_best(self, text: str, n: int = 5, streamer=None, **generation) -> list[Hypothesis]:
+        """The `n` best translations of one text, the best first; none of an empty text.
+
+        Args:
+            streamer: As in `generate`: with one beam, it gets each token as it is written.
+            generation: As in a call; beam search has at least `n` beams unless `num_beams` is given.
+
+        Raises:
+            TextTooLong: The text is too long to be translated in one piece.
+            ValueError: As in a call, or there are fewer beams than `n`.
+        """
+        check_options(generation)
+        generation = {"num_beams": max(n, self.num_beams({})), **generation}
+        if not 1 <= n <= generation["num_beams"]:
+            raise ValueError(f"`n` is {n}; it must be from 1 to the number of beams, {generation['num_beams']}.")
+        _, sources = self.tokenize([text])
+        if len(sources) > 1:
+            raise TextTooLong(0, len(self.encode([text])[0]), self.longest_source)
+        special, best = set(self.tokenizer.all_special_ids), []
+        for ids, score in self.search_n_best(sources[0], n, streamer, generation) if sources else []:
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            best.append(Hypothesis(text, score, sum(token not in special for token in ids)))
+        return best
+
+    @torch.no_grad()
+    def search_n_best(self, source: list[int], n: int, streamer, generation: dict) -> list[tuple[list[int], float]]:
+        """The token ids and the score of each of the `n` best translations."""
+        output = self.model.generate(
+            torch.tensor([source], device=self.model.device),
+            **{**generation, **self.defaults(len(source), generation)},
+            num_return_sequences=n,
+            streamer=streamer,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        ids = output.sequences[:, 1:].tolist()
+        if generation["num_beams"] > 1:
+            return list(zip(ids, output.sequences_scores.tolist(), strict=True))
+        log_probs = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+        penalty = generation.get("length_penalty", self.model.generation_config.length_penalty)
+        return [(ids[0], float(log_probs.sum()) / len(ids[0]) ** (1.0 if penalty is None else penalty))]
 
     def tokenize(self, texts: list[str]) -> tuple[list[int], list[list[int]]]:
         """For each piece to translate, the index of its text and its token ids. Most texts are one piece."""

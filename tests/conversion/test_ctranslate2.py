@@ -48,6 +48,17 @@ def test_translations_equal_those_of_torch(text_tokenizer, norm_first, position_
     assert len(different) > 2 * len(TEXTS)
 
 
+@pytest.mark.parametrize(
+    "search", [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "num_beams": 1}]
+)
+def test_the_n_best_and_their_scores_equal_those_of_torch(folder, search):
+    ours, theirs = Translator.from_pretrained(folder, device="cpu"), load(folder)
+    for text in TEXTS:
+        expected, found = (one.n_best(text, **search, max_new_tokens=12) for one in (ours, theirs))
+        assert [(one.text, one.tokens) for one in found] == [(one.text, one.tokens) for one in expected]
+        assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-5)
+
+
 @pytest.mark.parametrize("embeddings", EMBEDDINGS)
 def test_every_kind_of_embeddings_is_converted(text_tokenizer, embeddings, tmp_path):
     config = {"tie_word_embeddings": True, **EMBEDDINGS[embeddings]}

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -334,22 +333,6 @@ def test_broken_pipe_ends_the_command_silently():
     result = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, cwd=ROOT)
     assert result.stdout.startswith(b"module ") and result.stdout.count(b"\n") == 1
     assert result.returncode == 141 and b"Traceback" not in result.stderr
-
-
-@pytest.fixture
-def browser():
-    """A headless Chromium; .ci/run installs one."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (binary and driver):
-        pytest.skip("there is no chromium with its chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    running = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield running
-    running.quit()
 
 
 def test_page_in_a_browser(maps, tmp_path, browser):

@@ -170,6 +170,26 @@ class CTranslate2Translator(Translator):
         ids = [[self.target_ids[name] for name in result.hypotheses[0]] for result in results]
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
+    def search_n_best(self, source: list[int], n: int, streamer, generation: dict) -> list[tuple[list[int], float]]:
+        options = self.engine_options({**generation, **self.defaults(len(source), generation)})
+        callback = None
+        if streamer is not None:
+            streamer.put(torch.tensor([self.model.config.decoder_start_token_id]))  # the prompt, as from transformers
+            callback = lambda step: streamer.put(torch.tensor([step.token_id]))  # noqa: E731
+        (result,) = self.engine.translate_batch(
+            [[self.source_names[index] for index in source]],
+            max_input_length=0,  # no limit
+            end_token=self.end_names,
+            num_hypotheses=n,
+            return_scores=True,
+            callback=callback,
+            **options,
+        )
+        if streamer is not None:
+            streamer.end()
+        ids = [[self.target_ids[name] for name in hypothesis] for hypothesis in result.hypotheses]
+        return list(zip(ids, result.scores, strict=True))
+
     def engine_options(self, generation: dict) -> dict:
         """The options of `generate` in the words of CTranslate2."""
         saved = self.model.generation_config.to_diff_dict()

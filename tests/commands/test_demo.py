@@ -1,0 +1,405 @@
+"""The web page: what it computes, how it is served, and how it works in a browser."""
+
+import argparse
+import importlib.util
+import json
+import re
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from html import unescape
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pytest
+import torch
+from helpers import ROOT, TEXTS, command_error, save_translator, writing_translator
+
+from vanilla_transformer import Translator
+from vanilla_transformer.commands import demo
+from vanilla_transformer.inspection.alignment import align_words
+from vanilla_transformer.inspection.attention import attention_maps
+
+needs_gradio = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="needs the extra [demo]")
+EXAMPLES = [{"source": text, "translation": ""} for text in TEXTS[:2]]
+LIMIT = 20  # tokens of a text
+
+
+@pytest.fixture(scope="module")
+def folder(text_tokenizer, tmp_path_factory) -> str:
+    """A random model that writes letters, with examples."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "letters"
+    translator = writing_translator(text_tokenizer, max_position_embeddings=100)
+    translator.model.generation_config.update(max_length=12)
+    save_translator(translator, folder)
+    results = {"examples": EXAMPLES, "source_lang": "en", "target_lang": "xx"}
+    (folder / "all_results.json").write_text(json.dumps(results))
+    return str(folder)
+
+
+def load(folder, **options):
+    """What the command loads."""
+    defaults = {"revision": None, "backend": "torch", "quantization": None, "max_source_length": LIMIT}
+    return demo.load(argparse.Namespace(model=folder, **defaults | options))
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    from vanilla_transformer.demo.app import Page
+
+    return Page(*load(folder)[1:])
+
+
+@contextmanager
+def served(folder, **options):
+    """A client of the page, which a thread serves."""
+    gradio_client = pytest.importorskip("gradio_client")
+    from vanilla_transformer.demo.app import launch, make_app
+
+    app = launch(make_app(*load(folder, **options)), server_name="127.0.0.1")
+    try:
+        yield gradio_client.Client(app.local_url, verbose=False)
+    finally:
+        app.close(verbose=False)
+
+
+def cells(table: str) -> list[str]:
+    return [unescape(cell) for cell in re.findall("<td>(.*?)</td>", table)]
+
+
+# ---------------------------------------------------------------------------------------------------- what it computes
+
+
+@needs_gradio
+@pytest.mark.parametrize("num_beams", [2, 7])
+def test_translation_table_and_speed_are_those_of_the_translator(page, num_beams):
+    (found,) = list(page.translate(TEXTS[1], num_beams, 0.6))
+    best = page.translator.n_best(TEXTS[1], min(5, num_beams), num_beams=num_beams, length_penalty=0.6)
+    text, speed, table, shown = found
+    assert text == best[0].text == page.translator([TEXTS[1]], num_beams=num_beams, length_penalty=0.6)[0]
+    assert cells(table) == [cell for one in best for cell in (f"{one.score:.3f}", one.text)]
+    assert speed.startswith(f"{best[0].tokens} tokens in ") and shown == (TEXTS[1], text)
+
+
+@needs_gradio
+@pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
+def test_with_one_beam_the_translation_is_shown_as_it_is_written(folder, backend, tmp_path):
+    from vanilla_transformer.demo.app import Page
+
+    pytest.importorskip(backend)
+    page = Page(*load(folder, backend=backend)[1:])
+    written = [update[0] for update in page.translate(TEXTS[1], 1, 1.0)]
+    assert written[-1] == page.translator([TEXTS[1]], num_beams=1)[0]
+    assert len(written) > 2 and all(written[-1].startswith(text) for text in written)
+
+
+@needs_gradio
+@pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
+def test_alignment_and_attention_are_those_of_the_model(folder, backend):
+    from vanilla_transformer.demo.app import Page
+
+    pytest.importorskip(backend)
+    page = Page(*load(folder, backend=backend)[1:])
+    text, translation = "A dog <sleeps> & Yes.", "Two children"
+    alignment, figure = page.inspect((text, translation), "cross", 1, 0)
+    maps = attention_maps(Translator.from_pretrained(folder).model, page.translator.tokenizer, text, translation)
+    links = [
+        [(float(place) - 13) / 26 for place in re.search(r'y1="(\d+)".*?y2="(\d+)"', line).groups()]
+        for line in re.findall("<line.*?>", alignment)
+    ]
+    assert links == [list(link) for link in align_words(maps)]
+    assert [
+        unescape(word) for word in re.findall("<text.*?>(.*?)</text>", alignment)
+    ] == f"{text} {translation}".split()
+    (image,) = figure.axes[0].get_images()
+    torch.testing.assert_close(torch.tensor(image.get_array().data), maps.cross[1, 0])
+    assert len(page.inspect((text, translation), "encoder", 0, -1)[1].axes) == 4 + 1  # a panel a head, a color bar
+    assert page.inspect(("", ""), "cross", 0, 0) == ("", None)
+
+
+@needs_gradio
+def test_a_converted_model_alone_has_no_attention(folder, tmp_path):
+    backend = pytest.importorskip("vanilla_transformer.conversion.ctranslate2")
+    translator = Translator.from_pretrained(folder)
+    backend.to_ctranslate2(translator.model, translator.tokenizer, tmp_path / "converted")
+    with served(str(tmp_path / "converted"), backend="ctranslate2") as client:
+        assert client.predict(TEXTS[0], 2, 1, api_name="/translate")[0] == translator([TEXTS[0]], num_beams=2)[0]
+
+
+# ----------------------------------------------------------------------------------------------------- what it refuses
+
+
+@needs_gradio
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" \n", "Type a text first."),
+        ("Yes. " * 12, f"more than the {LIMIT} that are translated at a time; shorten it."),
+        ("a" * 50_000, "The text has 50,000 characters; shorten it."),
+        ("a \udcff", "contains a lone surrogate"),
+    ],
+)
+def test_texts_that_cannot_be_translated_are_refused_in_a_sentence(page, text, message):
+    import gradio
+
+    with pytest.raises(gradio.Error) as error:
+        list(page.translate(text, 1, 1.0))
+    assert message in error.value.message
+
+
+@needs_gradio
+def test_layers_and_heads_that_do_not_exist_are_named(page):
+    import gradio
+
+    with pytest.raises(gradio.Error) as error:
+        page.inspect((TEXTS[0], "A man"), "cross", 1, 3)  # the decoder has fewer heads than the encoder
+    assert "There is no head 3; the model has 2" in error.value.message
+
+
+@needs_gradio
+def test_visitors_see_sentences_and_neither_paths_nor_traces(folder, monkeypatch):
+    with served(folder) as client:
+        with pytest.raises(Exception, match=f"more than the {LIMIT} that are translated at a time"):
+            client.predict("Yes. " * 12, 4, 1, api_name="/translate")
+        with pytest.raises(Exception, match="greater than maximum"):
+            client.predict("Yes.", 10_000, 1, api_name="/translate")
+
+        def fail(*args, **options):
+            raise RuntimeError(f"out of memory in {__file__}")
+
+        monkeypatch.setattr(Translator, "n_best", fail)
+        with pytest.raises(Exception) as error:
+            client.predict("Yes.", 4, 1, api_name="/translate")
+        assert not re.search(r"memory|[/\\]\w+[/\\]|Traceback", str(error.value))
+        for part in ("", "config"):
+            shown = urlopen(client.src + part).read().decode()
+            assert "letters" in shown and str(Path(folder).parent) not in shown
+
+
+@needs_gradio
+def test_two_visitors_at_once_get_their_own_translations(folder):
+    texts = TEXTS[:2] * 3
+    with served(folder) as client, ThreadPoolExecutor(6) as visitors:
+        found = list(visitors.map(lambda text: client.predict(text, 3, 1, api_name="/translate")[0], texts))
+    assert found == Translator.from_pretrained(folder)(texts, num_beams=3) and len(set(found)) == 2
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--port 80000", "--port: 80000 is not a port from 1 to 65535"),
+        ("--host nowhere.invalid", "cannot serve on nowhere.invalid:0: "),
+        ("--max_source_length 0", "0 is not a positive integer"),
+        ("--quantization int8", "needs `backend='ctranslate2'`"),
+    ],
+)
+@needs_gradio
+def test_bad_options_are_one_sentence(folder, options, message, capsys):
+    assert message in command_error(capsys, "demo", "--model", folder, *options.split())
+
+
+@needs_gradio
+def test_a_port_in_use_is_one_sentence(folder, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = command_error(capsys, "demo", "--model", folder, "--port", port)
+    assert f"cannot serve on 127.0.0.1:{port}: Address already in use" in error
+
+
+@needs_gradio
+def test_a_model_without_tokenizer_is_one_sentence(make_model, tmp_path, capsys):
+    make_model().save_pretrained(tmp_path)
+    assert "it has no tokenizer; save it there with" in command_error(capsys, "demo", "--model", tmp_path)
+
+
+def test_a_missing_extra_is_named(folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.delitem(sys.modules, "vanilla_transformer.demo.app", raising=False)
+    error = command_error(capsys, "demo", "--model", folder)
+    assert "the demo needs gradio; run `pip install vanilla-transformer[demo]`" in error
+
+
+# Tells on stderr what is looked up or connected to elsewhere.
+WATCHED = """
+import sys
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        place = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
+        if not any(here in str(place) for here in ("127.0.0.1", "localhost", "::1", "/")):
+            print("NETWORK", event, place, file=sys.stderr, flush=True)
+sys.addaudithook(watch)
+from vanilla_transformer.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def process(folder, tmp_path_factory):
+    """The command in a process: its address, the process, and the file with its errors."""
+    pytest.importorskip("gradio")
+    errors = tmp_path_factory.mktemp("process") / "stderr"
+    command = [sys.executable, "-c", WATCHED, "demo", "--model", folder, "--max_source_length", str(LIMIT)]
+    with errors.open("w") as stderr:
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=ROOT)
+    try:
+        line = running.stdout.readline()
+        assert line, errors.read_text()
+        yield re.search(r"http://[\d.:]+", line)[0], running, errors
+    finally:
+        running.kill()
+        running.wait()
+
+
+@pytest.mark.slow
+def test_it_is_ready_within_ten_seconds_on_loopback_without_network(process):
+    address, running, errors = process
+    times = psutil.Process(running.pid).cpu_times()
+    assert times.user + times.system < 10  # the time on a clock depends on what else runs
+    connections = psutil.Process(running.pid).net_connections()
+    assert {one.laddr.ip for one in connections if one.status == "LISTEN"} == {"127.0.0.1"}
+    assert "NETWORK" not in errors.read_text()
+
+
+# -------------------------------------------------------------------------------------------------------- in a browser
+
+
+@pytest.fixture
+def visit(process, open_browser):
+    """visit(width) -> a browser with the page."""
+
+    def visit(width=1200):
+        browser = open_browser()
+        # A window is at least 500 wide.
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(process[0])
+        wait(browser, "#source textarea")
+        return browser
+
+    return visit
+
+
+def wait(browser, selector, condition=lambda element: True):
+    """The first element of a CSS selector, once there is one that meets the condition."""
+    from selenium.common import NoSuchElementException, StaleElementReferenceException
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def found(browser):
+        element = browser.find_element(By.CSS_SELECTOR, selector)
+        return element if condition(element) else False
+
+    ignored = (NoSuchElementException, StaleElementReferenceException)
+    return WebDriverWait(browser, 30, ignored_exceptions=ignored).until(found)
+
+
+def value(browser, name: str) -> str:
+    return wait(browser, f"#{name} textarea").get_attribute("value")
+
+
+def wait_for_translation(browser, text: str):
+    wait(browser, "#translation textarea", lambda box: box.get_attribute("value") == text)
+
+
+def picture(browser, before="") -> str:
+    """The address of the picture, once it is another one."""
+    image = wait(browser, "#attention img", lambda image: image.get_attribute("src") not in ("", before))
+    return image.get_attribute("src")
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """expected(text, num_beams) -> what the model writes."""
+    translator = Translator.from_pretrained(folder)
+    return lambda text, num_beams: translator([text], num_beams=num_beams)[0]
+
+
+@pytest.mark.slow
+def test_the_keyboard_is_enough(visit, expected):
+    """Typing, translating, the sliders and the choice of a head, without a mouse."""
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    browser = visit()
+
+    def press(*keys):
+        for key in keys:
+            ActionChains(browser).send_keys(key).perform()
+
+    wait(browser, "#source textarea").click()
+    press(TEXTS[1])
+    ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ENTER).key_up(Keys.SHIFT).perform()
+    wait_for_translation(browser, expected(TEXTS[1], 4))
+    wait(browser, "#n_best tr:nth-child(5)")  # a header and four translations
+    wait(browser, "#alignment svg line")
+    first = picture(browser)
+
+    def focus(matches):
+        """Presses Tab until an element that matches has the focus."""
+        for _ in range(40):
+            if browser.switch_to.active_element.get_attribute("outerHTML").find(matches) >= 0:
+                return
+            press(Keys.TAB)
+        raise AssertionError(f"Tab does not reach {matches}")
+
+    focus('type="range"')
+    press(*[Keys.ARROW_LEFT] * 3)
+    wait(browser, "#source textarea").click()
+    focus('id="translate"')
+    press(Keys.ENTER)
+    wait_for_translation(browser, expected(TEXTS[1], 1))
+    wait(browser, "#n_best table", lambda table: len(table.find_elements(By.TAG_NAME, "tr")) == 2)
+    focus('aria-label="Head"')
+    press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
+    assert picture(browser, first) != first
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.slow
+def test_two_visitors_at_once_see_their_own(visit, expected):
+    visitors = [visit(), visit()]
+    for browser, text in zip(visitors, TEXTS, strict=False):
+        wait(browser, "#source textarea").send_keys(text)
+    for browser in visitors:
+        wait(browser, "#translate").click()
+    for browser, text in zip(visitors, TEXTS, strict=False):
+        wait_for_translation(browser, expected(text, 4))
+        words = wait(browser, "#alignment svg").get_attribute("textContent")
+        assert words.startswith("".join(text.split()))
+    assert picture(visitors[0]) != picture(visitors[1])
+
+
+@pytest.mark.slow
+def test_everything_fits_on_a_telephone(visit, expected):
+    browser = visit(390)
+    wait(browser, "#examples button, #examples [role=button]").click()
+    wait_for_translation(browser, expected(TEXTS[0], 4))
+    wait(browser, "#alignment svg line")
+    picture(browser)
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+
+
+@pytest.mark.slow
+def test_a_text_that_is_too_long_is_refused_in_the_page(visit, process):
+    browser = visit()
+    wait(browser, "#source textarea").send_keys("Yes. " * 12)
+    wait(browser, "#translate").click()
+    message = wait(browser, ".toast-body", lambda toast: toast.text).text
+    assert f"more than the {LIMIT} that are translated at a time; shorten it." in message
+    assert "/" not in message and "Traceback" not in process[2].read_text()
+
+
+@pytest.mark.slow
+def test_the_page_loads_nothing_from_elsewhere(visit):
+    browser = visit()
+    wait(browser, "#translate")
+    loaded = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert loaded and all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in loaded)

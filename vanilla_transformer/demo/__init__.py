@@ -1,0 +1,1 @@
+"""The web page on which a model can be tried; it needs the extra `[demo]`."""

@@ -1,0 +1,213 @@
+"""A web page that translates and shows how: the n best with their scores, word alignment and attention."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from html import escape
+from pathlib import Path
+
+import gradio as gr
+from matplotlib.figure import Figure
+from transformers import PreTrainedModel, TextIteratorStreamer
+from transformers.utils import cached_file
+
+from ..errors import UserError, one_line
+from ..inspection.alignment import align_words
+from ..inspection.attention import KINDS, AttentionMaps, attention_figure, attention_maps
+from ..translation_vanilla_transformer import Hypothesis, TextTooLong, Translator
+
+N_BEST = 5  # rows of the table, if there are as many beams
+MOST_BEAMS = 10
+CHARACTERS_PER_TOKEN = 20  # a text with more characters is refused before it is tokenized
+# Fonts of the visitor's system, so that the page loads nothing from elsewhere.
+THEME = gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+CSS = """
+.gradio-container {max-width: 1100px !important; margin: 0 auto !important}
+#n_best table {width: 100%; margin: 0}
+#n_best :is(table, tr, th, td) {border: 0 !important; vertical-align: top; padding: 6px}
+#n_best td {border-top: 1px solid var(--border-color-primary) !important}
+#n_best :is(th, td):first-child {white-space: nowrap; width: 4em}
+#n_best td:last-child {overflow-wrap: anywhere}
+#n_best, #alignment {background: var(--block-background-fill); padding: var(--block-padding)}
+#alignment svg {width: 100%; max-width: 420px; display: block; margin: auto; color: var(--body-text-color)}
+#alignment {max-height: 560px; overflow-y: auto}
+"""
+# Tasks that run the model wait for one another, so that two visitors do not share its processors.
+ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "model"}
+
+
+def make_app(
+    name: str, translator: Translator, model: PreTrainedModel | None, revision: str | None = None
+) -> gr.Blocks:
+    """The page of a model.
+
+    Args:
+        name: The directory or Hub id that the model is from; of a directory only the last part is shown.
+        model: The model whose attention is shown. None: no attention and no word alignment.
+        revision: Of the Hub id.
+    """
+    results = read_results(name, revision)
+    title = Path(name).resolve().name if Path(name).is_dir() else name
+    languages = [results[key] for key in ("source_lang", "target_lang") if results.get(key)]
+    page = Page(translator, model)
+    with gr.Blocks(title=f"{title}: translation", analytics_enabled=False) as app:
+        gr.Markdown(f"# {title}" + (f": {languages[0]} → {languages[1]}" if len(languages) == 2 else ""))
+        page.build([example["source"] for example in results.get("examples", [])])
+    return app.queue(max_size=50)
+
+
+def launch(app: gr.Blocks, **options) -> gr.Blocks:
+    """Serves the page from a thread; `options` go to `launch` of Gradio. Errors are shown without paths or traces."""
+    look = {"theme": THEME, "css": CSS, "footer_links": ["api"], "run_history": False}
+    app.launch(share=False, ssr_mode=False, show_error=False, prevent_thread_lock=True, quiet=True, **look, **options)
+    return app
+
+
+def read_results(name: str, revision: str | None) -> dict:
+    """`all_results.json` of a model, which holds examples; empty if it has none."""
+    missing = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
+    file = cached_file(name, "all_results.json", revision=revision, **missing)
+    return json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+
+
+class Page:
+    """The parts of the page, and what they do."""
+
+    def __init__(self, translator: Translator, model: PreTrainedModel | None):
+        self.translator = translator
+        self.model = model
+        self.threads = ThreadPoolExecutor(max_workers=1)
+
+    def build(self, examples: list[str]):
+        """Lays the page out; columns stand below each other on a narrow screen."""
+        saved = self.translator.model.generation_config
+        longest = self.translator.longest_source
+        with gr.Row():
+            with gr.Column(min_width=300):
+                source = gr.Textbox(
+                    label="Text",
+                    placeholder="Type a text; Shift+Enter translates it",
+                    lines=3,
+                    max_length=CHARACTERS_PER_TOKEN * longest,
+                    autofocus=True,
+                    elem_id="source",
+                )
+                button = gr.Button("Translate", variant="primary", elem_id="translate")
+            with gr.Column(min_width=300):
+                target = gr.Textbox(label="Translation", lines=3, buttons=["copy"], elem_id="translation")
+                speed = gr.Markdown(f"Up to {longest} tokens at a time.", label="Speed", elem_id="speed")
+        with gr.Row():
+            with gr.Column(min_width=300):
+                count = saved.num_beams or 4  # section 6.1
+                beams = gr.Slider(1, max(MOST_BEAMS, count), count, step=1, label="Beams")
+            with gr.Column(min_width=300):
+                exponent = 1.0 if saved.length_penalty is None else saved.length_penalty
+                label = "Length penalty, with several beams"
+                penalty = gr.Slider(min(0, exponent), max(2, exponent), exponent, step=0.1, label=label)
+        if examples:
+            chosen = gr.Examples(examples, source, label="Examples", elem_id="examples")
+        shown = gr.State(("", ""))  # the pair whose alignment and attention are shown
+        with gr.Row():
+            with gr.Column(min_width=300, scale=2):
+                gr.Markdown("### Best translations")
+                table = gr.HTML(label="Best translations", elem_id="n_best")
+                alignment = gr.HTML(elem_id="alignment")
+            with gr.Column(min_width=300, scale=3):
+                inspection = self.build_inspection(shown, alignment) if self.model is not None else {}
+        call = {"fn": self.translate, "inputs": [source, beams, penalty], "outputs": [target, speed, table, shown]}
+        call |= {"show_progress": "minimal", **ONE_AT_A_TIME}
+        events = [gr.on([button.click, source.submit], **call, api_name="translate")]
+        if examples:
+            events.append(chosen.load_input_event.success(**call, api_visibility="private"))
+        for event in events if inspection else []:
+            event.success(**inspection)
+
+    def build_inspection(self, shown: gr.State, alignment: gr.HTML) -> dict:
+        """Choices of the attention to show, and its picture; returns what to call when there is a new translation."""
+        config = self.model.config
+        layers = range(max(config.encoder_layers, config.decoder_layers))
+        heads = range(max(config.encoder_attention_heads, config.decoder_attention_heads))
+        kinds = [(text, kind) for kind, text in KINDS.items()]
+        gr.Markdown("### Attention")
+        with gr.Row():
+            kind = gr.Dropdown(kinds, value="cross", label="Kind", min_width=220, scale=2, elem_id="kind")
+            layer = gr.Dropdown(list(layers), value=config.decoder_layers - 1, label="Layer", min_width=90)
+            head = gr.Dropdown(
+                [("all", -1), *((str(head), head) for head in heads)], value=-1, label="Head", min_width=90
+            )
+        picture = gr.Plot(show_label=False, elem_id="attention")
+        call = {"fn": self.inspect, "inputs": [shown, kind, layer, head], "outputs": [alignment, picture]}
+        call |= {"show_progress": "hidden", "api_visibility": "private", **ONE_AT_A_TIME}
+        gr.on([kind.change, layer.change, head.change], **call)
+        return call
+
+    def translate(self, text: str, num_beams: float, length_penalty: float) -> Iterator[tuple]:
+        """Translation, speed, table and the pair to inspect; with one beam also each word of them as it is written."""
+        if not text.strip():
+            raise gr.Error("Type a text first.", print_exception=False)
+        num_beams, longest = int(num_beams), self.translator.longest_source
+        if len(text) > CHARACTERS_PER_TOKEN * longest:
+            raise gr.Error(f"The text has {len(text):,} characters; shorten it.", print_exception=False)
+        streamer = TextIteratorStreamer(self.translator.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        start = time.perf_counter()
+        running = self.threads.submit(self.search, text, num_beams, length_penalty, streamer)
+        written = ""
+        for word in filter(None, streamer):
+            written += word
+            yield written, gr.skip(), gr.skip(), gr.skip()
+        try:
+            best = running.result()
+        except TextTooLong as error:
+            sentence = f"The text has {error.tokens} tokens, more than the {longest} that are translated at a time"
+            raise gr.Error(f"{sentence}; shorten it.", print_exception=False) from error
+        except ValueError as error:  # an option that the backend does not have, or a character that is none
+            raise gr.Error(one_line(error), print_exception=False) from error
+        seconds = time.perf_counter() - start
+        speed = f"{best[0].tokens} tokens in {seconds:.2f} s: {best[0].tokens / seconds:.0f} tokens/s"
+        yield best[0].text, speed, draw_table(best), (text, best[0].text)
+
+    def search(self, text: str, num_beams: int, length_penalty: float, streamer: TextIteratorStreamer) -> list:
+        """The n best; ends `streamer` in any case, which the page waits for."""
+        try:
+            options = {"streamer": streamer} if num_beams == 1 else {"length_penalty": length_penalty}
+            return self.translator.n_best(text, min(N_BEST, num_beams), num_beams=num_beams, **options)
+        finally:
+            streamer.end()
+
+    def inspect(self, shown: tuple[str, str], kind: str, layer: int, head: int) -> tuple[str, Figure | None]:
+        """The word alignment of a pair, and a picture of its attention."""
+        source, target = shown
+        if not target.strip():
+            return "", None
+        try:
+            maps = attention_maps(self.model, self.translator.tokenizer, source, target)
+            figure = attention_figure(maps, kind, layer, None if head < 0 else head)
+        except UserError as error:
+            raise gr.Error(one_line(error), print_exception=False) from error
+        figure.set_dpi(min(100, 1600 / figure.get_figwidth()))
+        return draw_alignment(source.split(), target.split(), maps), figure
+
+
+def draw_table(best: list[Hypothesis]) -> str:
+    """The n best with their scores, as HTML."""
+    rows = [f"<tr><td>{one.score:.3f}</td><td>{escape(one.text)}</td></tr>" for one in best]
+    title = "log-probability, divided by the number of tokens to the power of the length penalty"
+    return f'<table><tr><th title="{title}">Score</th><th>Translation</th></tr>{"".join(rows)}</table>'
+
+
+def draw_alignment(source: list[str], target: list[str], maps: AttentionMaps) -> str:
+    """The words of both sides in two columns, with a line between those that are aligned, as SVG."""
+    links = [(i, j) for i, j in align_words(maps) if i < len(source) and j < len(target)]
+    spoken = ", ".join(f"{target[j]} from {source[i]}" for i, j in links)
+    height = 26 * max(len(source), len(target))
+    size = f'viewBox="0 0 360 {height}" font-size="15"'
+    parts = [f'<h3>Word alignment</h3><svg {size} role="img" aria-label="{escape(spoken)}">']
+    for i, j in links:
+        line = f'x1="140" y1="{26 * i + 13}" x2="220" y2="{26 * j + 13}"'
+        parts.append(f'<line {line} stroke="var(--color-accent)" stroke-width="2"/>')
+    for words, x, anchor in [(source, 132, "end"), (target, 228, "start")]:
+        for number, word in enumerate(words):
+            place = f'x="{x}" y="{26 * number + 18}" text-anchor="{anchor}" fill="currentColor"'
+            parts.append(f"<text {place}>{escape(word if len(word) <= 16 else word[:15] + '…')}</text>")
+    return "".join([*parts, "</svg>"])
