@@ -68,10 +68,9 @@ def save_checkpoint(
                 f"{name}/{key}": v for name, part in optimizer_state["state"].items() for key, v in part.items()
             }
             save_file(moments, temporary / "optimizer.safetensors")
-            if average is not None:
-                # Without the duplicates of tied weights.
-                names = [name for name, _ in whole.named_parameters()]
-                save_file({name: average[name] for name in names}, temporary / "ema.safetensors")
+            if average is not None:  # each tied weight once
+                tensors = {name: average[name] for name, _ in whole.named_parameters()}
+                save_file(tensors, temporary / "ema.safetensors")
             (temporary / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
             for path in temporary.iterdir():  # onto the disk before the rename, in case of a power cut
                 with open(path, "rb+") as file:
@@ -89,7 +88,7 @@ def reading(checkpoint: Path) -> Iterator[None]:
     """Turns the error of a missing, damaged or foreign file of a checkpoint into a UserError."""
     try:
         yield
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = one_line(error).rstrip(".")
         raise UserError(f"{checkpoint} cannot be read: {reason}; choose an older checkpoint.") from error
 
@@ -106,7 +105,7 @@ def load_state(checkpoint: Path) -> TrainerState:
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
     """Copies `weights`, each tied one once, into a model, sharded or not.
 
-    Raises ValueError or, for another shape, RuntimeError.
+    Raises ValueError, naming the weight, if one is missing or unknown.
     """
     ours = dict(model.named_parameters()).keys()
     for name in sorted(ours ^ weights.keys()):
@@ -230,7 +229,7 @@ def final_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers)
 
 # ------------------------------------------------------------------------------------------ what must not have changed
 
-# Settings that decide which pairs batch n holds.
+# Settings that decide which pairs a batch holds, and which batches a step has.
 FIXED = ("seed", "tokenizer_name", "per_device_train_max_tokens", "bpe_dropout", "data", "batches_per_step")
 # Further ones for a stream, which has no fingerprint.
 FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
