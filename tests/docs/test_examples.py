@@ -197,12 +197,7 @@ def test_keywords_are_the_shuffled_content_words_of_each_sentence():
         seen |= {tuple(sorted(content)) for content, _ in kept}
         count += len(pairs)
     assert 0.1 < in_order / count < 0.5  # short ones are, by chance
-    inner = {
-        word.strip(".,?")
-        for split in ("train", "validation", "test")
-        for t in english(split)
-        for word in t.split()[1:]
-    }
+    inner = {word.strip(".,?") for split in splits_of("keywords") for t in english(split) for word in t.split()[1:]}
     assert {word for word in inner if word[0].isupper()} - {"I"} == keywords.NAMES
 
 
