@@ -395,21 +395,17 @@ def test_stream_resumes_from_any_batch(kind, tokenizer, tmp_path, monkeypatch):
 def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_processes, make_stream, tokenizer, args):
     stream = make_stream(count=3)
     expected = take(training_batches(stream, tokenizer, args), 40)
-
-    def loaders(start: int = 0, state: dict | None = None) -> list:
-        share = {"num_processes": num_processes, "start": start, "stream_state": state}
-        return [training_batches(stream, tokenizer, args, process_index=i, **share) for i in range(num_processes)]
-
-    first = loaders()[0]
-    reader, states = iter(first), {}
-    for number in range(0, 38 - num_processes, num_processes):
-        states[number] = json.loads(json.dumps(first.state))
+    first = training_batches(stream, tokenizer, args, num_processes=num_processes)
+    reader = iter(first)
+    for start in range(0, 36 - 3 * num_processes, num_processes):
+        share = {"num_processes": num_processes, "stream_state": json.loads(json.dumps(first.state))}
         next(reader)
-    assert states[number]["epoch"] > 1
-    for start in list(states)[:-3:2]:
-        dealt = [take(loader, 3) for loader in loaders(start, states[start])]
+        dealt = [
+            take(training_batches(stream, tokenizer, args, start, index, **share), 3) for index in range(num_processes)
+        ]
         found = [batch for turn in zip(*dealt, strict=True) for batch in turn]
         assert found == expected[start : start + 3 * num_processes]
+    assert first.state["epoch"] > 1
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -434,20 +430,17 @@ def test_other_pairs_share_a_pool_of_the_stream_in_each_epoch(make_stream, token
 
 def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(make_stream, tokenizer, args):
     """In parallel they would take datasets a thread for each pair."""
-    stream, texts = make_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90], 4), {}
+    stream = make_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90], 4)
     files = {source: shard for shard in range(4) for source in next(iter(stream.shard(4, shard).batch(999)))["source"]}
-    for seed in [1, 2]:
+    orders: dict[int, list] = {1: [], 2: []}
+    for seed, found in orders.items():
         loader = training_batches(stream, tokenizer, SimpleNamespace(**vars(args) | {"seed": seed}))
-        for pool, _ in loader.pools():
-            if loader.state["epoch"] == 6:
-                break
-            texts.setdefault((seed, loader.state["epoch"]), []).extend(pair["source"] for pair in pool)
-    orders = {
-        key: [file for file, _ in itertools.groupby(files[text] for text in read)] for key, read in texts.items()
-    }
-    assert all(sorted(order) == [0, 1, 2, 3] for order in orders.values())
-    by_seed = [[orders[seed, epoch] for epoch in range(6)] for seed in [1, 2]]
-    assert by_seed[0] != by_seed[1] and all(any(order != row[0] for order in row) for row in by_seed)
+        pools = ((loader.state["epoch"], pool) for pool, _ in loader.pools())
+        for _, group in itertools.islice(itertools.groupby(pools, key=lambda pair: pair[0]), 6):
+            read = [files[pair["source"]] for _, pool in group for pair in pool]
+            found.append([file for file, _ in itertools.groupby(read)])
+    assert all(sorted(order) == [0, 1, 2, 3] for found in orders.values() for order in found)
+    assert orders[1] != orders[2] and all(any(order != found[0] for order in found) for found in orders.values())
 
 
 def test_stream_without_usable_pairs_is_refused(tokenizer):
