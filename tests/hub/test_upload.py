@@ -55,16 +55,13 @@ def code_of_the_model(name):
     return config(auto_map={"AutoConfig": f"{name}.A", "AutoModelForSeq2SeqLM": f"{name}.B"})
 
 
-def index_of(weight_map):
+def index(*names):
     def shard(folder):
         (folder / "model.safetensors").rename(folder / "weights.dat")
+        weight_map = dict(zip(names, names, strict=True))
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
     return shard
-
-
-def index(*names):
-    return index_of(dict(zip(names, names, strict=True)))
 
 
 BROKEN = {
@@ -72,25 +69,17 @@ BROKEN = {
     "no config": (remove("config.json"), "config.json does not exist"),
     "damaged config": (write("config.json", "{"), "config.json cannot be read"),
     "foreign config": (write("config.json", '{"model_type": "marian"}'), "of type marian, not vanilla_transformer"),
-    "no code named": (config(auto_map=None), "auto_map"),
+    "pickled shard of another name": (index("modeling_vanilla_transformer.py"), "not to a code or safetensors file"),
     "no code": (remove("configuration_vanilla_transformer.py"), "configuration_vanilla_transformer.py is missing"),
-    "no imported code": (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py is missing"),
-    "code in a folder": (code_of_the_model("sub/model"), "'sub/model.py', which is not a file beside it"),
-    "code outside": (code_of_the_model("../../etc/model"), "which is not a file beside it"),
-    "code of another repository": (code_of_the_model("me/toy--model"), "which is not a file beside it"),
-    "pipeline outside": (
-        config(custom_pipelines={"x": {"impl": "../pipeline.Pipeline"}}),
-        "'../pipeline.py', which is not a file beside it",
-    ),
-    "pipelines in a list": (config(custom_pipelines=["x"]), "`custom_pipelines` in"),
-    "weights in a list": (index_of(["model.safetensors"]), "`weight_map` in"),
+    "code outside": (code_of_the_model("../../etc/model"), "refers to '../../etc/model.py'"),
+    "code of another repository": (code_of_the_model("me/toy--model"), "refers to 'me/toy--model.py'"),
+    "pipeline outside": (config(custom_pipelines={"x": {"impl": "../code.Pipeline"}}), "refers to '../code.py'"),
     "linked code": (link("modeling_vanilla_transformer.py"), "modeling_vanilla_transformer.py is a link"),
     "linked weights": (link("model.safetensors"), "model.safetensors is a link to a file elsewhere"),
-    "linked results": (link("all_results.json"), "all_results.json is a link to a file elsewhere"),
     "no weights": (remove("model.safetensors"), "has no model.safetensors"),
     "no shard": (index("model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors is missing"),
-    "pickled shard": (index("pytorch_model.bin"), "not in the safetensors format"),
-    "shard outside": (index("../model.safetensors"), "which is not a file beside it"),
+    "pickled shard": (index("pytorch_model.bin"), "refers to 'pytorch_model.bin'"),
+    "shard outside": (index("../model.safetensors"), "refers to '../model.safetensors'"),
     "no tokenizer": (remove("tokenizer_config.json"), "has no tokenizer"),
     "no results": (remove("all_results.json"), "no all_results.json to write it from"),
     "a pickle": (write("pytorch_model.bin"), "pytorch_model.bin is a pickle"),
@@ -120,6 +109,8 @@ def import_the_package(folder):
     "breakage, message",
     [
         (import_the_package, "vanilla_transformer"),
+        (config(auto_map={}), "model type `vanilla_transformer`"),
+        (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py"),
         (rename_a_weight, "missing_keys.*model.encoder.layers.0.fc1.bias.*unexpected_keys.*extra"),
     ],
 )
@@ -159,10 +150,8 @@ def test_files_to_upload(trained, edit):
     recipe = yaml.safe_load(files_to_upload(trained)["recipe.yaml"])
     assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", "train.jsonl")
     (trained / ".eval_results").mkdir()
-    for name in (".eval_results/pairs.yaml", "helper.py", "other.py"):
+    for name in (".eval_results/pairs.yaml", "helper.py"):
         (trained / name).write_text("")
-    code = trained / "modeling_vanilla_transformer.py"
-    code.write_text(code.read_text() + "\nfrom .helper import x\n")
     assert set(files_to_upload(trained)) - set(FILES) == {".eval_results/pairs.yaml", "helper.py"}
 
 

@@ -13,16 +13,15 @@ import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
-from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from .model_card import SENTENCE, one_line, public_name, public_recipe, read_file, write_model_card
 
-# Uploaded besides the weights and the code. Checkpoints, optimizer state and notes stay on disk.
+# Uploaded besides the weights. Checkpoints, optimizer state and notes stay on disk.
 SHARED = """config.json generation_config.json README.md LICENSE recipe.yaml all_results.json training_curves.png
 attention.png tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
-target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja .eval_results/*.yaml"""
+target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja .eval_results/*.yaml *.py"""
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 SAVE_AGAIN = "save the model again with save_pretrained"
 
@@ -111,17 +110,24 @@ def files_to_upload(
 ) -> dict[str, Path | bytes]:
     """What a push uploads: path in the repository -> a file, or its contents if they change.
 
-    Config, tokenizer, card, results and pictures; the weights that `from_pretrained` would load; and the code named
-    in the configs with what it imports. Local paths in the recipe and the results are reduced to their last part,
-    and the code in the card names `repo_id` and `revision`; the files on disk do not change.
+    Config, tokenizer, code, card, results and pictures, and the weights that `from_pretrained` would load. Local
+    paths in the recipe and the results are reduced to their last part, and the code in the card names `repo_id` and
+    `revision`; the files on disk do not change.
 
     Raises:
-        UserError: A file is missing or unreadable, is not directly in the directory, or is a link out of it.
+        UserError: A file is missing or unreadable, or is not in the directory itself.
     """
     output_dir = Path(output_dir)
-    found = [path for pattern in SHARED.split() for path in output_dir.glob(pattern)]
-    found += weight_files(output_dir) + code_files(output_dir)
+    allowed = dict.fromkeys(code_files(output_dir), r"\w[\w.-]*\.py")
+    allowed |= dict.fromkeys(weight_files(output_dir), r"\w[\w.-]*\.safetensors|model\.safetensors\.index\.json")
+    for name, pattern in allowed.items():
+        # `../code.py` and `owner/name--code.py` would be loaded from elsewhere.
+        if not re.fullmatch(pattern, name) or "--" in name:
+            raise UserError(f"{output_dir} refers to '{name}', not to a code or safetensors file in it; {SAVE_AGAIN}.")
+    found = {output_dir / name for name in allowed}.union(*map(output_dir.glob, SHARED.split()))
     for path in found:
+        if not path.is_file():
+            raise UserError(f"{path} is missing; {SAVE_AGAIN}.")
         if not path.resolve().is_relative_to(output_dir.resolve()):
             raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
     files = {path.relative_to(output_dir).as_posix(): path for path in sorted(found)}
@@ -139,53 +145,24 @@ def files_to_upload(
     return files
 
 
-def read_mapping(path: Path, key: str) -> dict:
-    """The dictionary `key` of a JSON file, empty if the file has none."""
-    found = read_file(path).get(key) or {}
-    if not isinstance(found, dict):
-        raise UserError(f"`{key}` in {path} is not a dictionary; {SAVE_AGAIN}.")
-    return found
-
-
-def local_file(path: Path, name) -> Path:
-    """The file `name` beside `path`, which names it; raises UserError if it is missing, a path or an id."""
-    if not re.fullmatch(r"\w[\w.-]*", str(name)) or "--" in str(name):
-        raise UserError(f"{path} names '{name}', which is not a file beside it; {SAVE_AGAIN}.")
-    if not path.with_name(name).is_file():
-        raise UserError(f"{path.with_name(name)} is missing, which {path.name} names; {SAVE_AGAIN}.")
-    return path.with_name(name)
-
-
-def weight_files(output_dir: Path) -> list[Path]:
-    """The safetensors files that `from_pretrained` loads."""
+def weight_files(output_dir: Path) -> list[str]:
+    """The names of the files that `from_pretrained` loads weights from."""
     single, index = output_dir / "model.safetensors", output_dir / "model.safetensors.index.json"
     if single.exists():
-        return [single]
+        return [single.name]
     if not index.exists():
         raise UserError(f"{output_dir} has no model.safetensors; {SAVE_AGAIN}.")
-    names = sorted(set(map(str, read_mapping(index, "weight_map").values())))
-    if not all(name.endswith(".safetensors") for name in names):
-        raise UserError(f"{index} lists weight files that are not in the safetensors format; {SAVE_AGAIN}.")
-    return [index, *(local_file(index, name) for name in names)]
+    return [index.name, *set(read_file(index)["weight_map"].values())]
 
 
-def code_files(output_dir: Path) -> list[Path]:
-    """The Python files named in the configs, and those they import."""
-    config = output_dir / "config.json"
-    if not read_mapping(config, "auto_map").keys() >= {"AutoConfig", "AutoModelForSeq2SeqLM"}:
-        raise UserError(f"{config} does not name the model's code in `auto_map`; {SAVE_AGAIN}.")
-    pipelines = read_mapping(config, "custom_pipelines").values()
-    named = [(config, pipeline["impl"]) for pipeline in pipelines if isinstance(pipeline, dict) and "impl" in pipeline]
-    for path in filter(Path.exists, (config, output_dir / "tokenizer_config.json")):
-        for value in read_mapping(path, "auto_map").values():
-            # A tokenizer has a pair of names, one of which may be None.
-            named += [(path, name) for name in (value if isinstance(value, list) else [value])]
-    files = [local_file(path, re.sub(r"\.\w+$", ".py", str(name))) for path, name in named if name]
-    try:
-        imported = {(path, Path(found).name) for path in files for found in get_relative_import_files(path)}
-    except OSError as error:
-        raise UserError(f"{error.filename} is missing, which the model's code imports; {SAVE_AGAIN}.") from error
-    return sorted({*files, *(local_file(path, name) for path, name in imported)})
+def code_files(output_dir: Path) -> list[str]:
+    """The names of the Python files that the configs name; what these import is found by loading the model."""
+    config, tokenizer = (read_file(output_dir / name) for name in ("config.json", "tokenizer_config.json"))
+    named = [pipeline["impl"] for pipeline in (config.get("custom_pipelines") or {}).values()]
+    classes = [value for file in (config, tokenizer) for value in (file.get("auto_map") or {}).values()]
+    for value in classes:
+        named += value if isinstance(value, list) else [value]  # a tokenizer may have two classes, or None and one
+    return [re.sub(r"\.\w+$", ".py", name) for name in named if name]
 
 
 # ------------------------------------------------------------------------------------------------------------- the Hub
