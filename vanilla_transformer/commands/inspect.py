@@ -23,9 +23,8 @@ PICTURES = (".png", ".svg", ".pdf")
 
 class DataclassParser(Parser, HfArgumentParser):
     def __init__(self, *args, **kwargs):
-        super().__init__(
-            *args, formatter_class=argparse.HelpFormatter, **kwargs
-        )  # HfArgumentParser's repeats defaults
+        # HfArgumentParser's formatter repeats defaults.
+        super().__init__(*args, formatter_class=argparse.HelpFormatter, **kwargs)
 
 
 def add_arguments(parser: argparse.ArgumentParser):
