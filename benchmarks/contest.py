@@ -8,14 +8,13 @@ import os
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import psutil
 import torch
 
 from vanilla_transformer.training.memory import configure_malloc
-
-CONTEXT = multiprocessing.get_context("spawn")
-FORGET = "forget"  # a message: reset the peak memory
 
 
 class Contestant:
@@ -27,65 +26,55 @@ class Contestant:
 
     def __init__(self, name: str, make, *arguments, keeps_memory: bool = False):
         self.name = name
-        self.connection, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(theirs, make, arguments, keeps_memory), daemon=True)
-        self.process.start()
-        theirs.close()
         self.seconds: list[float] = []
         self.answers: list = []
         self.memory = 0  # bytes
-        self.receive()
+        self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.run(prepare, make, arguments, keeps_memory)
+
+    def run(self, function, *arguments):
+        try:
+            return self.process.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            sys.exit(f"The contestant '{self.name}' was killed, maybe because memory ran out.")
 
     def turn(self, *arguments) -> float:
         """Calls the function once; returns and records the seconds it took."""
-        with contextlib.suppress(BrokenPipeError):  # receive() reports it
-            self.connection.send(arguments)
-        seconds, answer, self.memory = self.receive()
+        seconds, answer, self.memory = self.run(work, *arguments)
         self.seconds.append(seconds)
         self.answers.append(answer)
         return seconds
-
-    def receive(self):
-        try:
-            return self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join()
-            reason = "see its traceback above" if self.process.exitcode > 0 else "it was killed, maybe out of memory"
-            sys.exit(f"The contestant '{self.name}' failed; {reason}.")
 
     def forget(self):
         """Discards all measurements so far, such as those of a warm-up."""
         self.seconds.clear()
         self.answers.clear()
-        self.connection.send(FORGET)
+        self.run(forget_memory)
 
     def end(self):
-        self.connection.close()
-        self.process.join()
+        self.process.shutdown()
 
 
-def serve(connection, make, arguments, keeps_memory: bool):
-    libraries = psutil.Process().memory_info().rss
-    work = make(*arguments)
+MINE = {}  # in the process of a contestant: its function, and the bytes of its libraries
+
+
+def prepare(make, arguments, keeps_memory: bool):
+    MINE["libraries"] = psutil.Process().memory_info().rss
+    MINE["function"] = make(*arguments)
     gc.collect()
     if keeps_memory:
         configure_malloc()
     forget_memory()  # of the setup
-    connection.send(None)
-    while True:
-        try:
-            given = connection.recv()
-        except EOFError:
-            return
-        if given == FORGET:
-            forget_memory()
-            continue
-        begin = time.perf_counter()
-        answer = work(*given)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
-        connection.send((seconds, answer, most_memory() - (0 if torch.cuda.is_initialized() else libraries)))
+
+
+def work(*arguments):
+    """Calls the contestant's function; returns the seconds, its answer and the peak memory in bytes."""
+    begin = time.perf_counter()
+    answer = MINE["function"](*arguments)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    return seconds, answer, most_memory() - (0 if torch.cuda.is_initialized() else MINE["libraries"])
 
 
 def forget_memory():

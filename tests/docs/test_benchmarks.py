@@ -199,5 +199,5 @@ def dies():
 @pytest.mark.slow
 def test_killed_contestant_is_named(script):
     contest = script("contest")
-    with pytest.raises(SystemExit, match="'large' failed; it was killed, maybe out of memory"):
+    with pytest.raises(SystemExit, match="'large' was killed, maybe because memory ran out"):
         contest.Contestant("large", dies).turn()
