@@ -20,7 +20,7 @@ ALLOWED = {
     "data": {"errors"},
     "evaluation": {"errors", "data"},
     "hub": {"errors", "data", "evaluation"},
-    "conversion": {"errors"},
+    "conversion": {"errors", "data"},
     "inspection": {"errors", "data"},
     "demo": {"errors", "inspection"},
     "training": {"errors", "data", "conversion"},

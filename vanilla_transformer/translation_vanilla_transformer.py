@@ -307,18 +307,12 @@ def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
             if Path(file).name != file or not file.endswith(".safetensors"):
                 raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict, **kwargs)
-    if model.config.model_type == "vanilla_transformer":  # the Translator refuses others
-        check_weights(name_or_path, info)
-    return model
-
-
-def check_weights(name_or_path: str, info: dict):
-    """Raises ValueError for missing, unexpected and mismatched weights in the `loading_info` of transformers."""
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict | kwargs)
     problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]
     found = " and ".join(f"{len(keys)} {kind} (such as {keys[0]})" for kind, keys in problems if keys)
     if found:
         raise ValueError(f"The weights in {name_or_path} do not match its config: {found}; download or save it again.")
+    return model
 
 
 def cpu_has_bfloat16() -> bool:

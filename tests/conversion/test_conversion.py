@@ -281,7 +281,7 @@ def test_positions_extend_beyond_marians_table():
         (
             "decoder.embed_positions",
             nn.Embedding(40, 16),
-            "decoder.embed_positions.weight` does not hold Marian's sinus",
+            "decoder.embed_positions.weight` does not hold the paper's sinus",
         ),
         ("encoder.layers.1.fc2", nn.Linear(24, 16, bias=False), "no weights for `model.encoder.layers.1.fc2.bias`"),
         ("encoder.layers.1.fc2", nn.Linear(23, 16), "`model.encoder.layers.1.fc2.weight` has shape"),
@@ -401,4 +401,4 @@ def test_convert_command_reads_a_pickle_and_runs_no_code_in_it(make_model, tmp_p
 def test_convert_command_names_what_it_cannot_convert(model_type, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} if model_type else {}))
     message = command_error(capsys, "convert", tmp_path, tmp_path / "new")
-    assert f"type {model_type or 'unknown'} cannot be converted; only marian" in message
+    assert f"type {model_type or 'unknown'} cannot be converted; only vanilla_transformer" in message

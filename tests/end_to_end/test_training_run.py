@@ -27,7 +27,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, Ma
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer import modeling_vanilla_transformer as modeling
-from vanilla_transformer.conversion.marian import from_marian
+from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.data import pairs as data
 from vanilla_transformer.evaluation.scores import TranslationQuality
 from vanilla_transformer.hub.upload import check_model_directory, files_to_upload

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, MarianMTModel
 
-from vanilla_transformer.conversion.marian import from_marian
+from vanilla_transformer.conversion import from_marian
 
 pytestmark = pytest.mark.slow
 

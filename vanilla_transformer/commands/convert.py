@@ -1,38 +1,98 @@
-"""Convert a model to one of this package, saved as safetensors with its tokenizer and the code that loads it.
+"""Convert a model to this package, or one of this package to the form of another engine, with its tokenizer.
 
-Converts Marian models, and models of this package whose weights are in a pickle (pytorch_model.bin). A pickle is read
-with torch.load(weights_only=True), which runs no code in it.
+The model may be one of this package, a Marian, Pegasus, Blenderbot or FSMT model of transformers, or a checkpoint of
+fairseq (.pt). Weights in a pickle are read with torch.load(weights_only=True), which runs no code in it.
 """
 
 import argparse
+import importlib
 import sys
+import tempfile
 from pathlib import Path
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..conversion import load_foreign
+from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
+from ..conversion.native import save_native, to_native
 from ..errors import UserError, one_line
+
+FORMS = {
+    "vanilla": "this package (the default)",
+    "native": "transformers alone, without remote code: Marian, Pegasus or Blenderbot",
+    "ctranslate2": "CTranslate2",
+    "onnx": "transformers.js and optimum",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("model", metavar="DIR_OR_ID", help="a model directory or a Hub id")
-    parser.add_argument("output_dir", metavar="OUTPUT_DIR", type=Path, help="a new directory")
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a model directory, a Hub id, or a checkpoint of fairseq (.pt)")
+    add("output_dir", metavar="OUTPUT_DIR", type=Path, help="a new directory")
+    forms = ", ".join(f"{form}: for {use}" for form, use in FORMS.items())
+    add("--to", choices=FORMS, default="vanilla", help=f"the form to write; {forms}")
+    add("--quantization", help="of the weights, for ctranslate2: int8, float16, ... (default: none)")
+    add("--dictionary", metavar="FILE", type=Path, help="fairseq's dict.*.txt, to make a tokenizer from")
+    add("--codes", metavar="FILE", type=Path, help="the codes of subword-nmt that go with the dictionary")
 
 
 def run(options: argparse.Namespace):
-    """Writes the converted model to `output_dir`, which must not exist."""
-    if options.output_dir.exists():
-        raise UserError(f"{options.output_dir} already exists; choose another directory.")
+    """Writes the converted model to `output_dir`, which must not exist; if anything fails, it still does not."""
+    output_dir = options.output_dir
+    if output_dir.exists():
+        raise UserError(f"{output_dir} already exists; choose another directory.")
+    if options.quantization and options.to != "ctranslate2":
+        raise UserError("--quantization is for --to ctranslate2; drop one of the two.")
+    if (options.dictionary or options.codes) and not options.model.endswith(".pt"):
+        raise UserError("--dictionary and --codes are for a checkpoint of fairseq (.pt); drop them.")
+    if options.codes and not options.dictionary:
+        raise UserError("--codes need --dictionary; give fairseq's dict.*.txt too.")
     try:
-        model = load_foreign(options.model)
-    except Exception as error:  # a damaged pickle can make torch raise anything
+        model, tokenizer = load(options)
+        output_dir.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
+            write(model, tokenizer, Path(temporary) / "model", options)
+            (Path(temporary) / "model").rename(output_dir)
+    except Exception as error:  # a damaged file can make the libraries raise anything
         reason = one_line(error)
         if "weights_only" in reason:  # torch advises to load it anyway
             reason = "its pickle holds more than tensors, possibly code, and is not loaded."
         raise UserError(f"{options.model} cannot be converted: {reason}") from error
-    model.save_pretrained(options.output_dir)
+    print(f"Saved the model to {output_dir}.")
+
+
+def load(options: argparse.Namespace) -> tuple:
+    """The model as one of this package, and its tokenizer or None."""
+    if options.model.endswith(".pt"):
+        if options.dictionary is None:
+            return from_fairseq(options.model), no_tokenizer(options, "without --dictionary there is none.")
+        tokenizer, size = fairseq_tokenizer(options.dictionary, options.codes)
+        return from_fairseq(options.model, size, len(tokenizer) - size), tokenizer
+    model = load_foreign(options.model)
     try:
-        AutoTokenizer.from_pretrained(options.model, trust_remote_code=False).save_pretrained(options.output_dir)
+        return model, AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     except Exception as error:  # likewise
-        print(f"{options.model} has no tokenizer that can be loaded: {one_line(error)}", file=sys.stderr)
-    print(f"Saved the model to {options.output_dir}.")
+        return model, no_tokenizer(options, one_line(error))
+
+
+def no_tokenizer(options: argparse.Namespace, reason: str):
+    """Says that the model is saved without a tokenizer; raises ValueError if its form needs one."""
+    reason = f"it has no tokenizer that can be loaded: {reason}"
+    if options.to in ("ctranslate2", "onnx"):
+        raise ValueError(reason)
+    print(f"{options.model}: {reason}", file=sys.stderr)
+
+
+def write(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, options: argparse.Namespace):
+    """Saves the model in the form that `options.to` names."""
+    if options.to == "native":
+        return save_native(to_native(model), tokenizer, output_dir)
+    if options.to == "vanilla":
+        model.save_pretrained(output_dir)
+        return tokenizer and tokenizer.save_pretrained(output_dir)
+    try:
+        engine = importlib.import_module(f"..conversion.{options.to}", __package__)
+    except ImportError as error:
+        raise ImportError(f"run `pip install vanilla-transformer[{options.to}]` for this form.") from error
+    if options.to == "onnx":
+        return engine.to_onnx(model, tokenizer, output_dir)
+    return engine.to_ctranslate2(model, tokenizer, output_dir, options.quantization)

@@ -1,7 +1,24 @@
-"""Converts models: from Marian and torch.nn.Transformer to this model, and from this model to CTranslate2."""
+"""Converts models to this one and back: transformers' own, torch.nn.Transformer, fairseq, CTranslate2 and ONNX.
 
+The modules `ctranslate2` and `onnx` need those packages, and are not imported here.
+"""
+
+from .fairseq import fairseq_tokenizer, from_fairseq, from_fsmt
 from .loading import load_foreign
-from .marian import from_marian
+from .native import from_blenderbot, from_marian, from_pegasus, to_blenderbot, to_marian, to_native, to_pegasus
 from .torch_transformer import from_torch_transformer
 
-__all__ = ["from_marian", "from_torch_transformer", "load_foreign"]
+__all__ = [
+    "fairseq_tokenizer",
+    "from_blenderbot",
+    "from_fairseq",
+    "from_fsmt",
+    "from_marian",
+    "from_pegasus",
+    "from_torch_transformer",
+    "load_foreign",
+    "to_blenderbot",
+    "to_marian",
+    "to_native",
+    "to_pegasus",
+]

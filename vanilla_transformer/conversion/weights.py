@@ -4,7 +4,7 @@ Conversion is strict: every tensor of the source model is used, every parameter 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -12,7 +12,14 @@ from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGenerat
 
 # Modules whose output is added to the residual stream or normalizes it: d_model is the first axis of weight and bias.
 # All others read the stream or embed tokens: d_model is the last axis of the weight, and no axis of the bias.
-WRITES_STREAM = ("out_proj", "fc2", "self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+WRITES_STREAM = (
+    "out_proj",
+    "fc2",
+    "self_attn_layer_norm",
+    "encoder_attn_layer_norm",
+    "final_layer_norm",
+    "layer_norm",
+)
 
 
 def rename(theirs: Mapping[str, torch.Tensor], table: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -37,22 +44,31 @@ def rename(theirs: Mapping[str, torch.Tensor], table: Mapping[str, str]) -> dict
     return ours
 
 
-def interleave(ours: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def interleave(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Permutes the residual stream: features 0, d/2, 1, d/2 + 1, ... become 0, 1, 2, 3, ...
 
     This turns position embeddings with all sines first and then all cosines into the paper's, where they alternate.
     The model computes the same function: embeddings and sublayers write to the stream in the new order, sublayers and
     logits read from it in the new order, and layer normalization is independent of the order.
     """
-    interleaved = {}
-    for name, tensor in ours.items():
+    return permute(weights, lambda features: features.view(2, -1).T.flatten())
+
+
+def separate(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The opposite of [`interleave`]: the features with even numbers come first."""
+    return permute(weights, lambda features: features.view(-1, 2).T.flatten())
+
+
+def permute(weights: Mapping[str, torch.Tensor], order: Callable) -> dict[str, torch.Tensor]:
+    """Puts the d features of the residual stream into the order that `order` makes of 0 to d - 1."""
+    permuted = {}
+    for name, tensor in weights.items():
         module, kind = name.split(".")[-2:]
         if module in WRITES_STREAM or kind == "weight":
             axis = 0 if module in WRITES_STREAM else 1
-            order = torch.arange(tensor.shape[axis], device=tensor.device).view(2, -1).T.flatten()
-            tensor = tensor.index_select(axis, order)
-        interleaved[name] = tensor
-    return interleaved
+            tensor = tensor.index_select(axis, order(torch.arange(tensor.shape[axis], device=tensor.device)))
+        permuted[name] = tensor
+    return permuted
 
 
 def build(

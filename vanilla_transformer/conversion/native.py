@@ -1,0 +1,215 @@
+"""Models of transformers with the same layers: Marian, Pegasus and Blenderbot, converted in both directions.
+
+model           norm         positions     source in transformers 5.23, under transformers/models
+Marian          post-norm    sinusoidal    marian/modeling_marian.py; Junczys-Dowmunt et al., 2018, arXiv 1804.00344
+Pegasus         pre-norm     sinusoidal    pegasus/modeling_pegasus.py; Zhang et al., 2020, arXiv 1912.08777
+Blenderbot      pre-norm     learned       blenderbot/modeling_blenderbot.py; Roller et al., 2021, arXiv 2004.13637
+
+A model of this package in one of these forms loads with transformers alone, without this package and without
+`trust_remote_code`. Logits, loss and translations stay equal.
+"""
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..modeling_vanilla_transformer import sinusoidal_positions
+from .weights import build, interleave, separate
+
+FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
+decoder_ffn_dim dropout attention_dropout activation_dropout activation_function max_position_embeddings
+scale_embedding use_cache pad_token_id bos_token_id eos_token_id decoder_start_token_id"""
+MIN_POSITIONS = 1024  # rows of a native model's sinusoidal table, which cannot grow
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model of transformers, and the fields of our config that it stands for."""
+
+    model: type[PreTrainedModel]
+    config: type
+    norm_first: bool
+    position_embedding_type: str
+
+
+FAMILIES = {
+    "marian": Family(MarianMTModel, MarianConfig, False, "sinusoidal"),
+    "pegasus": Family(PegasusForConditionalGeneration, PegasusConfig, True, "sinusoidal"),
+    "blenderbot": Family(BlenderbotForConditionalGeneration, BlenderbotConfig, True, "learned"),
+}
+
+
+# ------------------------------------------------------------------------------------------------- from transformers
+
+
+def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
+    """Converts a Marian, Pegasus or Blenderbot model; logits, loss, gradients and translations stay equal.
+
+    Where the architectures differ:
+
+    - Their sinusoidal positions hold all sines and then all cosines, the paper's alternate them: the residual stream
+      is permuted once, see [`interleave`].
+    - Their constant `final_logits_bias` becomes the bias of `lm_head`, which is trainable; zeros give no bias.
+    - The embedding of the padding token gets gradients here but not in their models; Marian's decoder starts with it.
+    - Without an attention mask, padding is masked here and attended to there.
+    - Their limit of `max_position_embeddings` applies here to learned positions only; LayerDrop (training only) is
+      dropped.
+
+    The generation config is copied unchanged, with its `bad_words_ids`, `forced_eos_token_id`, `num_beams` and
+    `max_length`. The weights are copies, in the source's dtype and on its device. Raises ValueError if a tensor has no
+    counterpart or another shape, or if the position embeddings are not sinusoidal where they should be.
+    """
+    family = FAMILIES[model.config.model_type]
+    theirs = model.state_dict(keep_vars=True)
+    source, target = theirs["model.encoder.embed_tokens.weight"], theirs["model.decoder.embed_tokens.weight"]
+    if source is not target:
+        theirs.pop("model.shared.weight", None)  # declared, but used only if it is tied to both
+    bias = theirs.pop("final_logits_bias")
+    if bias.any():
+        theirs["lm_head.bias"] = bias.flatten()  # (1,V) -> (V,)
+    if family.position_embedding_type == "sinusoidal":
+        for side in ("encoder", "decoder"):
+            check_sinusoids(theirs.pop(f"model.{side}.embed_positions.weight"), f"model.{side}.embed_positions.weight")
+
+    config = VanillaTransformerConfig(
+        **{name: getattr(model.config, name, None) for name in FIELDS.split()},
+        vocab_size=source.shape[0],
+        decoder_vocab_size=target.shape[0],
+        norm_first=family.norm_first,
+        position_embedding_type=family.position_embedding_type,
+        share_encoder_decoder_embeddings=source is target,
+        tie_word_embeddings=theirs["lm_head.weight"] is target,
+        lm_head_bias="lm_head.bias" in theirs,
+        layer_norm_eps=model.model.encoder.layers[0].final_layer_norm.eps,
+    )
+    weights = interleave(theirs) if family.position_embedding_type == "sinusoidal" else theirs
+    ours = build(config, weights, model.dtype, model.device)
+    ours.generation_config = copy.deepcopy(model.generation_config)
+    return ours
+
+
+from_marian = from_pegasus = from_blenderbot = from_native
+
+
+def check_sinusoids(table: torch.Tensor, name: str):
+    """Raises ValueError unless the table (rows, d) holds the paper's sines, then its cosines."""
+    table = table.detach().cpu().float()
+    alternating = sinusoidal_positions(torch.arange(table.shape[0]), table.shape[1])
+    expected = torch.cat([alternating[:, 0::2], alternating[:, 1::2]], dim=1)
+    if not torch.allclose(table, expected, rtol=0, atol=1e-2):  # the precision of a bfloat16 table
+        raise ValueError(f"`{name}` does not hold the paper's sinusoidal positions.")
+
+
+# --------------------------------------------------------------------------------------------------- to transformers
+
+
+def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedModel:
+    """The model of transformers that computes the same: see [`to_marian`], [`to_pegasus`] and [`to_blenderbot`].
+
+    Raises ValueError, naming the field of the config, if there is none.
+    """
+    config = model.config
+    for name, family in FAMILIES.items():
+        if (family.norm_first, family.position_embedding_type) == (config.norm_first, config.position_embedding_type):
+            return to_family(model, name)
+    raise ValueError(
+        f"No model of transformers has `position_embedding_type={config.position_embedding_type!r}` with "
+        f"`norm_first={config.norm_first}`; use this model with `trust_remote_code=True`, or CTranslate2."
+    )
+
+
+def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
+    """A post-norm model with sinusoidal positions as a `MarianMTModel`; see [`to_family`]."""
+    return to_family(model, "marian")
+
+
+def to_pegasus(model: VanillaTransformerForConditionalGeneration) -> PegasusForConditionalGeneration:
+    """A pre-norm model with sinusoidal positions as Pegasus; see [`to_family`]. Both vocabularies have one size."""
+    return to_family(model, "pegasus")
+
+
+def to_blenderbot(model: VanillaTransformerForConditionalGeneration) -> BlenderbotForConditionalGeneration:
+    """A pre-norm model with learned positions as Blenderbot; see [`to_family`]. Both vocabularies have one size."""
+    return to_family(model, "blenderbot")
+
+
+def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> PreTrainedModel:
+    """Converts to a model of transformers, in evaluation mode; the opposite of [`from_native`].
+
+    Where the architectures differ:
+
+    - A bias of `lm_head` becomes their `final_logits_bias`, which is not trained.
+    - Sequences end at `max_position_embeddings`, raised to 1,024 if positions are sinusoidal, and so does `max_length`
+      if the generation config has no limit. Their positions count padding, so texts must be padded on the right.
+    - Pegasus and Blenderbot tie all three embedding matrices or none. If ours are tied in part, each gets a copy.
+
+    The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if they
+    cannot have a value of our config.
+    """
+    family, ours = FAMILIES[name], model.config
+    fixed = {
+        "norm_first": family.norm_first,
+        "position_embedding_type": family.position_embedding_type,
+        "layer_norm_eps": 1e-5,
+    }
+    if name != "marian":
+        fixed["decoder_vocab_size"] = ours.vocab_size
+    for field, value in fixed.items():
+        if getattr(ours, field) != value:
+            raise ValueError(
+                f"`{field}` is {getattr(ours, field)!r}; {family.model.__name__} has {value!r} only. Use this model "
+                "with `trust_remote_code=True`, or CTranslate2."
+            )
+    # Null, because the defaults of their configs change what `generate` returns.
+    fields = {field: getattr(ours, field) for field in FIELDS.split()} | {"forced_eos_token_id": None}
+    fields |= {"vocab_size": ours.vocab_size, "tie_word_embeddings": ours.tie_word_embeddings}
+    if name == "marian":
+        fields["decoder_vocab_size"] = ours.decoder_vocab_size
+        fields["share_encoder_decoder_embeddings"] = ours.share_encoder_decoder_embeddings
+    else:
+        fields["tie_word_embeddings"] &= ours.share_encoder_decoder_embeddings
+    if name == "blenderbot":
+        fields["encoder_no_repeat_ngram_size"] = 0
+    is_sinusoidal = family.position_embedding_type == "sinusoidal"
+    if is_sinusoidal:
+        fields["max_position_embeddings"] = max(MIN_POSITIONS, ours.max_position_embeddings)
+
+    native = family.model._from_config(family.config(**fields), dtype=model.dtype)
+    weights = separate(model.state_dict()) if is_sinusoidal else dict(model.state_dict())
+    if "lm_head.bias" in weights:
+        weights["final_logits_bias"] = weights.pop("lm_head.bias")[None]  # (V,) -> (1,V)
+    theirs = native.state_dict()  # has their position tables, which ours equal, and zeros as `final_logits_bias`
+    if "model.shared.weight" in theirs:
+        weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
+    native.load_state_dict(theirs | weights)
+    native.generation_config = copy.deepcopy(model.generation_config)
+    if native.generation_config.max_length is None and native.generation_config.max_new_tokens is None:
+        native.generation_config.max_length = native.config.max_position_embeddings
+    return native.to(model.device).eval()
+
+
+def save_native(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, output_dir: str | Path):
+    """Saves a model that [`to_native`] made, with its tokenizer, so that transformers 4 loads it too."""
+    model.save_pretrained(output_dir)
+    if tokenizer is None:
+        return
+    tokenizer.save_pretrained(output_dir)
+    path = Path(output_dir) / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("tokenizer_class") == "TokenizersBackend":  # the name in transformers 5
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

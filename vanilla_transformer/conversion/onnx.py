@@ -1,0 +1,202 @@
+"""Writes a model as ONNX, in the layout that transformers.js and optimum load for an encoder-decoder.
+
+encoder_model.onnx           source ids and mask (B,S) -> the encoder's output (B,S,d)
+decoder_model_merged.onnx    target ids (B,T), the encoder's output and its mask, cached keys and values -> logits
+                             (B,T,V) and the longer cache; without a cache if `use_cache_branch` is false
+..._quantized.onnx           the same with weights in int8, about a third of the size
+
+The names of files, inputs and outputs are those that both libraries look for; so is the model type `marian`, of which
+they read the sizes only. `pip install vanilla-transformer[onnx]` installs what this needs.
+"""
+
+import copy
+import hashlib
+import logging
+import warnings
+from pathlib import Path
+
+import onnx
+import torch
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import quantize_dynamic
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers import MarianConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from ..modeling_vanilla_transformer import LearnedPositions, SinusoidalPositions
+
+OPSET = 20
+MIN_POSITIONS = 1024  # the table of positions cannot grow once it is exported
+BATCH = Dim("batch_size", max=2**16)
+SOURCE, TARGET, PAST = (Dim(f"{name}_length", max=2**16) for name in ("encoder_sequence", "decoder_sequence", "past"))
+
+
+class Encoder(nn.Module):
+    """Source ids and mask (B,S) -> (B,S,d)."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.encoder = model.get_encoder()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.encoder(input_ids, attention_mask).last_hidden_state
+
+
+class Decoder(nn.Module):
+    """One step with the cache as plain tensors: four tensors (B,h,L,k) a layer, or none before the first step."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.decoder, self.lm_head = model.get_decoder(), model.lm_head
+
+    def forward(
+        self, encoder_attention_mask: Tensor, input_ids: Tensor, encoder_hidden_states: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Target ids (B,T) -> logits (B,T,V) and the cache."""
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        for layer in range(len(past) // 4):
+            keys, values, source_keys, source_values = past[4 * layer : 4 * layer + 4]
+            cache.self_attention_cache.update(keys, values, layer)
+            cache.cross_attention_cache.update(source_keys, source_values, layer)
+            cache.is_updated[layer] = True
+        output = self.decoder(
+            input_ids,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
+        tensors = [tensor for of in layers for cached in of for tensor in (cached.keys, cached.values)]
+        return self.lm_head(output.last_hidden_state), *tensors
+
+
+@torch.no_grad()
+def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: str | Path):
+    """Writes `model` in float32 and in int8, with its tokenizer and configs, into the new directory `output_dir`.
+
+    Sequences may be as long as the position table: `max_position_embeddings`, or 1,024 if positions are computed.
+    """
+    model = prepare(model)
+    folder = Path(output_dir) / "onnx"
+    folder.mkdir(parents=True)
+    save_configs(model, tokenizer, Path(output_dir))
+
+    # An example, of which only the number of sentences, the lengths and the values may change.
+    source, target = torch.full((3, 7), 1), torch.full((3, 4), 1)
+    mask = torch.ones_like(source)
+    by_sentence = {0: BATCH, 1: SOURCE}
+    hidden = Encoder(model)(source, mask)
+    encoder = export(
+        Encoder(model),
+        (source, mask),
+        ["input_ids", "attention_mask"],
+        ["last_hidden_state"],
+        (by_sentence, by_sentence),
+    )
+    cached = [
+        f"{layer}.{side}.{kind}"
+        for layer in range(model.config.decoder_layers)
+        for side in ("decoder", "encoder")
+        for kind in ("key", "value")
+    ]
+    inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
+    outputs = ["logits", *(f"present.{name}" for name in cached)]
+    sizes = (by_sentence, {0: BATCH, 1: TARGET}, by_sentence)
+    first = export(Decoder(model), (mask, target, hidden, []), inputs, outputs, (*sizes, []))
+    past = list(Decoder(model)(mask, target, hidden, [])[1:])
+    inputs += [f"past_key_values.{name}" for name in cached]
+    cache_sizes = [{0: BATCH, 2: SOURCE if ".encoder." in name else PAST} for name in cached]
+    later = export(Decoder(model), (mask, target, hidden, past), inputs, outputs, (*sizes, cache_sizes))
+
+    for name, graph in [("encoder_model", encoder), ("decoder_model_merged", merge(first, later))]:
+        onnx.checker.check_model(graph, full_check=True)
+        onnx.save(graph, folder / f"{name}.onnx")
+        quantized = folder / f"{name}_quantized.onnx"
+        quantize_dynamic(folder / f"{name}.onnx", quantized, extra_options={"EnableSubgraph": True})
+
+
+def prepare(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy in float32 with eager attention and a position table that is long enough."""
+    model = copy.deepcopy(model).float().cpu().eval()
+    model.set_attn_implementation("eager")
+    rows = max(MIN_POSITIONS, model.config.max_position_embeddings, model.generation_config.max_length or 0)
+    for stack in (model.get_encoder(), model.get_decoder()):
+        if not isinstance(stack.embed_positions, LearnedPositions):
+            stack.embed_positions = SinusoidalPositions(rows, stack.embed_positions.table.shape[1])
+    return model
+
+
+def export(module: nn.Module, example: tuple, inputs: list[str], outputs: list[str], sizes: tuple) -> onnx.ModelProto:
+    """The graph of `module`; `sizes` names the dimensions of the inputs that may change."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # torch names every operator of libraries that are not installed
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                example,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=inputs,
+                output_names=outputs,
+                dynamic_shapes=sizes,
+                verbose=False,
+            )
+    finally:
+        logging.disable(level)
+    return program.model_proto
+
+
+def merge(first: onnx.ModelProto, later: onnx.ModelProto) -> onnx.ModelProto:
+    """One graph that computes `later` if its input `use_cache_branch` is true, else `first`; weights are shared."""
+    inputs, weights = list(later.graph.input), {}
+    names = {value.name for value in inputs}
+    choice = helper.make_node(
+        "If",
+        ["use_cache_branch"],
+        [value.name for value in later.graph.output],
+        then_branch=branch("later", later.graph, names, weights),
+        else_branch=branch("first", first.graph, names, weights),
+    )
+    flag = helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
+    graph = helper.make_graph([choice], "decoder", [*inputs, flag], later.graph.output, list(weights.values()))
+    return helper.make_model(graph, opset_imports=later.opset_import, ir_version=later.ir_version)
+
+
+def branch(prefix: str, graph: onnx.GraphProto, inputs: set[str], weights: dict) -> onnx.GraphProto:
+    """A branch of an If node: `graph` with `prefix` before its names, reading `inputs` from outside.
+
+    Its weights are added to `weights` by their content, and so only once if the other branch has the same.
+    """
+    names = dict.fromkeys(inputs) | {"": ""}  # an empty name is an input that is left out
+    names = {name: name for name in names}
+    for tensor in graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        content = hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()
+        if content not in weights:
+            weights[content] = numpy_helper.from_array(array, f"weights.{len(weights)}")
+        names[tensor.name] = weights[content].name
+
+    def renamed(values) -> list[str]:
+        return [names.get(value, f"{prefix}.{value}") for value in values]
+
+    nodes = []
+    for node in graph.node:
+        node = copy.deepcopy(node)
+        node.name, node.input[:], node.output[:] = f"{prefix}.{node.name}", renamed(node.input), renamed(node.output)
+        nodes.append(node)
+    outputs = copy.deepcopy(graph.output)
+    for value in outputs:
+        value.name = f"{prefix}.{value.name}"
+    return helper.make_graph(nodes, prefix, [], outputs)
+
+
+def save_configs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: Path):
+    sizes = {name: value for name, value in model.config.to_dict().items() if name in MarianConfig().to_dict()}
+    sizes.pop("model_type")
+    MarianConfig(**sizes).save_pretrained(output_dir)
+    model.generation_config.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
