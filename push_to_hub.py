@@ -11,14 +11,18 @@ examples:
   python push_to_hub.py outputs/sample --repo_id you/model --private
   python push_to_hub.py outputs/sample --repo_id you/model --revision v2  to a branch
   python push_to_hub.py outputs/sample --repo_id team/model --create_pr   as a pull request
+  python push_to_hub.py outputs/sample --repo_id you/model --space you/demo
+                                      also a Space: the page of `vanilla-transformer demo`, for the pushed model
 """
 
 import argparse
 import sys
+from pathlib import Path
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub.model_card import write_model_card
-from vanilla_transformer.hub.upload import check_model_directory, files_to_upload, push
+from vanilla_transformer.hub.space import push_space, space_files
+from vanilla_transformer.hub.upload import check_model_directory, check_push, files_to_upload, push
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -34,27 +38,42 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--revision", help="the branch to push to, created if needed (default: main)")
     parser.add_argument("--commit_message", help="the first line of the commit")
     parser.add_argument("--create_pr", action="store_true", help="open a pull request instead")
+    parser.add_argument("--space", help="also upload a Space that shows the model in a browser")
     parser.add_argument("--dry_run", action="store_true", help="check, write the card, list the files; push nothing")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None):
     options = vars(parse_arguments(argv))
-    model_dir = options.pop("model_dir")
+    model_dir, space = options.pop("model_dir"), options.pop("space")
+    if space and options["create_pr"]:
+        raise UserError("--space shows the model that is pushed, and a pull request is not merged; drop one of them.")
     if options.pop("dry_run"):
-        dry_run(model_dir, options["repo_id"])
-    else:
-        commit = push(model_dir, **options)
-        print(f"The model is at {commit.pr_url or commit.commit_url}")
+        return dry_run(model_dir, options["repo_id"], space)
+    if space:
+        space = check_push(space)
+        options["repo_id"] = check_push(options["repo_id"], model_dir)
+    commit = push(model_dir, **options)
+    print(f"The model is at {commit.pr_url or commit.commit_url}")
+    if space:
+        page = push_space(space, options["repo_id"], options["revision"], options["private"])
+        print(f"The Space is at {page.repo_url}")
+        if options["private"]:
+            print("Its settings need a secret HF_TOKEN that may read the private model.")
 
 
-def dry_run(model_dir: str, repo_id: str | None):
+def dry_run(model_dir: str, repo_id: str | None, space: str | None):
     print(f"It loads in a fresh process, and translates: {check_model_directory(model_dir)}")
     if "README.md" not in files_to_upload(model_dir):
         print(f"Wrote the model card {write_model_card(model_dir)}.")
-    files = files_to_upload(model_dir, repo_id)
+    list_files(files_to_upload(model_dir, repo_id), repo_id or "a repository named after the directory")
+    if space:
+        list_files(space_files(repo_id or model_dir), f"the Space {space}")
+
+
+def list_files(files: dict[str, Path | bytes], repository: str):
     sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
-    print(f"A push would send, in one commit to {repo_id or 'a repository named after the directory'}:")
+    print(f"A push would send, in one commit to {repository}:")
     for path, size in sizes.items():
         print(f"{size:>15,}  {path}")
     print(f"{sum(sizes.values()):>15,}  bytes in {len(sizes)} files")

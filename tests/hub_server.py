@@ -1,7 +1,7 @@
 """A Hub on 127.0.0.1 for the real client: `with LoopbackHub() as hub`, then `run_python(..., hub.url)`.
 
-Models and datasets, branches, commits with regular and LFS files, pull requests, listings, downloads. `requests` lists
-the requests, `repos` holds what was pushed. The client must set HF_HUB_DISABLE_XET=1.
+Models, datasets and Spaces, branches, commits with regular and LFS files, pull requests, listings, downloads.
+`requests` lists the requests, `repos` holds what was pushed. The client must set HF_HUB_DISABLE_XET=1.
 """
 
 import base64
@@ -52,7 +52,7 @@ class Repo:
 
 class LoopbackHub:
     def __init__(self):
-        self.repos: dict[str, Repo] = {}  # by id; a dataset's begins with `datasets/`
+        self.repos: dict[str, Repo] = {}  # by id; `datasets/` and `spaces/` come first
         self.uploads: dict[str, bytes] = {}  # LFS objects
         self.requests: list[str] = []
         # Part of "METHOD /path" -> the status to answer with, or statuses to answer with in turn (the last one stays).
@@ -136,7 +136,8 @@ class Handler(BaseHTTPRequestHandler):
     def create_repo(self):
         asked = json.loads(self.body)
         owner = asked["organization"] or "me"
-        repo_id = ("datasets/" if asked.get("type") == "dataset" else "") + f"{owner}/{asked['name']}"
+        kind = {"dataset": "datasets/", "space": "spaces/"}.get(asked.get("type"), "")
+        repo_id = f"{kind}{owner}/{asked['name']}"
         if owner not in OWNERS:
             return self.answer(403, {"error": "You don't have the rights to create a model under this namespace"})
         url = {"url": f"{self.hub.url}/{repo_id}"}
@@ -152,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         commit = self.repo.at(revision)
         if commit is None:
             return self.not_found("Revision")
-        told = {"id": self.repo_id.removeprefix("datasets/"), "sha": commit.oid, "private": self.repo.private}
+        told = {"id": "/".join(self.repo_id.split("/")[-2:]), "sha": commit.oid, "private": self.repo.private}
         self.answer(200, told | {"siblings": [{"rfilename": path} for path in commit.files]})
 
     def tree(self, revision, folder=None):
@@ -200,7 +201,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def commit(self, revision):
         is_pr = "create_pr=1" in self.query
-        if self.repo_id.removeprefix("datasets/").split("/")[0] not in OWNERS and not is_pr:
+        if self.repo_id.split("/")[-2] not in OWNERS and not is_pr:
             return self.answer(403, {"error": "You don't have the rights"})
         files, lfs = dict(self.repo.at(revision).files), set()
         header, *lines = map(json.loads, self.body.splitlines())
@@ -261,7 +262,7 @@ def run_python(arguments, folder: Path, endpoint: str, token: str | None = None)
     return subprocess.run(command, env=env, cwd=folder, timeout=400, **pipes)
 
 
-REPO = "((?:models|datasets)/[^/]+/[^/]+)"
+REPO = "((?:models|datasets|spaces)/[^/]+/[^/]+)"
 ROUTES = {
     "GET /api/whoami-v2": Handler.whoami,
     "POST /api/repos/create": Handler.create_repo,

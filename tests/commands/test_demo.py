@@ -118,6 +118,7 @@ def test_alignment_and_attention_are_those_of_the_model(folder, backend):
     (image,) = figure.axes[0].get_images()
     torch.testing.assert_close(torch.tensor(image.get_array().data), maps.cross[1, 0])
     assert len(page.inspect((text, translation), "encoder", 0, -1)[1].axes) == 4 + 1  # a panel a head, a color bar
+    assert len(page.inspect((translation * 8, translation), "encoder", 0, -1)[1].axes) == 1 + 1  # of a long text
     assert page.inspect(("", ""), "cross", 0, 0) == ("", None)
 
 

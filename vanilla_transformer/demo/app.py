@@ -22,6 +22,7 @@ from ..translation_vanilla_transformer import Hypothesis, TextTooLong, Translato
 
 N_BEST = 5  # rows of the table, if there are as many beams
 MOST_BEAMS = 10
+MOST_LABELS = 400  # in a picture; matplotlib takes up to 10 ms for each
 CHARACTERS_PER_TOKEN = 20  # a text with more characters is refused before it is tokenized
 # Fonts of the visitor's system, so that the page loads nothing from elsewhere.
 THEME = gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
@@ -183,6 +184,10 @@ class Page:
             return "", None
         try:
             maps = attention_maps(self.model, self.translator.tokenizer, source, target)
+            labels = getattr(maps, kind).shape[1] * sum(map(len, maps.axes(kind)))
+            if head < 0 and labels > MOST_LABELS:
+                gr.Info("The text is long, so one head is drawn at a time; this is head 0.")
+                head = 0
             figure = attention_figure(maps, kind, layer, None if head < 0 else head)
         except UserError as error:
             raise gr.Error(one_line(error), print_exception=False) from error

@@ -169,8 +169,8 @@ def code_files(output_dir: Path) -> list[str]:
 
 
 @contextmanager
-def hub_errors(repo_id: str, output_dir: str | Path):
-    """Turns an error of huggingface_hub into a UserError that says how to push the model later."""
+def hub_errors(repo_id: str, output_dir: str | Path | None = None):
+    """Turns an error of huggingface_hub into a UserError that says how to push the model in `output_dir` later."""
     try:
         yield
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
@@ -179,7 +179,7 @@ def hub_errors(repo_id: str, output_dir: str | Path):
         status = {getattr(getattr(cause, "response", None), "status_code", None) for cause in causes}
         if status & {401, 403} or isinstance(error, LocalTokenNotFoundError):
             message += " Log in with `hf auth login`, or set HF_TOKEN, with a token that can write there."
-        if (Path(output_dir) / "config.json").exists() and not isinstance(error, HFValidationError):
+        if output_dir and (Path(output_dir) / "config.json").exists() and not isinstance(error, HFValidationError):
             message += f" The model is complete in {output_dir}; push it later with "
             message += f"`python push_to_hub.py {output_dir} --repo_id {repo_id}`."
         raise UserError(message) from error

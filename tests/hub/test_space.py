@@ -1,0 +1,96 @@
+"""The Space that shows a pushed model."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from helpers import ROOT
+from hub_server import LoopbackHub, run_python
+
+from vanilla_transformer import Translator
+from vanilla_transformer.hub.space import space_files
+
+SCRIPT = ROOT / "push_to_hub.py"
+
+
+def test_card_requirements_and_program_name_what_they_need():
+    files = {name: content.decode() for name, content in space_files("me/toy", "v2").items()}
+    card = yaml.safe_load(files["README.md"].split("---\n")[1])
+    assert {
+        "sdk": "gradio",
+        "app_file": "app.py",
+        "models": ["me/toy"],
+        "title": "toy",
+        "pinned": False,
+    }.items() <= card.items()
+    assert {"emoji", "colorFrom", "colorTo", "sdk_version", "python_version", "tags"} <= card.keys()
+    assert re.search(r"(?m)^torch==[\d.]+$", files["requirements.txt"])  # without +cpu, which no index of all has
+    compile(files["app.py"], "app.py", "exec")
+    assert '"me/toy", revision="v2"' in files["app.py"]
+    shown = {name.split("/")[1] for name in files if "/" in name}
+    assert {"demo", "inspection"} <= shown and not {"training", "hub", "commands", "conversion"} & shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--space", "my demo"], "Cannot push to my demo: Repo id must"),
+        (["--space", "me/demo", "--create_pr"], "--space shows the model that is pushed, and a pull request is not"),
+    ],
+)
+def test_a_space_that_cannot_be_is_refused_before_anything_is_pushed(trained, tmp_path, options, message):
+    with LoopbackHub() as hub:
+        said = run_python([SCRIPT, trained.name, "--repo_id", "me/toy", *options], tmp_path, hub.url, "hf_write")
+        assert said.returncode == 2 and message in said.stderr and len(said.stderr.strip().splitlines()) == 1
+        assert not hub.repos
+
+
+@pytest.mark.slow
+def test_a_pushed_space_serves_the_pushed_model(trained, tmp_path):
+    """With nothing but the files of the Space, and the model from the Hub."""
+    gradio_client = pytest.importorskip("gradio_client")
+    pytest.importorskip("gradio")
+    with LoopbackHub() as hub:
+        command = [SCRIPT, trained.name, "--repo_id", "me/toy", "--space", "me/demo", "--private"]
+        listed = run_python([*command, "--dry_run"], tmp_path, hub.url)
+        assert re.search("to the Space me/demo:(.|\n)* app.py\n", listed.stdout) and not hub.repos
+        pushed = run_python(command, tmp_path, hub.url, "hf_write")
+        assert pushed.returncode == 0 and "HF_TOKEN" in pushed.stdout, pushed.stderr
+        space = hub.repos["spaces/me/demo"]
+        assert space.private and [commit.message for commit in space.refs["main"]] == ["initial commit", "Show me/toy"]
+        folder = tmp_path / "space"
+        for name, content in space.refs["main"][-1].files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env |= {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_TOKEN": "hf_read",
+        }
+        env["GRADIO_SERVER_PORT"] = str(port)
+        with (tmp_path / "errors").open("w") as errors:
+            running = subprocess.Popen([sys.executable, "app.py"], cwd=folder, env=env, stderr=errors)
+        try:
+            for _ in range(300):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert running.poll() is None, (tmp_path / "errors").read_text()
+                time.sleep(0.2)
+            client = gradio_client.Client(f"http://127.0.0.1:{port}", verbose=False)
+            text = "Where is the house?"
+            found = client.predict(text, 2, 1, api_name="/translate")[0]
+            assert found == Translator.from_pretrained(str(trained))([text], num_beams=2)[0]
+            assert "I am a student" in str(client.config)  # an example, which the model's all_results.json has
+        finally:
+            running.kill()
+            running.wait()
