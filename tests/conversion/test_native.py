@@ -19,6 +19,7 @@ from helpers import (
     small_model,
     writing_translator,
 )
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.conversion import native
@@ -66,6 +67,24 @@ def test_a_model_returns_from_its_native_form(family):
     assert weights.keys() == ours.state_dict().keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in ours.state_dict().items())
     assert back.generation_config.to_dict() | {"max_length": None} == ours.generation_config.to_dict()
+
+
+@families
+def test_training_goes_on_as_ours_would(family, tmp_path):
+    """Under Seq2SeqTrainer, which knows nothing of this package."""
+    ours = model_of(family)
+    theirs = native.to_native(ours)
+    rows = [{"input_ids": [5, 9, 11, 2], "labels": [8, 4, 6, 2]}, {"input_ids": [7, 3, 30, 2], "labels": [9, 9, 5, 2]}]
+    options = {"max_steps": 3, "learning_rate": 0.01, "lr_scheduler_type": "constant", "report_to": "none"}
+    for model in (ours, theirs):
+        arguments = Seq2SeqTrainingArguments(tmp_path, **options, save_strategy="no", disable_tqdm=True, use_cpu=True)
+        Seq2SeqTrainer(model.train(), arguments, train_dataset=rows).train()
+    with torch.no_grad():
+        inputs = {"input_ids": SOURCE[:1], "decoder_input_ids": TARGET[:1]}
+        assert_close(theirs.eval()(**inputs).logits, ours.eval()(**inputs).logits, tolerance=1e-4)
+    assert (
+        native.to_native(ours).get_input_embeddings().weight - model_of(family).get_input_embeddings().weight
+    ).any()
 
 
 @pytest.mark.parametrize(
