@@ -239,7 +239,7 @@ def test_exact_matches_are_counted_and_others_shown(capsys):
     Path("broken/config.json").write_text("{")
     for more, reason in [
         (["--split", "nowhere"], "no split 'nowhere'.*train, test"),
-        (["--target_column", "fr"], "fr does not exist"),
+        (["--target_column", "fr"], "--target_column fr must both be text columns"),
         (["--model", "broken"], "broken cannot be loaded"),
     ]:
         with pytest.raises(SystemExit, match=f"^exact_match.py: .*{reason}"):
