@@ -116,9 +116,8 @@ def main():
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
     distributed.run_on_main(accelerator, checkpoint.prepare_output_dir, lock, recipe_to_yaml(recipe))
-    message = f"--output_dir {output_dir} is not the same directory on all machines; choose one that they share."
-    distributed.check_same_everywhere(accelerator, (output_dir / "recipe.yaml").exists(), message)
-    distributed.check_same_everywhere(accelerator, settings["data"], "The training pairs differ between machines.")
+    is_shared = (output_dir / "recipe.yaml").exists()
+    distributed.check_same_everywhere({"--output_dir": is_shared, "The training data": settings["data"]})
     accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
 
     # -------------------------------------------------------------------------------------------------------- train

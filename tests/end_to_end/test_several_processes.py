@@ -170,8 +170,8 @@ def test_two_machines_equal_one_process(one, pairs, fork_two, tmp_path):
 
 
 UNSHARED = {
-    "output": ("--output_dir model", "--output_dir model is not the same directory on all machines"),
-    "pairs": ("--output_dir ../model", "The training pairs differ between machines"),
+    "output": ("--output_dir model", "--output_dir is not the same on all machines"),
+    "pairs": ("--output_dir ../model", "The training data is not the same on all machines"),
 }
 
 

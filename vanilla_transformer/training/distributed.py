@@ -3,14 +3,12 @@
 import contextlib
 import os
 import re
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object, parse_flag_from_env
 from huggingface_hub.errors import StrictDataclassError
@@ -19,7 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .signals import Stopped
 
@@ -69,10 +67,11 @@ def run_on_main(accelerator: Accelerator, function: Callable, *arguments):
     return result
 
 
-def check_same_everywhere(accelerator: Accelerator, value, message: str):
-    """Raises UserError with the message on all processes unless all of them have the same value."""
-    if any(other != value for other in gather_object([value])):
-        raise UserError(message)
+def check_same_everywhere(values: dict):
+    """Raises UserError on all processes, naming the first of the values in which they differ."""
+    for name, value in values.items():
+        if any(other != value for other in gather_object([value])):
+            raise UserError(f"{name} is not the same on all machines.")
 
 
 def number_of_shards(accelerator: Accelerator) -> int:
@@ -114,36 +113,24 @@ def end_processes(accelerator: Accelerator):
 
 @contextlib.contextmanager
 def exit_on_error():
-    """Turns expected exceptions into one sentence on stderr and an exit status, without a traceback."""
+    """Turns expected exceptions into one sentence on stderr, once per machine, and an exit status."""
+    status = 2
     try:
         yield
+        return
     except Stopped as stopped:
-        exit_with(str(stopped), stopped.exit_status)
+        message, status = str(stopped), stopped.exit_status
+    except KeyboardInterrupt:
+        message, status = "stopped; resume from the newest checkpoint with --resume_from_checkpoint", 130
     except StrictDataclassError as error:  # a wrong value in the model's config
         # transformers' "Validation error for field 'dropout': ValueError: it is 2.0; ..." without the names of classes
-        text = " ".join(str(error).split())
-        exit_with(
-            "error: " + re.sub(r"(Class v|V)alidation error for (field|validator '\w+':) |\w+Error: ", "", text), 2
-        )
+        names = r"(Class v|V)alidation error for (field|validator '\w+':) |\w+Error: "
+        message = "error: " + re.sub(names, "", one_line(error))
     except UserError as error:
-        exit_with(f"error: {error}", 2)
+        message = f"error: {error}"
     except (OSError, SafetensorError) as error:  # a full disk, say
-        exit_with(f"error: {error}; resume with --resume_from_checkpoint", 2)
-    except RuntimeError as error:
-        # gloo has no exception class for a connection that another process closed.
-        if not isinstance(error, torch.distributed.DistError) and "gloo/transport" not in str(error):
-            raise
-        exit_with("error: another process of the run has died; resume with --resume_from_checkpoint", 2, is_local=True)
-    except KeyboardInterrupt:
-        exit_with("stopped; resume from the newest checkpoint with --resume_from_checkpoint", 130)
-
-
-def exit_with(message: str, status: int, is_local: bool = False):
-    """Prints the message to stderr, once per machine unless it `is_local` to this process, and exits."""
-    if is_local or os.environ.get("LOCAL_RANK", "0") == "0":
+        message = f"error: {error}; resume with --resume_from_checkpoint"
+    if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"train.py: {message}", file=sys.stderr, flush=True)
-    else:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a loader process is killed
-        time.sleep(10)  # torchrun ends all processes when one has ended; the first must have printed by then
     time.sleep(0.1)  # see end_processes
     sys.exit(status)
