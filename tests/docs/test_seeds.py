@@ -283,8 +283,12 @@ def correct(model):
 
 def blind(model):
     """Cross-attention receives zeros instead of the encoder's output: the same for every source."""
+
+    def attend_to_zeros(_, args, kwargs):
+        return args, kwargs | {"key_value_states": torch.zeros_like(kwargs["key_value_states"])}
+
     for layer in model.model.decoder.layers:
-        layer.encoder_attn.register_forward_pre_hook(lambda _, args: (args[0], torch.zeros_like(args[1])))
+        layer.encoder_attn.register_forward_pre_hook(attend_to_zeros, with_kwargs=True)
     return model
 
 
@@ -292,7 +296,7 @@ def looking_at_itself(model):
     """Cross-attention attends to the decoder's own states, all of them, for lack of a causal mask."""
 
     def attend_to_itself(_, args, kwargs):
-        return (args[0], args[0]), kwargs | {"attention_mask": None}
+        return args, kwargs | {"key_value_states": args[0], "attention_mask": None}
 
     for layer in model.model.decoder.layers:
         layer.encoder_attn.register_forward_pre_hook(attend_to_itself, with_kwargs=True)
