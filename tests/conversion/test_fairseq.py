@@ -5,10 +5,11 @@ import pickle
 
 import pytest
 import torch
-from helpers import assert_close, randomise
+from helpers import assert_close, command_error, randomise
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from vanilla_transformer import Translator
+from vanilla_transformer.__main__ import main
 from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairseq, from_fsmt, sinusoids
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [1, 1, 8, 4, 6, 2]])  # padded on the left, as by fairseq
@@ -226,3 +227,17 @@ def test_damaged_dictionaries_and_codes_are_named_with_the_line(tokenizer, name,
         file.write(text)
     with pytest.raises(ValueError, match=rf"Line \d of .*{name} is not"):
         fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "codes")
+
+
+def test_the_convert_command_makes_model_and_tokenizer(tokenizer, tmp_path, capsys):
+    files = ["--dictionary", str(tmp_path / "dict.txt"), "--codes", str(tmp_path / "codes")]
+    path = save(tmp_path / "checkpoint.pt", fairseq_weights(make_fsmt(12)))
+    main(["convert", path, str(tmp_path / "new"), *files])
+    expected = Translator(from_fairseq(path, 12, len(tokenizer) - 12), tokenizer)(["low les n"], max_new_tokens=5)
+    assert Translator.from_pretrained(str(tmp_path / "new"))(["low les n"], max_new_tokens=5) == expected
+    other = save(tmp_path / "other.pt", fairseq_weights(make_fsmt(37)))
+    message = command_error(capsys, "convert", other, tmp_path / "newer", *files)
+    assert "the dictionary has 12 tokens, and the encoder 37 embeddings" in message
+    assert not (tmp_path / "newer").exists()
+    assert "--codes need --dictionary" in command_error(capsys, "convert", path, tmp_path / "newer", *files[2:])
+    assert "is not a file" in command_error(capsys, "convert", tmp_path / "no.pt", tmp_path / "newer")
