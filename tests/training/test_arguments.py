@@ -1,7 +1,7 @@
 """Options of train.py: defaults, recipes, the command line, and the errors about them."""
 
-import argparse
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -47,12 +47,7 @@ def test_default_is_the_sample_recipe():
     args = parse_arguments([])
     assert vars(args) == vars(parse_arguments(["--config", str(SAMPLE_RECIPE)])) | {"config": args.config}
     assert (args.dataset_name, args.source_lang, args.target_lang) == ("sample_dataset", "en", "de")
-    assert args.d_model == 128
-
-
-def test_value_equal_to_an_option_name_overrides_nothing(tmp_path):
-    (tmp_path / "r.yaml").write_text("dataset_name: x\ndataset_config_name: y\n")
-    assert parse_arguments(["--config", str(tmp_path / "r.yaml"), "--output_dir", "train_file"]).dataset_name == "x"
+    assert vars(parse_arguments(["--d_model=64"])) == vars(args) | {"d_model": 64}
 
 
 def test_sample_recipe_needs_its_dataset(tmp_path, monkeypatch):
@@ -60,12 +55,6 @@ def test_sample_recipe_needs_its_dataset(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=f"run from {SAMPLE_RECIPE.parents[1]}, or say what"):
         parse_arguments(["--max_steps=3"])
     parse_arguments(["--dataset_name=x"])
-
-
-@pytest.mark.parametrize("given", ["--seed=7", "--d_model=64"])
-def test_option_overrides_the_sample_recipe(given):
-    name, value = given.removeprefix("--").split("=")
-    assert vars(parse_arguments([given])) == vars(parse_arguments([])) | {name: int(value)}
 
 
 @pytest.mark.parametrize("given", [["--dataset_name=x"], ["--train_file=x.csv"]])
@@ -86,29 +75,20 @@ def test_command_line_overrides_the_recipe(recipe):
 
 
 @pytest.mark.parametrize(
-    "text, value",
-    [("5e-4", 5e-4), ("5.0e-4", 5e-4), ("0.0005", 5e-4), ("1", 1.0), ("'2e-3'", 2e-3), ("2E-3", 2e-3), ("", None)],
+    "line, value",
+    [
+        *((f"learning_rate: {text}", 5e-4) for text in ("5e-4", "5.0e-4", "0.0005", "'5E-4'")),
+        *((f"learning_rate: {text}", None) for text in ("", "null", "~")),
+        *((f"norm_first: {text}", True) for text in ("true", "True", "yes")),
+        *((f"torch_compile: {text}", False) for text in ("false", "no")),
+        ("source_lang: no", "no"),
+        ("output_dir: 2026-01-01", "2026-01-01"),
+    ],
 )
-def test_numbers_in_a_recipe(recipe, text, value):
-    """YAML 1.1, which PyYAML reads, takes 5e-4 for a string."""
-    assert parse_arguments(recipe(f"dataset_name: x\nlearning_rate: {text}\n")).learning_rate == value
-
-
-@pytest.mark.parametrize("text, value", [("true", True), ("false", False), ("True", True), ("no", False)])
-def test_switches_in_a_recipe(recipe, text, value):
-    switches = ["norm_first", "torch_compile", "gradient_checkpointing", "dry_run"]
-    args = parse_arguments(recipe("dataset_name: x\n" + "".join(f"{name}: {text}\n" for name in switches)))
-    assert [getattr(args, name) for name in switches] == [value] * 4
-
-
-def test_language_no_in_a_recipe_is_not_a_boolean(recipe):
-    """Read as `no`, or refused with a hint to quote it, but never taken for `False`."""
-    try:
-        args = parse_arguments(recipe("dataset_name: x\nsource_lang: no\ntarget_lang: de\n"))
-    except UserError as error:
-        assert "source_lang" in str(error)
-    else:
-        assert args.source_lang == "no"
+def test_values_in_a_recipe(recipe, line, value):
+    """YAML 1.1 takes 5e-4 for a string, `no` for a boolean, and has dates."""
+    name = line.split(":")[0]
+    assert getattr(parse_arguments(recipe(f"dataset_name: x\n{line}\n")), name) == value
 
 
 @pytest.mark.parametrize("given, value", [([], None), (["--norm_first"], True), (["--norm_first", "false"], False)])
@@ -133,8 +113,7 @@ def test_resume_option_takes_an_optional_value(given, value):
     [
         (["--d_modl", "64"], "--d_model"),
         (["--d_modl=64"], "--d_model"),
-        (["--learing_rate", "1"], "--learning_rate"),
-        (["--dropot", "0.1"], "--dropout"),
+        (["--learning", "1"], "--learning_rate"),
         (["--per_device_train_batch_size", "1"], "--per_device_train_max_tokens"),
     ],
 )
@@ -144,23 +123,17 @@ def test_unknown_option_names_the_closest(unknown, closest, before):
     assert message == f"{unknown[0]} is not an option; did you mean {closest}?"
 
 
-def test_options_cannot_be_abbreviated():
-    assert "--learning is not an option" in refusal(["--learning", "1"])
-
-
 def test_unknown_option_without_a_close_one():
     assert refusal(["--xyzzy", "1"]) == "--xyzzy is not an option; --help lists all options."
 
 
-def test_unknown_recipe_key_names_the_closest(recipe):
-    argv = recipe("dataset_name: x\nwarmup_step: 100\n")
-    message = refusal(argv)
-    assert "'warmup_step'" in message and argv[1] in message and "did you mean warmup_steps?" in message
-
-
-@pytest.mark.parametrize("key", ["config", "xyzzy", "pad_token_id", "3", "d-model-size"])
-def test_recipe_key_that_is_not_an_option(recipe, key):
-    assert f"'{key.replace('-', '_')}'" in refusal(recipe(f"{key}: 1\n"))
+@pytest.mark.parametrize(
+    "key, remedy",
+    [("warmup-step", "did you mean warmup_steps?"), *((key, "--help") for key in ("config", "pad_token_id", "3"))],
+)
+def test_unknown_recipe_key_names_the_closest(recipe, key, remedy):
+    argv = recipe(f"dataset_name: x\n{key}: 1\n")
+    assert refusal(argv).startswith(f"'{key.replace('-', '_')}' in {argv[1]} is not an option; {remedy}")
 
 
 @pytest.mark.parametrize(
@@ -168,15 +141,9 @@ def test_recipe_key_that_is_not_an_option(recipe, key):
     [
         ("d_model: wide\n", ["d_model", "wide"]),
         ("d_model: 12.5\n", ["d_model", "12.5"]),
-        ("learning_rate: fast\n", ["learning_rate", "fast"]),
         ("norm_first: perhaps\n", ["norm_first", "perhaps"]),
         ("lr_scheduler_type: sinus\n", ["lr_scheduler_type", "sinus", "inverse_sqrt"]),
         ("position_embedding_type: none\n", ["position_embedding_type", "none", "sinusoidal", "rotary"]),
-        ("on_divergence: retry\n", ["on_divergence", "retry", "stop", "ignore"]),
-        ("metric_for_best_model: meteor\n", ["metric_for_best_model", "meteor", "bleu", "chrf", "loss"]),
-        ("average_checkpoints_by: best\n", ["average_checkpoints_by", "best", "last", "score"]),
-        ("per_device_train_max_tokens: many\n", ["--per_device_train_max_tokens is many", "auto"]),
-        ("per_device_train_max_tokens: 5e3\n", ["--per_device_train_max_tokens is 5e3", "auto"]),
         ("dropout: [0.1, 0.2]\n", ["dropout", "single value", "not a list"]),
         ("dropout: {encoder: 0.1}\n", ["dropout", "single value"]),
         ("dropout: [0.1\n", ["cannot be read", "recipe.yaml"]),
@@ -191,103 +158,53 @@ def test_wrong_values_and_broken_recipes_are_rejected(recipe, text, parts):
     assert all(part in message for part in parts), message
 
 
-def test_duplicate_recipe_key_is_rejected(recipe):
-    assert "'seed' is given twice" in refusal(recipe("dataset_name: x\nseed: 1\nseed: 2\n"))
-
-
-def test_nested_aliases_are_rejected_without_expanding_them(recipe):
-    """Expanded, they would be 10^30 items."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]
-    inner = "\n".join(f"  {line}" for line in lines)
-    assert "'dropout'" in refusal(recipe(f"dropout:\n{inner}\n"))
-
-
 def test_unreadable_recipe_is_named(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"d_model: \xff\xfe\x00")
     for name in ["binary.yaml", "missing.yaml", "."]:
         assert str(tmp_path / name) in refusal(["--config", str(tmp_path / name)])
 
 
+COUNTS = "max_steps eval_steps save_steps logging_steps save_total_limit num_beams gradient_accumulation_steps "
+COUNTS += "per_device_train_max_tokens per_device_eval_max_tokens max_source_length max_target_length "
+COUNTS += "max_train_samples max_eval_samples max_predict_samples early_stopping_patience preprocessing_num_workers"
+NOT_NEGATIVE = "warmup_steps average_checkpoints dataloader_num_workers seed"
+SCALES = "learning_rate weight_decay max_grad_norm adam_epsilon r_drop_alpha num_train_epochs"
+FRACTIONS = "label_smoothing_factor ema_decay adam_beta1 adam_beta2 bpe_dropout"
+OUT_OF_RANGE = [
+    *((name, "0") for name in COUNTS.split()),
+    *((name, "-1") for name in NOT_NEGATIVE.split()),
+    *itertools.product(SCALES.split(), ("-0.1", "nan", "inf")),
+    *itertools.product(FRACTIONS.split(), ("-0.1", "nan", "1")),
+    *itertools.product(["validation_split_percentage"], ("0", "100")),
+    ("num_train_epochs", "0"),
+    ("length_penalty", "nan"),
+    ("seed", str(2**63)),
+]
+
+
+@pytest.mark.parametrize("name, value", OUT_OF_RANGE)
+def test_number_out_of_range_is_rejected(name, value, recipe):
+    for argv in [[f"--{name}={value}"], recipe(f"{name}: {value}\n")]:
+        assert f"--{name} is {value}" in refusal(argv).replace(f"{value}.0;", f"{value};")
+
+
 @pytest.mark.parametrize(
-    "given",
+    "given, remedy, message",
     [
-        "max_steps=0",
-        "max_steps=-1",
-        "eval_steps=0",
-        "save_steps=0",
-        "logging_steps=0",
-        "save_total_limit=0",
-        "num_beams=0",
-        "gradient_accumulation_steps=0",
-        "per_device_train_max_tokens=0",
-        "per_device_eval_max_tokens=-5",
-        "max_source_length=0",
-        "max_target_length=0",
-        "max_train_samples=0",
-        "early_stopping_patience=0",
-        "learning_rate=-0.1",
-        "learning_rate=nan",
-        "warmup_steps=-1",
-        "weight_decay=-1",
-        "max_grad_norm=-1",
-        "average_checkpoints=-1",
-        "seed=-1",
-        "label_smoothing_factor=1",
-        "label_smoothing_factor=-0.1",
-        "ema_decay=1",
-        "num_train_epochs=0",
-        "num_train_epochs=nan",
-        "validation_split_percentage=0",
-        "validation_split_percentage=100",
-        "adam_beta1=1",
-        "adam_beta2=-0.5",
-        "adam_epsilon=-1",
-        "learning_rate=inf",
-        "preprocessing_num_workers=-1",
-        "dataloader_num_workers=-1",
-        "max_eval_samples=0",
-        "max_predict_samples=0",
-        "bpe_dropout=1",
-        "bpe_dropout=-0.1",
-        "bpe_dropout=nan",
-        "r_drop_alpha=-1",
-        "r_drop_alpha=inf",
-        "ema_decay=-0.5",
-        "length_penalty=nan",
-        "seed=9223372036854775808",
+        ("--train_file=x.csv", "--dataset_name=", "--dataset_name and --train_file are both given; choose one."),
+        ("--test_file=x", "--train_file=x --dataset_name=", "--validation_file and --test_file need --train_file."),
+        ("--validation_file=x", "--train_file=x --dataset_name=", "--validation_file and --test_file need"),
+        ("--streaming", "--max_steps=5", "--streaming needs --max_steps"),
+        ("--streaming --max_steps=5 --dataloader_num_workers=1", "--streaming=0", "--dataloader_num_workers cannot"),
+        ("--average_checkpoints_by=score --eval_steps=3", "--average_checkpoints=3", "--average_checkpoints_by score"),
+        ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
+        ("--early_stopping_patience=2", "--eval_steps=3", "--early_stopping_patience needs --eval_steps."),
     ],
 )
-def test_number_out_of_range_is_rejected(given, recipe):
-    name, value = given.split("=")
-    for argv in [[f"--{given}"], recipe(f"{name}: {value}\n")]:
-        message = refusal(argv)
-        assert f"--{name} is {value}" in message.replace(f"{value}.0;", f"{value};")
-
-
-def test_conflicting_options_are_rejected():
-    assert "choose one" in refusal(["--dataset_name=x", "--train_file=x.csv"])
-    assert "--max_steps" in refusal(["--dataset_name=x", "--streaming"])
-    stream = ["--dataset_name=x", "--streaming", "--max_steps=5"]
-    assert "--dataloader_num_workers cannot be used with --streaming" in refusal(
-        [*stream, "--dataloader_num_workers=1"]
-    )
-    assert parse_arguments(stream).streaming
-
-
-@pytest.mark.parametrize("given", [[], ["--average_checkpoints=3"], ["--eval_steps=3"]])
-def test_averaging_by_score_needs_evaluations(given):
-    by_score = ["--dataset_name=x", "--average_checkpoints_by=score"]
-    needs = "--average_checkpoints_by score needs --average_checkpoints and --eval_steps."
-    assert refusal([*by_score, *given]) == needs
-    args = parse_arguments([*by_score, "--average_checkpoints=3", "--eval_steps=3"])
-    assert (args.average_checkpoints_by, args.average_checkpoints) == ("score", 3)
-
-
-def test_early_stopping_needs_evaluations():
-    early = ["--dataset_name=x", "--early_stopping_patience=2"]
-    assert refusal(early) == "--early_stopping_patience needs --eval_steps."
-    assert parse_arguments([*early, "--eval_steps=3"]).early_stopping_patience == 2
+def test_conflicting_options_are_rejected(given, remedy, message):
+    argv = ["--dataset_name=x", *given.split()]
+    assert refusal(argv).startswith(message)
+    parse_arguments([*argv, *remedy.split()])
 
 
 @pytest.mark.parametrize("given, value", [([], 4096), (["99"], 99), (["auto"], "auto")])
@@ -302,15 +219,10 @@ def test_token_budget_is_a_number_or_auto(given, value, recipe):
     assert getattr(parse_arguments(recipe(recipe_to_yaml(resolved_recipe(args, config)))), option) == value
 
 
-@pytest.mark.parametrize("text", ["many", "Auto", "12.5", "1e3", "", "0x10"])
+@pytest.mark.parametrize("text", ["many", "Auto", "12.5", "5e3", ""])
 def test_other_token_budgets_are_rejected(text):
     message = refusal(["--dataset_name=x", f"--per_device_train_max_tokens={text}"])
     assert message == f"--per_device_train_max_tokens is {text}; give a number, or auto."
-
-
-@pytest.mark.parametrize("name", ["validation_file", "test_file"])
-def test_unused_file_is_rejected(name):
-    assert name in refusal(["--dataset_name=x", f"--{name}=x.csv"])
 
 
 # ------------------------------------------------------------------------------------------- what is written and known
@@ -363,10 +275,7 @@ def test_every_model_field_is_an_option():
 
 
 def test_every_option_has_help(capsys):
-    parser = make_parser()
-    for action in parser._actions:
-        assert action.help, action.dest
-        assert action.help is argparse.SUPPRESS or len(action.help) > 4, action.dest
+    assert all(action.help for action in make_parser()._actions)
     with pytest.raises(SystemExit) as caught:
         parse_arguments(["--help"])
     assert caught.value.code == 0
@@ -401,12 +310,6 @@ def test_shipped_recipe_builds_a_model(path):
         VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**model_fields(args)))
 
 
-def test_shipped_recipes_have_different_output_dirs():
-    folders = [parse_arguments(["--config", str(path)]).output_dir for path in RECIPES]
-    assert len(folders) >= 2
-    assert len(set(folders)) == len(folders)
-
-
 @pytest.mark.parametrize("size, parameters", [("base", 63_082_496), ("big", 214_245_376)])
 def test_paper_recipes_build_the_paper_models(size, parameters):
     """Table 3, and sections 5.1 to 5.4; the big model drops out 0.3 for English to German."""
@@ -422,10 +325,9 @@ def test_paper_recipes_build_the_paper_models(size, parameters):
     assert args.max_steps == {"base": 100_000, "big": 300_000}[size]
 
 
-@pytest.mark.parametrize("dash", ["_", "-"])
-def test_command_line_overrides_conflicting_recipe_keys(dash, recipe):
-    argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n".replace("_", dash))
-    assert parse_arguments([*argv, f"--num{dash}train{dash}epochs", "3"]).max_steps is None
-    args = parse_arguments([*argv, f"--train{dash}file=x.csv"])
+def test_command_line_overrides_conflicting_recipe_keys(recipe):
+    argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
+    assert parse_arguments([*argv, "--num-train-epochs", "3"]).max_steps is None
+    args = parse_arguments([*argv, "--train_file=x.csv"])
     assert (args.train_file, args.dataset_name, args.dataset_config_name) == ("x.csv", None, None)
     assert parse_arguments([*argv, "--max_steps=7", "--num_train_epochs=3"]).max_steps == 7

@@ -4,8 +4,10 @@ import argparse
 import dataclasses
 import math
 import re
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_origin
 
@@ -13,13 +15,29 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 
 
-def option(default, help, **kwargs):
-    """A dataclass field with its help text; `kwargs` are passed to argparse."""
+class Number(argparse.Action):
+    """Stores a number, or raises UserError unless `ge` <= number < `lt`."""
+
+    def __init__(self, *args, ge: float, lt: float, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.ge, self.lt = ge, lt
+
+    def __call__(self, parser, namespace, number, option_string=None):
+        if not self.ge <= number < self.lt:
+            limit = f" and below {self.lt:g}" if self.lt < math.inf else ""
+            raise UserError(f"--{self.dest} is {number}; it must be at least {self.ge:g}{limit}.")
+        setattr(namespace, self.dest, number)
+
+
+def option(default, help: str, ge: float | None = None, lt: float = math.inf, **kwargs):
+    """A dataclass field with its help text and, for a number, its limits; `kwargs` are passed to argparse."""
+    if ge is not None:
+        kwargs["action"] = partial(Number, ge=ge, lt=lt)
     return field(default=default, metadata={"help": help.replace("%", "%%"), **kwargs})
 
 
@@ -37,21 +55,21 @@ class DataOptions:
     train_split: str | None = option(None, "the split to train on (default: train)")
     validation_split: str | None = option(None, "the split to validate on (default: validation)")
     test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
-    validation_split_percentage: int = option(5, "share of the training split to hold out if there is no validation")
+    validation_split_percentage: int = option(5, "share of the training split held out if none is given", ge=1, lt=100)
     source_lang: str | None = option(None, "the source language: a column name, or a key of `translation`")
     target_lang: str | None = option(None, "the target language")
     source_column: str | None = option(None, "the column with source texts, if it is not named after the language")
     target_column: str | None = option(None, "the column with target texts")
-    max_source_length: int = option(128, "drop training pairs with a longer source (tokens, including </s>)")
-    max_target_length: int = option(128, "drop training pairs with a longer target (tokens, including </s>)")
-    max_train_samples: int | None = option(None, "use only the first N training pairs")
-    max_eval_samples: int | None = option(None, "use only the first N validation pairs")
-    max_predict_samples: int | None = option(None, "use only the first N test pairs")
+    max_source_length: int = option(128, "drop training pairs with a longer source (tokens, including </s>)", ge=1)
+    max_target_length: int = option(128, "drop training pairs with a longer target (tokens, including </s>)", ge=1)
+    max_train_samples: int | None = option(None, "use only the first N training pairs", ge=1)
+    max_eval_samples: int | None = option(None, "use only the first N validation pairs", ge=1)
+    max_predict_samples: int | None = option(None, "use only the first N test pairs", ge=1)
     streaming: bool = option(False, "read the training pairs during training, for datasets larger than the disk")
-    preprocessing_num_workers: int | None = option(None, "processes for tokenizing")
-    dataloader_num_workers: int = option(0, "processes for making batches")
+    preprocessing_num_workers: int | None = option(None, "processes for tokenizing", ge=1)
+    dataloader_num_workers: int = option(0, "processes for making batches", ge=0)
     tokenizer_name: str | None = option(None, "an existing tokenizer; by default a byte-level BPE is trained")
-    bpe_dropout: float = option(0.0, "probability of skipping a BPE merge in training pairs (BPE-dropout)")
+    bpe_dropout: float = option(0.0, "probability of skipping a BPE merge in training pairs (BPE-dropout)", ge=0, lt=1)
 
 
 @dataclass
@@ -66,47 +84,47 @@ class TrainingOptions:
     per_device_train_max_tokens: str = option(
         "4096", "tokens in a batch on each device: sentences x longest side; auto: as many as fit, at most 32,768"
     )
-    per_device_eval_max_tokens: int = option(4096, "tokens in a batch in evaluation")
-    gradient_accumulation_steps: int = option(1, "batches per device in an optimizer step")
-    learning_rate: float | None = option(None, "peak learning rate (default: (d_model x warmup_steps)^-0.5)")
+    per_device_eval_max_tokens: int = option(4096, "tokens in a batch in evaluation", ge=1)
+    gradient_accumulation_steps: int = option(1, "batches per device in an optimizer step", ge=1)
+    learning_rate: float | None = option(None, "peak learning rate (default: (d_model x warmup_steps)^-0.5)", ge=0)
     lr_scheduler_type: Literal[
         "inverse_sqrt", "linear", "cosine", "polynomial", "constant", "constant_with_warmup"
     ] = option("inverse_sqrt", "the paper's schedule, or another one of transformers")
-    warmup_steps: int = option(4000, "steps of linear warm-up to the peak learning rate")
-    max_steps: int | None = option(None, "optimizer steps to train (default: num_train_epochs epochs)")
-    num_train_epochs: float = option(10.0, "epochs to train if max_steps is not given")
-    label_smoothing_factor: float = option(0.1, "probability spread over the whole vocabulary, section 5.4")
-    max_grad_norm: float = option(1.0, "clip the gradient norm at this value; 0: no clipping")
-    weight_decay: float = option(0.0, "weight decay of the matrices")
-    adam_beta1: float = option(0.9, "section 5.3")
-    adam_beta2: float = option(0.98, "section 5.3")
-    adam_epsilon: float = option(1e-9, "section 5.3")
-    ema_decay: float | None = option(None, "evaluate and save an exponential moving average of the weights")
-    average_checkpoints: int = option(0, "average the weights of N checkpoints at the end, section 6.1")
+    warmup_steps: int = option(4000, "steps of linear warm-up to the peak learning rate", ge=0)
+    max_steps: int | None = option(None, "optimizer steps to train (default: num_train_epochs epochs)", ge=1)
+    num_train_epochs: float = option(10.0, "epochs to train if max_steps is not given", ge=1e-6)
+    label_smoothing_factor: float = option(0.1, "probability spread over the vocabulary, section 5.4", ge=0, lt=1)
+    max_grad_norm: float = option(1.0, "clip the gradient norm at this value; 0: no clipping", ge=0)
+    weight_decay: float = option(0.0, "weight decay of the matrices", ge=0)
+    adam_beta1: float = option(0.9, "section 5.3", ge=0, lt=1)
+    adam_beta2: float = option(0.98, "section 5.3", ge=0, lt=1)
+    adam_epsilon: float = option(1e-9, "section 5.3", ge=0)
+    ema_decay: float | None = option(None, "score and save an exponential moving average of the weights", ge=0, lt=1)
+    average_checkpoints: int = option(0, "average the weights of N checkpoints at the end, section 6.1", ge=0)
     average_checkpoints_by: Literal["last", "score"] = option(
         "last", "average the last N checkpoints, or the N best by metric_for_best_model"
     )
-    r_drop_alpha: float = option(0.0, "weight of R-Drop's consistency loss between two dropout passes; 5 is common")
-    seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout")
+    r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
+    seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
     torch_compile: bool = option(False, "compile the model, once for all batch shapes")
     gradient_checkpointing: bool = option(False, "recompute layers in the backward pass to save memory")
-    eval_steps: int | None = option(None, "evaluate every N steps (default: only at the end)")
-    save_steps: int | None = option(None, "save every N steps, besides at each evaluation and at the end")
-    logging_steps: int = option(10, "log every N steps")
-    save_total_limit: int = option(2, "number of checkpoints to keep; the best one is always kept")
+    eval_steps: int | None = option(None, "evaluate every N steps (default: only at the end)", ge=1)
+    save_steps: int | None = option(None, "save every N steps, besides at each evaluation and at the end", ge=1)
+    logging_steps: int = option(10, "log every N steps", ge=1)
+    save_total_limit: int = option(2, "number of checkpoints to keep; the best one is always kept", ge=1)
     resume_from_checkpoint: str | None = option(
         None, "resume from this checkpoint, or the newest valid one in output_dir", nargs="?", const="newest"
     )
     early_stopping_patience: int | None = option(
-        None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights"
+        None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights", ge=1
     )
     metric_for_best_model: Literal["bleu", "chrf", "loss"] = option("bleu", "measured on the validation split")
     on_divergence: Literal["stop", "ignore"] = option(
         "stop", "when the loss spikes: stop, or ignore it (NaN always stops)"
     )
-    num_beams: int = option(1, "beams in evaluation, and the model's default")
-    length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty")
+    num_beams: int = option(1, "beams in evaluation, and the model's default", ge=1)
+    length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
     bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
     report_to: str = option("none", "none, tensorboard, wandb, trackio, ... (any tracker of Accelerate)")
     push_to_hub: bool = option(False, "push the trained model to the Hub")
@@ -171,6 +189,14 @@ def make_parser() -> Parser:
     return parser
 
 
+# Options on the command line that override other keys of a recipe than their own.
+OVERRIDES = {
+    "num_train_epochs": {"max_steps"},
+    "dataset_name": {"dataset_config_name", "train_file", "validation_file", "test_file"},
+    "train_file": {"dataset_name", "dataset_config_name", "validation_file", "test_file"},
+}
+
+
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line and the recipe named by `--config`; the command line wins.
 
@@ -178,114 +204,75 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         A namespace with every option. Model fields that were not given are None.
 
     Raises:
-        UserError: An unknown option (names the closest one) or a wrong value.
+        UserError: An unknown option (names the closest one), a wrong value, or options that contradict each other.
     """
     parser = make_parser()
-    given, unknown = parser.parse_known_args(argv)
+    given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
+    options = vars(given).keys()
+    if unknown:
+        raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], [f'--{name}' for name in options])}")
     if given.config is None and given.dataset_name is None and given.train_file is None:
         given.config = SAMPLE_RECIPE
-        if not Path("sample_dataset").is_dir() and not unknown:
+        if not Path("sample_dataset").is_dir():
             raise UserError(
                 "No --config, --dataset_name or --train_file was given, and the sample recipe needs sample_dataset; "
                 f"run from {SAMPLE_RECIPE.parents[1]}, or say what to train on."
             )
-    if given.config is not None and not unknown:
-        given, unknown = parser.parse_known_args(recipe_to_argv(Path(given.config), parser, overridden(argv)) + argv)
-    if unknown:
-        raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], parser._option_string_actions)}")
-    if given.per_device_train_max_tokens != "auto":
-        if not given.per_device_train_max_tokens.isdecimal():
-            raise UserError(
-                f"--per_device_train_max_tokens is {given.per_device_train_max_tokens}; give a number, or auto."
-            )
-        given.per_device_train_max_tokens = int(given.per_device_train_max_tokens)
-    check_arguments(given)
-    return given
+    recipe = {} if given.config is None else read_recipe(Path(given.config), options - {"config"})
+    for name, overridden in OVERRIDES.items():
+        if getattr(given, name) is not None:
+            recipe = {key: value for key, value in recipe.items() if key not in overridden}
+    # Written as command-line options, the recipe is checked by the same parser.
+    args = parser.parse_args([f"--{key}={value}" for key, value in recipe.items()] + argv)
+    args.config = given.config
+    budget = args.per_device_train_max_tokens
+    if budget != "auto":
+        if not budget.isdecimal() or int(budget) == 0:
+            raise UserError(f"--per_device_train_max_tokens is {budget}; give a number, or auto.")
+        args.per_device_train_max_tokens = int(budget)
+    check_conflicts(args)
+    return args
 
 
-# Options on the command line that override other keys of a recipe than their own.
-OVERRIDES = {
-    "--num_train_epochs": {"max_steps"},
-    "--dataset_name": {"dataset_config_name", "train_file", "validation_file", "test_file"},
-    "--train_file": {"dataset_name", "dataset_config_name", "validation_file", "test_file"},
-}
-
-
-def overridden(argv: list[str]) -> set[str]:
-    """Recipe keys that are overridden by other options on the command line."""
-    options = {"--" + word.split("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("--")}
-    return set().union(*(keys for option, keys in OVERRIDES.items() if option in options))
-
-
-def recipe_to_argv(path: Path, parser: Parser, ignored: set[str]) -> list[str]:
-    """The recipe as command-line words, so that both are checked by the same parser."""
+def read_recipe(path: Path, options: Set[str]) -> dict[str, str]:
+    """The options in a recipe, except those without a value. Raises UserError if it cannot be read."""
     try:
-        # The node tree, not the loaded values: YAML would load `no`, the language, as False and 5e-4 as a string;
-        # and nodes show duplicate keys, and are not expanded at aliases.
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        # All values stay text: YAML would read `no`, the language, as False and 5e-4 as a string.
+        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"The recipe {path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"The recipe {path} cannot be read: {one_line(error)}") from error
+    if not isinstance(recipe, dict):
         raise UserError(f"The recipe {path} must consist of lines `option: value`.")
-    options = {name.removeprefix("--") for name in parser._option_string_actions} - {"config"}
-    argv, seen = [], set()
-    for key_node, value_node in root.value:
-        key = str(key_node.value).replace("-", "_")
+    recipe = {key.replace("-", "_"): value for key, value in recipe.items()}
+    for key, value in recipe.items():
         if key not in options:
             raise UserError(f"'{key}' in {path} is not an option{closest(key, options)}")
-        if key in seen:
-            raise UserError(f"'{key}' is given twice in {path}; remove one of the two lines.")
-        if not isinstance(value_node, yaml.ScalarNode):
+        if not isinstance(value, str):
             raise UserError(f"'{key}' in {path} must be a single value, not a list or a mapping.")
-        seen.add(key)
-        if value_node.value not in ("", "null", "~") and key not in ignored:
-            argv.append(f"--{key}={value_node.value}")
-    return argv
+    return {key: value for key, value in recipe.items() if value not in ("", "null", "~")}
 
 
-def closest(name: str, options) -> str:
+def closest(name: str, options: Iterable[str]) -> str:
     found = get_close_matches(name.split("=")[0], options, n=1)
     return f"; did you mean {found[0]}?" if found else "; --help lists all options."
 
 
-AT_LEAST_ONE = ["per_device_train_max_tokens", "per_device_eval_max_tokens", "gradient_accumulation_steps"]
-AT_LEAST_ONE += ["max_steps", "eval_steps", "save_steps", "logging_steps", "save_total_limit", "num_beams"]
-AT_LEAST_ONE += ["max_source_length", "max_target_length", "max_train_samples", "max_eval_samples", "vocab_size"]
-AT_LEAST_ONE += ["max_predict_samples", "early_stopping_patience", "preprocessing_num_workers"]
-NOT_NEGATIVE = ["learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "average_checkpoints"]
-NOT_NEGATIVE += ["dataloader_num_workers", "adam_epsilon", "r_drop_alpha"]
-BELOW_ONE = ["label_smoothing_factor", "adam_beta1", "adam_beta2", "bpe_dropout", "ema_decay"]
-# option: the smallest and the largest value
-RANGES = dict.fromkeys(AT_LEAST_ONE, (1, 2**31 - 1)) | dict.fromkeys(NOT_NEGATIVE, (0, 1e30))
-RANGES |= dict.fromkeys(BELOW_ONE, (0, math.nextafter(1, 0)))
-RANGES |= {"num_train_epochs": (1e-6, 1e6), "validation_split_percentage": (1, 99), "seed": (0, 2**63 - 1)}
-RANGES |= {"length_penalty": (-10, 10)}
-
-
-def check_arguments(args: argparse.Namespace):
-    """Raises UserError for a number outside its range, or options that contradict each other."""
-    for name, (low, high) in RANGES.items():
-        value = getattr(args, name)
-        if value not in (None, "auto") and not low <= value <= high:
-            shown = "below 1" if name in BELOW_ONE else f"at most {high:g}"
-            raise UserError(f"--{name} is {value}; it must be at least {low:g} and {shown}.")
-    conflicts = {
-        "--dataset_name and --train_file are both given; choose one.": args.dataset_name and args.train_file,
-        "--validation_file and --test_file need --train_file.": (args.validation_file or args.test_file)
-        and not args.train_file,
-        "--streaming needs --max_steps, because the length of a stream is unknown.": args.streaming
-        and args.max_steps is None,
-        "--dataloader_num_workers cannot be used with --streaming, which reads in the training process.": (
-            args.streaming and args.dataloader_num_workers
-        ),
-        "--average_checkpoints_by score needs --average_checkpoints and --eval_steps.": (
-            args.average_checkpoints_by == "score" and not (args.average_checkpoints and args.eval_steps)
-        ),
-        "--early_stopping_patience needs --eval_steps.": args.early_stopping_patience and not args.eval_steps,
-    }
-    for message, is_violated in conflicts.items():
-        if is_violated:
-            raise UserError(message)
+def check_conflicts(args: argparse.Namespace):
+    """Raises UserError for options that contradict each other."""
+    if args.dataset_name and args.train_file:
+        raise UserError("--dataset_name and --train_file are both given; choose one.")
+    if (args.validation_file or args.test_file) and not args.train_file:
+        raise UserError("--validation_file and --test_file need --train_file.")
+    if args.streaming and args.max_steps is None:
+        raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")
+    if args.streaming and args.dataloader_num_workers:
+        raise UserError(
+            "--dataloader_num_workers cannot be used with --streaming, which reads in the training process."
+        )
+    if args.average_checkpoints_by == "score" and not (args.average_checkpoints and args.eval_steps):
+        raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
+    if args.early_stopping_patience and not args.eval_steps:
+        raise UserError("--early_stopping_patience needs --eval_steps.")
 
 
 def model_fields(args: argparse.Namespace) -> dict:
