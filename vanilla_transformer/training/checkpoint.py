@@ -257,10 +257,11 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
         if name in old and old[name] != new[name]
     }
     fixed = {*FIXED, *SIZES, *(FIXED_IN_STREAM if new["streaming"] else ())}
-    if rejected := [text for name, text in changed.items() if name in fixed]:
+    if rejected := changed.keys() & fixed:
+        culprits = ", ".join(changed[name] for name in new if name in rejected)
         raise UserError(
-            f"Cannot resume, since these changed after {checkpoint} was written: {', '.join(rejected)}. Restore them, "
-            f"or start a new run from these weights with --model_name_or_path {checkpoint}."
+            f"Cannot resume, since these changed after {checkpoint} was written: {culprits}. Restore them"
+            + ("." if rejected & SIZES else f", or start a new run with --model_name_or_path {checkpoint}.")
         )
     return changed
 
@@ -276,7 +277,15 @@ def resume(
         UserError: The checkpoint cannot be read, has no moving average, or belongs to other settings.
     """
     state = load_state(checkpoint)
-    changed = compare_settings(checkpoint, state.settings, settings)
+    with reading(checkpoint):  # version 0.1 did not save sizes among the settings
+        saved = VanillaTransformerConfig.from_pretrained(checkpoint)
+    sizes = {name: getattr(saved, name) for name in SIZES}
+    changed = compare_settings(checkpoint, state.settings | sizes, settings)
+    if state.stream is not None and "files" not in state.stream:
+        raise UserError(
+            f"{checkpoint} was written by a version that read streams differently; start a new run with "
+            f"--model_name_or_path {checkpoint}."
+        )
     average = checkpoint / "ema.safetensors"
     if ema is not None and not average.exists():
         raise UserError(f"{checkpoint} was written without --ema_decay; leave that option out.")
