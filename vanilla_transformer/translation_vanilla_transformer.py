@@ -160,8 +160,9 @@ class Translator:
         text_indices, sources = self.tokenize(texts)
         pieces = [""] * len(sources)
         with tqdm(total=len(sources), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
-            for batch in batches_by_length(list(map(len, sources)), self.max_tokens):
-                translated = self.translate_batch([sources[index] for index in batch], generation)
+            batches = list(batches_by_length(list(map(len, sources)), self.max_tokens))
+            inputs = ([sources[index] for index in batch] for batch in batches)
+            for batch, translated in zip(batches, self.translate_batches(inputs, generation), strict=True):
                 for index, text in zip(batch, translated, strict=True):
                     pieces[index] = text
                 bar.update(len(batch))
@@ -247,14 +248,14 @@ class Translator:
         return self.encode([language + piece.strip() for piece in pieces])
 
     @torch.no_grad()
-    def translate_batch(self, sources: list[list[int]], generation: dict) -> list[str]:
-        """The translations of one batch of token ids."""
-        inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
-        options = generation
-        if "generation_config" not in generation:
-            options = {**generation, **self.defaults(inputs.input_ids.shape[1], generation)}
-        output = self.search({**inputs, **options})
-        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
+    def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
+        """The translations of each batch of token ids."""
+        for sources in batches:
+            inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
+            options = generation
+            if "generation_config" not in generation:
+                options = {**generation, **self.defaults(inputs.input_ids.shape[1], generation)}
+            yield self.tokenizer.batch_decode(self.search({**inputs, **options}), skip_special_tokens=True)
 
     def search(self, inputs: dict) -> torch.Tensor:
         """Calls `generate` with our search, or with transformers' own if ours does not support model or options."""
@@ -281,6 +282,8 @@ class Translator:
         if self.num_beams(generation) > 1:
             early = generation.get("early_stopping", saved.early_stopping)
             found["early_stopping"] = True if early is None else early
+        if saved.eos_token_id is None:
+            found["eos_token_id"] = generation.get("eos_token_id", self.model.config.eos_token_id)
         return found
 
 

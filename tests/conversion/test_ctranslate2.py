@@ -1,6 +1,8 @@
 """CTranslate2 translates as the model does."""
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ def converted(translator: Translator, folder, quantization=None) -> Translator:
 
 SEARCHES = [{}, {"length_penalty": 0.6}, {"num_beams": 3}, {"num_beams": 3, "length_penalty": 2.0}]
 SEARCHES += [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"min_new_tokens": 5}]
-SEARCHES += [{"suppress_tokens": [70]}]
+SEARCHES += [{"suppress_tokens": [70]}, {"bad_words_ids": [[70], [80, 81], [2]]}]
 SEARCHES += [{"num_beams": 3, "no_repeat_ngram_size": 2, "min_length": 6, "renormalize_logits": True}]
 
 
@@ -38,7 +40,9 @@ SEARCHES += [{"num_beams": 3, "no_repeat_ngram_size": 2, "min_length": 6, "renor
 @positions
 def test_translations_equal_those_of_torch(text_tokenizer, norm_first, position_embedding_type, tmp_path):
     options = {"norm_first": norm_first, "position_embedding_type": position_embedding_type, "layer_norm_eps": 1e-2}
-    ours = writing_translator(text_tokenizer, **options, activation_function="gelu", scale_embedding=norm_first)
+    options |= {"activation_function": "gelu", "scale_embedding": norm_first, "lm_head_bias": True}
+    ours = writing_translator(text_tokenizer, **options)
+    ours.model.lm_head.bias.data[text_tokenizer.eos_token_id] += 1.5
     theirs, different = converted(ours, tmp_path), set()
     for search in SEARCHES:
         search = {"max_new_tokens": 12, **search}
@@ -78,6 +82,15 @@ def test_saved_generation_config_and_several_ends_hold(text_tokenizer, tmp_path)
     assert theirs(TEXTS) == ours(TEXTS) != theirs(TEXTS, max_length=8)
 
 
+def test_without_an_end_in_the_generation_config_that_of_the_config_ends_translations(text_tokenizer, tmp_path):
+    ours = writing_translator(text_tokenizer, lm_head_bias=True)
+    ours.model.lm_head.bias.data[text_tokenizer.eos_token_id] += 3
+    expected = ours(TEXTS, max_new_tokens=12)
+    assert expected != ours(TEXTS, max_new_tokens=12, eos_token_id=[])
+    ours.model.generation_config.eos_token_id = None
+    assert converted(ours, tmp_path)(TEXTS, max_new_tokens=12) == ours(TEXTS, max_new_tokens=12) == expected
+
+
 @pytest.mark.parametrize("max_tokens", [1, 40, 4096])
 def test_order_empty_texts_and_pieces(folder, max_tokens):
     ours = Translator.from_pretrained(folder, device="cpu", max_source_length=12, max_tokens=max_tokens)
@@ -115,7 +128,7 @@ def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_p
     for quantization in (None, None, "int8", "int8"):
         load(str(folder), quantization=quantization)
     assert calls == [None, "int8"]
-    assert sorted(path.name for path in (folder / "ctranslate2").iterdir()) == ["float32", "int8"]
+    assert {path.name for path in (folder / "ctranslate2").iterdir()} == {".lock", "float32", "int8"}
     assert load(str(folder / "ctranslate2" / "int8")).engine.compute_type.startswith("int8")
     second = writing_translator(text_tokenizer)
     save_translator(second, folder)
@@ -123,6 +136,15 @@ def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_p
     assert len(calls) == 3 and found == second(TEXTS, max_new_tokens=12) != first(TEXTS, max_new_tokens=12)
     with pytest.raises(ValueError, match="was converted with `quantization='int8'`, not 'int16'"):
         load(str(folder / "ctranslate2" / "int8"), quantization="int16")
+
+
+def test_two_that_start_at_once_convert_once(text_tokenizer, tmp_path, monkeypatch):
+    calls, convert = [], backend.to_ctranslate2
+    monkeypatch.setattr(backend, "to_ctranslate2", lambda *args: calls.append(1) or time.sleep(0.5) or convert(*args))
+    folder = save_translator(writing_translator(text_tokenizer), tmp_path / "model")
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(load, [folder, folder])
+    assert calls == [1] and first(TEXTS, max_new_tokens=12) == second(TEXTS, max_new_tokens=12)
 
 
 def test_an_interrupted_conversion_is_done_again(text_tokenizer, tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ import torch
 from ctranslate2.converters.transformers import BartLoader
 from ctranslate2.specs import TransformerSpec, common_spec
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
+from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
@@ -35,14 +38,12 @@ ACTIVATIONS = {
     "quick_gelu": common_spec.Activation.GELUSigmoid,
     "silu": common_spec.Activation.SWISH,
     "swish": common_spec.Activation.SWISH,
-    "tanh": common_spec.Activation.Tanh,
-    "sigmoid": common_spec.Activation.Sigmoid,
 }
-
 
 # Options of `generate` that mean the same to CTranslate2, or nothing in its searches: in both searches, in greedy
 # search, and those that mask tokens. Transformers masks them after the softmax, CTranslate2 before it, which makes a
-# difference in beam search only, unless the scores are normalized again.
+# difference in beam search only, unless the scores are normalized again. A forced end is exact where translations end
+# before the limit.
 EXACT = {"num_beams", "length_penalty", "max_length", "forced_eos_token_id", "renormalize_logits"}
 EXACT |= {"num_return_sequences", "pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
 EXACT |= {"temperature", "top_k", "top_p"}
@@ -66,12 +67,15 @@ def to_ctranslate2(
     Raises ValueError for an activation function or quantization that CTranslate2 does not have.
     """
     config, spec = model.config, make_spec(model)
+    generation_config = copy.deepcopy(model.generation_config)
+    if generation_config.eos_token_id is None:
+        generation_config.eos_token_id = config.eos_token_id
+    start = generation_config.decoder_start_token_id
     names = token_names(tokenizer, config.decoder_vocab_size)
     spec.register_source_vocabulary(token_names(tokenizer, config.vocab_size))
     spec.register_target_vocabulary(names)
-    start = model.generation_config.decoder_start_token_id
     spec.config.decoder_start_token = names[config.decoder_start_token_id if start is None else start]
-    spec.config.eos_token = names[end_tokens(model.generation_config)[0]]
+    spec.config.eos_token = names[end_tokens(generation_config)[0]]
     spec.config.bos_token = spec.config.decoder_start_token
     spec.config.unk_token = tokenizer.unk_token or names[0]  # only for sources given as text, not by us
     spec.config.layer_norm_epsilon = config.layer_norm_eps
@@ -82,7 +86,7 @@ def to_ctranslate2(
     output_dir.mkdir(parents=True)
     spec.save(str(output_dir))
     tokenizer.save_pretrained(output_dir)
-    model.generation_config.save_pretrained(output_dir)
+    generation_config.save_pretrained(output_dir)
     # Last, since a directory without it is converted again.
     ours = {"source": source, "quantization": quantization, "config": config.to_dict()}
     (output_dir / CONFIG).write_text(json.dumps(ours, indent=2), encoding="utf-8")
@@ -151,60 +155,59 @@ class CTranslate2Translator(Translator):
         options = {"inter_threads": self.workers, "intra_threads": 1} if device.type == "cpu" else {}
         options |= {"device": device.type, "device_index": device.index or 0}
         self.engine = ctranslate2.Translator(str(directory), **options)
-        self.source_names = token_names(self.tokenizer, config.vocab_size)
-        self.target_names = token_names(self.tokenizer, config.decoder_vocab_size)
-        self.target_ids = {name: index for index, name in enumerate(self.target_names)}
-        self.end_names = [self.target_names[end] for end in end_tokens(generation_config)]
+        self.names = token_names(self.tokenizer, max(config.vocab_size, config.decoder_vocab_size))
+        self.ids = {name: index for index, name in enumerate(self.names)}
+        self.end_sequences = [[end] for end in end_tokens(generation_config)]
+        self.end_names = [self.names[end] for (end,) in self.end_sequences]
+        saved = generation_config.to_diff_dict()  # once, since it is slow
+        self.saved_options = {name: value for name, value in saved.items() if name[0] != "_"}
 
-    def translate_batch(self, sources: list[list[int]], generation: dict) -> list[str]:
-        options = self.engine_options({**generation, **self.defaults(max(map(len, sources)), generation)})
-        tokens = [[self.source_names[index] for index in source] for source in sources]
-        results = self.engine.translate_batch(
-            tokens,
-            max_batch_size=-(-sum(map(len, tokens)) // self.workers),
-            batch_type="tokens",
-            max_input_length=0,  # no limit
-            end_token=self.end_names,
-            **options,
-        )
-        ids = [[self.target_ids[name] for name in result.hypotheses[0]] for result in results]
-        return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
+        running = (self.submit(sources, generation, asynchronous=True) for sources in batches)
+        for results, _ in pairwise(chain(running, [None])):  # the next is submitted before one is awaited
+            ids = [[self.ids[name] for name in result.result().hypotheses[0]] for result in results]
+            yield self.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
     def search_n_best(self, source: list[int], n: int, streamer, generation: dict) -> list[tuple[list[int], float]]:
-        options = self.engine_options({**generation, **self.defaults(len(source), generation)})
         callback = None
         if streamer is not None:
             streamer.put(torch.tensor([self.model.config.decoder_start_token_id]))  # the prompt, as from transformers
             callback = lambda step: streamer.put(torch.tensor([step.token_id]))  # noqa: E731
-        (result,) = self.engine.translate_batch(
-            [[self.source_names[index] for index in source]],
-            max_input_length=0,  # no limit
-            end_token=self.end_names,
-            num_hypotheses=n,
-            return_scores=True,
-            callback=callback,
-            **options,
-        )
+        options = {"num_hypotheses": n, "return_scores": True, "callback": callback}
+        (result,) = self.submit([source], generation, **options)
         if streamer is not None:
             streamer.end()
-        ids = [[self.target_ids[name] for name in hypothesis] for hypothesis in result.hypotheses]
+        ids = [[self.ids[name] for name in hypothesis] for hypothesis in result.hypotheses]
         return list(zip(ids, result.scores, strict=True))
+
+    def submit(self, sources: list[list[int]], generation: dict, **options) -> list:
+        """The results of CTranslate2 for each of `sources`, which the workers share."""
+        return self.engine.translate_batch(
+            [[self.names[index] for index in source] for source in sources],
+            max_batch_size=-(-sum(map(len, sources)) // self.workers),
+            batch_type="tokens",
+            max_input_length=0,  # no limit
+            end_token=self.end_names,
+            **self.engine_options({**generation, **self.defaults(max(map(len, sources)), generation)}),
+            **options,
+        )
 
     def engine_options(self, generation: dict) -> dict:
         """The options of `generate` in the words of CTranslate2."""
-        saved = self.model.generation_config.to_diff_dict()
-        options = {**saved, **generation}
-        options = {name: value for name, value in options.items() if value is not None and name[0] != "_"}
-        is_greedy = options.get("num_beams", 1) == 1
-        exact = EXACT | (GREEDY if is_greedy else set())
-        exact |= MASKS if is_greedy or options.get("renormalize_logits") else set()
-        only = {name: saved.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
+        options = self.saved_options | generation
+        options = {name: value for name, value in options.items() if value is not None}
+        exact = EXACT
+        if options.get("num_beams", 1) == 1:
+            exact = EXACT | GREEDY | MASKS
+        elif options.get("renormalize_logits"):
+            exact = EXACT | MASKS
+        only = {name: self.saved_options.get(name) for name in ("eos_token_id", "decoder_start_token_id")}
         only["early_stopping"] = True
         for name, value in options.items():
-            is_off = value is False and name not in only
-            if not (name in exact or is_off or name in only and value == only[name]):
+            if name not in exact and value != only.get(name, False):
                 raise ValueError(f"CTranslate2 has no `{name}={value!r}` for this search; use the backend torch.")
-        banned = [*([token] for token in options.get("suppress_tokens", [])), *options.get("bad_words_ids", [])]
+        bad_words = [words for words in options.get("bad_words_ids", []) if words not in self.end_sequences]
+        banned = [*([token] for token in options.get("suppress_tokens", [])), *bad_words]
         # The start token counts in `max_length`. A forced end, which is not in the text, takes the place of a token.
         max_length = options["max_length"] - 1 - ("forced_eos_token_id" in options)
         return {
@@ -214,7 +217,7 @@ class CTranslate2Translator(Translator):
             "min_decoding_length": max(options.get("min_new_tokens", 0), options.get("min_length", 1) - 1),
             "no_repeat_ngram_size": options.get("no_repeat_ngram_size", 0),
             "repetition_penalty": options.get("repetition_penalty", 1.0),
-            "suppress_sequences": [[self.target_names[token] for token in tokens] for tokens in banned] or None,
+            "suppress_sequences": [[self.names[token] for token in tokens] for tokens in banned] or None,
         }
 
 
@@ -240,20 +243,26 @@ def load_translator(
 def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     """The directory of the converted model."""
     folder = Path(cached_file(name_or_path, "config.json", revision=kwargs.get("revision"))).parent
-    home = folder / "ctranslate2"
+    home, source = folder / "ctranslate2", folder.name  # the commit
     if not Path(name_or_path).is_dir() or not os.access(folder, os.W_OK):
         home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / name_or_path.strip("/").replace("/", "--")
-    source = folder.name  # the commit
     if Path(name_or_path).is_dir():
         digest = hashlib.sha256()
         for file in sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json")):
             digest.update(file.name.encode() + file.read_bytes())
         source = digest.hexdigest()
     target = home / (quantization or "float32")
-    if (target / CONFIG).is_file() and json.loads((target / CONFIG).read_text("utf-8"))["source"] == source:
-        return target
-    model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-    Translator(model, tokenizer)  # raises ValueError for a model of another kind
-    to_ctranslate2(model, tokenizer, target, quantization, source)
+    if not is_conversion_of(source, target):
+        home.mkdir(parents=True, exist_ok=True)
+        with FileLock(home / ".lock"):  # held while another process converts
+            if not is_conversion_of(source, target):
+                model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
+                tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+                Translator(model, tokenizer)  # raises ValueError for a model of another kind
+                to_ctranslate2(model, tokenizer, target, quantization, source)
     return target
+
+
+def is_conversion_of(source: str, directory: Path) -> bool:
+    file = directory / CONFIG
+    return file.is_file() and json.loads(file.read_text(encoding="utf-8"))["source"] == source
