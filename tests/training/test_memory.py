@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -12,13 +11,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import memory
 from vanilla_transformer.training.arguments import parse_arguments
-from vanilla_transformer.training.memory import (
-    activation_bytes,
-    estimate_step_bytes,
-    free_memory,
-    largest_batch,
-    state_bytes,
-)
+from vanilla_transformer.training.memory import activation_bytes, free_memory, largest_batch, step_bytes
 from vanilla_transformer.training.optimization import compute_loss
 
 
@@ -43,6 +36,11 @@ def batch_of(sentences: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
+def estimate(model, args, accelerator, pairs: int, length: int) -> int:
+    constant, per_pair = step_bytes(model, args, accelerator, length)
+    return constant + pairs * per_pair
+
+
 CASES = {
     "eager, short": ("eager", 16, 40, []),
     "eager, long": ("eager", 64, 10, []),
@@ -56,22 +54,17 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_estimate_matches_the_measured_peak(case, accelerator):
     """Within 15%: weights, moments, moving average and the peak of the step."""
-    attention, length, sentences, argv = CASES[case]
-    args = options(*argv)
-    sizes = {
-        "d_model": 256,
-        "encoder_layers": 3,
-        "decoder_layers": 3,
-        "encoder_ffn_dim": 1024,
-        "decoder_ffn_dim": 1024,
-    }
+    attention, length, pairs, argv = CASES[case]
+    args, sizes = options(*argv), {"vocab_size": 2000, "d_model": 256}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 3, f"{side}_ffn_dim": 1024}
     model = VanillaTransformerForConditionalGeneration._from_config(
-        VanillaTransformerConfig(vocab_size=2000, **sizes), attn_implementation=attention
+        VanillaTransformerConfig(**sizes), attn_implementation=attention
     )
-    estimated = estimate_step_bytes(model, args, accelerator, sentences * length, length)
+    estimated = estimate(model, args, accelerator, pairs, length)
     weights = 4 * model.num_parameters()
     there = weights + 2 * weights + (2 * weights if args.ema_decay else 0)
-    batch = batch_of(sentences, length)
+    batch = batch_of(pairs, length)
 
     def step():
         compute_loss(model.train(), batch, batch["labels"].numel(), args).backward()
@@ -81,25 +74,31 @@ def test_estimate_matches_the_measured_peak(case, accelerator):
     assert taken > 1.2 * (there + weights)  # activations matter
 
 
-def test_state_bytes_per_process(make_model):
+@pytest.mark.parametrize(
+    "argv, processes, is_sharded, copies",
+    [
+        ([], 1, False, 4),
+        ([], 4, False, 5),
+        ([], 4, True, 2),
+        (["--ema_decay=0.5"], 1, False, 6),
+        (["--ema_decay=0.5"], 2, True, 3.5),
+        (["--torch_compile"], 2, True, 3),
+    ],
+)
+def test_copies_of_the_weights_per_process(argv, processes, is_sharded, copies, make_model, accelerator, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(is_sharded))
+    monkeypatch.setattr(memory, "activation_bytes", lambda *_: 0)
+    several = SimpleNamespace(num_processes=processes, device=accelerator.device, autocast=accelerator.autocast)
     model = make_model()
-    weights = 4 * model.num_parameters()
-    kept = [state_bytes(model, options(), shards) for shards in (1, 4)]
-    assert kept == [4 * weights, weights + weights]
-    averaged = [state_bytes(model, options("--ema_decay=0.5"), shards) for shards in (1, 2)]
-    assert averaged == [6 * weights, 5 * weights // 2 + weights]
-    compiled = [state_bytes(model, options("--torch_compile"), shards) for shards in (1, 2)]
-    assert compiled == [5 * weights, 2 * weights + weights]
+    assert step_bytes(model, options(*argv), several, 20)[0] == copies * 4 * model.num_parameters()
 
 
 @pytest.mark.parametrize("argv", [[], ["--r_drop_alpha=5"]], ids=["plain", "R-Drop"])
 def test_activations_grow_linearly_with_pairs(argv, make_model, accelerator):
     model, args = make_model(dropout=0.1), options(*argv)
-    one, two, seven = (activation_bytes(model, args, accelerator, count, 30) for count in (1, 2, 7))
-    assert 0 < one < two
-    assert one + 6 * (two - one) == pytest.approx(seven, rel=1e-3)
-    expected = estimate_step_bytes(model, args, accelerator, 7 * 30 + 29, 30) - state_bytes(model, args)
-    assert expected == pytest.approx(seven, rel=1e-3)
+    measured = activation_bytes(model, args, accelerator, 7, 30)
+    expected = estimate(model, args, accelerator, 7, 30) - 4 * 4 * model.num_parameters()
+    assert 0 < expected == pytest.approx(measured, rel=1e-3)
 
 
 def test_measuring_has_no_side_effects(make_model, accelerator):
@@ -117,62 +116,54 @@ def test_measuring_has_no_side_effects(make_model, accelerator):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def memory_of(free: float):
-    return lambda accelerator: free
+@pytest.fixture
+def with_memory_for(make_model, accelerator, monkeypatch):
+    """with_memory_for(pairs) -> a model, where a step with so many pairs of 20 tokens takes four fifths of it."""
+
+    def make(pairs: float):
+        model = make_model()
+        needed = estimate(model, options(), accelerator, pairs, 20)
+        free = needed / memory.USABLE - 4 * model.num_parameters()  # the weights are there before
+        monkeypatch.setattr(memory, "free_memory", lambda accelerator: free)
+        return model
+
+    return make
 
 
-LENGTHS = np.array([7, 20, 3])
+@pytest.mark.parametrize("pairs", [1, 5, 30, 200, 1000])
+def test_largest_batch_fits_and_no_larger_one_does(pairs, with_memory_for, accelerator):
+    """More than 128 tokens are a multiple of that."""
+    for count, fitting in [(pairs + 0.01, pairs), (pairs + 0.99, pairs)]:
+        tokens = fitting * 20
+        budget = largest_batch(with_memory_for(count), options(), accelerator, 20)
+        assert budget == (tokens if tokens < 128 else tokens // 128 * 128)
 
 
-@pytest.mark.parametrize("sentences", [1, 5, 30, 200, 1000])
-def test_largest_batch_fits_and_no_larger_one_does(sentences, make_model, accelerator, monkeypatch):
-    """Into four fifths of what is free; more than 128 tokens are a multiple of that."""
-    model, args = make_model(), options()
-    needed = estimate_step_bytes(model, args, accelerator, sentences * 20, 20)
-    weights = 4 * model.num_parameters()  # which are there before
-    monkeypatch.setattr(memory, "free_memory", memory_of(needed / 0.8 - weights + 1))
-    budget = largest_batch(model, args, accelerator, LENGTHS)
-    assert budget == (sentences * 20 if sentences * 20 < 128 else sentences * 20 // 128 * 128)
-    assert estimate_step_bytes(model, args, accelerator, budget, 20) <= needed
-    monkeypatch.setattr(memory, "free_memory", memory_of(needed / 0.8 - weights - 2))
-    if sentences > 1:
-        fewer = (sentences - 1) * 20
-        assert largest_batch(model, args, accelerator, LENGTHS) == (fewer if fewer < 128 else fewer // 128 * 128)
+def test_moving_average_and_r_drop_reduce_the_batch(with_memory_for, accelerator):
+    model = with_memory_for(64.01)
+    argvs = [[], ["--ema_decay=0.9"], ["--r_drop_alpha=5"]]
+    plain, averaged, twice = (largest_batch(model, options(*argv), accelerator, 20) for argv in argvs)
+    assert plain == 1280 > averaged > 0 and 1280 > 1.9 * twice > 0
 
 
-def test_moving_average_and_r_drop_reduce_the_batch(make_model, accelerator, monkeypatch):
-    model = make_model()
-    needed = estimate_step_bytes(model, options(), accelerator, 1280, 20)
-    monkeypatch.setattr(memory, "free_memory", memory_of(needed / 0.8 - 4 * model.num_parameters() + 1))
-    budgets = [largest_batch(model, options(*argv), accelerator, LENGTHS) for argv in ([], ["--ema_decay=0.9"])]
-    budgets.append(largest_batch(model, options("--r_drop_alpha=5"), accelerator, LENGTHS))
-    assert budgets[0] == 1280 > budgets[1] > 0 and 1280 > 1.9 * budgets[2] > 0
+def test_batch_is_capped(with_memory_for, accelerator):
+    assert largest_batch(with_memory_for(10**6), options(), accelerator, 20) == 2**15
 
 
-def test_batch_is_capped(make_model, accelerator, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", memory_of(2.0**50))
-    assert largest_batch(make_model(), options(), accelerator, LENGTHS) == 2**15
+@pytest.mark.parametrize("pairs", [-100, 0, 0.99])
+def test_error_if_not_even_one_pair_fits(pairs, with_memory_for, accelerator):
+    with pytest.raises(UserError, match="^--per_device_train_max_tokens auto: .* one pair of 20 tokens .*_length"):
+        largest_batch(with_memory_for(pairs), options(), accelerator, 20)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_error_if_not_even_one_pair_fits(share, make_model, accelerator, monkeypatch):
-    model, args = make_model(), options()
-    needed = estimate_step_bytes(model, args, accelerator, 20, 20)
-    monkeypatch.setattr(memory, "free_memory", memory_of(share * needed / 0.8 - 4 * model.num_parameters()))
-    with pytest.raises(UserError, match="^--per_device_train_max_tokens auto: .* one pair of 20 tokens") as caught:
-        largest_batch(model, args, accelerator, LENGTHS)
-    assert "--max_source_length" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_process_with_the_least_memory_decides(make_model, accelerator, monkeypatch):
-    model, args = make_model(), options()
-    monkeypatch.setattr(memory, "free_memory", memory_of(2.0**30))
+def test_process_with_the_least_memory_decides(with_memory_for, accelerator):
     others = SimpleNamespace(
         device=accelerator.device,
         autocast=accelerator.autocast,
+        num_processes=1,
         gather=lambda ours: torch.cat([ours, ours // ours * 1280, 2 * ours]),
     )
-    assert largest_batch(model, args, others, LENGTHS) == 1280
+    assert largest_batch(with_memory_for(1000), options(), others, 20) == 1280
 
 
 @pytest.mark.parametrize("num_processes", [1, 4])

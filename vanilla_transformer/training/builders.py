@@ -5,7 +5,6 @@ from argparse import Namespace
 from collections.abc import Sized
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from huggingface_hub.errors import HTTPError
@@ -158,16 +157,17 @@ def resolve_defaults(args, model, train, checkpoint: Path | None, accelerator: A
         if checkpoint is not None:
             chosen["per_device_train_max_tokens"] = load_state(checkpoint).settings["per_device_train_max_tokens"]
         else:
-            chosen["per_device_train_max_tokens"] = largest_batch(model, args, accelerator, longest_sides(train, args))
+            longest = longest_side(train, args)
+            chosen["per_device_train_max_tokens"] = largest_batch(model, args, accelerator, longest)
             accelerator.print(f"--per_device_train_max_tokens auto: {chosen['per_device_train_max_tokens']:,} tokens")
     return Namespace(**vars(args) | chosen)
 
 
-def longest_sides(train, args) -> np.ndarray:
-    """The tokens of the longer side of each pair; for a stream, where they are unknown, the limit."""
+def longest_side(train, args) -> int:
+    """The tokens of the longest side of all pairs; for a stream, where they are unknown, the limit."""
     if isinstance(train, Sized):
-        return np.maximum(*lengths_of(train))
-    return np.array([max(args.max_source_length, args.max_target_length)])
+        return int(max(side.max() for side in lengths_of(train)))
+    return max(args.max_source_length, args.max_target_length)
 
 
 def count_steps(args, batches, batches_per_step: int) -> int:

@@ -4,7 +4,6 @@ import ctypes
 import os
 import platform
 
-import numpy as np
 import psutil
 import torch
 from torch import nn
@@ -45,18 +44,6 @@ def configure_cpu(accelerator):
         )
 
 
-def weight_bytes(model: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def state_bytes(model: nn.Module, args, shards: int = 1) -> int:
-    """Bytes on one process of weights, gradients, Adam's two moments, the moving average and its copy."""
-    needs_copy = args.ema_decay or args.torch_compile or shards > 1  # for evaluation
-    is_replicated = shards == 1 and torch.distributed.is_available() and torch.distributed.is_initialized()
-    copies = 4 + is_replicated + bool(args.ema_decay)  # replicas exchange gradients in a buffer
-    return weight_bytes(model) * copies // shards + (weight_bytes(model) if needs_copy else 0)
-
-
 def activation_bytes(model: nn.Module, args, accelerator, sentences: int, length: int) -> int:
     """Bytes that the forward pass of a batch keeps for the backward pass, measured by running it.
 
@@ -83,28 +70,26 @@ def activation_bytes(model: nn.Module, args, accelerator, sentences: int, length
     return sum(kept.values())
 
 
-def estimate_step_bytes(model: nn.Module, args, accelerator, max_tokens: int, longest: int) -> int:
-    """Bytes of a training step whose batch is full of the longest pairs (`longest` tokens on the longer side)."""
-    fixed, per_pair = activation_model(model, args, accelerator, longest)
-    state = state_bytes(model, args, number_of_shards(accelerator))
-    return state + fixed + per_pair * max(1, max_tokens // longest)
+def step_bytes(model: nn.Module, args, accelerator, length: int) -> tuple[int, int]:
+    """Bytes of a training step on one process: (constant, per pair) if both sides of all pairs have this length."""
+    weights, shards = weight_bytes(model), number_of_shards(accelerator)
+    copies = 4 + bool(args.ema_decay)  # weights, gradients, Adam's two moments, and the moving average
+    if shards == 1 and accelerator.num_processes > 1:
+        copies += 1  # the buffer in which replicas exchange gradients
+    needs_copy = args.ema_decay or args.torch_compile or shards > 1  # for evaluation
+    one, two = (activation_bytes(model, args, accelerator, pairs, length) for pairs in (1, 2))
+    constant = weights * copies // shards + (weights if needs_copy else 0) + max(0, 2 * one - two)
+    return constant, max(1, two - one)
 
 
-def activation_model(model: nn.Module, args, accelerator, length: int) -> tuple[int, int]:
-    """Activation bytes as a linear function of the number of pairs of this length: (constant, per pair)."""
-    one, two = (activation_bytes(model, args, accelerator, number, length) for number in (1, 2))
-    return max(0, 2 * one - two), max(1, two - one)
+def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
+    """The largest token budget that fits on every process, at most [`MAX_TOKENS`], if all pairs are the longest.
 
-
-def largest_batch(model: nn.Module, args, accelerator, lengths: np.ndarray) -> int:
-    """The largest token budget that fits on every process, at most [`MAX_TOKENS`].
-
-    `lengths` (pairs,) are the tokens of the longer side of each pair. Raises UserError if not even one pair fits.
+    `longest` is the number of tokens of its longer side. Raises UserError if not even one such pair fits.
     """
-    free, longest = free_memory(accelerator), int(lengths.max())
-    fixed, per_pair = activation_model(model, args, accelerator, longest)
-    state = state_bytes(model, args, number_of_shards(accelerator))
-    pairs = int(((free + weight_bytes(model)) * USABLE - state - fixed) // per_pair)  # weights are in memory already
+    free = free_memory(accelerator)
+    constant, per_pair = step_bytes(model, args, accelerator, longest)
+    pairs = int(((free + weight_bytes(model)) * USABLE - constant) // per_pair)  # weights are in memory already
     fitting = torch.tensor([pairs * longest], device=accelerator.device)
     budget = min(MAX_TOKENS, int(accelerator.gather(fitting).min()))
     if budget < longest:
@@ -114,6 +99,10 @@ def largest_batch(model: nn.Module, args, accelerator, lengths: np.ndarray) -> i
             "smaller model."
         )
     return budget // MULTIPLE * MULTIPLE or budget
+
+
+def weight_bytes(model: nn.Module) -> int:
+    return 4 * model.num_parameters()  # float32
 
 
 def free_memory(accelerator) -> float:

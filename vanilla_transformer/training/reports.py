@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from .. import __version__
 from ..data.batches import lengths_of, padding_fraction
 from .arguments import recipe_to_yaml
-from .builders import longest_sides
-from .memory import estimate_step_bytes, free_memory, weight_bytes
+from .builders import longest_side
+from .memory import free_memory, step_bytes, weight_bytes
 
 
 def describe_step(entry: dict) -> str:
@@ -36,8 +36,9 @@ def dry_run_report(args, model, train, batches, batches_per_step: int, recipe: d
         padding = padding_fraction(*lengths_of(train), plan)
         accelerator.print(f"{len(plan):,} batches an epoch, {padding:.1%} padding")
         accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, of {batches_per_step} batches each")
-    longest = int(longest_sides(train, args).max())
-    needed = estimate_step_bytes(model, args, accelerator, args.per_device_train_max_tokens, longest)
+    longest = longest_side(train, args)
+    constant, per_pair = step_bytes(model, args, accelerator, longest)
+    needed = constant + per_pair * max(1, args.per_device_train_max_tokens // longest)
     free = free_memory(accelerator) + weight_bytes(model)
     accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for training")
     accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
