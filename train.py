@@ -10,7 +10,6 @@ accelerate launch train.py --help                                               
 import contextlib
 import copy
 import json
-import math
 import sys
 from pathlib import Path
 
@@ -94,21 +93,12 @@ def main():
     state = TrainerState(settings=settings)
     if resumed is not None:
         state = checkpoint.resume(resumed, settings, output_dir, model, ema, optimizer.optimizer, accelerator)
-    share = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
-    batches = training_batches(
-        splits["train"], tokenizer, args, start=state.position, stream_state=state.stream, **share
-    )
-    max_steps = builders.count_steps(args, batches, batches_per_step)
-    if state.step > max_steps:
-        raise UserError(
-            f"The run ends at step {max_steps}, before {resumed}; raise --max_steps or --num_train_epochs."
-        )
+    share = (state.position, accelerator.process_index, accelerator.num_processes)
+    batches = training_batches(splits["train"], tokenizer, args, *share, stream_state=state.stream)
+    max_steps = builders.count_steps(args, batches, batches_per_step, state.step)
     schedule = optim.learning_rate_schedule(args.lr_scheduler_type, args.learning_rate, args.warmup_steps, max_steps)
     triggers = Triggers(args, max_steps)
-    accelerator.print(
-        f"steps {state.step:,} to {max_steps:,}, learning rate up to {args.learning_rate:.2e} at step "
-        f"{args.warmup_steps:,}"
-    )
+    accelerator.print(f"steps {state.step:,} to {max_steps:,}, learning rate up to {args.learning_rate:.2e}")
     if max_steps < args.warmup_steps:
         accelerator.print("warning: the run ends during warm-up; lower --warmup_steps, or train longer.")
     if args.dry_run:
@@ -122,16 +112,13 @@ def main():
 
     # -------------------------------------------------------------------------------------------------------- train
     loader, meter, stopping, saved_step = iter(batches), Meter(), False, state.step
-    progress = {"total": max_steps, "initial": state.step, "disable": not accelerator.is_local_main_process}
-    with GracefulShutdown(accelerator) as shutdown, tqdm(desc="Training", **progress) as bar:
+    bar = tqdm(desc="Training", total=max_steps, initial=state.step, disable=not accelerator.is_local_main_process)
+    with GracefulShutdown(accelerator) as shutdown, bar:
         while True:
             # Save before evaluating, so that a run killed during an evaluation loses nothing.
             if (triggers.should_save(state.step) or stopping) and state.step != saved_step:
                 state.stream = batches.state
-                folder = output_dir / f"checkpoint-{state.step}"
-                checkpoint.save_checkpoint(
-                    folder, model, whole, ema, optimizer.optimizer, tokenizer, state, accelerator
-                )
+                checkpoint.save(output_dir, model, whole, ema, optimizer.optimizer, tokenizer, state, accelerator)
                 saved_step = state.step
             if stopping:
                 raise Stopped(state.step, shutdown.exit_status)
@@ -181,17 +168,11 @@ def main():
         checkpoint.load_weights(final, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))
         accelerator.print(f"using the weights of {', '.join(one.name for one in chosen)}")
     results = state.results() | {"num_parameters": final.num_parameters()}
-    results |= evaluate_split(final, tokenizer, splits["validation"], "eval", args, accelerator)
-    if not math.isfinite(results["eval_loss"]):
-        raise UserError(
-            f"The validation loss is {results['eval_loss']} after step {state.step}: training diverged, and no model "
-            "is saved. Lower --learning_rate, lengthen --warmup_steps or lower --max_grad_norm."
-        )
+    for split, prefix in [("validation", "eval"), ("test", "test")]:
+        if split in splits:
+            results |= evaluate_split(final, tokenizer, splits[split], prefix, args, accelerator)
     if not state.is_evaluated:
         state.log_scores(results)
-    examples = results["examples"]
-    if "test" in splits:
-        results |= evaluate_split(final, tokenizer, splits["test"], "test", args, accelerator)
     accelerator.log(scalars(results), step=state.step)
 
     # --------------------------------------------------------------------------------------------------------- save
@@ -202,7 +183,7 @@ def main():
         text = json.dumps(results, indent=2, ensure_ascii=False)
         (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
         plot_training_curves(state.history, output_dir / "training_curves.png")
-        shortest = min(examples, key=lambda example: len(example["source"]))
+        shortest = min(results["examples"], key=lambda example: len(example["source"]))
         with contextlib.suppress(UserError):  # an empty translation has no attention
             maps = attention_maps(final, tokenizer, shortest["source"], shortest["translation"])
             draw_attention(maps, output_dir / "attention.png")

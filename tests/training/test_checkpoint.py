@@ -30,7 +30,7 @@ from vanilla_transformer.training.checkpoint import (
     prune_checkpoints,
     resolve_resume_checkpoint,
     resume,
-    save_checkpoint,
+    save,
     step_of,
 )
 from vanilla_transformer.training.optimization import compute_loss, make_optimizer, seed_batch, set_learning_rate
@@ -71,10 +71,10 @@ class Run:
             self.state.advance(1)
         return self
 
-    def save(self, folder: Path, tokenizer) -> Path:
+    def save(self, output_dir: Path, tokenizer) -> Path:
         model, optimizer = self.model, self.optimizer
-        save_checkpoint(folder, model, model, self.ema, optimizer, tokenizer, self.state, self.accelerator)
-        return folder
+        save(output_dir, model, model, self.ema, optimizer, tokenizer, self.state, self.accelerator)
+        return output_dir / f"checkpoint-{self.state.step}"
 
     def load(self, folder: Path):
         same = json.loads((folder / "trainer_state.json").read_text())["settings"] | {"streaming": False}
@@ -98,7 +98,7 @@ def assert_identical(ours: dict, theirs: dict):
 
 @pytest.fixture(scope="module")
 def original(accelerator, byte_tokenizer, tmp_path_factory) -> Path:
-    return Run(accelerator).train(1).save(tmp_path_factory.mktemp("run") / "checkpoint-1", byte_tokenizer)
+    return Run(accelerator).train(1).save(tmp_path_factory.mktemp("run"), byte_tokenizer)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_resumed_run_equals_an_uninterrupted_one(config, with_ema, accelerator, 
     run = Run(accelerator, with_ema, **config).train(2)
     run.state.history = [{"step": 2, "eval_bleu": 1.5, "eval_loss": 2.5}]
     run.state.stream, run.state.settings = {"epoch": 1, "files": [0, None]}, {"seed": 2**62, "streaming": False}
-    folder, before = run.save(tmp_path / "checkpoint-2", byte_tokenizer), run.tensors()
+    folder, before = run.save(tmp_path, byte_tokenizer), run.tensors()
     assert list(tmp_path.iterdir()) == [folder]
     assert_identical(AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict(), run.model.state_dict())
     assert AutoTokenizer.from_pretrained(folder)("a dog") == byte_tokenizer("a dog")
@@ -136,7 +136,7 @@ def test_resumed_float16_run_equals_an_uninterrupted_one(half, accelerator, byte
     """The loss scale decides which steps are left out: it grows after each step, until gradients overflow."""
     half.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**125, growth_interval=1)
     run = Run(half).train(3)
-    folder, scale = run.save(tmp_path / "checkpoint-3", byte_tokenizer), half.scaler.get_scale()
+    folder, scale = run.save(tmp_path, byte_tokenizer), half.scaler.get_scale()
     before = run.tensors()["optimizer.model.shared.weight.step"]
     expected = run.train(3).tensors()
     assert before < expected["optimizer.model.shared.weight.step"] < before + 3
@@ -149,7 +149,7 @@ def test_resumed_float16_run_equals_an_uninterrupted_one(half, accelerator, byte
 
 def test_dropout_and_moving_average_may_be_changed(folder, accelerator, byte_tokenizer, tmp_path):
     assert Run(accelerator, with_ema=False, **DROPOUTS).load(folder).state.step == 1
-    Run(accelerator, with_ema=False).train(2).save(tmp_path / "checkpoint-2", byte_tokenizer)
+    Run(accelerator, with_ema=False).train(2).save(tmp_path, byte_tokenizer)
     with pytest.raises(UserError, match="checkpoint-2 was written without --ema_decay; leave that option out"):
         Run(accelerator).load(tmp_path / "checkpoint-2")
 
@@ -158,7 +158,7 @@ def test_nan_weights_are_not_saved(accelerator, byte_tokenizer, tmp_path):
     run = Run(accelerator).train(1)
     run.model.lm_head.weight.data[0, 0] = float("nan")
     with pytest.raises(UserError, match="has NaN or infinite weights after step 1"):
-        run.save(tmp_path / "checkpoint-1", byte_tokenizer)
+        run.save(tmp_path, byte_tokenizer)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -183,7 +183,7 @@ def test_interrupted_save_leaves_only_the_older_checkpoint(folder, accelerator, 
     run = Run(accelerator).train(2)
     monkeypatch.setattr(checkpoints, "save_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run.save(folder.with_name("checkpoint-2"), byte_tokenizer)
+        run.save(folder.parent, byte_tokenizer)
     assert list_checkpoints(folder.parent) == [folder]
     prepare(folder.parent).release()
     assert not folder.with_name("checkpoint-2.tmp").exists()
@@ -197,7 +197,7 @@ def test_full_disk_leaves_older_checkpoints(share, accelerator, byte_tokenizer, 
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(max(map(len, before.values())) * share), unlimited[1]))
     try:
         with pytest.raises(OSError, match=rf"^{tmp_path / 'checkpoint-2'} could not be written: .+"):
-            run.save(tmp_path / "checkpoint-2", byte_tokenizer)
+            run.save(tmp_path, byte_tokenizer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert list(tmp_path.iterdir()) == [folder] and contents(folder) == before
@@ -299,7 +299,7 @@ def test_final_checkpoints_ignore_those_saved_by_a_signal(argv, chosen, tmp_path
 @pytest.mark.parametrize("use_ema", [False, True])
 def test_averaged_checkpoints_are_the_mean(use_ema, accelerator, byte_tokenizer, tmp_path):
     run = Run(accelerator)
-    saved = [run.train(1).save(tmp_path / f"checkpoint-{n}", byte_tokenizer) for n in (1, 2, 3)]
+    saved = [run.train(1).save(tmp_path, byte_tokenizer) for _ in range(3)]
     file = "ema.safetensors" if use_ema else "model.safetensors"
     each = [load_file(folder / file) for folder in saved]
     for name, value in average_checkpoints(saved, use_ema).items():

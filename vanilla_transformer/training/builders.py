@@ -170,6 +170,11 @@ def longest_side(train, args) -> int:
     return max(args.max_source_length, args.max_target_length)
 
 
-def count_steps(args, batches, batches_per_step: int) -> int:
-    """The number of optimizer steps: `--max_steps`, or `--num_train_epochs` epochs."""
-    return args.max_steps or math.ceil(args.num_train_epochs * len(batches.epoch()) / batches_per_step)
+def count_steps(args, batches, batches_per_step: int, done: int) -> int:
+    """The optimizer steps of the run, by steps or epochs. Raises UserError if more are `done` already."""
+    count = args.max_steps or math.ceil(args.num_train_epochs * len(batches.epoch()) / batches_per_step)
+    if count < done:
+        raise UserError(
+            f"The run ends at step {count}, before checkpoint-{done}; raise --max_steps or --num_train_epochs."
+        )
+    return count

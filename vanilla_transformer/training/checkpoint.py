@@ -35,9 +35,7 @@ LOCK = ".lock"
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def save_checkpoint(
-    folder: Path, model, whole, ema, optimizer, tokenizer, state: TrainerState, accelerator: Accelerator
-):
+def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: TrainerState, accelerator: Accelerator):
     """Writes a checkpoint on the main process; every process must call it, to gather what is sharded.
 
     `whole` is the unsharded, uncompiled copy of `model` (or `model` itself) that is written. The optimizer state is
@@ -60,7 +58,7 @@ def save_checkpoint(
                     f"'{name}' has NaN or infinite weights after step {state.step}, which is not saved; lower "
                     "--learning_rate or lengthen --warmup_steps."
                 )
-        temporary = folder.with_name(folder.name + ".tmp")
+        folder, temporary = (output_dir / f"checkpoint-{state.step}{suffix}" for suffix in ("", ".tmp"))
         try:
             whole.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
