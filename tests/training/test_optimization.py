@@ -203,15 +203,6 @@ def test_r_drop_with_alpha_0_is_the_plain_loss(make_model):
     assert_same_gradients(gradients(model, loss), gradients(model, plain), 1e-6)
 
 
-def test_r_drop_without_dropout_is_the_plain_loss(make_model):
-    model = make_model().train()
-    batch = parts(1)[0]
-    loss = r_drop_loss(model, batch, 5.0, 0.1, 7)
-    plain = model(**batch, label_smoothing=0.1, num_items_in_batch=7).loss
-    torch.testing.assert_close(loss, plain)
-    assert_same_gradients(gradients(model, loss), gradients(model, plain), 1e-6)
-
-
 # ------------------------------------------------------------------------------------------------------------- float16
 
 

@@ -1,5 +1,6 @@
 """The state of a run: logs, divergence, ranking of evaluations, and when to log, evaluate, save and end."""
 
+import contextlib
 import json
 from dataclasses import asdict
 
@@ -90,12 +91,9 @@ def test_nan_or_infinity_is_divergence(loss, norm, detect_spikes, accelerator):
 STATIONARY = {
     "noisy": lambda g, n: 3 + 0.5 * g.standard_normal(n),
     "long tails": lambda g, n: 2 + g.gamma(4, 0.15, n),
-    "few tokens": lambda g, n: np.abs(g.standard_normal(n)) * 1.2,
     "near 0": lambda g, n: 0.003 * g.random(n) + 0.8 * (g.random(n) < 0.01),
     "constant": lambda g, n: np.full(n, 1.7),
     "falling from the start": lambda g, n: 2 + 9 * np.exp(-np.arange(n) / 40) + 0.3 * g.standard_normal(n),
-    "falling at once": lambda g, n: np.where(np.arange(n) < 3, 11.0, 2.5) + 0.2 * g.standard_normal(n),
-    "rising slowly": lambda g, n: 2 + np.arange(n) / 500 + 0.3 * g.standard_normal(n),
 }
 
 
@@ -131,12 +129,8 @@ def test_spike_is_found_at_its_step(kind, logging_steps, accelerator):
     ],
 )
 def test_threshold_of_a_spike(recent, loss, is_spike, accelerator):
-    state = TrainerState(recent_losses=recent)
-    if is_spike:
-        with pytest.raises(Diverged):
-            log(state, accelerator, losses_of([loss]))
-    else:
-        log(state, accelerator, losses_of([loss]))
+    with pytest.raises(Diverged) if is_spike else contextlib.nullcontext():
+        log(TrainerState(recent_losses=recent), accelerator, losses_of([loss]))
 
 
 # --------------------------------------------------------------------------------------------------------- evaluations
@@ -165,14 +159,6 @@ def test_ties_go_to_the_lower_loss_then_the_earlier_step(metric, ranking, waited
         assert one.evaluations_without_improvement(metric) == waited
 
 
-def test_equal_bleu_with_falling_loss_is_an_improvement():
-    """BLEU is 0 for the first evaluations of most runs."""
-    state = evaluated({1: (0.0, 1.0, 4.91), 2: (0.0, 2.0, 3.64), 3: (0.0, 3.0, 2.08)})
-    assert state.ranking("bleu") == [3, 2, 1]
-    assert state.evaluations_without_improvement("bleu") == 0
-    assert not Triggers(options("--eval_steps=1", "--early_stopping_patience=2"), 10).is_done(state)
-
-
 def test_nan_is_the_worst_score():
     state = evaluated({1: (0.0, 1.0, float("nan")), 2: (0.0, 1.0, 9.0)})
     assert state.ranking("loss") == [2, 1]
@@ -184,31 +170,20 @@ def test_earlier_scores_that_are_not_comparable_are_ignored():
     assert state.ranking("bleu") == [4, 5] and state.is_evaluated
 
 
-def test_history_keeps_the_scores_of_an_evaluation():
-    state = evaluated({2: (5.0, 9.0, 1.0)})
-    assert state.history == [{"step": 2, "eval_bleu": 5.0, "eval_chrf": 9.0, "eval_loss": 1.0}] == state.evaluations()
-    state.advance(1)
-    assert not state.is_evaluated
-
-
 # ------------------------------------------------------------------------------------------------------------ triggers
 
 # options -> the steps, of 10, at which the run logs, evaluates and saves
 TRIGGERS = {
     "--logging_steps=4": ([4, 8, 10], [], [10]),
-    "--logging_steps=99": ([10], [], [10]),
     "--logging_steps=4 --eval_steps=3": ([3, 4, 6, 8, 9, 10], [3, 6, 9], [3, 6, 9, 10]),
     "--logging_steps=4 --eval_steps=5": ([4, 5, 8, 10], [5], [5, 10]),  # the last one is evaluated after the loop
-    "--logging_steps=99 --save_steps=4": ([4, 8, 10], [], [4, 8, 10]),
     "--logging_steps=99 --save_steps=4 --eval_steps=6": ([4, 6, 8, 10], [6], [4, 6, 8, 10]),
     "--logging_steps=5 --eval_steps=4 --early_stopping_patience=2": ([4, 5, 8, 10], [4, 8, 10], [4, 8, 10]),
-    "--logging_steps=5 --eval_steps=4 --average_checkpoints=2": ([4, 5, 8, 10], [4, 8], [4, 8, 10]),
     "--logging_steps=5 --eval_steps=4 --average_checkpoints=2 --average_checkpoints_by=score": (
         [4, 5, 8, 10],
         [4, 8, 10],
         [4, 8, 10],
     ),
-    "--logging_steps=5 --eval_steps=1": (list(range(1, 11)), list(range(1, 10)), list(range(1, 11))),
 }
 
 

@@ -5,7 +5,6 @@ Each is written to a temporary folder and renamed, so that a killed run leaves o
 
 import contextlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -70,9 +69,6 @@ def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: Train
                 tensors = {name: average[name] for name, _ in whole.named_parameters()}
                 save_file(tensors, temporary / "ema.safetensors")
             (temporary / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-            for path in temporary.iterdir():  # onto the disk before the rename, in case of a power cut
-                with open(path, "rb+") as file:
-                    os.fsync(file.fileno())
             temporary.rename(folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
