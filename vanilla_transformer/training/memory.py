@@ -15,7 +15,6 @@ from .optimization import compute_loss
 
 USABLE = 0.8  # fraction of the free memory; the rest is for evaluation and what the estimate misses
 MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
-MULTIPLE = 128  # tokens
 
 
 def configure_malloc():
@@ -98,7 +97,7 @@ def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
             f"{free / 2**30:.1f} GiB of free memory; lower --max_source_length and --max_target_length, or choose a "
             "smaller model."
         )
-    return budget // MULTIPLE * MULTIPLE or budget
+    return budget
 
 
 def weight_bytes(model: nn.Module) -> int:
