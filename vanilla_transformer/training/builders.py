@@ -16,7 +16,7 @@ from ..conversion import load_foreign
 from ..data.batches import lengths_of
 from ..data.pairs import iter_texts, tokenize_pairs
 from ..data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import model_fields
 from .checkpoint import load_state
@@ -69,7 +69,7 @@ def config_to_fine_tune(args, fields: dict) -> VanillaTransformerConfig:
         else:  # a Marian model, whose config depends on its weights too
             config = load_foreign(name, use_safetensors=True, **dropouts).config
     except LOADING_ERRORS as error:
-        raise UserError(f"--model_name_or_path {name} cannot be loaded: {' '.join(str(error).split())}") from error
+        raise UserError(f"--model_name_or_path {name} cannot be loaded: {one_line(error)}") from error
     for field, value in fields.items():
         fits = field == "vocab_size" and value > config.vocab_size  # a tokenizer may have fewer tokens than asked for
         if value != getattr(config, field) and not fits:
@@ -119,8 +119,7 @@ def make_model(args, config: VanillaTransformerConfig, device: torch.device):
             model = load_foreign(args.model_name_or_path, use_safetensors=True, **dropouts, **options)
     except LOADING_ERRORS as error:
         name = f"--model_name_or_path {args.model_name_or_path}" if args.model_name_or_path else "a model"
-        reason = " ".join(str(error).split())
-        raise UserError(f"Cannot build {name} with --attn_implementation {attention}: {reason}") from error
+        raise UserError(f"Cannot build {name} with --attn_implementation {attention}: {one_line(error)}") from error
     if args.gradient_checkpointing:
         # The second name is that of transformers before 5.22.
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
