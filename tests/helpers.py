@@ -224,6 +224,12 @@ def writing_translator(tokenizer, **config) -> Translator:
     return Translator(model, tokenizer)
 
 
+def never_end(translator: Translator):
+    """Makes the end of sentence all but impossible."""
+    translator.model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(translator.tokenizer)))
+    translator.model.lm_head.bias.data[translator.tokenizer.eos_token_id] = -1e4
+
+
 def save_translator(translator: Translator, folder: Path) -> str:
     translator.model.save_pretrained(folder)
     translator.tokenizer.save_pretrained(folder)

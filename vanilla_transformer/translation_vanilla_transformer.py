@@ -3,14 +3,12 @@
 
 import contextlib
 import importlib
-import json
 import math
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -304,11 +302,6 @@ def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
 
     Transformers would initialize missing weights at random and drop others, with a warning only.
     """
-    index = Path(name_or_path) / "model.safetensors.index.json"
-    if index.is_file():  # transformers would also load a pickle that it names
-        for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
-            if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict | kwargs)
     problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]

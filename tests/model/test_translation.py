@@ -1,24 +1,19 @@
-"""The Translator, `vanilla-transformer translate` and the pipeline: order, limits, splitting, errors, streams."""
+"""The Translator and the pipeline: order, limits, splitting, errors."""
 
 import copy
-import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import TEXTS, save_translator, writing_translator
+from helpers import TEXTS, never_end, save_translator, writing_translator
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, pipeline
 
-from vanilla_transformer.__main__ import main
-from vanilla_transformer.commands import translate as translation
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search, greedy_search
@@ -33,12 +28,6 @@ def tokenizer(text_tokenizer):
 @pytest.fixture
 def translator(tokenizer):
     return writing_translator(tokenizer)
-
-
-def never_end(translator: Translator):
-    """Makes the end of sentence all but impossible."""
-    translator.model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(translator.tokenizer)))
-    translator.model.lm_head.bias.data[translator.tokenizer.eos_token_id] = -1e4
 
 
 def directly(translator: Translator, text: str, **generation) -> str:
@@ -198,6 +187,12 @@ def test_a_loaded_model_has_no_dropout(make_model, tokenizer, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
+@pytest.fixture
+def folder(translator, tmp_path):
+    translator.model.generation_config.max_length = 20
+    return save_translator(translator, tmp_path / "model")
+
+
 def missing(tensors):
     del tensors["model.encoder.layers.0.fc1.bias"]
 
@@ -222,14 +217,8 @@ def test_weights_that_do_not_match_are_refused(damage, folder):
         Translator.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors"])
-def test_other_files_than_safetensors_are_refused(file, folder):
+def test_a_pickle_is_refused(folder):
     weights = Path(folder) / "model.safetensors"
-    index = weights.with_name("model.safetensors.index.json")
-    index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": file}}))
-    with pytest.raises(ValueError, match=f"names {file}; only safetensors files beside it"):
-        Translator.from_pretrained(folder)
-    index.unlink()
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     weights.unlink()
     with pytest.raises(OSError, match="model.safetensors"):
@@ -389,167 +378,6 @@ def test_other_positions_have_no_end(make_model, tokenizer, position_embedding_t
     found = translator([PARAGRAPH], max_new_tokens=20)
     assert found == [directly(translator, PARAGRAPH, max_new_tokens=20)] != split([PARAGRAPH], max_new_tokens=20)
     assert found != translator([PARAGRAPH], max_new_tokens=14)
-
-
-# -------------------------------------------------------------------------------------------------------- command line
-
-
-@pytest.fixture
-def folder(translator, tmp_path):
-    translator.model.generation_config.max_length = 20
-    return save_translator(translator, tmp_path / "model")
-
-
-def run_main(monkeypatch, data: bytes, *argv) -> bytes:
-    """What `vanilla-transformer translate` writes for `data`, in this process and a locale that is not UTF-8."""
-    output = io.BytesIO()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"))
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="latin-1", write_through=True))
-    main(["translate", *argv])
-    sys.stdout.flush()
-    return output.getvalue()
-
-
-def run_in_bash(command: str, folder: str) -> subprocess.CompletedProcess:
-    """Runs a command in which TRANSLATE stands for `python -m vanilla_transformer translate --model folder`."""
-    command = command.replace("TRANSLATE", f"{sys.executable} -m vanilla_transformer translate --model {folder}")
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300)
-
-
-@pytest.fixture
-def upper(monkeypatch):
-    """Replaces the model: capital letters, and line feeds instead of spaces."""
-
-    class Upper:
-        @classmethod
-        def from_pretrained(cls, name, **options):
-            return cls()
-
-        def __call__(self, texts, progress=None, **generation):
-            return [text.upper().replace(" ", "\n") for text in texts]
-
-    monkeypatch.setattr(translation, "Translator", Upper)
-
-
-LINES = {
-    "plain": ("a\nb c\n", "A\nB C\n"),
-    "not ended": ("a\nb", "A\nB\n"),
-    "empty lines": ("\n\na\n\n", "\n\nA\n\n"),
-    "not latin": ("grün\n纽约\n😀\n", "GRÜN\n纽约\n😀\n"),
-    "windows": ("a\r\nb\r\n", "A\nB\n"),
-    "other ends": ("a\u2028b\x0cc\x85d\n", "A\u2028B\x0cC\x85D\n"),
-    "carriage return inside": ("a\rb\nc\n", None),
-    "nothing": ("", ""),
-}
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_as_many_lines_come_out_as_went_in(name, upper, monkeypatch):
-    lines, expected = LINES[name]
-    found = run_main(monkeypatch, lines.encode(), "--model", "x").decode()
-    assert found.count("\n") == lines.count("\n") + (lines[-1:] not in ("\n", ""))
-    if expected is not None:
-        assert found == expected
-
-
-def test_lines_stay_in_order_across_portions(upper, monkeypatch):
-    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
-    assert run_main(monkeypatch, b"a\nb\n\nc\nd\n\n\ne", "--model", "x") == b"A\nB\n\nC\nD\n\n\nE\n"
-
-
-def test_input_that_is_not_utf8_ends_the_command_with_a_sentence(upper, monkeypatch):
-    with pytest.raises(SystemExit, match="line 2 is not UTF-8"):
-        run_main(monkeypatch, b"a\n\xff\n", "--model", "x")
-
-
-WRONG_OPTIONS = {
-    "--num_beams": ("0", "0 is not a positive integer"),
-    "--max_source_length": ("x", "x is not a positive integer"),
-    "--length_penalty": ("x", "invalid float value: 'x'"),
-    "--device": ("abacus", "abacus is not a device"),
-    "--dtype": ("int8", "invalid choice: 'int8'"),
-}
-
-
-@pytest.mark.parametrize("option", WRONG_OPTIONS)
-def test_wrong_options_of_the_command_are_refused(option, upper, monkeypatch, capsys):
-    value, message = WRONG_OPTIONS[option]
-    with pytest.raises(SystemExit):
-        run_main(monkeypatch, b"a\n", "--model", "x", option, value)
-    assert message in capsys.readouterr().err
-
-
-def test_the_command_in_a_process(folder, translator):
-    lines = "".join(f"'{text}' " for text in ["", *TEXTS])
-    result = run_in_bash(f"printf '%s\\n' {lines} | TRANSLATE --num_beams 3 --max_tokens 40", folder)
-    assert result.returncode == 0, result.stderr
-    expected = translator(["", *TEXTS], num_beams=3)
-    assert result.stdout == "".join(" ".join(text.split("\n")) + "\n" for text in expected)
-
-
-def test_a_full_disk_ends_the_command_with_a_sentence(folder):
-    result = run_in_bash("echo 'No!' | TRANSLATE > /dev/full", folder)
-    assert result.returncode == 1 and "Traceback" not in result.stderr
-    message = "cannot read the input or write the output: [Errno 28] No space left on device"
-    assert result.stderr.splitlines()[-1].startswith(f"vanilla-transformer translate: {message}")
-
-
-def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
-    result = run_in_bash("yes 'No!' | head -3 | TRANSLATE | true; echo ${PIPESTATUS[2]}", folder)
-    assert result.stdout == "141\n"
-    assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
-
-
-@pytest.mark.parametrize("stream", ["stdin", "stdout"])
-def test_a_closed_stream_ends_the_command_with_a_sentence(stream, monkeypatch):
-    monkeypatch.setattr(sys, stream, None)  # as Python does for `<&-` and `>&-`
-    with pytest.raises(SystemExit, match="^vanilla-transformer translate: standard input or output is closed"):
-        main(["translate", "--model", "x"])
-
-
-def test_a_model_of_another_type_is_named(marian, monkeypatch):
-    with pytest.raises(SystemExit, match="is a marian model; convert a marian one by `vanilla-transformer convert"):
-        run_main(monkeypatch, b"a\n", "--model", str(marian))
-
-
-@pytest.mark.slow
-def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
-    never_end(translator)
-    save_translator(translator, tmp_path / "model")
-    options = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]  # some minutes
-    command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", tmp_path / "model", *options]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
-    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
-    process = subprocess.Popen(command, **pipes, env=environment)
-    process.stdin.write(b"A dog sleeps.\n" * 1000)
-    process.stdin.close()
-    try:
-        said = b""
-        while b"Translating" not in said:
-            letter = process.stderr.read(1)
-            assert letter, said
-            said += letter
-        time.sleep(2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=5) == 130
-    finally:
-        process.kill()
-    assert b"Traceback" not in process.stderr.read() and process.stdout.read() == b""
-
-
-@pytest.mark.parametrize("name", ["missing", "foreign"])
-def test_a_model_that_cannot_be_loaded_is_named(name, tmp_path, monkeypatch):
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign/config.json").write_text("{}")
-    with pytest.raises(SystemExit, match=f"^vanilla-transformer translate: .*{tmp_path / name}"):
-        run_main(monkeypatch, b"a\n", "--model", str(tmp_path / name))
-
-
-def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(learned, tmp_path, monkeypatch):
-    save_translator(learned, tmp_path)
-    with pytest.raises(SystemExit, match=r"line 2 has 15 tokens"):
-        run_main(monkeypatch, b"a\nbbbbbbbbbbbbb\n", "--model", str(tmp_path))
 
 
 # ------------------------------------------------------------------------------------------------------------ pipeline

@@ -1,0 +1,171 @@
+"""`vanilla-transformer translate`: as many lines out as in, errors in a sentence, streams that end early."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import TEXTS, never_end, save_translator, writing_translator
+
+from vanilla_transformer.__main__ import main
+from vanilla_transformer.commands import translate as translation
+
+
+@pytest.fixture
+def translator(text_tokenizer):
+    return writing_translator(text_tokenizer)
+
+
+@pytest.fixture
+def folder(translator, tmp_path):
+    translator.model.generation_config.max_length = 20
+    return save_translator(translator, tmp_path / "model")
+
+
+def run_main(monkeypatch, data: bytes, *argv) -> bytes:
+    """What `vanilla-transformer translate` writes for `data`, in this process and a locale that is not UTF-8."""
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="latin-1", write_through=True))
+    main(["translate", *argv])
+    sys.stdout.flush()
+    return output.getvalue()
+
+
+def run_in_bash(command: str, folder: str) -> subprocess.CompletedProcess:
+    """Runs a command in which TRANSLATE stands for `python -m vanilla_transformer translate --model folder`."""
+    command = command.replace("TRANSLATE", f"{sys.executable} -m vanilla_transformer translate --model {folder}")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture
+def upper(monkeypatch):
+    """Replaces the model: capital letters, and line feeds instead of spaces."""
+
+    class Upper:
+        @classmethod
+        def from_pretrained(cls, name, **options):
+            return cls()
+
+        def __call__(self, texts, progress=None, **generation):
+            return [text.upper().replace(" ", "\n") for text in texts]
+
+    monkeypatch.setattr(translation, "Translator", Upper)
+
+
+LINES = {
+    "plain": ("a\nb c\n", "A\nB C\n"),
+    "not ended": ("a\nb", "A\nB\n"),
+    "empty lines": ("\n\na\n\n", "\n\nA\n\n"),
+    "not latin": ("grün\n纽约\n😀\n", "GRÜN\n纽约\n😀\n"),
+    "windows": ("a\r\nb\r\n", "A\nB\n"),
+    "other ends": ("a\u2028b\x0cc\x85d\n", "A\u2028B\x0cC\x85D\n"),
+    "carriage return inside": ("a\rb\nc\n", None),
+    "nothing": ("", ""),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_as_many_lines_come_out_as_went_in(name, upper, monkeypatch):
+    lines, expected = LINES[name]
+    found = run_main(monkeypatch, lines.encode(), "--model", "x").decode()
+    assert found.count("\n") == lines.count("\n") + (lines[-1:] not in ("\n", ""))
+    if expected is not None:
+        assert found == expected
+
+
+def test_lines_stay_in_order_across_portions(upper, monkeypatch):
+    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
+    assert run_main(monkeypatch, b"a\nb\n\nc\nd\n\n\ne", "--model", "x") == b"A\nB\n\nC\nD\n\n\nE\n"
+
+
+def test_input_that_is_not_utf8_ends_the_command_with_a_sentence(upper, monkeypatch):
+    with pytest.raises(SystemExit, match="line 2 is not UTF-8"):
+        run_main(monkeypatch, b"a\n\xff\n", "--model", "x")
+
+
+WRONG_OPTIONS = {
+    "--num_beams": ("0", "0 is not a positive integer"),
+    "--max_source_length": ("x", "x is not a positive integer"),
+    "--length_penalty": ("x", "invalid float value: 'x'"),
+    "--device": ("abacus", "abacus is not a device"),
+    "--dtype": ("int8", "invalid choice: 'int8'"),
+}
+
+
+@pytest.mark.parametrize("option", WRONG_OPTIONS)
+def test_wrong_options_of_the_command_are_refused(option, upper, monkeypatch, capsys):
+    value, message = WRONG_OPTIONS[option]
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, b"a\n", "--model", "x", option, value)
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_in_a_process(folder, translator):
+    lines = "".join(f"'{text}' " for text in ["", *TEXTS])
+    result = run_in_bash(f"printf '%s\\n' {lines} | TRANSLATE --num_beams 3 --max_tokens 40", folder)
+    assert result.returncode == 0, result.stderr
+    expected = translator(["", *TEXTS], num_beams=3)
+    assert result.stdout == "".join(" ".join(text.split("\n")) + "\n" for text in expected)
+
+
+def test_a_full_disk_ends_the_command_with_a_sentence(folder):
+    result = run_in_bash("echo 'No!' | TRANSLATE > /dev/full", folder)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    message = "cannot read the input or write the output: [Errno 28] No space left on device"
+    assert result.stderr.splitlines()[-1].startswith(f"vanilla-transformer translate: {message}")
+
+
+def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
+    result = run_in_bash("yes 'No!' | head -3 | TRANSLATE | true; echo ${PIPESTATUS[2]}", folder)
+    assert result.stdout == "141\n"
+    assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_a_closed_stream_ends_the_command_with_a_sentence(stream, monkeypatch):
+    monkeypatch.setattr(sys, stream, None)  # as Python does for `<&-` and `>&-`
+    with pytest.raises(SystemExit, match="^vanilla-transformer translate: standard input or output is closed"):
+        main(["translate", "--model", "x"])
+
+
+@pytest.mark.parametrize("name, message", [("missing", ""), ("foreign", ""), ("marian", "is a marian model; convert")])
+def test_a_model_that_cannot_be_loaded_is_named(name, message, marian, tmp_path, monkeypatch):
+    folder = {"missing": tmp_path / "missing", "foreign": tmp_path, "marian": marian}[name]
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SystemExit, match=f"^vanilla-transformer translate: .*{folder}.*{message}"):
+        run_main(monkeypatch, b"a\n", "--model", str(folder))
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
+    never_end(translator)
+    save_translator(translator, tmp_path / "model")
+    options = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]  # some minutes
+    command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", tmp_path / "model", *options]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
+    process = subprocess.Popen(command, **pipes, env=environment)
+    process.stdin.write(b"A dog sleeps.\n" * 1000)
+    process.stdin.close()
+    try:
+        said = b""
+        while b"Translating" not in said:
+            letter = process.stderr.read(1)
+            assert letter, said
+            said += letter
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=5) == 130
+    finally:
+        process.kill()
+    assert b"Traceback" not in process.stderr.read() and process.stdout.read() == b""
+
+
+def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(folder, monkeypatch):
+    with pytest.raises(SystemExit, match=r"line 2 has 15 tokens, more than the 6 .*; shorten it, or raise"):
+        run_main(monkeypatch, b"a\nbbbbbbbbbbbbb\n", "--model", folder, "--max_source_length", "6")
