@@ -188,8 +188,6 @@ class DecodingState:
         unknown = [f"`{name}`" for name, value in kwargs.items() if value is not None and name not in harmless]
         if past_key_values is not None and past_key_values.get_seq_length() > 0:
             unknown.append("a `past_key_values` that is not empty")
-        if attention_mask is not None and attention_mask.ndim != 2:
-            unknown.append(f"an `attention_mask` of {attention_mask.ndim} dimensions")
         if unknown:
             raise Unsupported(unknown)
         self.decoder = model.get_decoder()

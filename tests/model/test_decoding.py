@@ -21,10 +21,8 @@ STEPS = 10
 SEEDS = {"sinusoidal": 35, "learned": 45, "rotary": 45}
 
 ROUTES = {
-    "greedy, no cache": {"num_beams": 1, "use_cache": False},
     "greedy": {"num_beams": 1},
     "fast greedy": {"num_beams": 1, "custom_generate": greedy_search},
-    "beams, no cache": {"num_beams": 4, "use_cache": False},
     "beams": {"num_beams": 4},
     "fast beams": {"num_beams": 4, "custom_generate": beam_search},
 }
@@ -32,12 +30,7 @@ routes = pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 fast_routes = pytest.mark.parametrize("route", [ROUTES["fast greedy"], ROUTES["fast beams"]], ids=["greedy", "beams"])
 # Our searches with all positions, and transformers' with one each.
 PAIRS = [("fast greedy", kind) for kind in SEEDS] + [("fast beams", kind) for kind in SEEDS]
-PAIRS += [
-    ("greedy, no cache", "sinusoidal"),
-    ("greedy", "learned"),
-    ("beams, no cache", "learned"),
-    ("beams", "rotary"),
-]
+PAIRS += [("greedy", "learned"), ("beams", "rotary")]
 pairs = pytest.mark.parametrize(
     "route, positions", [(ROUTES[route], kind) for route, kind in PAIRS], ids=map(str, PAIRS)
 )
@@ -215,9 +208,8 @@ def test_enough_beams_find_the_best_of_all_sentences(make_lively, length_penalty
     }
     best = sorted(scores, key=scores.get, reverse=True)[:20]
     search = {"num_beams": 150, "num_return_sequences": 20, "length_penalty": length_penalty}
-    for options in [{"use_cache": False}, {}, {"custom_generate": beam_search}]:
-        found = translate(model, source, max_new_tokens=steps, **search, **options)
-        assert list(map(tuple, found)) == best
+    found = translate(model, source, max_new_tokens=steps, **search, custom_generate=beam_search)
+    assert list(map(tuple, found)) == best
 
 
 def test_attentions_and_hidden_states_are_those_of_one_forward(model):
