@@ -1,9 +1,12 @@
 """Push a trained model to the Hugging Face Hub.
 
-The directory is checked first: its model and tokenizer are loaded in a fresh process with the code stored beside them,
-as a visitor of the Hub loads them, and translate a sentence. A missing model card (README.md) is written from the
-results of the run. Model, tokenizer, code, card, results and recipe go up in one commit; checkpoints and optimizer
-state never do. Log in first with `hf auth login`, or set HF_TOKEN.
+Model, tokenizer, code, card, results and recipe go up in one commit; checkpoints and optimizer state never do. A
+missing model card (README.md) is written from the results of the run. What goes up is checked first: model and
+tokenizer are loaded in a fresh process, as a visitor of the Hub loads them, and translate a sentence. Log in with
+`hf auth login`, or set HF_TOKEN.
+
+With --native the model goes up as a Marian, Pegasus or Blenderbot model of transformers, which computes the same and
+loads without remote code. Its card is written from the results of the run.
 
 examples:
   python push_to_hub.py outputs/sample --repo_id you/model --dry_run      what would be pushed; needs no network
@@ -11,18 +14,17 @@ examples:
   python push_to_hub.py outputs/sample --repo_id you/model --private
   python push_to_hub.py outputs/sample --repo_id you/model --revision v2  to a branch
   python push_to_hub.py outputs/sample --repo_id team/model --create_pr   as a pull request
+  python push_to_hub.py outputs/sample --repo_id you/model-native --native
   python push_to_hub.py outputs/sample --repo_id you/model --space you/demo
                                       also a Space: the page of `vanilla-transformer demo`, for the pushed model
 """
 
 import argparse
 import sys
-from pathlib import Path
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.hub.model_card import write_model_card
 from vanilla_transformer.hub.space import push_space, space_files
-from vanilla_transformer.hub.upload import check_model_directory, check_push, files_to_upload, push
+from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -39,6 +41,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--commit_message", help="the first line of the commit")
     parser.add_argument("--create_pr", action="store_true", help="open a pull request instead")
     parser.add_argument("--space", help="also upload a Space that shows the model in a browser")
+    parser.add_argument("--native", action="store_true", help="push it in a form that loads without remote code")
     parser.add_argument("--dry_run", action="store_true", help="check, write the card, list the files; push nothing")
     return parser.parse_args(argv)
 
@@ -48,8 +51,10 @@ def main(argv: list[str] | None = None):
     model_dir, space = options.pop("model_dir"), options.pop("space")
     if space and options["create_pr"]:
         raise UserError("--space shows the model that is pushed, and a pull request is not merged; drop one of them.")
+    if space and options["native"]:
+        raise UserError("--space shows a model in the form of this package; drop --native.")
     if options.pop("dry_run"):
-        return dry_run(model_dir, options["repo_id"], space)
+        return dry_run(model_dir, options["repo_id"], options["revision"], options["native"], space)
     if space:
         space = check_push(space)
         options["repo_id"] = check_push(options["repo_id"], model_dir)
@@ -62,19 +67,19 @@ def main(argv: list[str] | None = None):
             print("Its settings need a secret HF_TOKEN that may read the private model.")
 
 
-def dry_run(model_dir: str, repo_id: str | None, space: str | None):
-    print(f"It loads in a fresh process, and translates: {check_model_directory(model_dir)}")
-    if "README.md" not in files_to_upload(model_dir):
-        print(f"Wrote the model card {write_model_card(model_dir)}.")
-    list_files(files_to_upload(model_dir, repo_id), repo_id or "a repository named after the directory")
+def dry_run(model_dir: str, repo_id: str | None, revision: str | None, native: bool, space: str | None):
+    with staged(model_dir, repo_id, revision, native) as folder:
+        print(f"It loads in a fresh process, and translates: {translate_in_fresh_process(folder)}")
+        sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    list_files(sizes, repo_id or "a repository named after the directory")
     if space:
-        list_files(space_files(repo_id or model_dir), f"the Space {space}")
+        files = space_files(repo_id or model_dir)
+        list_files({path: len(content) for path, content in files.items()}, f"the Space {space}")
 
 
-def list_files(files: dict[str, Path | bytes], repository: str):
-    sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
+def list_files(sizes: dict[str, int], repository: str):
     print(f"A push would send, in one commit to {repository}:")
-    for path, size in sizes.items():
+    for path, size in sorted(sizes.items()):
         print(f"{size:>15,}  {path}")
     print(f"{sum(sizes.values()):>15,}  bytes in {len(sizes)} files")
 

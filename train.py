@@ -25,7 +25,7 @@ from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation.scores import make_bleu
 from vanilla_transformer.evaluation.splits import evaluate_split
 from vanilla_transformer.hub.model_card import write_model_card
-from vanilla_transformer.hub.upload import check_push, push
+from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.training import builders, checkpoint, distributed, memory
 from vanilla_transformer.training import optimization as optim
@@ -54,6 +54,8 @@ def main():
         pairs = load_pairs(args)
     tokenizer = distributed.run_on_main(accelerator, builders.make_tokenizer, args, pairs["train"], resumed)
     config = builders.make_config(args, tokenizer)
+    if args.native:
+        check_native(config)
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         splits = builders.tokenize_splits(pairs, tokenizer, args, config, accelerator)
 
@@ -190,7 +192,7 @@ def main():
         write_model_card(output_dir)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
-            print(f"Pushed to {push(output_dir, args.hub_model_id).commit_url}")
+            print(f"Pushed to {push(output_dir, args.hub_model_id, native=args.native).commit_url}")
     distributed.end_processes(accelerator)
 
 

@@ -19,7 +19,7 @@ ALLOWED = {
     "errors": set(),
     "data": {"errors"},
     "evaluation": {"errors", "data"},
-    "hub": {"errors", "data", "evaluation"},
+    "hub": {"errors", "conversion"},
     "conversion": {"errors", "data"},
     "inspection": {"errors", "data"},
     "demo": {"errors", "inspection"},

@@ -30,7 +30,7 @@ from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.data import pairs as data
 from vanilla_transformer.evaluation.scores import TranslationQuality
-from vanilla_transformer.hub.upload import check_model_directory, files_to_upload
+from vanilla_transformer.hub.upload import staged, translate_in_fresh_process
 from vanilla_transformer.training.arguments import parse_arguments
 from vanilla_transformer.translation_vanilla_transformer import Translator
 
@@ -303,8 +303,10 @@ def test_fine_tuned_marian_model_starts_as_marian(marian, marian_data, marian_pa
         inputs = again(sources, padding=True, return_tensors="pt")
         assert again.batch_decode(model.generate(**inputs), skip_special_tokens=True) == expected
         assert Translator.from_pretrained(str(directory))(sources) == expected
-    assert check_model_directory(folder) == expected[0]
-    assert {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json"} <= files_to_upload(folder).keys()
+    with staged(folder) as published:
+        assert translate_in_fresh_process(published) == expected[0]
+        for name in ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json"):
+            assert (published / name).exists()
     assert_recipe_runs(folder)
 
 

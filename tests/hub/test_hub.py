@@ -170,6 +170,11 @@ REFUSED = {  # options of train.py, the token, parts of the message
     "gated dataset": (["--dataset_name", "me/gated"], "hf_read", ["me/gated", "is a gated dataset"]),
     "a Hub that fails": (["--dataset_name", "me/fails"], "hf_read", ["me/fails"]),
     "no Hub": (["--dataset_name", "me/pairs"], "hf_read", ["reach 'me/pairs' on the Hub"]),  # at another address
+    "no native form": (  # last, since it leaves the private dataset in the cache
+        ["--dataset_name", "me/pairs", *PUSH[2:], "--native", "--position_embedding_type", "rotary"],
+        "hf_write",
+        ["--native", "position_embedding_type='rotary'"],
+    ),
 }
 
 
@@ -198,6 +203,10 @@ def test_refused_in_one_sentence(name, refused, hub, folder):
 TRAINED = {
     "stream": (["--dataset_name", "me/pairs", "--streaming"], "'en' to column 'de'"),
     "nested": ([*SEVERAL, "nested"], "'translation / en' to column 'translation / de'"),
+    "native": (
+        ["--dataset_name", "me/pairs", "--push_to_hub", "--hub_model_id", "me/native", "--native"],
+        "'en' to column 'de'",
+    ),
     "flat": ([*SEVERAL, "flat", "--streaming", "--push_to_hub", "--hub_model_id", "me/later"], "'en' to column 'de'"),
 }
 
@@ -205,7 +214,7 @@ TRAINED = {
 @pytest.fixture(scope="module")
 def trained(hub, folder) -> dict[str, tuple[int, str, str]]:
     """Runs on the other datasets; the token of the last one is revoked while it trains."""
-    hub.refuse["GET /api/whoami-v2"] = [200, 401]
+    hub.refuse["GET /api/whoami-v2"] = [200, 200, 200, 401]
     runs = [
         ("train.py", [*OPTIONS, *SIZES, *argv, "--output_dir", folder / name], "hf_write")
         for name, (argv, _) in TRAINED.items()
@@ -224,6 +233,28 @@ def test_datasets_of_the_hub_train(name, trained, folder):
     assert (results["train_steps"], results["dataset"]) == (4, TRAINED[name][0][1])
     configs = {result.dataset_config for result in ModelCard.load(folder / name / "README.md").data.eval_results}
     assert configs == ({"nested"} if name == "nested" else {None})
+
+
+def test_run_pushes_the_native_form(trained, hub, folder):
+    status, stdout, stderr = trained["native"]
+    assert status == 0, stderr
+    commit = hub.repos["me/native"].at("main")
+    assert f"{hub.url}/me/native/commit/{commit.oid}" in stdout
+    assert sorted(commit.files) == sorted([".gitattributes", *(name for name in SHARED if not name.endswith(".py"))])
+    card = commit.files["README.md"].decode()
+    assert '\nmodel_id = "me/native"' in card and "`MarianMTModel`" in card and "trust_remote_code" not in card
+    there = folder / "their_model"
+    there.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (there / name).write_bytes(commit.files[name])
+    theirs = MarianMTModel.from_pretrained(there)
+    ours = AutoModelForSeq2SeqLM.from_pretrained(folder / "native")
+    ids = torch.tensor([[5, 9, 11, 7, 2]])
+    for model in (ours, theirs):
+        model.eval()
+    with torch.no_grad():
+        found, expected = (model(input_ids=ids, decoder_input_ids=ids).logits for model in (theirs, ours))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_token_revoked_in_training_loses_nothing(trained, hub, folder):

@@ -1,6 +1,7 @@
 """Checks of a model directory, and pushes of it to a Hub on loopback."""
 
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from conftest import PAIRS
 from hub_server import LoopbackHub, run_python
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
@@ -17,7 +19,7 @@ from vanilla_transformer import Translator, VanillaTransformerForConditionalGene
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub import upload
 from vanilla_transformer.hub.model_card import write_model_card
-from vanilla_transformer.hub.upload import check_model_directory, check_push, files_to_upload, push
+from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
 
 SCRIPT = Path(__file__).parents[2] / "push_to_hub.py"
 CODE = [f"{name}_vanilla_transformer.py" for name in ["configuration", "decoding", "loss", "modeling", "translation"]]
@@ -35,24 +37,12 @@ def write(name, text="x"):
     return lambda folder: (folder / name).write_text(text)
 
 
-def link(name):
-    def replace_by_link(folder):
-        (folder / name).rename(folder.parent / f"outside_{name}")
-        (folder / name).symlink_to(folder.parent / f"outside_{name}")
-
-    return replace_by_link
-
-
 def config(**changes):
     def change(folder):
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return change
-
-
-def code_of_the_model(name):
-    return config(auto_map={"AutoConfig": f"{name}.A", "AutoModelForSeq2SeqLM": f"{name}.B"})
 
 
 def index(*names):
@@ -69,29 +59,20 @@ BROKEN = {
     "no config": (remove("config.json"), "config.json does not exist"),
     "damaged config": (write("config.json", "{"), "config.json cannot be read"),
     "foreign config": (write("config.json", '{"model_type": "marian"}'), "of type marian, not vanilla_transformer"),
-    "pickled shard of another name": (index("modeling_vanilla_transformer.py"), "not to a code or safetensors file"),
-    "no code": (remove("configuration_vanilla_transformer.py"), "configuration_vanilla_transformer.py is missing"),
-    "code outside": (code_of_the_model("../../etc/model"), "refers to '../../etc/model.py'"),
-    "code of another repository": (code_of_the_model("me/toy--model"), "refers to 'me/toy--model.py'"),
-    "pipeline outside": (config(custom_pipelines={"x": {"impl": "../code.Pipeline"}}), "refers to '../code.py'"),
-    "linked code": (link("modeling_vanilla_transformer.py"), "modeling_vanilla_transformer.py is a link"),
-    "linked weights": (link("model.safetensors"), "model.safetensors is a link to a file elsewhere"),
     "no weights": (remove("model.safetensors"), "has no model.safetensors"),
-    "no shard": (index("model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors is missing"),
-    "pickled shard": (index("pytorch_model.bin"), "refers to 'pytorch_model.bin'"),
-    "shard outside": (index("../model.safetensors"), "refers to '../model.safetensors'"),
+    "no shard": (index("model-00001-of-00001.safetensors"), "names model-00001-of-00001.safetensors, which is not"),
+    "pickled shard": (index("pytorch_model.bin"), "names pytorch_model.bin, which is not a safetensors file"),
+    "shard outside": (index("../model.safetensors"), "names ../model.safetensors, which is not"),
     "no tokenizer": (remove("tokenizer_config.json"), "has no tokenizer"),
     "no results": (remove("all_results.json"), "no all_results.json to write it from"),
-    "a pickle": (write("pytorch_model.bin"), "pytorch_model.bin is a pickle"),
 }
 
 
 @pytest.mark.parametrize("breakage, message", BROKEN.values(), ids=BROKEN)
-def test_broken_directory_is_refused(trained, breakage, message, monkeypatch):
-    monkeypatch.setattr(upload, "translate_in_fresh_process", lambda folder: pytest.fail("was loaded"))
+def test_broken_directory_is_refused(trained, breakage, message):
     breakage(trained)
-    with pytest.raises(UserError, match=re.escape(message)):
-        check_model_directory(trained)
+    with pytest.raises(UserError, match=re.escape(message)), staged(trained):
+        pass
 
 
 def rename_a_weight(folder):
@@ -116,8 +97,14 @@ def import_the_package(folder):
 )
 def test_directory_that_does_not_load_is_refused(trained, breakage, message):
     breakage(trained)
-    with pytest.raises(UserError, match=f"does not load in a fresh process: .*{message}"):
-        check_model_directory(trained)
+    with pytest.raises(UserError, match=f"^toy does not load in a fresh process: .*{message}"):
+        translate(trained)
+
+
+def translate(folder) -> str:
+    """What the fresh process says that a push would start."""
+    with staged(folder) as published:
+        return translate_in_fresh_process(published)
 
 
 def test_code_of_the_directory_gets_no_token(trained, tmp_path, monkeypatch):
@@ -131,28 +118,36 @@ def test_code_of_the_directory_gets_no_token(trained, tmp_path, monkeypatch):
     spy += f"open({str(tmp_path / 'found')!r}, 'w').write(f'{{get_token()}} {{dict(os.environ)}}')\n"
     code = trained / "configuration_vanilla_transformer.py"
     code.write_text(spy + code.read_text())
-    assert check_model_directory(trained) != ""
+    assert translate(trained) != ""
     found = (tmp_path / "found").read_text()
     assert found.startswith("None ") and "hf_1" not in found and "hf_2" not in found
     assert "'HF_HUB_DISABLE_IMPLICIT_TOKEN': '1'" in found and str(tmp_path / "home") not in found
 
 
-def test_files_to_upload(trained, edit):
-    write_model_card(trained)
-    files = files_to_upload(trained, "me/other")
+def published(folder, *args, **options) -> dict[str, bytes]:
+    """The files that a push would send."""
+    with staged(folder, *args, **options) as staging:
+        paths = [path for path in sorted(staging.rglob("*")) if path.is_file()]
+        return {path.relative_to(staging).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_what_is_published(trained, edit):
+    (trained / "pytorch_model.bin").write_text("a pickle")
+    files = published(trained, "me/other")
     assert list(files) == FILES
     assert b"somebody" not in files["all_results.json"] + files["recipe.yaml"] + files["README.md"]
-    assert b'\nmodel_id = "me/other"\n' in files["README.md"]
+    assert b'\nmodel_id = "me/other"' in files["README.md"]
     recipe = yaml.safe_load(files["recipe.yaml"])
     assert (recipe["dataset_name"], recipe["output_dir"]) == ("pairs", "toy")
     assert b"somebody" in (trained / "recipe.yaml").read_bytes()  # the files on disk do not change
     edit(trained / "recipe.yaml", train_file="data/train.jsonl", dataset_name="me/pairs")
-    recipe = yaml.safe_load(files_to_upload(trained)["recipe.yaml"])
-    assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", "train.jsonl")
     (trained / ".eval_results").mkdir()
     for name in (".eval_results/pairs.yaml", "helper.py"):
         (trained / name).write_text("")
-    assert set(files_to_upload(trained)) - set(FILES) == {".eval_results/pairs.yaml", "helper.py"}
+    files = published(trained)
+    recipe = yaml.safe_load(files["recipe.yaml"])
+    assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", "train.jsonl")
+    assert set(files) - set(FILES) == {".eval_results/pairs.yaml", "helper.py"}
 
 
 def test_sharded_weights_go_up_with_their_index(trained):
@@ -160,7 +155,7 @@ def test_sharded_weights_go_up_with_their_index(trained):
     index(*names[:2])(trained)
     for name in names:
         (trained / name).write_bytes(b"")
-    weights = [path for path in files_to_upload(trained) if path.startswith("model") and "py" not in path]
+    weights = [path for path in published(trained) if path.startswith("model") and "py" not in path]
     assert weights == [*names[:2], "model.safetensors.index.json"]
 
 
@@ -176,8 +171,8 @@ def test_directory_of_an_earlier_version_is_complete(trained, edit):
     pipelines = json.loads((trained / "config.json").read_text())["custom_pipelines"]
     pipelines["vanilla-translation"]["impl"] = "pipeline_vanilla_transformer.VanillaTranslationPipeline"
     edit(trained / "config.json", custom_pipelines=pipelines)
-    assert {"pipeline_vanilla_transformer.py", "generation_vanilla_transformer.py"} <= files_to_upload(trained).keys()
-    assert check_model_directory(trained) is not None
+    assert {"pipeline_vanilla_transformer.py", "generation_vanilla_transformer.py"} <= published(trained).keys()
+    assert translate(trained) is not None
 
 
 # ---------------------------------------------------------------------------------------------- with a Hub on loopback
@@ -196,8 +191,40 @@ def at_hub(hub, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv("HF_TOKEN", "hf_write")
-    monkeypatch.setattr(upload, "check_model_directory", lambda folder: "")
+    monkeypatch.setattr(upload, "translate_in_fresh_process", lambda folder: "")
     return hub
+
+
+NATIVE = [name for name in FILES if not name.endswith(".py")]
+
+
+def test_native_form_is_published(trained, hub, tmp_path):
+    """Its card runs in a fresh process without remote code, and translates as our model does."""
+    trained.rename(tmp_path / "model")
+    hub.create("me/toy", files={"modeling_vanilla_transformer.py": b"of an earlier push"})
+    pushed = run_python([SCRIPT, "model", "--repo_id", "me/toy", "--native"], tmp_path, hub.url, "hf_write")
+    assert pushed.returncode == 0, pushed.stderr
+    files = hub.repos["me/toy"].at("main").files
+    assert sorted(files) == sorted([".gitattributes", *NATIVE])
+    assert json.loads(files["config.json"])["model_type"] == "marian"
+    card = files["README.md"].decode()
+    assert "`MarianMTModel`" in card and "trust_remote_code" not in card and "pipeline" not in card.split("---\n")[2]
+    assert not any(b"somebody" in content for content in files.values())
+    assert "trust_remote_code" in (tmp_path / "model" / "README.md").read_text()  # that of the directory stays
+    code = re.search(r"(?ms)^```python\n(.*?)^```$", card).group(1)
+    shown = run_python(["-c", f"import sys\nsys.modules['vanilla_transformer'] = None\n{code}"], tmp_path, hub.url)
+    assert shown.returncode == 0, shown.stderr
+    ours = Translator.from_pretrained(tmp_path / "model")
+    inputs = ours.tokenizer([PAIRS[0][0]], return_tensors="pt")
+    expected = ours.tokenizer.batch_decode(ours.model.generate(**inputs), skip_special_tokens=True)
+    assert shown.stdout.strip() == str(expected)
+
+
+def test_model_without_native_form_is_refused_before_anything_is_sent(trained, at_hub):
+    config(position_embedding_type="rotary")(trained)
+    with pytest.raises(UserError, match="--native is not possible: .*position_embedding_type='rotary'"):
+        push(trained, "me/toy", native=True)
+    assert at_hub.requests == ["GET /api/whoami-v2"]
 
 
 @pytest.mark.slow
@@ -235,12 +262,12 @@ def test_pushed_model_loads_as_it_was(trained, hub, tmp_path):
 
 
 def test_dry_run_sends_nothing(trained, hub, monkeypatch, capsys):
-    monkeypatch.setattr(upload, "translate_in_fresh_process", lambda folder: "Hund")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     spec = importlib.util.spec_from_file_location("push_to_hub", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "translate_in_fresh_process", lambda folder: "Hund")
     script.main([str(trained), "--dry_run", "--repo_id", "me/toy"])
     shown = capsys.readouterr().out
     assert hub.requests == [] and (trained / "README.md").exists() and "and translates: Hund" in shown
@@ -307,7 +334,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("token, repo_id, message", REFUSED.values(), ids=REFUSED)
 def test_push_is_refused_before_anything_is_computed(trained, at_hub, monkeypatch, token, repo_id, message):
-    monkeypatch.setattr(upload, "check_model_directory", lambda folder: pytest.fail("something was computed"))
+    monkeypatch.setattr(upload, "staged", lambda *args: pytest.fail("something was computed"))
     monkeypatch.delenv("HF_TOKEN") if token is None else monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(UserError, match=message) as error:
         push(trained, repo_id)
@@ -321,11 +348,11 @@ def test_check_push_returns_the_full_id(at_hub):
     assert check_push("others/toy", token="hf_read") == "others/toy"  # the Hub refuses when it is used
 
 
-@pytest.mark.parametrize("part", ["/api/repos/create", "/preupload/", "/commit/", "/branch/"])
-@pytest.mark.parametrize("status", [401, 403, 409])
+FAILING = list(itertools.product(["/api/repos/create", "/preupload/", "/commit/", "/branch/"], [401, 403]))
+
+
+@pytest.mark.parametrize("part, status", [*FAILING, ("/preupload/", 409), ("/commit/", 409)])
 def test_error_of_the_hub_is_one_sentence(trained, at_hub, part, status):
-    if (part, status) in [("/api/repos/create", 409), ("/branch/", 409)]:
-        return  # it exists already
     at_hub.refuse[part] = status
     with pytest.raises(UserError, match=f"Cannot push to me/toy: .*{status}") as error:
         push(trained, "me/toy", revision="v2")

@@ -199,6 +199,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         ("--streaming --max_steps=5 --dataloader_num_workers=1", "--streaming=0", "--dataloader_num_workers cannot"),
         ("--average_checkpoints_by=score --eval_steps=3", "--average_checkpoints=3", "--average_checkpoints_by score"),
         ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
+        ("--native", "--push_to_hub", "--native needs --push_to_hub."),
         ("--early_stopping_patience=2", "--eval_steps=3", "--early_stopping_patience needs --eval_steps."),
     ],
 )

@@ -122,14 +122,37 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
 
     Raises ValueError, naming the field of the config, if there is none.
     """
-    config = model.config
+    return to_family(model, native_family(model.config))
+
+
+def native_family(config: VanillaTransformerConfig) -> str:
+    """The name of the family that [`to_native`] converts a model with this config to; raises ValueError likewise."""
     for name, family in FAMILIES.items():
         if (family.norm_first, family.position_embedding_type) == (config.norm_first, config.position_embedding_type):
-            return to_family(model, name)
+            check_family(config, name)
+            return name
     raise ValueError(
         f"No model of transformers has `position_embedding_type={config.position_embedding_type!r}` with "
         f"`norm_first={config.norm_first}`; use this model with `trust_remote_code=True`, or CTranslate2."
     )
+
+
+def check_family(config: VanillaTransformerConfig, name: str):
+    """Raises ValueError, naming the field, if models of the family cannot have a value of the config."""
+    family = FAMILIES[name]
+    fixed = {
+        "norm_first": family.norm_first,
+        "position_embedding_type": family.position_embedding_type,
+        "layer_norm_eps": 1e-5,
+    }
+    if name != "marian":
+        fixed["decoder_vocab_size"] = config.vocab_size
+    for field, value in fixed.items():
+        if getattr(config, field) != value:
+            raise ValueError(
+                f"`{field}` is {getattr(config, field)!r}; {family.model.__name__} has {value!r} only. Use this model "
+                "with `trust_remote_code=True`, or CTranslate2."
+            )
 
 
 def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
@@ -161,19 +184,7 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
     cannot have a value of our config.
     """
     family, ours = FAMILIES[name], model.config
-    fixed = {
-        "norm_first": family.norm_first,
-        "position_embedding_type": family.position_embedding_type,
-        "layer_norm_eps": 1e-5,
-    }
-    if name != "marian":
-        fixed["decoder_vocab_size"] = ours.vocab_size
-    for field, value in fixed.items():
-        if getattr(ours, field) != value:
-            raise ValueError(
-                f"`{field}` is {getattr(ours, field)!r}; {family.model.__name__} has {value!r} only. Use this model "
-                "with `trust_remote_code=True`, or CTranslate2."
-            )
+    check_family(ours, name)
     # Null, because the defaults of their configs change what `generate` returns.
     fields = {field: getattr(ours, field) for field in FIELDS.split()} | {"forced_eos_token_id": None}
     fields |= {"vocab_size": ours.vocab_size, "tie_word_embeddings": ours.tie_word_embeddings}

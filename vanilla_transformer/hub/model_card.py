@@ -1,6 +1,7 @@
 """The model card (README.md) of a trained model, written from `all_results.json` and `recipe.yaml` of its run."""
 
 import html
+import itertools
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,8 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from ..errors import UserError
+from .. import VanillaTransformerConfig
+from ..errors import UserError, one_line
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
@@ -29,26 +31,54 @@ PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path"]
 def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path:
     """Writes README.md from `all_results.json` and `recipe.yaml` of a finished run.
 
-    For a dataset of the Hub, also writes the scores as its page collects them: `.eval_results/*.yaml`.
+    If `config.json` is that of a native form, the card says so and shows code without `trust_remote_code`. For a
+    dataset of the Hub, also writes the scores as its page collects them: `.eval_results/*.yaml`
+    (https://huggingface.co/docs/hub/eval-results).
 
     Args:
         repo_id: The model id in the code of the card; None for the name of the directory.
 
     Raises:
-        UserError: One of the two files is missing, damaged or incomplete.
+        UserError: One of the three files is missing, damaged or incomplete.
     """
     output_dir = Path(output_dir)
-    results, recipe = read_file(output_dir / "all_results.json"), read_file(output_dir / "recipe.yaml")
+    results, recipe, config = (
+        read_file(output_dir / name) for name in ("all_results.json", "recipe.yaml", "config.json")
+    )
     missing = [key for key in REQUIRED.split() if key not in results]
     if missing:
         raise UserError(f"{output_dir}/all_results.json lacks {', '.join(missing)}, which train.py writes there.")
-    name, dataset = one_line(output_dir.resolve().name), public_name(results["dataset"])
+    name, dataset = " ".join(output_dir.resolve().name.split()), public_name(results["dataset"])
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
     # Hub ids have a slash, as have files: data/train.jsonl.
     is_on_hub = bool(recipe.get("dataset_name")) and "/" in dataset and dataset == results["dataset"]
-    if is_on_hub:
-        write_eval_results(output_dir, results, recipe, splits)
+    shown, collected = [], []
+    for (prefix, split), (key, metric, title) in itertools.product(splits, METRICS):
+        value, signature = round(results[f"{prefix}_{key}"], 4), results.get(f"{key}_signature")
+        shown.append(
+            EvalResult(
+                task_type="translation",
+                task_name="Translation",
+                dataset_type=dataset,
+                dataset_name=dataset,
+                dataset_config=recipe.get("dataset_config_name"),
+                dataset_split=split,
+                metric_type=metric,
+                metric_name=title,
+                metric_value=value,
+                metric_args=signature and {"signature": signature},
+            )
+        )
+        if is_on_hub and key != "loss":
+            task = f"{recipe.get('dataset_config_name') or 'default'}_{split}_{key}"
+            notes = f"{signature}, {recipe.get('num_beams')} beams"
+            collected.append(EvalResultEntry(dataset, task, value, date=results.get("date"), notes=notes))
+    if collected:
+        path = output_dir / ".eval_results" / f"{dataset.replace('/', '_')}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(collected), sort_keys=False), encoding="utf-8")
+
     base = recipe.get("model_name_or_path")
     languages = [language_code(results.get(key)) for key in ("source_lang", "target_lang")]
     data = ModelCardData(
@@ -61,55 +91,31 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
         metrics=["sacrebleu", "chrf"],
         base_model=base if base and "/" in base and public_name(base) == base else None,
         model_name=name,
-        eval_results=eval_results(results, recipe, splits),
+        eval_results=shown,
     )
-    fields = {"text": text, "code": code, "duration": duration, "python": lambda s: json.dumps(s, ensure_ascii=False)}
-    fields |= {"results": results, "recipe": recipe, "splits": splits, "name": name, "dataset": dataset}
-    fields |= {"is_on_hub": is_on_hub, "base": base and public_name(base), "model_id": repo_id or name}
-    fields |= {"examples": results.get("examples") or [], "sentence": SENTENCE, "main_options": MAIN_OPTIONS.split()}
-    fields |= {"pictures": {path.name for path in output_dir.glob("*.png")}}
     path = output_dir / "README.md"
-    ModelCard.from_template(data, template_path=str(TEMPLATE), **fields).save(path)
+    card = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        text=text,
+        code=code,
+        duration=duration,
+        python=lambda value: json.dumps(value, ensure_ascii=False),
+        results=results,
+        recipe=recipe,
+        splits=splits,
+        name=name,
+        dataset=dataset,
+        is_on_hub=is_on_hub,
+        base=base and public_name(base),
+        model_id=repo_id or name,
+        native=None if config["model_type"] == VanillaTransformerConfig.model_type else config["architectures"][0],
+        sentence=SENTENCE,
+        main_options=MAIN_OPTIONS.split(),
+        pictures={path.name for path in output_dir.glob("*.png")},
+    )
+    card.save(path)
     return path
-
-
-def eval_results(results: dict, recipe: dict, splits: list[tuple[str, str]]) -> list[EvalResult]:
-    """The scores for the `model-index`."""
-    dataset = public_name(results["dataset"])
-    return [
-        EvalResult(
-            task_type="translation",
-            task_name="Translation",
-            dataset_type=dataset,
-            dataset_name=dataset,
-            dataset_config=recipe.get("dataset_config_name"),
-            dataset_split=split,
-            metric_type=metric,
-            metric_name=title,
-            metric_value=round(results[f"{prefix}_{key}"], 4),
-            metric_args={"signature": results[f"{key}_signature"]} if f"{key}_signature" in results else None,
-        )
-        for prefix, split in splits
-        for key, metric, title in METRICS
-    ]
-
-
-def write_eval_results(output_dir: Path, results: dict, recipe: dict, splits: list[tuple[str, str]]):
-    """Writes `.eval_results/{dataset}.yaml` (https://huggingface.co/docs/hub/eval-results)."""
-    entries = [
-        EvalResultEntry(
-            dataset_id=results["dataset"],
-            task_id=f"{recipe.get('dataset_config_name') or 'default'}_{split}_{metric}",
-            value=round(results[f"{prefix}_{metric}"], 4),
-            date=results.get("date"),
-            notes=f"{results.get(f'{metric}_signature')}, {recipe.get('num_beams')} beams",
-        )
-        for prefix, split in splits
-        for metric in ("bleu", "chrf")
-    ]
-    path = output_dir / ".eval_results" / f"{results['dataset'].replace('/', '_')}.yaml"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False), encoding="utf-8")
 
 
 def language_code(name: str | None) -> str | None:
@@ -122,19 +128,15 @@ def language_code(name: str | None) -> str | None:
 # ---------------------------------------------------------------------------------------------- text for the template
 
 
-def one_line(value) -> str:
-    return " ".join(str(value).split())
-
-
 def text(value) -> str:
     """A value as one line of plain text in Markdown, without markup or HTML."""
-    line = html.escape(one_line(value), quote=False)
+    line = html.escape(" ".join(str(value).split()), quote=False)
     return re.sub(r"[\\`*\[\]|#~!]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", line)  # not the _ inside a_word
 
 
 def code(value) -> str:
     """A value as inline code, outside tables."""
-    return "`" + one_line(value).replace("`", "'") + "`"
+    return "`" + " ".join(str(value).split()).replace("`", "'") + "`"
 
 
 def duration(seconds: float) -> str:

@@ -1,11 +1,13 @@
-"""Share a trained model: check that its directory loads anywhere, and push it to the Hub."""
+"""Share a trained model: stage what is published, check that it loads anywhere, and push it to the Hub."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,31 +16,64 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError
-from .model_card import SENTENCE, one_line, public_name, public_recipe, read_file, write_model_card
+from .. import Translator, VanillaTransformerConfig
+from ..conversion.native import native_family, save_native, to_native
+from ..errors import UserError, loading, one_line
+from .model_card import SENTENCE, public_name, public_recipe, read_file, write_model_card
 
-# Uploaded besides the weights. Checkpoints, optimizer state and notes stay on disk.
-SHARED = """config.json generation_config.json README.md LICENSE recipe.yaml all_results.json training_curves.png
-attention.png tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
-target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja .eval_results/*.yaml *.py"""
-PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
+# What is published. Checkpoints, optimizer state, pickles and notes stay on disk.
+RUN_FILES = "README.md LICENSE recipe.yaml all_results.json training_curves.png attention.png .eval_results/*.yaml"
+MODEL_FILES = """config.json generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json
+added_tokens.json vocab.json target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja *.py"""
 SAVE_AGAIN = "save the model again with save_pretrained"
 
-# ------------------------------------------------------------------------------------------------- the model directory
+# ------------------------------------------------------------------------------------------------ what is published
 
 
-def check_model_directory(output_dir: str | Path) -> str:
-    """Checks that whoever downloads the directory can use it, and returns a translation made with it.
+@contextmanager
+def staged(
+    output_dir: str | Path, repo_id: str | None = None, revision: str | None = None, native: bool = False
+) -> Iterator[Path]:
+    """A temporary folder with exactly the files that a push publishes.
 
-    Model and tokenizer are loaded as a visitor of the Hub loads them: in a fresh process, offline, with the code in
-    the directory and without this package. That process has no Hub token.
+    Config, weights, tokenizer, code, card, results and pictures. Local paths in the recipe and the results are reduced
+    to their last part, and the code in the card names `repo_id` and `revision`. The files in `output_dir` do not
+    change; a missing card is written there first.
+
+    Args:
+        native: Stage the Marian, Pegasus or Blenderbot model that [`to_native`] makes, without code. If train.py
+            trained it, its card is written anew.
 
     Raises:
-        UserError: A file is missing, is a pickle or belongs to another model, or the directory does not load or
-            translate.
+        UserError: A file is missing or unreadable, or the model is of another kind or has no native form.
     """
     output_dir = Path(output_dir)
+    check_directory(output_dir)
+    if not (output_dir / "README.md").exists():
+        write_model_card(output_dir)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / output_dir.resolve().name
+        folder.mkdir()
+        copy_files(output_dir, folder, RUN_FILES)
+        if native:
+            stage_native(output_dir, folder)
+        else:
+            copy_files(output_dir, folder, MODEL_FILES)
+            for path in weight_files(output_dir):
+                (folder / path.name).symlink_to(path.resolve())
+        make_public(folder)
+        if native and (folder / "recipe.yaml").exists():
+            write_model_card(folder)
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        if repo_id is not None:
+            card = re.sub(r'(?m)^model_id = ".*?"', f'model_id = "{repo_id}"', card)
+            card = re.sub(r'(?m)^revision = ".*?"', f'revision = "{revision or "main"}"', card)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        yield folder
+
+
+def check_directory(output_dir: Path):
+    """Raises UserError unless the directory has a model of this package, a tokenizer, and a card or its results."""
     if not output_dir.is_dir():
         raise UserError(f"{output_dir} is not a directory; name the --output_dir of a training run.")
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
@@ -46,130 +81,123 @@ def check_model_directory(output_dir: str | Path) -> str:
         raise UserError(
             f"{output_dir} holds a model of type {kind}, not {ours}; name the --output_dir of a training run."
         )
-    for path in sorted(output_dir.iterdir()):
-        if path.suffix in PICKLES:
-            raise UserError(f"{path} is a pickle, which can run any code when it is loaded; remove it.")
+    weight_files(output_dir)  # raises if there are none
     if not (output_dir / "tokenizer_config.json").exists():
         raise UserError(f"{output_dir} has no tokenizer; save it there with tokenizer.save_pretrained.")
     if not any((output_dir / name).exists() for name in ("README.md", "all_results.json")):
         raise UserError(f"{output_dir} has no README.md, and no all_results.json to write it from; write a README.md.")
-    files_to_upload(output_dir)  # raises if one is missing
-    return translate_in_fresh_process(output_dir)
 
+
+def weight_files(output_dir: Path) -> list[Path]:
+    """The safetensors that `from_pretrained` loads, with their index; others may be left from an earlier save."""
+    single, index = output_dir / "model.safetensors", output_dir / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if not index.exists():
+        raise UserError(f"{output_dir} has no model.safetensors; {SAVE_AGAIN}.")
+    shards = set(read_file(index)["weight_map"].values())
+    found = [path for path in output_dir.glob("*.safetensors") if path.name in shards]
+    if missing := shards - {path.name for path in found}:
+        raise UserError(f"{index} names {min(missing)}, which is not a safetensors file beside it; {SAVE_AGAIN}.")
+    return [index, *found]
+
+
+def copy_files(output_dir: Path, folder: Path, patterns: str):
+    """Copies the files of these names into a folder."""
+    for pattern in patterns.split():
+        for path in output_dir.glob(pattern):
+            copy = folder / path.relative_to(output_dir)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copy(path, copy)
+
+
+def stage_native(output_dir: Path, folder: Path):
+    """Saves the model in its native form."""
+    with loading(str(output_dir)):
+        translator = Translator.from_pretrained(output_dir, device="cpu")
+    check_native(translator.model.config)
+    save_native(to_native(translator.model), translator.tokenizer, folder)
+
+
+def check_native(config: VanillaTransformerConfig):
+    """Raises UserError, naming the field, if a model with this config has no native form."""
+    try:
+        native_family(config)
+    except ValueError as error:
+        raise UserError(f"--native is not possible: {error}") from error
+
+
+def make_public(folder: Path):
+    """Reduces the local paths in the recipe and the results to their last part."""
+    results, recipe = folder / "all_results.json", folder / "recipe.yaml"
+    if results.exists():
+        content = read_file(results)
+        content |= {"dataset": public_name(content["dataset"])} if content.get("dataset") else {}
+        results.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if recipe.exists():
+        content = public_recipe(read_file(recipe))
+        recipe.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------------------------- does it load anywhere
 
 # `None` in `sys.modules` makes every import of this package fail.
 FRESH_PROCESS = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
-directory, sentence = json.load(sys.stdin)
+directory, sentence, remote = json.load(sys.stdin)
 try:
-    from transformers import AutoModelForSeq2SeqLM, pipeline
-    options = {"trust_remote_code": True, "output_loading_info": True}
-    _, info = AutoModelForSeq2SeqLM.from_pretrained(directory, **options)  # a pipeline would hide what is wrong
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+    options = {"trust_remote_code": remote, "output_loading_info": True}
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(directory, **options)  # a pipeline would hide what is wrong
     wrong = {kind: sorted(map(str, keys))[:3] for kind, keys in info.items() if keys and "keys" in kind}
     if wrong:
         raise ValueError(f"the weights do not fit the config, such as {wrong}.")
-    translate = pipeline("vanilla-translation", model=directory, trust_remote_code=True)
-    answer = {"translation": translate(sentence)[0]["translation_text"]}
+    if remote:
+        translate = pipeline("vanilla-translation", model=directory, trust_remote_code=True)
+        translation = translate(sentence)[0]["translation_text"]
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        inputs = tokenizer(sentence, return_tensors="pt")
+        outputs = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)
+        translation = tokenizer.decode(outputs[0], skip_special_tokens=True)
+    answer = {"translation": translation}
 except Exception as error:
     answer = {"error": (str(error).strip() or type(error).__name__).splitlines()[0]}
 print(json.dumps(answer))
 """
 
 
-def translate_in_fresh_process(output_dir: Path) -> str:
-    """Translates a sentence where only transformers is installed; raises UserError if that fails."""
-    results = output_dir / "all_results.json"
+def translate_in_fresh_process(folder: Path) -> str:
+    """Translates a sentence as a visitor of the Hub does: offline, without this package, with the code in the folder.
+
+    A native model gets no remote code. The process has no Hub token. Raises UserError if it fails.
+    """
+    results = folder / "all_results.json"
     examples = read_file(results).get("examples") if results.exists() else None
-    task = json.dumps([str(output_dir.resolve()), examples[0]["source"] if examples else SENTENCE])
+    remote = read_file(folder / "config.json").get("model_type") == VanillaTransformerConfig.model_type
+    task = json.dumps([str(folder.resolve()), examples[0]["source"] if examples else SENTENCE, remote])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE_"))}
     env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "PYTHONIOENCODING": "utf-8"}
     with tempfile.TemporaryDirectory() as home:
         env["HF_HOME"] = home  # without a token, or cached copies of missing code files
-        child = subprocess.run(
-            [sys.executable, "-c", FRESH_PROCESS],
-            input=task,
-            env=env,
-            cwd=home,
-            capture_output=True,
-            encoding="utf-8",
-        )
+        pipes = {"capture_output": True, "encoding": "utf-8"}
+        child = subprocess.run([sys.executable, "-c", FRESH_PROCESS], input=task, env=env, cwd=home, **pipes)
     try:
         answer = json.loads(child.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         answer = {"error": (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]}
     if "error" in answer:
-        raise UserError(
-            f"{output_dir} does not load in a fresh process: {answer['error']} To repair it, {SAVE_AGAIN}."
-        )
+        reason = answer["error"].replace(f"{folder.resolve()}/", "")
+        raise UserError(f"{folder.name} does not load in a fresh process: {reason} To repair it, {SAVE_AGAIN}.")
     return answer["translation"]
-
-
-def files_to_upload(
-    output_dir: str | Path, repo_id: str | None = None, revision: str | None = None
-) -> dict[str, Path | bytes]:
-    """What a push uploads: path in the repository -> a file, or its contents if they change.
-
-    Config, tokenizer, code, card, results and pictures, and the weights that `from_pretrained` would load. Local
-    paths in the recipe and the results are reduced to their last part, and the code in the card names `repo_id` and
-    `revision`; the files on disk do not change.
-
-    Raises:
-        UserError: A file is missing or unreadable, or is not in the directory itself.
-    """
-    output_dir = Path(output_dir)
-    allowed = dict.fromkeys(code_files(output_dir), r"\w[\w.-]*\.py")
-    allowed |= dict.fromkeys(weight_files(output_dir), r"\w[\w.-]*\.safetensors|model\.safetensors\.index\.json")
-    for name, pattern in allowed.items():
-        # `../code.py` and `owner/name--code.py` would be loaded from elsewhere.
-        if not re.fullmatch(pattern, name) or "--" in name:
-            raise UserError(f"{output_dir} refers to '{name}', not to a code or safetensors file in it; {SAVE_AGAIN}.")
-    found = {output_dir / name for name in allowed}.union(*map(output_dir.glob, SHARED.split()))
-    for path in found:
-        if not path.is_file():
-            raise UserError(f"{path} is missing; {SAVE_AGAIN}.")
-        if not path.resolve().is_relative_to(output_dir.resolve()):
-            raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
-    files = {path.relative_to(output_dir).as_posix(): path for path in sorted(found)}
-    if "all_results.json" in files:
-        results = read_file(files["all_results.json"])
-        results |= {"dataset": public_name(results["dataset"])} if results.get("dataset") else {}
-        files["all_results.json"] = (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode()
-    if "recipe.yaml" in files:
-        recipe = public_recipe(read_file(files["recipe.yaml"]))
-        files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode()
-    if "README.md" in files and repo_id is not None:
-        card = files["README.md"].read_text(encoding="utf-8")
-        card = re.sub(r'(?m)^model_id = ".*?$', f'model_id = "{repo_id}"', card)
-        files["README.md"] = re.sub(r'(?m)^revision = ".*?"', f'revision = "{revision or "main"}"', card).encode()
-    return files
-
-
-def weight_files(output_dir: Path) -> list[str]:
-    """The names of the files that `from_pretrained` loads weights from."""
-    single, index = output_dir / "model.safetensors", output_dir / "model.safetensors.index.json"
-    if single.exists():
-        return [single.name]
-    if not index.exists():
-        raise UserError(f"{output_dir} has no model.safetensors; {SAVE_AGAIN}.")
-    return [index.name, *set(read_file(index)["weight_map"].values())]
-
-
-def code_files(output_dir: Path) -> list[str]:
-    """The names of the Python files that the configs name; what these import is found by loading the model."""
-    config, tokenizer = (read_file(output_dir / name) for name in ("config.json", "tokenizer_config.json"))
-    named = [pipeline["impl"] for pipeline in (config.get("custom_pipelines") or {}).values()]
-    classes = [value for file in (config, tokenizer) for value in (file.get("auto_map") or {}).values()]
-    for value in classes:
-        named += value if isinstance(value, list) else [value]  # a tokenizer may have two classes, or None and one
-    return [re.sub(r"\.\w+$", ".py", name) for name in named if name]
 
 
 # ------------------------------------------------------------------------------------------------------------- the Hub
 
 
 @contextmanager
-def hub_errors(repo_id: str, output_dir: str | Path | None = None):
+def hub_errors(repo_id: str, output_dir: str | Path | None = None, native: bool = False):
     """Turns an error of huggingface_hub into a UserError that says how to push the model in `output_dir` later."""
     try:
         yield
@@ -181,22 +209,25 @@ def hub_errors(repo_id: str, output_dir: str | Path | None = None):
             message += " Log in with `hf auth login`, or set HF_TOKEN, with a token that can write there."
         if output_dir and (Path(output_dir) / "config.json").exists() and not isinstance(error, HFValidationError):
             message += f" The model is complete in {output_dir}; push it later with "
-            message += f"`python push_to_hub.py {output_dir} --repo_id {repo_id}`."
+            message += f"`python push_to_hub.py {output_dir} --repo_id {repo_id}{' --native' if native else ''}`."
         raise UserError(message) from error
 
 
-def check_push(repo_id: str | None = None, output_dir: str | Path = ".", token: str | None = None) -> str:
+def check_push(
+    repo_id: str | None = None, output_dir: str | Path = ".", token: str | None = None, native: bool = False
+) -> str:
     """Checks, before any work starts, that the Hub accepts the token; returns the full id of the repository.
 
     Args:
         repo_id: The repository, `owner/name`, or a name in the user's namespace. None: the name of `output_dir`.
         token: A Hub token. None: the one saved by `hf auth login` or set in HF_TOKEN.
+        native: As in [`push`], for the message.
 
     Raises:
         UserError: The id is malformed, there is no valid token, or the Hub cannot be reached.
     """
     name = repo_id or Path(output_dir).resolve().name
-    with hub_errors(name, output_dir):
+    with hub_errors(name, output_dir, native):
         validate_repo_id(name)
         user = HfApi(token=token).whoami()["name"]
     return name if "/" in name else f"{user}/{name}"
@@ -210,40 +241,42 @@ def push(
     commit_message: str | None = None,
     create_pr: bool = False,
     token: str | None = None,
+    native: bool = False,
 ) -> CommitInfo:
-    """Pushes a trained model to the Hub in one commit, after [`check_push`] and [`check_model_directory`].
+    """Pushes a trained model to the Hub in one commit, after [`check_push`] and [`translate_in_fresh_process`].
 
-    Creates the repository if needed, and the card if there is none. Weights of an earlier push that this one does not
-    replace are deleted, since they could be loaded instead.
+    Creates the repository if needed, and the card if there is none. Weights and code of an earlier push that this one
+    does not replace are deleted, since they could be loaded instead.
 
     Args:
         repo_id: As in [`check_push`], like `token`.
         private: Create a private repository; a public one is then refused.
         revision: The branch to push to, created if needed. None: main.
         create_pr: Open a pull request.
+        native: Push the native form; see [`staged`].
 
     Returns:
         The commit, with its `commit_url` and, for a pull request, its `pr_url`.
 
     Raises:
-        UserError: The directory fails its check, or the Hub refuses the push or cannot be reached.
+        UserError: The model does not load or has no native form, or the Hub refuses the push or cannot be reached.
     """
-    repo_id = check_push(repo_id, output_dir, token)
-    check_model_directory(output_dir)
-    if not (Path(output_dir) / "README.md").exists():
-        write_model_card(output_dir)
-    files = files_to_upload(output_dir, repo_id, revision)
+    repo_id = check_push(repo_id, output_dir, token, native)
     api = HfApi(token=token)
-    with hub_errors(repo_id, output_dir):
-        api.create_repo(repo_id, private=private or None, exist_ok=True)
-        if private and not api.model_info(repo_id).private:
-            raise UserError(f"{repo_id} exists and is public; make it private on the Hub, or choose another name.")
-        if revision and not create_pr and not revision.startswith("refs/"):
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        weights = re.compile(r"(model|pytorch_model)[^/]*\.(safetensors|bin)(\.index\.json)?")
-        old = [path for path in api.list_repo_files(repo_id, revision=revision) if weights.fullmatch(path)]
-        operations = [CommitOperationAdd(path_in_repo=path, path_or_fileobj=file) for path, file in files.items()]
-        operations += [CommitOperationDelete(path_in_repo=path) for path in old if path not in files]
-        # One commit, unlike `upload_folder`, so that nobody downloads half a model.
-        message = commit_message or "Upload a trained Transformer"
-        return api.create_commit(repo_id, operations, commit_message=message, revision=revision, create_pr=create_pr)
+    with staged(output_dir, repo_id, revision, native) as folder:
+        translate_in_fresh_process(folder)
+        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        with hub_errors(repo_id, output_dir, native):
+            api.create_repo(repo_id, private=private or None, exist_ok=True)
+            if private and not api.model_info(repo_id).private:
+                raise UserError(f"{repo_id} exists and is public; make it private on the Hub, or choose another name.")
+            if revision and not create_pr and not revision.startswith("refs/"):
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            stale = re.compile(r"(model|pytorch_model)[^/]*\.(safetensors|bin)(\.index\.json)?|\w+_transformer\.py")
+            old = [path for path in api.list_repo_files(repo_id, revision=revision) if stale.fullmatch(path)]
+            operations = [CommitOperationAdd(path_in_repo=path, path_or_fileobj=file) for path, file in files.items()]
+            operations += [CommitOperationDelete(path_in_repo=path) for path in old if path not in files]
+            # One commit, so that nobody downloads half a model; `upload_folder` may make several.
+            message = commit_message or "Upload a trained Transformer"
+            options = {"commit_message": message, "revision": revision, "create_pr": create_pr}
+            return api.create_commit(repo_id, operations, **options)

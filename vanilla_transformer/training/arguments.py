@@ -129,6 +129,7 @@ class TrainingOptions:
     report_to: str = option("none", "none, tensorboard, wandb, trackio, ... (any tracker of Accelerate)")
     push_to_hub: bool = option(False, "push the trained model to the Hub")
     hub_model_id: str | None = option(None, "the repository to push to (default: the name of output_dir)")
+    native: bool = option(False, "push it as a Marian, Pegasus or Blenderbot model, which loads without remote code")
 
 
 # Config fields that follow from the tokenizer or are constant.
@@ -273,6 +274,8 @@ def check_conflicts(args: argparse.Namespace):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
     if args.early_stopping_patience and not args.eval_steps:
         raise UserError("--early_stopping_patience needs --eval_steps.")
+    if args.native and not args.push_to_hub:
+        raise UserError("--native needs --push_to_hub.")
 
 
 def model_fields(args: argparse.Namespace) -> dict:
@@ -282,7 +285,7 @@ def model_fields(args: argparse.Namespace) -> dict:
 
 
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"
-NOT_IN_RECIPE = {"config", "resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id"}
+NOT_IN_RECIPE = {"config", "resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id", "native"}
 
 
 def resolved_recipe(args: argparse.Namespace, config: VanillaTransformerConfig) -> dict:
