@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None):
 
 @contextlib.contextmanager
 def filter_errors(program: str) -> Iterator[None]:
-    """Ends a program as other Unix filters end: at most one sentence instead of a traceback, and their exit code."""
+    """Exits like other Unix filters: at most one sentence instead of a traceback, and the conventional exit code."""
     try:
         yield
         sys.stdout.flush()

@@ -28,7 +28,7 @@ PIPELINE = {"impl": "translation_vanilla_transformer.VanillaTranslationPipeline"
 
 
 def checked(is_allowed: Callable, allowed: str) -> Callable:
-    """Returns a function that takes a default and makes a config field, whose value must be allowed or None."""
+    """Returns a factory: `checked(...)(default)` is a config field whose value must be allowed or None."""
 
     def check(value):
         if value is not None and not is_allowed(value):

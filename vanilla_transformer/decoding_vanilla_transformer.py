@@ -89,7 +89,7 @@ def beam_search(
     """
     check_supported(model, GenerationMode.BEAM_SEARCH, logits_processor, stopping_criteria, generation_config)
     n, max_length = generation_config.num_beams, generation_config.max_length
-    # So many that n unfinished ones remain even if each beam also has a candidate for every end token.
+    # Enough that n unfinished candidates remain even if each beam also has a candidate for every end token.
     candidates = max(2, 1 + len(end_tokens(generation_config))) * n
     state = DecodingState(model, n, **model_kwargs)
     prompt = length = input_ids.shape[1]
@@ -271,7 +271,7 @@ class Hypotheses:
         self.config = generation_config
         self.prompt = prompts.shape[2]
         ends = end_tokens(generation_config)
-        # Padding 0 gives way to the end token, as in transformers.
+        # As in transformers, a padding id of 0 counts as unset, and the end token is used.
         self.fill = (generation_config.pad_token_id or ends[0]) if ends else -1
         self.tokens = self.pad(prompts)
         self.scores = torch.full(prompts.shape[:2], NEG_INF, device=prompts.device)

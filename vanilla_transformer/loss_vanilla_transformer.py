@@ -28,10 +28,10 @@ def label_smoothed_cross_entropy(
 ) -> torch.Tensor:
     """Cross-entropy against targets smoothed over the vocabulary (section 5.4), in nats per target token.
 
-    `hidden` (B,T,d) are the decoder's outputs and `labels` (B,T) the tokens that they predict, -100 for none. The sum
-    over the N tokens is divided by N, or by `num_items_in_batch` if given: with the number of tokens of a whole
-    optimizer step, the gradients of its micro-batches add up to the gradient of one large batch. `logits` (B,T,V) are
-    used if the caller has them. Returns ().
+    `hidden` (B,T,d) are the decoder's outputs and `labels` (B,T) the tokens that they predict, -100 where nothing is
+    predicted. The sum over the N tokens is divided by N, or by `num_items_in_batch` if given: with the number of
+    tokens of a whole optimizer step, the gradients of its micro-batches add up to the gradient of one large batch.
+    `logits` (B,T,V) are used if the caller has them. Returns ().
     """
     # An adapter or a quantizer replaces the layer, its weight or its forward method: then only a call is correct.
     is_plain = type(lm_head) is nn.Linear and type(lm_head.weight) in (nn.Parameter, torch.Tensor)
@@ -47,8 +47,8 @@ def label_smoothed_cross_entropy(
     return total / ((labels != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 
-# A custom operator, so that torch.compile takes it as one step whatever the number of tokens. Its name derives from
-# the module's, since a process may hold the package's copy and one that came with a saved model.
+# A custom operator, so that torch.compile treats it as one opaque operation for any number of tokens. Its name derives
+# from the module's, since a process may hold the package's copy and one that came with a saved model.
 @torch.library.custom_op(f"{__name__.replace('.', '_')}::chunked_cross_entropy", mutates_args=())
 def chunked_cross_entropy(
     hidden: torch.Tensor,
@@ -115,7 +115,7 @@ def _(hidden, weight, bias, labels, label_smoothing, dtype, needs_grad):
 
 
 def save_gradients(ctx, inputs, output):
-    ctx.set_materialize_grads(False)  # no zeros as gradients of the three outputs that are gradients themselves
+    ctx.set_materialize_grads(False)  # allocate no zero gradients for the three outputs that are gradients
     ctx.save_for_backward(*output[1:])
     ctx.has_bias = inputs[2] is not None
 

@@ -145,7 +145,7 @@ def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
 
     The result is float32, whatever the dtype of the model.
     """
-    # Computed in float64 where the device has it: in float32 the angles of late positions have only four exact digits.
+    # In float64 where the device has it: in float32 the angles of large positions are accurate to four digits only.
     precision = torch.float32 if position_ids.device.type == "mps" else torch.float64
     steps = torch.arange(0, dim, 2, device=position_ids.device, dtype=precision)
     angles = position_ids[..., None].to(precision) * 10000 ** (-steps / dim)  # (..., dim/2)
@@ -184,8 +184,8 @@ def count_positions(
 ) -> Tensor:
     """Positions (B or 1,T) of the tokens `x` (B,T,d), after `past_length` tokens in a cache.
 
-    Tokens hidden by the `attention_mask` are not counted, so padding on the left shifts nothing. It is (B,L), or with
-    a static cache the causal mask (B,1,T,L) that `generate` makes of it.
+    Tokens hidden by the `attention_mask` are not counted, so padding on the left shifts nothing. The mask is (B,L) for
+    L cached and new tokens; with a static cache it is the causal mask (B,1,T,L) that `generate` builds from that.
     """
     if attention_mask is not None and attention_mask.ndim == 2:
         return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -x.shape[1] :]
@@ -199,7 +199,7 @@ def count_positions(
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` that draws one random byte per element on a CPU, in a fifth of the time that a float takes.
+    """`nn.Dropout` that on a CPU draws one random byte per element, which takes a fifth of the time of a float.
 
     The probability is then the multiple of 1/256 nearest to `p`, and kept elements are scaled up by exactly that.
     """
@@ -365,7 +365,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """How to split a layer over devices: projections into heads or inner features by columns, those back by rows."""
+    """How to split a layer over devices: projections into heads and inner features by column, those back by row."""
     columns = [f"{attention}.{name}_proj" for attention in attentions for name in "qkv"] + ["fc1"]
     rows = [f"{attention}.out_proj" for attention in attentions] + ["fc2"]
     return {f"layers.*.{name}": "colwise" for name in columns} | {f"layers.*.{name}": "rowwise" for name in rows}
@@ -608,9 +608,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ) -> Seq2SeqLMOutput:
         """Source ids (B,S) and target ids (B,T) -> `logits` (B,T,V), and `loss` if `labels` are given.
 
-        `labels` (B,T) are the target tokens, -100 for none. Without target ids, the decoder reads the labels shifted
-        right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch` and `label_smoothing`. The loss
-        needs no logits: with `output_logits=False`, the default in training with labels, they are None.
+        `labels` (B,T) are the target tokens, -100 where nothing is predicted. Without target ids, the decoder reads
+        the labels shifted right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch` and
+        `label_smoothing`. The loss needs no logits: with `output_logits=False`, the default in training with labels,
+        they are None.
         """
         # Not a named parameter: Trainer would look for it in the dataset, as for every name with "label" in it.
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
@@ -645,11 +646,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             raise ValueError("`decoder_start_token_id` of the config is None; set it to the decoder's first token.")
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
-        # Any token may stand for -100: no position with a label attends to it.
+        # Which token replaces -100 does not matter: no position with a label attends to it.
         return shifted.masked_fill(shifted == -100, self.config.decoder_start_token_id)
 
 
-# Never imported here: `save_pretrained` copies every file that an import names, and so the pipeline too.
+# Not executed: `save_pretrained` copies every file named in an import, so this makes it copy the pipeline.
 if TYPE_CHECKING:
     from .translation_vanilla_transformer import VanillaTranslationPipeline  # noqa: F401
 

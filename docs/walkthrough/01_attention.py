@@ -15,7 +15,7 @@
 #
 # A dictionary gives back the value whose key equals the query. Attention is a soft dictionary: it compares the query
 # with every key, turns the comparisons into weights that sum to one, and gives back the weighted mean of all values.
-# Nothing in it is a yes or a no, so it has a gradient and can be trained.
+# It makes no hard choice, so it has a gradient and can be trained.
 #
 # Section 3.2.1 of the paper, Equation 1: `softmax(Q K^T / sqrt(d_k)) V`. We write it in NumPy, measure what the
 # `sqrt(d_k)` is for, and show at the end that our function equals `eager_attention_forward` of this package, in its
@@ -44,8 +44,8 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## Equation 1 in NumPy
 #
-# The softmax takes the largest score away first: that changes no weight, since numerator and
-# denominator shrink alike, and `exp` cannot overflow any more. `...` lets the same lines serve one sentence or a
+# The softmax first subtracts the largest score from all of them. This divides numerator and denominator by the same
+# factor, so no weight changes, and `exp` can no longer overflow. `...` lets the same lines serve one sentence or a
 # batch of heads.
 
 
@@ -64,7 +64,7 @@ def attention(q, keys, values, scaling):
 
 # %% [markdown]
 # Three keys that point in different directions, and two queries. The first query points where the second key does;
-# the second points nowhere, and so has no preference.
+# the second is zero, and so has no preference.
 
 # %%
 keys = np.array([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])  # (S,k)
@@ -81,17 +81,18 @@ np.testing.assert_allclose(output[1], values.mean(axis=0))  # no preference: the
 # %% [markdown]
 # ## Why the scores are divided by sqrt(d_k)
 #
-# Take a query and a key whose k features are independent, with mean 0 and variance 1. Each of the k products
-# $q_i k_i$ then has mean 0 and variance 1, and so their sum, the score, has variance k. A wide head has large scores
-# for no better reason than being wide. Divided by $\sqrt{k}$, the variance is 1 at every width.
+# Take a query and a key whose k features are independent, with mean 0 and variance 1. Each of the k products $q_i k_i$
+# then has mean 0 and variance 1, and so their sum, the score, has variance k. A wide head has large scores for no
+# better reason than being wide. Dividing the scores by $\sqrt{k}$ brings their variance back to 1 at every width.
 #
-# What is wrong with large scores? The softmax of large scores is close to 0 and 1. We measure two things over 64
-# keys:
+# What is wrong with large scores? When scores are far apart, one weight is close to 1 and the others are close to 0.
+# We measure two things over 64 keys:
 #
-# - **the entropy** of the weights, in nats. It is $\ln 64$ if all keys count alike and 0 if only one counts.
-# - **the gradient** of the weights by the scores, the matrix $\mathrm{diag}(w) - w w^T$, as its Frobenius norm. A
-#   softmax that has made up its mind has no gradient, and a layer that cannot change its mind does not learn. It
-#   differs much from query to query, so we look at the median and at the quarter of the queries with the least.
+# - **the entropy** of the weights, in nats. It is $\ln 64$ if all keys have the same weight and 0 if one has all of
+#   it.
+# - **the gradient** of the weights with respect to the scores, the matrix $\mathrm{diag}(w) - w w^T$, as its Frobenius
+#   norm. A softmax that has made up its mind has no gradient, and a layer that cannot change its mind does not learn.
+#   The norm varies widely between queries, so we look at its median and its lower quartile.
 
 # %%
 S, NUM_QUERIES = 64, 1000
@@ -105,7 +106,7 @@ def gradient_norm(weights):
 
 
 def measure(scores):
-    """Of scores (T,S): variance, mean entropy of the weights, lower quartile and median of the gradient's norm."""
+    """Of scores (T,S): the variance, the mean entropy of the weights, lower quartile and median of the gradient norm."""
     weights = softmax(scores)
     entropy = -(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=-1)
     return scores.var(), entropy.mean(), *np.quantile(gradient_norm(weights), [0.25, 0.5])
@@ -146,14 +147,14 @@ axes[2].legend()
 plt.show()
 
 # %% [markdown]
-# The variance of the plain scores is the width, and their entropy falls towards 0: a wide head would begin its life
-# looking at one key, chosen by chance. With the scale, all curves are nearly flat.
+# The variance of the plain scores equals the width, and the entropy of the weights falls towards 0: before any
+# training, a wide head would look at one key, chosen by chance. With scaling, all curves are nearly flat.
 #
 # The paper suspects that large products push "the softmax function into regions where it has extremely small
-# gradients" (section 3.2.1). Measured, the story is finer. Without the scale the median of the gradient first *rises*:
-# a softmax that is torn between two keys is the most sensitive of all. At the paper's width of 64 it is still about
-# as large as with the scale. What has gone is the gradient of the decided queries: the lower quartile has fallen far,
-# and at larger widths the median follows. These sentences as assertions:
+# gradients" (section 3.2.1). The measurements say more. Without the scale the median of the gradient first *rises*: a
+# softmax that is torn between two keys is the most sensitive of all. At the paper's width of 64 it is still about as
+# large as with the scale. What has vanished is the gradient of the queries whose weights are saturated: the lower
+# quartile has fallen far, and at larger widths the median follows. The next cell asserts all this.
 
 # %%
 np.testing.assert_allclose(plain[3:, 0], WIDTHS[3:], rtol=0.25)  # from width 8 on, where chance has averaged out
@@ -177,9 +178,9 @@ np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm
 # %% [markdown]
 # ## The equality
 #
-# The package computes attention for a whole batch of heads: queries (B,h,T,k), keys and values (B,h,S,k). It hands
-# the output back as (B,T,h,k), ready for the heads to be joined, which is the next notebook. Its first argument is
-# the module that attends, which is only asked whether it is training.
+# The package computes attention for a whole batch of heads: queries (B,h,T,k), keys and values (B,h,S,k). It returns
+# the output as (B,T,h,k), ready for the heads to be joined, which is the subject of the next notebook. Its first
+# argument is the attention module, of which it only reads `training`, for dropout.
 
 # %%
 B, h, T, S, k = 3, 4, 5, 7, 16

@@ -13,18 +13,20 @@
 # %% [markdown]
 # # 5. Layers and stacks
 #
-# We have all parts: attention, heads, masks, positions, layer norm, feed-forward network. This notebook assembles them
-# into the model of Figure 1, in NumPy. There is no new mathematics in it, only three ideas of architecture:
+# We now have all the parts: attention, heads, masks, positions, layer norm, feed-forward network. This notebook
+# assembles them into the model of Figure 1, in NumPy. There is no new mathematics in it, only three architectural
+# ideas:
 #
 # - **The residual stream.** Each token has a vector of width d that runs from the bottom of a stack to its top. A
 #   sublayer reads it and adds something to it: `x + Sublayer(x)`, and then a layer norm (section 3.1).
 # - **The stack.** A layer maps (B,S,d) to (B,S,d), so layers can be stacked. All have the same structure and separate
 #   weights.
-# - **Cross-attention.** Each decoder layer has a third sublayer between the other two: its queries come from the
-#   target, its keys and values from the source. It is the only way in which the decoder sees the source.
+# - **Cross-attention.** Each decoder layer has a third sublayer, between self-attention and feed-forward network: its
+#   queries come from the target, its keys and values from the source. It is the only way in which the decoder sees the
+#   source.
 #
-# At every step we compare our numbers with those inside the package's model, recorded by hooks. At the end we have
-# rebuilt every step of its forward pass.
+# At every step we compare our numbers with those inside the package's model, which forward hooks record. At the end we
+# have rebuilt every step of its forward pass.
 #
 # Letters as in `modeling_vanilla_transformer.py`: B sentences, S source length, T target length, d model width, h
 # heads, k head size, f feed-forward size, V vocabulary size.
@@ -44,9 +46,9 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## A model to rebuild
 #
-# Two layers in each stack, in float64, so that rounding hides nothing. A new model has biases of 0 and norm weights of
-# 1, so a forgotten bias would make no difference; we add random numbers to all parameters. The sizes B, S, T, d, h, k,
-# f and V are all different, so that no axis can be mistaken for another.
+# Two layers in each stack, in float64, so that rounding hides nothing. In a new model all biases are 0 and all weights
+# of layer norms are 1, so a forgotten bias would go unnoticed; we add random numbers to all parameters. The sizes B,
+# S, T, d, h, k, f and V are all different, so that no axis can be mistaken for another.
 
 # %%
 B, S, T, d, h, f, V = 2, 7, 5, 24, 4, 40, 50
@@ -72,8 +74,8 @@ source = torch.randint(V, (B, S))
 target = torch.randint(V, (B, T))
 
 # %% [markdown]
-# `trace_shapes` runs the model once and lists the outputs of its modules, and the weights and heads of attention. This
-# is the plan of the notebook. The second layer of each stack repeats the first and is shown in one line.
+# `trace_shapes` runs the model once and lists the outputs of its modules, and the weights and heads of attention. Its
+# list below is the plan of this notebook. The second layer of each stack repeats the first and is shown in one line.
 
 # %%
 steps = trace_shapes(model, source, target)
@@ -82,13 +84,13 @@ print("\n".join(shape_table(steps)))
 # %% [markdown]
 # ## Hooks
 #
-# A forward hook is a function that PyTorch calls after each call of a module. Ours record the outputs of the modules:
-# the model's intermediate results, by module name. `check` compares one of our steps with them.
+# A forward hook is a function that PyTorch calls after each call of a module. Our hooks store the output of every
+# module under the module's name. `check` compares one of our steps with them.
 
 # %%
 P = {name: tensor.numpy() for name, tensor in model.state_dict().items()}  # parameters by name
 seen = {}  # outputs of the modules
-differences = {}  # the largest difference of our step
+differences = {}  # for each step, the largest difference from the package
 
 
 def watch(name, module):
@@ -122,10 +124,11 @@ print(f"{len(seen)} tensors were recorded, such as {list(seen)[3]} {seen[list(se
 # %% [markdown]
 # ## The bottom: embeddings and positions
 #
-# A token is a row of the embedding matrix (V,d), times $\sqrt{d}$ (section 3.4), plus the sinusoid of its position
-# (section 3.5). Why the factor? The paper gives no reason. In this package the rows are initialized with variance 1/d,
-# because the same matrix is the output projection, where this variance gives logits of about 1. Times $\sqrt{d}$, an
-# entry has variance 1 and is not dominated by the position, whose sines and cosines have a mean square of 1/2.
+# The vector of a token is its row of the embedding matrix (V,d), times $\sqrt{d}$ (section 3.4), plus the sinusoid of
+# its position (section 3.5). Why the factor? The paper gives no reason. In this package the rows are initialized with
+# variance 1/d, because the same matrix is the output projection, where this variance gives logits of about 1. Times
+# $\sqrt{d}$, an entry has variance 1 and is not dominated by the position, whose sines and cosines have a mean square
+# of 1/2.
 #
 # The package stores its sinusoids in float32, so we round ours, too.
 
@@ -148,11 +151,11 @@ x = embed("model.encoder", source)
 print(f"the encoder reads {x.shape}; the difference is {differences['model.encoder.dropout']:.1e}")
 
 # %% [markdown]
-# ## The parts, from the notebooks before
+# ## The parts, from the earlier notebooks
 #
-# Every name below is the name of a module, so that a function finds its parameters in `P` and the expected result in
-# `seen`. `mask` is true where a query may attend to a key, as in the second notebook; `memory` is the input of keys and
-# values.
+# `name` and `layer` below are names of modules, by which a function finds its parameters in `P` and the expected
+# result in `seen`. `mask` is true where a query may attend to a key, as in the second notebook; `memory` is the
+# sequence that keys and values are computed from.
 
 
 # %%
@@ -189,8 +192,8 @@ def feed_forward(layer, x):
 # %% [markdown]
 # ## An encoder layer, and the encoder
 #
-# Two sublayers, each in the same wrapper: add, then normalize. Attention is the only place in the model where the
-# vectors of different tokens interact; everything else treats each token separately.
+# Two sublayers, each followed by the same two operations: add its input, then normalize. Attention is the only place
+# in the model where the vectors of different tokens interact; everything else treats each token separately.
 
 
 # %%
@@ -218,10 +221,11 @@ print(f"the encoder gives {encoded.shape}; the difference is {differences['model
 #
 # Three differences from the encoder:
 #
-# 1. Its self-attention is causal: position t sees positions 0 to t. So all T predictions of a sentence are computed in
-#    one pass, and none has seen its answer.
-# 2. A sublayer between the two attends to the encoder's output, with T queries and S keys.
-# 3. Every layer attends to the *top* of the encoder, not to the encoder layer of the same height.
+# 1. Its self-attention is causal: position t sees positions 0 to t. In training, its input is the target shifted right
+#    by one, so all T predictions are computed in one pass, and none sees the token that it predicts.
+# 2. A sublayer between self-attention and feed-forward network attends to the encoder's output, with T queries and S
+#    keys.
+# 3. Every layer attends to the *top* of the encoder, not to the encoder layer at the same depth.
 
 
 # %%
@@ -248,9 +252,9 @@ print(f"the decoder gives {decoded.shape}; the difference is {differences['model
 # %% [markdown]
 # ## The top: logits from the embeddings
 #
-# The logit of a token is the inner product of the decoder's output with the embedding of that token. Source embeddings,
-# target embeddings and output projection are the same matrix (section 3.4). So the model reads and writes a word by the
-# same vector, and has one matrix (V,d) instead of three.
+# The logit of a token is the inner product of the decoder's output with the embedding of that token. Source
+# embeddings, target embeddings and output projection are the same matrix (section 3.4). So the model reads and writes
+# a word by the same vector, and has one matrix (V,d) instead of three.
 
 # %%
 matrices = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
@@ -322,8 +326,8 @@ assert by_source.all()
 # %% [markdown]
 # ## Counting parameters
 #
-# Attention has four matrices (d,d) with biases, a feed-forward network two matrices between d and f with biases, a norm
-# two vectors. The embedding matrix counts once, and sinusoids have no parameters.
+# Attention has four matrices (d,d) with biases, a feed-forward network two matrices between d and f with biases, a
+# norm two vectors. The embedding matrix counts once, and sinusoids have no parameters.
 
 
 # %%

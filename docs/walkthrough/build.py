@@ -1,4 +1,4 @@
-"""Build the notebooks: execute the sources in this folder and write each with its outputs.
+"""Build the notebooks: execute the sources in this folder and write each as a notebook with its outputs.
 
 python docs/walkthrough/build.py
 python docs/walkthrough/build.py 05_layers_and_stacks --output_dir /tmp
@@ -27,7 +27,7 @@ def read_source(source: Path) -> nbformat.NotebookNode:
 
 
 def tidy(outputs: list) -> list:
-    """Removes stderr, such as warnings with local paths, and blank lines around outputs."""
+    """Removes stderr (such as warnings that hold local paths) and blank lines around outputs."""
     kept = []
     for output in outputs:
         if output.output_type == "stream":
@@ -53,7 +53,7 @@ def build(source: Path, output_dir: Path) -> Path:
 
 
 def find_difference(source: Path, path: Path) -> str | None:
-    """Describes the first cell in which a notebook differs from its source; None if they match."""
+    """Describes how a notebook differs from its source, outputs aside; None if they match."""
     if not path.exists():
         return "is missing"
     ours, theirs = (

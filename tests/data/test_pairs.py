@@ -407,7 +407,7 @@ def test_no_pair_left(tokenizer):
     pairs = text_dataset([(None, "b"), ("", ""), ("x" * 60, "b")])
     limits = {"train": "--max_source_length 20 or --max_target_length 30 tokens", "test": "20 or 30 tokens"}
     for split, limit in limits.items():
-        message = f"No usable pair is left of the 3 of the {split} split: 2 have .*1 are longer than {limit}"
+        message = f"None of the 3 pairs of the {split} split is usable: 2 have .*1 are longer than {limit}"
         with pytest.raises(UserError, match=message):
             tokenize_pairs(pairs, tokenizer, 20, 30, split)
 

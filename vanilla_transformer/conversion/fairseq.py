@@ -1,6 +1,6 @@
 """Converts `transformer` checkpoints of fairseq, and its WMT19 models, which transformers holds as FSMT.
 
-Their modules have the names of ours. Source: fairseq 0.12.2 (Ott et al., 2019, arXiv 1904.01038), `models/transformer`
+Their modules are named like ours. Source: fairseq 0.12.2 (Ott et al., 2019, arXiv 1904.01038), `models/transformer`
 and `modules/sinusoidal_positional_embedding.py`; transformers 5.23, `models/fsmt/modeling_fsmt.py`.
 """
 
@@ -21,7 +21,7 @@ from .weights import build
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 TOKENS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
-# The search of fairseq-generate: it never writes padding, nor nothing at all, and ends after 200 tokens.
+# The search of fairseq-generate: it never generates padding or an empty translation, and stops after 200 tokens.
 SEARCH = {"num_beams": 5, "early_stopping": True, "suppress_tokens": [1], "min_new_tokens": 2}
 SEARCH |= {"max_new_tokens": 201, "forced_eos_token_id": 2}
 FIRST_ROW = 2  # of the position tables; rows 0 and 1 are never read
@@ -29,7 +29,7 @@ FIRST_ROW = 2  # of the position tables; rows 0 and 1 are never read
 # What ours does not have, by the option of fairseq-train.
 UNSUPPORTED = """adaptive_input adaptive_softmax_cutoff layernorm_embedding no_token_positional_embeddings
 no_cross_attention cross_self_attention"""
-# Tensors that are no weights, or copies of weights for a faster kernel.
+# Tensors that are not weights, or are copies of weights for a faster kernel.
 IGNORED = r"\w+\.version|\w+\.embed_positions\._float_tensor|.*\.\d+\.(in_proj|out_proj|fc[12])_(weight|bias)"
 # Names of modules, and ours; those of the layer norms are from checkpoints of before 2019.
 RENAMED = {
@@ -115,7 +115,7 @@ def from_fsmt(model: FSMTForConditionalGeneration) -> VanillaTransformerForCondi
 
 
 def convert(weights: dict[str, torch.Tensor], rows: int, **config) -> VanillaTransformerForConditionalGeneration:
-    """The model of `weights` under our names, but for the position tables, of which `rows` are used."""
+    """Builds a model from `weights` under our names. Of each position table, `rows` rows are used."""
     source, target = (weights[f"model.{side}.embed_tokens.weight"] for side in ("encoder", "decoder"))
     weights.setdefault("lm_head.weight", target)
     for side in ("encoder", "decoder"):
@@ -185,7 +185,7 @@ def sinusoids(rows: int, dim: int) -> torch.Tensor:
 def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -> tuple[PreTrainedTokenizerFast, int]:
     """Returns the tokenizer of fairseq's `dict.*.txt` and the codes of subword-nmt, and the size of the dictionary.
 
-    Its texts are Moses-tokenized, if those of the training were.
+    It expects Moses-tokenized text if the model was trained on such text.
 
     Without codes, the tokens are the words. Codes also build pieces that the dictionary lacks, on the way to longer
     ones. A word that ends up as such a piece is unknown to fairseq; here the piece is a token of its own after those

@@ -132,8 +132,9 @@ def native_family(config: VanillaTransformerConfig) -> str:
             check_family(config, name)
             return name
     raise ValueError(
-        f"No model of transformers has `position_embedding_type={config.position_embedding_type!r}` with "
-        f"`norm_first={config.norm_first}`; use this model with `trust_remote_code=True`, or CTranslate2."
+        f"The transformers library has no architecture with `position_embedding_type="
+        f"{config.position_embedding_type!r}` and `norm_first={config.norm_first}`; load this model with "
+        "`trust_remote_code=True` instead, or convert it to CTranslate2."
     )
 
 
@@ -180,8 +181,8 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
       if the generation config has no limit. Their positions count padding, so texts must be padded on the right.
     - Pegasus and Blenderbot tie all three embedding matrices or none. If ours are tied in part, each gets a copy.
 
-    The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if they
-    cannot have a value of our config.
+    The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if the
+    target model does not support its value.
     """
     family, ours = FAMILIES[name], model.config
     check_family(ours, name)

@@ -5,8 +5,8 @@ decoder_model_merged.onnx    target ids (B,T), the encoder's output and its mask
                              (B,T,V) and the longer cache; without a cache if `use_cache_branch` is false
 ..._quantized.onnx           the same with weights in int8, about a third of the size
 
-The names of files, inputs and outputs are those that both libraries look for; so is the model type `marian`, of which
-they read the sizes only. `pip install vanilla-transformer[onnx]` installs what this needs.
+The names of files, inputs and outputs are those that both libraries look for; so is the model type `marian`, from
+which they read only the sizes. `pip install vanilla-transformer[onnx]` installs what this needs.
 """
 
 import copy
@@ -131,7 +131,7 @@ def prepare(model: PreTrainedModel) -> PreTrainedModel:
 def export(module: nn.Module, example: tuple, inputs: list[str], outputs: list[str], sizes: tuple) -> onnx.ModelProto:
     """The graph of `module`; `sizes` names the dimensions of the inputs that may change."""
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # torch names every operator of libraries that are not installed
+    logging.disable(logging.WARNING)  # torch warns about operators of libraries that are not installed
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -167,9 +167,9 @@ def merge(first: onnx.ModelProto, later: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def branch(prefix: str, graph: onnx.GraphProto, inputs: set[str], weights: dict) -> onnx.GraphProto:
-    """A branch of an If node: `graph` with `prefix` before its names, reading `inputs` from outside.
+    """Turns `graph` into a branch of an If node: adds `prefix` to all names but `inputs`, which come from outside.
 
-    Its weights are added to `weights` by their content, and so only once if the other branch has the same.
+    Adds its weights to `weights`, keyed by content, so that a weight of both branches is stored once.
     """
     names = dict.fromkeys(inputs) | {"": ""}  # an empty name is an input that is left out
     names = {name: name for name in names}

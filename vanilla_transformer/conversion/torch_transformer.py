@@ -105,7 +105,7 @@ def from_torch_transformer(
 
 
 def _check_torch_transformer(transformer: nn.Transformer):
-    """Raises ValueError if it has no counterpart here."""
+    """Raises ValueError if this package's model cannot represent it."""
     for side, stack_class, layer_class in [
         ("encoder", nn.TransformerEncoder, nn.TransformerEncoderLayer),
         ("decoder", nn.TransformerDecoder, nn.TransformerDecoderLayer),

@@ -10,7 +10,7 @@ import torch
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
-# Modules whose output is added to the residual stream or normalizes it: d_model is the first axis of weight and bias.
+# Modules that write to the residual stream or normalize it: d_model is the first axis of weight and bias.
 # All others read the stream or embed tokens: d_model is the last axis of the weight, and no axis of the bias.
 WRITES_STREAM = (
     "out_proj",

@@ -147,7 +147,7 @@ class PairLoader(DataLoader):
     state = None  # resuming takes nothing but the batch number
 
     def epoch(self) -> list[np.ndarray]:
-        """The batches of the first epoch. Later epochs differ by a few, since other pairs share a pool."""
+        """The batches of the first epoch. Later epochs may have a few more or fewer, since pools hold other pairs."""
         return self.batch_sampler.plan(0)
 
 

@@ -106,7 +106,7 @@ def reading(what: str, remedy: str = ""):
 
 
 def where(args) -> str:
-    """The name of the data in messages."""
+    """How messages refer to the dataset."""
     return args.dataset_name or args.train_file
 
 
@@ -120,7 +120,7 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     files = [path for path in Path(args.dataset_name).resolve().rglob("*") if path.is_file()]
     cache, suffixes = None, {path.suffix for path in files} & FORMATS.keys() - {".txt"}  # .txt: a README, a license
     if files:
-        # datasets caches a directory with a card by its name alone, and would return what its files once held.
+        # For a directory with a dataset card, `datasets` keys its cache by name alone and would return stale rows.
         state = sorted((str(path), path.stat().st_mtime_ns) for path in files)
         cache = str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state))
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
@@ -175,7 +175,7 @@ def hold_out_validation(pairs: dict, args):
     """Takes the last pairs of the training split for validation, `args.validation_split_percentage` of them."""
     if args.streaming:
         raise UserError(
-            f"{where(args)} has no validation split, and none can be held out of a stream; name one with "
+            f"{where(args)} has no validation split, and a stream cannot be split; give validation pairs with "
             "--validation_split or --validation_file."
         )
     train = pairs["train"]
@@ -253,7 +253,10 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
 
 
 def iter_texts(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | None]:
-    """The non-empty texts of both sides, and at most how many; of a stream the first million pairs, and None."""
+    """Returns an iterator over the non-empty texts of both sides, and an upper bound on their number.
+
+    For a stream: the texts of the first million pairs, and None.
+    """
     is_stream = isinstance(dataset, IterableDataset)
 
     def texts() -> Iterator[str]:
@@ -303,7 +306,7 @@ def tokenize_pairs(
     if len(encoded) == 0:
         names = ("--max_source_length ", "--max_target_length ") if split == "train" else ("", "")
         raise UserError(
-            f"No usable pair is left of the {len(dataset)} of the {split} split: {drops['empty']} have an empty or "
+            f"None of the {len(dataset)} pairs of the {split} split is usable: {drops['empty']} have an empty or "
             f"missing side, {drops['too long']} are longer than {names[0]}{max_source_length} or "
             f"{names[1]}{max_target_length} tokens."
         )

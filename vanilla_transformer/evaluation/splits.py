@@ -26,7 +26,7 @@ def evaluate_split(
     """Loss (nats per target token), BLEU and chrF of a split, with some translations, which are also printed.
 
     Every process scores its share and returns the same results. `args` are the options of train.py:
-    `per_device_eval_max_tokens`, `max_source_length`, `target_lang`, `target_column` and `bleu_tokenize`.
+    `per_device_eval_max_tokens`, `target_lang`, `target_column` and `bleu_tokenize`.
 
     Returns:
         A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `bleu_signature`,
@@ -37,7 +37,7 @@ def evaluate_split(
     batches = evaluation_batches(split, tokenizer, args.per_device_eval_max_tokens, **shares)
     loss = evaluate_loss(model, batches, accelerator)
     sources, references = list(split["source"]), list(split["target"])
-    longest = max(split["source_length"])  # scored whole, also those that the Translator would split for users
+    longest = max(split["source_length"])  # translated whole, even where a Translator would split the text
     translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max_source_length=longest)
     with accelerator.autocast():
         translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")

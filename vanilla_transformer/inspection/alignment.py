@@ -9,7 +9,7 @@ from .attention import AttentionMaps, Token, index_of
 
 
 def align_words(maps: AttentionMaps, layer: int = -1) -> list[tuple[int, int]]:
-    """For each target word, the source word with the largest attention weight: pairs (source, target) from 0.
+    """For each target word, the source word with the largest attention weight: (source, target) index pairs from 0.
 
     The weight is averaged over the heads of the layer, summed over the tokens of the source word and averaged over
     those of the target word. Words are separated by spaces.

@@ -127,7 +127,7 @@ def make_model(args, config: VanillaTransformerConfig, device: torch.device):
     return model.to(device)
 
 
-# What a Marian model may generate: its decoder starts with the padding token, which it must not write.
+# Kept from a Marian model: its decoder starts with the padding token, which these options keep out of the output.
 KEPT_FROM_MARIAN = ("bad_words_ids", "forced_eos_token_id", "renormalize_logits")
 
 
@@ -144,7 +144,7 @@ def make_generation_config(args, model: VanillaTransformerForConditionalGenerati
 
 
 def resolve_defaults(args, model, train, checkpoint: Path | None, accelerator: Accelerator):
-    """A copy of the options with the learning rate and the batch size that were left to be chosen.
+    """A copy of the options in which an unset learning rate and an `auto` batch size have values.
 
     The learning rate defaults to the paper's peak. A batch size of `auto` becomes that of the resumed run, or the
     largest that fits into memory.

@@ -82,8 +82,8 @@ def number_of_shards(accelerator: Accelerator) -> int:
 def shard(model: VanillaTransformerForConditionalGeneration):
     """Shards each layer, then the rest of the model, over all processes.
 
-    Accelerate's own wrapping puts input and output embeddings into one group, and then finds the same matrix in the
-    decoder's group.
+    Accelerate's own wrapping is not used: it puts input and output embeddings into one FSDP group, and fails when it
+    meets the same tied matrix in the decoder's group.
     """
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
         fully_shard(layer)

@@ -57,7 +57,7 @@ def activation_bytes(model: nn.Module, args, accelerator, sentences: int, length
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    ids = torch.full((sentences, length), model.config.eos_token_id, device=accelerator.device)
+    ids = torch.ones((sentences, length), dtype=torch.long, device=accelerator.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     was_training = model.training
     model.train()
