@@ -330,7 +330,10 @@ BAD = {  # options, parts of the message
     "small vocabulary": ("--vocab_size 200", ["200", "260"]),
     "indivisible heads": ("--encoder_attention_heads 3", ["`d_model` is 16", "`encoder_attention_heads` is 3"]),
     "wrong value": ("--dropout 1.5", ["'dropout': it is 1.5; it must"]),
-    "no pair left": ("--max_source_length 1", ["None of the 100 pairs of the train split is usable", "--max_source_length 1"]),
+    "no pair left": (
+        "--max_source_length 1",
+        ["None of the 100 pairs of the train split is usable", "--max_source_length 1"],
+    ),
     "short learned table": (
         "--position_embedding_type learned --max_position_embeddings 50",
         ["--max_position_embeddings is 50", "128"],
