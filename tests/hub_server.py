@@ -124,7 +124,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.repo = self.hub.repos.get(self.repo_id)
                 if self.repo is None or self.repo.private and not self.token:
                     return self.not_found("Repo")
-                return method(self, *rest)
+                self.revision = rest[0] if rest else "main"
+                self.at = self.repo.at(self.revision)
+                if self.at is None and method is not Handler.branch:
+                    return self.not_found("Revision")
+                return method(self, *rest[1:])
         self.not_found("Entry")
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request
@@ -149,41 +153,32 @@ class Handler(BaseHTTPRequestHandler):
     def validate_yaml(self):
         self.answer(200, {"errors": [], "warnings": []})
 
-    def info(self, revision="main"):
-        commit = self.repo.at(revision)
-        if commit is None:
-            return self.not_found("Revision")
-        told = {"id": "/".join(self.repo_id.split("/")[-2:]), "sha": commit.oid, "private": self.repo.private}
-        self.answer(200, told | {"siblings": [{"rfilename": path} for path in commit.files]})
+    def info(self):
+        told = {"id": "/".join(self.repo_id.split("/")[-2:]), "sha": self.at.oid, "private": self.repo.private}
+        self.answer(200, told | {"siblings": [{"rfilename": path} for path in self.at.files]})
 
-    def tree(self, revision, folder=None):
+    def tree(self, folder=None):
         """The contents of a folder; with `recursive`, also of those below."""
-        commit = self.repo.at(revision)
-        if commit is None:
-            return self.not_found("Revision")
         prefix = f"{folder}/" if folder else ""
-        inside = {path: entry for path, entry in entries(commit).items() if path.startswith(prefix)}
+        inside = {path: entry for path, entry in entries(self.at).items() if path.startswith(prefix)}
         if folder and not inside:
             return self.not_found("Entry")
         if parse_qs(self.query).get("recursive", [""])[0].lower() not in ("true", "1"):
             inside = {path: entry for path, entry in inside.items() if path.count("/") == prefix.count("/")}
         self.answer(200, list(inside.values()))
 
-    def paths_info(self, revision):
-        commit = self.repo.at(revision)
-        if commit is None:
-            return self.not_found("Revision")
-        found, asked = entries(commit), parse_qs(self.body.decode()).get("paths", [])
+    def paths_info(self):
+        found, asked = entries(self.at), parse_qs(self.body.decode()).get("paths", [])
         self.answer(200, [found[path] for path in asked if path in found])
 
-    def branch(self, name):
-        if name in self.repo.refs:
+    def branch(self):
+        if self.revision in self.repo.refs:
             return self.answer(409, {"error": "exists"})
-        self.repo.refs[name] = [self.repo.at("main")]
+        self.repo.refs[self.revision] = [self.repo.at("main")]
         self.answer(200, {})
 
-    def preupload(self, revision):
-        files, modes = self.repo.at(revision).files, []
+    def preupload(self):
+        files, modes = self.at.files, []
         for asked in json.loads(self.body)["files"]:
             is_lfs, content = asked["path"].endswith(".safetensors"), files.get(asked["path"])
             oid = content and (hashlib.sha256(content).hexdigest() if is_lfs else git_sha1(content))
@@ -199,11 +194,11 @@ class Handler(BaseHTTPRequestHandler):
                 asked["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{asked['oid']}"}}
         self.answer(200, {"transfer": "basic", "objects": objects})
 
-    def commit(self, revision):
+    def commit(self):
         is_pr = "create_pr=1" in self.query
         if self.repo_id.split("/")[-2] not in OWNERS and not is_pr:
             return self.answer(403, {"error": "You don't have the rights"})
-        files, lfs = dict(self.repo.at(revision).files), set()
+        files, lfs = dict(self.at.files), set()
         header, *lines = map(json.loads, self.body.splitlines())
         for line in lines:
             kind, value = line["key"], line["value"]
@@ -215,22 +210,19 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 del files[value["path"]]
         commit = Commit(sha1(self.body), header["value"]["summary"], files, lfs)
-        ref = "refs/pr/1" if is_pr else revision
-        self.repo.refs[ref] = [*self.repo.refs.get(revision, []), commit]
+        ref = "refs/pr/1" if is_pr else self.revision
+        self.repo.refs[ref] = [*self.repo.refs.get(self.revision, []), commit]
         url = f"{self.hub.url}/{self.repo_id}"
         pr = {"pullRequestUrl": f"{url}/discussions/1"} if is_pr else {}
         self.answer(200, {"success": True, "commitOid": commit.oid, "commitUrl": f"{url}/commit/{commit.oid}", **pr})
 
-    def resolve(self, revision, path):
+    def resolve(self, path):
         if self.repo.gated:
             return self.answer(403, {"error": "Access is restricted"}, X_Error_Code="GatedRepo")
-        commit = self.repo.at(revision)
-        if commit is None:
-            return self.not_found("Revision")
-        if path not in commit.files:
-            return self.not_found("Entry", X_Repo_Commit=commit.oid)
-        content = commit.files[path]
-        headers = {"ETag": f'"{git_sha1(content)}"', "X-Repo-Commit": commit.oid, "Accept-Ranges": "bytes"}
+        if path not in self.at.files:
+            return self.not_found("Entry", X_Repo_Commit=self.at.oid)
+        content = self.at.files[path]
+        headers = {"ETag": f'"{git_sha1(content)}"', "X-Repo-Commit": self.at.oid, "Accept-Ranges": "bytes"}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not asked:
             return self.answer(200, content, **headers)
