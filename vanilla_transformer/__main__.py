@@ -13,7 +13,7 @@ from .errors import UserError
 
 VERBS = {
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
-    "convert": ("convert a Marian model to one of this package", "convert Helsinki-NLP/opus-mt-en-de opus-mt-en-de"),
+    "convert": ("convert models from other libraries, and to them", "convert outputs/sample native --to native"),
     "inspect": ("show shapes, attention maps and word alignments", "inspect shapes --d_model 512 --batch_size 30"),
     "demo": ("serve a web page to try a model", "demo --model outputs/sample"),
 }

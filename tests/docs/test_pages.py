@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import save_untrained
 
+from vanilla_transformer.__main__ import main
 from vanilla_transformer.training.arguments import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +16,7 @@ PAGES = sorted(path for path in ROOT.glob("**/*.md") if not IGNORED.search(path.
 LAUNCHER_OPTIONS = {
     *("--num_processes", "--mixed_precision", "--cpu", "--nproc_per_node", "--config_file", "--machine_rank"),
     *("--main_process_ip", "--main_process_port", "--help", "--check"),
+    *("--bind", "--ignore"),  # of http.server and npm (--ignore-scripts)
 }
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])
@@ -105,3 +107,22 @@ def test_huggingface_page_runs_from_top_to_bottom(workplace, monkeypatch):
     assert len(names["sentences"]) == 2 and all(names["sentences"])
     for written in ["tuned/model.safetensors", "adapter/adapter_model.safetensors", "merged/model.safetensors"]:
         assert (workplace / "outputs" / written).exists()
+
+
+@pytest.mark.slow
+def test_deployment_page_runs_from_top_to_bottom(workplace, monkeypatch, capsys):
+    """But for the checkpoint of fairseq and the Space, which have tests of their own."""
+    for name in ("ctranslate2", "onnxruntime"):
+        pytest.importorskip(name)
+    monkeypatch.chdir(workplace)
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    commands = re.findall(r"(?m)^    vanilla-transformer (convert outputs/.*)$", page)
+    assert len(commands) == 3
+    for command in commands:
+        main(command.split())
+    blocks = python_blocks("docs/deployment.md")
+    assert len(blocks) == 4
+    for code in blocks:
+        capsys.readouterr()
+        exec(code, {})
+        assert capsys.readouterr().out.strip(), code
