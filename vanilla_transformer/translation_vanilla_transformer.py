@@ -3,12 +3,14 @@
 
 import contextlib
 import importlib
+import json
 import math
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -28,7 +30,7 @@ class TextTooLong(ValueError):
     """Text `number`, counted from 0, has more tokens than can be translated in one piece."""
 
     def __init__(self, number: int, tokens: int, limit: int):
-        super().__init__(f"Text {number + 1} has {tokens} tokens, and the longest that can be translated {limit}.")
+        super().__init__(f"Text {number + 1} has {tokens} tokens; at most {limit} can be translated in one piece.")
         self.number, self.tokens, self.limit = number, tokens, limit
 
 
@@ -75,8 +77,10 @@ class Translator:
         if too_long not in ("split", "refuse"):
             raise ValueError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
         if model.config.model_type != "vanilla_transformer":
-            kind = f"is a {model.config.model_type} model; convert a marian one by `vanilla-transformer convert`"
-            raise ValueError(f"The model {kind}, others are not supported.")
+            kind = model.config.model_type
+            raise ValueError(
+                f"The model is of type {kind}; `vanilla-transformer convert` converts some types to ours."
+            )
         if tokenizer.pad_token is None:
             raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
         check_options({"max_tokens": max_tokens, "max_source_length": max_source_length})
@@ -180,6 +184,7 @@ class Translator:
             TextTooLong: The text is too long to be translated in one piece.
             ValueError: As in a call, or there are fewer beams than `n`.
         """
+        generation = {name: value for name, value in generation.items() if value is not None}
         check_options(generation)
         generation = {"num_beams": max(n, self.num_beams({})), **generation}
         if not 1 <= n <= generation["num_beams"]:
@@ -294,7 +299,7 @@ def check_options(options: dict):
         raise ValueError(f"`length_penalty` is {options['length_penalty']}; it must be a finite number.")
     for name, expected in [("num_return_sequences", 1), ("return_dict_in_generate", False)]:
         if options.get(name, expected) != expected:
-            raise ValueError(f"A Translator returns one text for each; call the model's `generate` for `{name}`.")
+            raise ValueError(f"A Translator returns one translation a text; call the model's `generate` for `{name}`.")
 
 
 def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
@@ -302,6 +307,11 @@ def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
 
     Transformers would initialize missing weights at random and drop others, with a warning only.
     """
+    index = Path(name_or_path) / "model.safetensors.index.json"
+    if index.is_file():  # transformers would also load a pickle, or a file elsewhere, that it names
+        for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict | kwargs)
     problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]

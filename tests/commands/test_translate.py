@@ -133,7 +133,7 @@ def test_a_closed_stream_ends_the_command_with_a_sentence(stream, monkeypatch):
         main(["translate", "--model", "x"])
 
 
-@pytest.mark.parametrize("name, message", [("missing", ""), ("foreign", ""), ("marian", "is a marian model; convert")])
+@pytest.mark.parametrize("name, message", [("missing", ""), ("foreign", ""), ("marian", "is of type marian")])
 def test_a_model_that_cannot_be_loaded_is_named(name, message, marian, tmp_path, monkeypatch):
     folder = {"missing": tmp_path / "missing", "foreign": tmp_path, "marian": marian}[name]
     (tmp_path / "config.json").write_text("{}")

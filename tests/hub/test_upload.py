@@ -54,11 +54,21 @@ def index(*names):
     return shard
 
 
+def link(name):
+    def replace_by_link(folder):
+        (folder / name).rename(folder.parent / f"outside_{name}")
+        (folder / name).symlink_to(folder.parent / f"outside_{name}")
+
+    return replace_by_link
+
+
 BROKEN = {
     "no directory": (shutil.rmtree, "is not a directory"),
     "no config": (remove("config.json"), "config.json does not exist"),
     "damaged config": (write("config.json", "{"), "config.json cannot be read"),
     "foreign config": (write("config.json", '{"model_type": "marian"}'), "of type marian, not vanilla_transformer"),
+    "linked code": (link("modeling_vanilla_transformer.py"), "modeling_vanilla_transformer.py is a link"),
+    "linked weights": (link("model.safetensors"), "model.safetensors is a link to a file elsewhere"),
     "no weights": (remove("model.safetensors"), "has no model.safetensors"),
     "no shard": (index("model-00001-of-00001.safetensors"), "names model-00001-of-00001.safetensors, which is not"),
     "pickled shard": (index("pytorch_model.bin"), "names pytorch_model.bin, which is not a safetensors file"),

@@ -45,7 +45,8 @@ def staged(
             trained it, its card is written anew.
 
     Raises:
-        UserError: A file is missing or unreadable, or the model is of another kind or has no native form.
+        UserError: A file is missing, unreadable or a link out of the directory, or the model is of another kind or has
+            no native form.
     """
     output_dir = Path(output_dir)
     check_directory(output_dir)
@@ -60,6 +61,7 @@ def staged(
         else:
             copy_files(output_dir, folder, MODEL_FILES)
             for path in weight_files(output_dir):
+                check_link(path, output_dir)
                 (folder / path.name).symlink_to(path.resolve())
         make_public(folder)
         if native and (folder / "recipe.yaml").exists():
@@ -106,9 +108,16 @@ def copy_files(output_dir: Path, folder: Path, patterns: str):
     """Copies the files of these names into a folder."""
     for pattern in patterns.split():
         for path in output_dir.glob(pattern):
+            check_link(path, output_dir)
             copy = folder / path.relative_to(output_dir)
             copy.parent.mkdir(exist_ok=True)
             shutil.copy(path, copy)
+
+
+def check_link(path: Path, output_dir: Path):
+    """Raises UserError for a link out of the directory, since a push would publish what it leads to."""
+    if not path.resolve().is_relative_to(output_dir.resolve()):
+        raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
 
 
 def stage_native(output_dir: Path, folder: Path):
