@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None):
     options = vars(parse_arguments(argv))
     model_dir, space = options.pop("model_dir"), options.pop("space")
     if space and options["create_pr"]:
-        raise UserError("--space shows the model that is pushed, and a pull request is not merged; drop one of them.")
+        raise UserError("--space cannot show a model that is still in a pull request; drop --space or --create_pr.")
     if space and options["native"]:
         raise UserError("--space shows a model in the form of this package; drop --native.")
     if options.pop("dry_run"):

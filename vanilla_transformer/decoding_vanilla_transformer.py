@@ -265,7 +265,7 @@ class DecodingState:
 
 
 class Hypotheses:
-    """The n best finished hypotheses of each sentence: tokens (A,n,`max_length`), scores and lengths (A,n)."""
+    """The n best finished hypotheses of A unfinished sentences: tokens (A,n,`max_length`), scores, lengths (A,n)."""
 
     def __init__(self, prompts: torch.Tensor, generation_config: GenerationConfig):
         self.config = generation_config

@@ -40,7 +40,7 @@ def test_card_requirements_and_program_name_what_they_need():
     ("options", "message"),
     [
         (["--space", "my demo"], "Cannot push to my demo: Repo id must"),
-        (["--space", "me/demo", "--create_pr"], "--space shows the model that is pushed, and a pull request is not"),
+        (["--space", "me/demo", "--create_pr"], "--space cannot show a model that is still in a pull request"),
     ],
 )
 def test_a_space_that_cannot_be_is_refused_before_anything_is_pushed(trained, tmp_path, options, message):

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--model", required=True, help="a model directory or a Hub id")
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")
     add("--trust_remote_code", action="store_true", help="run code from the Hub for the tokenizer")
-    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2 is faster, and optional")
+    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2 is faster, but an extra")
     add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
     add("--num_beams", type=positive, help="beams (default: those of the model)")
     add("--length_penalty", type=float, help="the exponent of the length in beam search")

@@ -40,10 +40,9 @@ ACTIVATIONS = {
     "swish": common_spec.Activation.SWISH,
 }
 
-# Options of `generate` that mean the same to CTranslate2, or nothing in its searches: in both searches, in greedy
-# search, and those that mask tokens. Transformers masks them after the softmax, CTranslate2 before it, which makes a
-# difference in beam search only, unless the scores are normalized again. A forced end is exact where translations end
-# before the limit.
+# Options of `generate` that CTranslate2 treats the same way or can ignore. EXACT: in both searches (a forced end only
+# where translations end before the limit). GREEDY: in greedy search. MASKS: those that mask tokens, which transformers
+# does after the softmax and CTranslate2 before it; in beam search that differs unless scores are normalized again.
 EXACT = {"num_beams", "length_penalty", "max_length", "forced_eos_token_id", "renormalize_logits"}
 EXACT |= {"num_return_sequences", "pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
 EXACT |= {"temperature", "top_k", "top_p"}
@@ -150,7 +149,7 @@ class CTranslate2Translator(Translator):
         if config.position_embedding_type == "sinusoidal":
             self.max_positions = max(MAX_POSITIONS, config.max_position_embeddings)
             self.longest_source = min(self.longest_source, self.max_positions)
-        # Several workers of one thread each do more than one worker of several, whose matrices are too small to share.
+        # Many workers of one thread are faster than one worker of many: the matrices are too small to split.
         self.workers = torch.get_num_threads() if device.type == "cpu" else 1
         options = {"inter_threads": self.workers, "intra_threads": 1} if device.type == "cpu" else {}
         options |= {"device": device.type, "device_index": device.index or 0}

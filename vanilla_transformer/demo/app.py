@@ -163,7 +163,7 @@ class Page:
         except TextTooLong as error:
             sentence = f"The text has {error.tokens} tokens, more than the {longest} that are translated at a time"
             raise gr.Error(f"{sentence}; shorten it.", print_exception=False) from error
-        except ValueError as error:  # an option that the backend does not have, or a character that is none
+        except ValueError as error:  # an option that the backend does not have, or a lone surrogate
             raise gr.Error(one_line(error), print_exception=False) from error
         seconds = time.perf_counter() - start
         speed = f"{best[0].tokens} tokens in {seconds:.2f} s: {best[0].tokens / seconds:.0f} tokens/s"

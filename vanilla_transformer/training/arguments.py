@@ -110,7 +110,7 @@ class TrainingOptions:
     torch_compile: bool = option(False, "compile the model, once for all batch shapes")
     gradient_checkpointing: bool = option(False, "recompute layers in the backward pass to save memory")
     eval_steps: int | None = option(None, "evaluate every N steps (default: only at the end)", ge=1)
-    save_steps: int | None = option(None, "save every N steps, besides at each evaluation and at the end", ge=1)
+    save_steps: int | None = option(None, "save every N steps; each evaluation and the last step also save", ge=1)
     logging_steps: int = option(10, "log every N steps", ge=1)
     save_total_limit: int = option(2, "number of checkpoints to keep; the best one is always kept", ge=1)
     resume_from_checkpoint: str | None = option(

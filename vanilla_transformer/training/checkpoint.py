@@ -97,7 +97,7 @@ def load_state(checkpoint: Path) -> TrainerState:
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
-    """Copies `weights`, each tied one once, into a model, sharded or not.
+    """Copies `weights`, in which tied weights appear once, into a model, sharded or not.
 
     Raises ValueError, naming the weight, if one is missing or unknown.
     """
@@ -141,11 +141,11 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def resolve_resume_checkpoint(args) -> Path | None:
-    """The checkpoint that `--resume_from_checkpoint` asks for; None if there is none, to start from scratch.
+    """The checkpoint to resume from; None without `--resume_from_checkpoint`, or if there is no checkpoint yet.
 
     Raises:
-        UserError: The named one is not a checkpoint or not the newest one of its run, or the run would overwrite
-            something else in `--output_dir`.
+        UserError: The given path is not a checkpoint or not the newest one in `--output_dir`, or the run would
+            overwrite other files there.
     """
     output_dir, name, checkpoint = Path(args.output_dir), args.resume_from_checkpoint, None
     existing = list_checkpoints(output_dir)
@@ -174,7 +174,7 @@ def resolve_resume_checkpoint(args) -> Path | None:
 
 
 def prepare_output_dir(lock: FileLock, recipe: str):
-    """Creates the directory of the lock, acquires the lock, deletes remains and writes the recipe.
+    """Creates the output directory, acquires its lock, deletes what a killed run left, and writes `recipe.yaml`.
 
     Raises:
         UserError: The directory cannot be created or written to, or another run is using it.

@@ -104,8 +104,8 @@ def sync_on_last(accelerator: Accelerator, model: nn.Module, is_last: bool):
 def end_processes(accelerator: Accelerator):
     """Ends the trackers and the process group.
 
-    gloo's threads need the GIL to finish their last work, while the destructor of the process group waits for them
-    and holds it (https://github.com/pytorch/pytorch/issues/56297): they get a moment before.
+    The destructor of the process group holds the GIL while it waits for gloo's threads, which need it to finish
+    (https://github.com/pytorch/pytorch/issues/56297). So they get a moment before.
     """
     time.sleep(0.1)
     accelerator.end_training()

@@ -43,7 +43,7 @@ class GracefulShutdown:
                 raise KeyboardInterrupt
             return
         self.signal_number, self.received_at = number, time.monotonic()
-        with contextlib.suppress(OSError):  # os.write, since print may not be called again from within itself
+        with contextlib.suppress(OSError):  # os.write, because print is not reentrant
             os.write(2, b"\ntrain.py: saving a checkpoint after this step; press Ctrl-C again to exit at once.\n")
 
     def should_stop(self, may_ask_others: bool = True) -> bool:

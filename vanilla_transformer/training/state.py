@@ -45,7 +45,7 @@ class TrainerState:
         self.history.append({"step": self.step, **{k: v for k, v in scores.items() if k.startswith("eval_")}})
 
     def evaluations(self) -> list[dict]:
-        """The evaluations whose scores can be compared with those to come."""
+        """The evaluations whose scores are comparable with future ones: of this run, with equal data and options."""
         return [entry for entry in self.history[self.scores_count_from :] if "eval_loss" in entry]
 
     @property
@@ -153,8 +153,8 @@ def check_divergence(
 class Triggers:
     """Decides at which steps a run logs, evaluates, saves and ends.
 
-    The last step is evaluated after the loop, with the final weights; if the best weights are wanted, it is also
-    evaluated with the others, to be compared.
+    The last step is evaluated after the loop, with the final weights. If the best weights are wanted, it is also
+    evaluated in the loop, for comparison.
     """
 
     def __init__(self, args, max_steps: int):
