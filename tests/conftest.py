@@ -16,6 +16,12 @@ from transformers import MarianTokenizer
 from vanilla_transformer.data.tokenizer import train_tokenizer
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Scripts that other tests run in this process take all cores, and more threads round differently."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def marian_pairs() -> list[tuple[str, str]]:
     """What the [`marian`] model was trained on: a few sentences, every other of them with the language to come."""
