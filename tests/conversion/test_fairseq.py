@@ -241,3 +241,5 @@ def test_the_convert_command_makes_model_and_tokenizer(tokenizer, tmp_path, caps
     assert not (tmp_path / "newer").exists()
     assert "--codes need --dictionary" in command_error(capsys, "convert", path, tmp_path / "newer", *files[2:])
     assert "is not a file" in command_error(capsys, "convert", tmp_path / "no.pt", tmp_path / "newer")
+    missing = ["--dictionary", tmp_path / "no.txt"]
+    assert "no.txt is not a file" in command_error(capsys, "convert", path, tmp_path / "newer", *missing)

@@ -181,7 +181,10 @@ def hold_out_validation(pairs: dict, args):
     train = pairs["train"]
     count = max(1, len(train) * args.validation_split_percentage // 100)
     if count >= len(train):
-        raise UserError(f"{where(args)} has {len(train)} pairs, too few to hold some out for validation.")
+        raise UserError(
+            f"{where(args)} has {len(train)} pair(s), too few to hold some out for validation; give validation pairs "
+            "with --validation_split or --validation_file."
+        )
     PartialState().print(
         f"{where(args)} has no validation split: the last {count:,} pairs of the training split are held out."
     )
