@@ -38,7 +38,7 @@ MIN_POSITIONS = 1024  # rows of a native model's sinusoidal table, which cannot 
 
 @dataclass(frozen=True)
 class Family:
-    """A model of transformers, and the fields of our config that it stands for."""
+    """A model class of the transformers library, and the values of our config fields that it implements."""
 
     model: type[PreTrainedModel]
     config: type
@@ -126,7 +126,7 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
 
 
 def native_family(config: VanillaTransformerConfig) -> str:
-    """The name of the family that [`to_native`] converts a model with this config to; raises ValueError likewise."""
+    """The name of the family that [`to_native`] converts a model with this config to; raises ValueError as it does."""
     for name, family in FAMILIES.items():
         if (family.norm_first, family.position_embedding_type) == (config.norm_first, config.position_embedding_type):
             check_family(config, name)

@@ -69,7 +69,7 @@ def launch(app: gr.Blocks, **options) -> gr.Blocks:
 
 
 def read_results(name: str, revision: str | None) -> dict:
-    """`all_results.json` of a model, which holds examples; empty if it has none."""
+    """The contents of a model's `all_results.json`, with example translations; empty if it has no such file."""
     missing = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
     file = cached_file(name, "all_results.json", revision=revision, **missing)
     return json.loads(Path(file).read_text(encoding="utf-8")) if file else {}

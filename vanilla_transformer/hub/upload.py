@@ -81,7 +81,7 @@ def check_directory(output_dir: Path):
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
     if kind != ours:
         raise UserError(
-            f"{output_dir} holds a model of type {kind}, not {ours}; name the --output_dir of a training run."
+            f"{output_dir} holds a model of type {kind}, not {ours}; give a directory that train.py wrote."
         )
     weight_files(output_dir)  # raises if there are none
     if not (output_dir / "tokenizer_config.json").exists():

@@ -232,7 +232,7 @@ def index_of(name: str, number: int, count: int) -> int:
 
 
 def write_attention_page(maps: AttentionMaps, path: Path, title: str):
-    """Writes a self-contained web page with all maps, in which attention, layer and head are chosen."""
+    """Writes a self-contained web page with all maps; its reader selects the kind of attention, layer and head."""
     data = {}
     for kind, name in KINDS.items():
         rows, columns = maps.axes(kind)
