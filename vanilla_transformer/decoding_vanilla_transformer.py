@@ -170,7 +170,7 @@ class DecodingState:
     A of the B sentences are unfinished, each with n beams. The source of a sentence is stored once, and one row of the
     self-attention cache (A,h,L,k) holds the L keys and values of all its beams. Reordering beams therefore copies no
     keys: it gathers `ancestors` (A,n,L), an additive mask that leaves each beam its own past. The decoder layers are
-    called directly, with the n beams in the place of n target positions, without the overhead of the whole model.
+    called directly, which saves the overhead of the whole model; the n beams stand where n target positions would.
     """
 
     def __init__(

@@ -30,6 +30,14 @@ def converted(translator: Translator, folder, quantization=None) -> Translator:
     return load(str(folder / "converted"))
 
 
+def test_an_existing_directory_is_not_overwritten(text_tokenizer, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    translator = writing_translator(text_tokenizer)
+    with pytest.raises(FileExistsError):
+        backend.to_ctranslate2(translator.model, translator.tokenizer, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 SEARCHES = [{}, {"length_penalty": 0.6}, {"num_beams": 3}, {"num_beams": 3, "length_penalty": 2.0}]
 SEARCHES += [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"min_new_tokens": 5}]
 SEARCHES += [{"suppress_tokens": [70]}, {"bad_words_ids": [[70], [80, 81], [2]]}]

@@ -64,7 +64,8 @@ def to_ctranslate2(
         quantization: Of the weights: `int8`, `int8_float16`, `int16`, `float16`, `bfloat16`, ...; None: float32.
         source: Identifies the weights, to tell later whether they have changed.
 
-    Raises ValueError for an activation function or quantization that CTranslate2 does not have.
+    Raises ValueError for an activation function or quantization that CTranslate2 does not have, and FileExistsError
+    if the directory exists.
     """
     if quantization not in (None, *ACCEPTED_MODEL_TYPES):
         raise ValueError(f"`quantization` is {quantization!r}; it must be one of {', '.join(ACCEPTED_MODEL_TYPES)}.")
@@ -84,7 +85,6 @@ def to_ctranslate2(
     spec.validate()
     spec.optimize(quantization=quantization)
     output_dir = Path(output_dir)
-    shutil.rmtree(output_dir, ignore_errors=True)
     output_dir.mkdir(parents=True)
     spec.save(str(output_dir))
     tokenizer.save_pretrained(output_dir)
@@ -101,6 +101,7 @@ def token_names(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
 
 
 def make_spec(model: PreTrainedModel) -> TransformerSpec:
+    """CTranslate2's description of the model, with its weights in float32."""
     config = model.config
     activation, specs = config.activation_function, []
     if activation not in ACTIVATIONS:
@@ -261,6 +262,7 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
                 model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
                 tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
                 Translator(model, tokenizer)  # raises ValueError for a model of another kind
+                shutil.rmtree(target, ignore_errors=True)  # of other weights, or incomplete
                 to_ctranslate2(model, tokenizer, target, quantization, source)
     return target
 

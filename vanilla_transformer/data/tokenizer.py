@@ -37,7 +37,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, length: int | None = 
     texts = iter(texts)
     first = next(texts, None)
     if first is None:
-        raise UserError("There is no text to train a tokenizer on; check the dataset and its columns.")
+        raise UserError("The dataset has no text to train a tokenizer on; check its columns.")
     tokenizer = Tokenizer(models.BPE())
     # A leading space makes the first word the same token as inside a sentence; decoding strips it.
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])

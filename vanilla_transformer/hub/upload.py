@@ -42,7 +42,7 @@ def staged(
 
     Args:
         native: Stage the Marian, Pegasus or Blenderbot model that [`to_native`] makes, without code. If train.py
-            trained it, its card is written anew.
+            trained it, its card is written again.
 
     Raises:
         UserError: A file is missing, unreadable or a link out of the directory, or the model is of another kind or has
