@@ -16,7 +16,7 @@ from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of, write_attention_page
 from ..inspection.shapes import shape_table, trace_shapes
 from ..training.arguments import MODEL_OPTIONS, model_fields
-from .options import Parser, positive
+from .options import Parser, add_dataset_options, positive
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -76,12 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     for command in (attention, align):
         command.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
 
-    align.add_argument("--dataset_name", required=True, help="a Hub id or a directory of the same layout")
-    align.add_argument("--dataset_config_name", help="the configuration of the dataset")
-    align.add_argument("--split", default="test", help="(default: %(default)s)")
-    for side in ("source", "target"):
-        align.add_argument(f"--{side}_lang", help=f"the {side} language: a column, or a key of `translation`")
-        align.add_argument(f"--{side}_column", help=f"the column of the {side}, if its name is not a language")
+    add_dataset_options(align, required=True)
     align.add_argument("--layer", type=int, default=-1, help="decoder layer, from 0 (default: the last)")
 
 

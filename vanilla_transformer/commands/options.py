@@ -1,6 +1,10 @@
-"""Shared by the commands: a parser with one-sentence errors, and types of options."""
+"""Shared by the commands: a parser with one-sentence errors, types of options, and options of several commands."""
 
 import argparse
+
+import torch
+
+GENERATION = ("num_beams", "length_penalty", "max_new_tokens")  # options that go to `generate`
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,3 +18,37 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
+
+
+def torch_device(text: str) -> torch.device:
+    try:
+        return torch.device(text)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not a device; give cpu, cuda, cuda:1, ...") from error
+
+
+def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
+    """A split of a dataset, for [`load_split`]."""
+    add = parser.add_argument
+    add("--dataset_name", required=required, help="a Hub id or a directory of the same layout")
+    add("--dataset_config_name", help="the configuration of the dataset")
+    add("--split", default="test", help="(default: %(default)s)")
+    for side in ("source", "target"):
+        add(f"--{side}_lang", help=f"the {side} language: a column, or a key of `translation`")
+        add(f"--{side}_column", help=f"the column of the {side}, if its name is not a language")
+
+
+def add_translation_options(parser: argparse.ArgumentParser):
+    """The options of [`Translator`] that several commands have, and those of `generate`."""
+    add = parser.add_argument
+    add("--trust_remote_code", action="store_true", help="run code from the Hub for the tokenizer")
+    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2 is faster, but an extra")
+    add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
+    add("--num_beams", type=positive, help="beams (default: those of the model)")
+    add("--length_penalty", type=float, help="the exponent of the length in beam search")
+    add("--max_new_tokens", type=positive, help="tokens of a translation (default: that of the model)")
+    add("--max_source_length", type=positive, help="tokens translated in one piece (default: as many as in training)")
+    add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
+    add("--device", type=torch_device, help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
+    dtypes = ["auto", "float32", "bfloat16", "float16"]
+    add("--dtype", choices=dtypes, default="auto", help="of the weights with torch (default: as they were saved)")

@@ -4,42 +4,23 @@ import argparse
 import sys
 from itertools import islice
 
-import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError, loading, one_line
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
-from .options import positive
+from .options import GENERATION, add_translation_options
 
 LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
-GENERATION = ("num_beams", "length_penalty", "max_new_tokens")  # options that go to `generate`
 
 
 def add_arguments(parser: argparse.ArgumentParser):
     add = parser.add_argument
     add("--model", required=True, help="a model directory or a Hub id")
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")
-    add("--trust_remote_code", action="store_true", help="run code from the Hub for the tokenizer")
-    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2 is faster, but an extra")
-    add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
-    add("--num_beams", type=positive, help="beams (default: those of the model)")
-    add("--length_penalty", type=float, help="the exponent of the length in beam search")
-    add("--max_new_tokens", type=positive, help="tokens of a translation (default: that of the model)")
-    add("--max_source_length", type=positive, help="tokens translated in one piece (default: as many as in training)")
+    add_translation_options(parser)
     policy = "translate a longer line in pieces, or end the command with its number (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
-    add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
-    add("--device", type=torch_device, help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
-    dtypes = ["auto", "float32", "bfloat16", "float16"]
-    add("--dtype", choices=dtypes, default="auto", help="of the weights with torch (default: as they were saved)")
-
-
-def torch_device(text: str) -> torch.device:
-    try:
-        return torch.device(text)
-    except RuntimeError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not a device; give cpu, cuda, cuda:1, ...") from error
 
 
 def run(options: argparse.Namespace):
