@@ -61,12 +61,12 @@ def chunked_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Projection, softmax, cross-entropy and its gradient, for a chunk of target tokens at a time.
 
-    The gradient of the loss with respect to the logits is simple, so it is computed in the forward pass, as soon as
-    the logits are there. The (N,V) logits of a batch, by far the largest tensor of training, never exist. Matrices are
-    multiplied in `dtype`; sums are in float32.
+    The gradient of the loss with respect to the logits has a simple closed form, so it is computed in the forward
+    pass, as soon as the logits are there. The (N,V) logits of a batch, by far the largest tensor of training, never
+    exist as a whole. Matrices are multiplied in `dtype`; sums are accumulated in float32.
 
     Returns the loss () summed over the N target tokens and its gradients with respect to `hidden` (B,T,d), `weight`
-    (V,d) and `bias` (V,). They are empty unless `needs_grad`.
+    (V,d) and `bias` (V,). The gradients are empty unless `needs_grad`.
     """
     is_target, vocab_size = labels != -100, weight.shape[0]
     projection = weight.to(dtype)

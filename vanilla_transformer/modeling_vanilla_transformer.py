@@ -365,7 +365,10 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """How to split a layer over devices: projections into heads and inner features by column, those back by row."""
+    """How to split a layer over devices.
+
+    Projections to heads (q, k, v) and to inner features (fc1) are split by column, those back (out_proj, fc2) by row.
+    """
     columns = [f"{attention}.{name}_proj" for attention in attentions for name in "qkv"] + ["fc1"]
     rows = [f"{attention}.out_proj" for attention in attentions] + ["fc2"]
     return {f"layers.*.{name}": "colwise" for name in columns} | {f"layers.*.{name}": "rowwise" for name in rows}
@@ -387,9 +390,10 @@ class VanillaTransformerEncoderOutput(BaseModelOutput):
 
 
 def padding_mask(input_ids: Tensor, config: VanillaTransformerConfig) -> Tensor | None:
-    """1 for tokens, 0 for padding (B,S), by `pad_token_id`; None if the config has none.
+    """The mask (B,S), 1 for tokens and 0 for `pad_token_id`; None if the config has no padding token.
 
-    If the end token is the padding token too, the first one after a word counts as the end, the others as padding.
+    If the end token is also the padding token, the first one after another token is the end (1), the others are
+    padding.
     """
     if config.pad_token_id is None:
         return None

@@ -48,8 +48,9 @@ rng = np.random.default_rng(0)
 # ## Layer norm
 #
 # Subtract the mean of each word's d features and divide by their standard deviation; then scale and shift each
-# feature by learned parameters. `eps` prevents a division by zero when all features are equal. Nothing is shared
-# between words, so neither batch nor padding matters, and training and inference compute the same.
+# feature by learned parameters. `eps` prevents a division by zero when all features are equal. The mean and the
+# deviation are those of one word, so other words, other sentences and padding do not matter, and training and inference
+# compute the same.
 
 
 # %%
@@ -68,17 +69,17 @@ weight, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
 np.testing.assert_allclose(norm(torch.from_numpy(x)).detach().numpy(), layer_norm(x, weight, bias), atol=1e-6)
 
 # %% [markdown]
-# Scaling or shifting the input does not change the output. So after a norm, the length of a word's vector carries no
-# information, only its direction. This will matter at depth.
+# Multiplying the input by a number, or adding one to all its features, does not change the output. So after a norm, the
+# length of a word's vector carries no information, only its direction. This will matter at depth.
 
 # %%
 without_eps = {"weight": weight, "bias": bias, "eps": 0}
 np.testing.assert_allclose(layer_norm(2 * x + 3, **without_eps), layer_norm(x, **without_eps), atol=1e-12)
 
 # %% [markdown]
-# Its gradient by hand. Shifting or scaling x changes nothing, so the gradient has no component along these two
-# directions: they are subtracted. And the larger x was, the smaller its gradient: it is divided by the standard
-# deviation.
+# Its gradient by hand. A change of x along these two directions leaves the output as it is, so the gradient has no
+# component along them: they are subtracted. The rest is divided by the standard deviation of x, so a larger x gets a
+# smaller gradient.
 
 
 # %%
@@ -155,8 +156,8 @@ plt.show()
 #
 # A sublayer, attention or feed-forward, does not compute the new vector of a word, but what is *added* to it.
 #
-# - **post-norm**, the paper: `norm(x + sublayer(x))`. Each sum is normalized, so each layer outputs words of
-#   the same size.
+# - **post-norm**, the paper: `norm(x + sublayer(x))`. The sum is normalized, so the words that leave a layer have
+#   the same size after every layer.
 # - **pre-norm**: `x + sublayer(norm(x))`. x is only ever added to, so there is a direct path from the last layer down to
 #   the embeddings. One more norm at the end of the stack normalizes the sum.
 #
@@ -205,7 +206,7 @@ tokens, labels = torch.randint(3, 100, (2, 8, 16), generator=generator)  # (B,S)
 
 
 def measure(depth, norm_first, zeroed=None, seed=0, width=64):
-    """For each layer of both stacks: the size of its output, and the gradients of the output and of the parameters.
+    """For each layer of both stacks: the size of its output, and the norms of the gradients of output and parameters.
 
     `zeroed` is the name of a projection in the decoder layers whose weight is set to 0.
     """

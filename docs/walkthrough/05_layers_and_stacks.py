@@ -25,8 +25,8 @@
 #   queries come from the target, its keys and values from the source. It is the only way in which the decoder sees the
 #   source.
 #
-# At every step we compare our numbers with those inside the package's model, which forward hooks record. At the end we
-# have rebuilt every step of its forward pass.
+# At every step we compare our numbers with those that forward hooks record inside the package's model. By the end we
+# will have rebuilt its whole forward pass.
 #
 # Letters as in `modeling_vanilla_transformer.py`: B sentences, S source length, T target length, d model width, h
 # heads, k head size, f feed-forward size, V vocabulary size.
@@ -47,8 +47,8 @@ torch.set_num_threads(1)
 # ## A model to rebuild
 #
 # Two layers in each stack, in float64, so that rounding hides nothing. In a new model all biases are 0 and all weights
-# of layer norms are 1, so a forgotten bias would go unnoticed; we add random numbers to all parameters. The sizes B,
-# S, T, d, h, k, f and V are all different, so that no axis can be mistaken for another.
+# of layer norms are 1, so that nobody would notice if we forgot one; so we add random numbers to all parameters. The
+# sizes B, S, T, d, h, k, f and V are all different, so that no axis can be mistaken for another.
 
 # %%
 B, S, T, d, h, f, V = 2, 7, 5, 24, 4, 40, 50
@@ -74,8 +74,9 @@ source = torch.randint(V, (B, S))
 target = torch.randint(V, (B, T))
 
 # %% [markdown]
-# `trace_shapes` runs the model once and lists the outputs of its modules, and the weights and heads of attention. Its
-# list below is the plan of this notebook. The second layer of each stack repeats the first and is shown in one line.
+# `trace_shapes` runs the model once and lists the shapes of all that its modules compute. Its
+# list below is the plan of this notebook. The second layer of each stack has the same shapes as the first and is shown
+# in one line.
 
 # %%
 steps = trace_shapes(model, source, target)
@@ -126,9 +127,9 @@ print(f"{len(seen)} tensors were recorded, such as {list(seen)[3]} {seen[list(se
 #
 # The vector of a token is its row of the embedding matrix (V,d), times $\sqrt{d}$ (section 3.4), plus the sinusoid of
 # its position (section 3.5). Why the factor? The paper gives no reason. In this package the rows are initialized with
-# variance 1/d, because the same matrix is the output projection, where this variance gives logits of about 1. Times
-# $\sqrt{d}$, an entry has variance 1 and is not dominated by the position, whose sines and cosines have a mean square
-# of 1/2.
+# variance 1/d, because the same matrix is the output projection, where this gives logits with a variance of about 1.
+# Multiplied by $\sqrt{d}$, the entries have variance 1, so that positions, whose sines and cosines have a mean square
+# of 1/2, do not dominate them.
 #
 # The package stores its sinusoids in float32, so we round ours, too.
 
@@ -219,12 +220,11 @@ print(f"the encoder gives {encoded.shape}; the difference is {differences['model
 # %% [markdown]
 # ## A decoder layer, and the decoder
 #
-# Three differences from the encoder:
+# The decoder differs from the encoder in three ways:
 #
-# 1. Its self-attention is causal: position t sees positions 0 to t. In training, its input is the target shifted right
-#    by one, so all T predictions are computed in one pass, and none sees the token that it predicts.
-# 2. A sublayer between self-attention and feed-forward network attends to the encoder's output, with T queries and S
-#    keys.
+# 1. The decoder's self-attention is causal: position t sees positions 0 to t. In training, its input is the target
+# shifted right by one, so all T predictions are computed in one pass, and none sees the token that it predicts. 2. A
+# sublayer between self-attention and feed-forward network attends to the encoder's output, with T queries and S keys.
 # 3. Every layer attends to the *top* of the encoder, not to the encoder layer at the same depth.
 
 

@@ -60,7 +60,8 @@ def from_fairseq(
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is not such a checkpoint, or this model lacks an option of its architecture, which is named.
+        ValueError: The file is not such a checkpoint, or its architecture has an option that this model lacks; the
+        message names it.
     """
     weights, options = read_checkpoint(Path(path))
     for name in UNSUPPORTED.split():

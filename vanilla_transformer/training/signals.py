@@ -49,7 +49,8 @@ class GracefulShutdown:
     def should_stop(self, may_ask_others: bool = True) -> bool:
         """Whether any process has received a signal.
 
-        The processes of a distributed run ask each other, and so agree, at steps where `may_ask_others` is True.
+        The processes of a distributed run ask each other, so that all get the same answer; where `may_ask_others` is
+        False, the answer is False.
         """
         if self.accelerator.num_processes == 1:
             return self.signal_number is not None
