@@ -1,5 +1,6 @@
 """What the tests share: small models, batches and comparisons."""
 
+import argparse
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, Marian
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
-from vanilla_transformer.training.arguments import DataOptions
+from vanilla_transformer.training.arguments import DataOptions, parse_arguments
 
 ROOT = Path(__file__).parents[1]
 
@@ -170,6 +171,11 @@ def data_options(**options) -> DataOptions:
     return DataOptions(**{name: str(value) if isinstance(value, Path) else value for name, value in options.items()})
 
 
+def training_options(*argv: str) -> argparse.Namespace:
+    """The options of train.py, on any dataset."""
+    return parse_arguments(["--dataset_name=x", *argv])
+
+
 def parts(k: int) -> list[dict[str, torch.Tensor]]:
     """The six pairs of SOURCES and TARGETS as `k` batches of very different numbers of tokens."""
     sources, targets = ([torch.tensor([*row, 2]) for row in rows] for rows in (SOURCES, TARGETS))
@@ -188,7 +194,7 @@ def assert_close(ours, theirs, tolerance=1e-5):
 def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
     loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def assert_same_gradients(ours: dict, theirs: dict, tolerance=1e-5):

@@ -2,16 +2,14 @@
 
 import itertools
 import json
-import os
-import signal
+import multiprocessing
 import subprocess
-import sys
+import time
 from collections import Counter
 from types import SimpleNamespace
 
 import datasets
 import numpy as np
-import psutil
 import pytest
 import torch
 from helpers import data_options, text_dataset
@@ -21,7 +19,6 @@ from transformers import PreTrainedTokenizerFast
 from vanilla_transformer.data import batches
 from vanilla_transformer.data.batches import (
     PairCollator,
-    TokenBatchSampler,
     evaluation_batches,
     fill_batches,
     lengths_of,
@@ -100,18 +97,6 @@ def test_padding_fraction_is_that_of_the_tensors():
 def test_fill_batches_keeps_a_long_pair_alone():
     lengths = np.array([3, 50, 3, 3, 3, 10])
     assert as_lists(fill_batches(lengths, lengths, 12)) == [[0, 2, 3, 4], [5], [1]]
-
-
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_processes_take_the_batches_in_turn_from_any_number(lengths, num_processes):
-    plans = [as_lists(plan_batches(*lengths, 400, 1, epoch)) for epoch in range(3)]
-    expected = list(itertools.chain(*plans))
-    for start in [0, num_processes, len(plans[0]) // num_processes * num_processes, len(plans[0]) + 5]:
-        share = {"start": start, "num_processes": num_processes}
-        samplers = [TokenBatchSampler(*lengths, 400, 1, process_index=i, **share) for i in range(num_processes)]
-        order = [number % num_processes for number in range(start, len(expected))]
-        iterators = list(map(iter, samplers))
-        assert [next(iterators[i]) for i in order] == expected[start:]
 
 
 # ------------------------------------------------------------------------------------------------------------ collator
@@ -215,13 +200,6 @@ def test_epoch_counts_the_batches_of_all_processes(tokenized, tokenizer):
     assert as_lists(loader.epoch()) == as_lists(plan_batches(*lengths_of(tokenized), 60, 1, 0))
 
 
-def test_lengths_are_those_of_the_token_ids(tokenized):
-    some = tokenized.select([7, 3, 40])
-    for found, side in zip(lengths_of(some), ("input_ids", "labels"), strict=True):
-        assert found.dtype == np.int32
-        assert found.tolist() == [len(tokenized[i][side]) for i in (7, 3, 40)]
-
-
 def test_evaluation_batches_have_every_pair_once(tokenized, tokenizer):
     everything = sorted((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in tokenized)
     for num_processes in [1, 2, 3, 60]:
@@ -239,56 +217,24 @@ def test_workers_keep_the_order(tokenized, tokenizer):
     assert take(training_batches(tokenized, tokenizer, args, 4), 5) == expected
 
 
-TRAINING = """
-import signal, sys, time
-from types import SimpleNamespace
-from helpers import text_dataset
-from vanilla_transformer.data.batches import training_batches
-from vanilla_transformer.data.pairs import tokenize_pairs
-from vanilla_transformer.data.tokenizer import train_tokenizer
-
-stopped = []
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda *_: stopped.append(True))
-tokenizer = train_tokenizer(["a dog"], 260)
-pairs = tokenize_pairs(text_dataset([(f"a dog {i}", "x") for i in range(50)]), tokenizer, 99, 99)[0]
-args = SimpleNamespace(seed=1, per_device_train_max_tokens=99, dataloader_num_workers=2, bpe_dropout=0.0)
-
-def train():
-    batches = iter(training_batches(pairs, tokenizer, args))
-    next(batches)
-    print("ready", flush=True)
-    while not stopped:
-        next(batches)
-        time.sleep(0.05)
-    time.sleep(0.3)
-    print("read", len([next(batches) for _ in range(20)]))  # more than was prefetched
-    if "fail" in sys.argv:
-        raise RuntimeError("with a traceback that keeps the batches alive")
-
-train()
-"""
+def idle(is_ready):
+    batches.leave_signals_to_training(0)
+    is_ready.set()
+    time.sleep(60)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number, argv", [(signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGINT, ["fail"]), (signal.SIGKILL, [])]
-)
-def test_workers_end_with_the_training_process_alone(number, argv):
-    """Ctrl-C and SIGTERM, sent to all processes, do not stop the workers; they never outlive the training process."""
-    path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
-    command, env = [sys.executable, "-c", TRAINING, *argv], os.environ | {"PYTHONPATH": path}
-    process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    assert "ready\n" in process.stdout  # reads up to that line
-    workers = psutil.Process(process.pid).children()
-    assert len(workers) == 2
-    os.killpg(process.pid, number) if number != signal.SIGKILL else process.kill()
-    said, _ = process.communicate(timeout=60)
-    assert (said, process.returncode) == (("", -9) if number == signal.SIGKILL else ("read 20\n", len(argv)))
-    _, alive = psutil.wait_procs(workers, timeout=20)  # a worker looks every five seconds whether its parent is alive
-    assert not alive
+def test_worker_ends_for_the_training_process_alone():
+    """Ctrl-C and a job scheduler signal all processes of a run, which still needs its workers."""
+    is_ready = multiprocessing.Event()
+    worker = multiprocessing.Process(target=idle, args=(is_ready,))
+    worker.start()
+    is_ready.wait()
+    subprocess.run(["bash", "-c", f"kill -INT {worker.pid}; kill -TERM {worker.pid}"], check=True)
+    worker.join(0.5)
+    assert worker.is_alive()
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode is not None
 
 
 # ------------------------------------------------------------------------------------------------------------- streams

@@ -3,13 +3,10 @@
 import importlib
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
 from helpers import assert_close
@@ -53,52 +50,6 @@ def number(cell: str) -> float:
 
 
 # -------------------------------------------------------------------------------------------------------------- scale
-
-
-def test_generated_pairs_have_the_lengths_of_translations(script, tmp_path, monkeypatch):
-    scale = script("scale")
-    monkeypatch.setattr(scale, "SHARD", 400)
-    scale.write_pairs(tmp_path / "pairs", 1000)
-    files = sorted((tmp_path / "pairs" / "data").glob("train-*"))
-    assert [file.name for file in files] == [f"train-{i:05}-of-00003.parquet" for i in range(3)]
-    rows = [row for file in files for row in pyarrow.parquet.read_table(file).to_pylist()]
-    assert len(rows) == 1000 and len({row["en"] for row in rows}) > 950
-    lengths = np.array([[len(row[side].split()) for side in ("en", "de")] for row in rows])
-    assert np.abs(lengths.mean(axis=0) - scale.SENTENCE).max() < 1.5
-    assert np.corrcoef(lengths.T)[0, 1] > 0.9  # a long sentence has a long translation
-
-
-MEASURED = """
-import mmap, subprocess, sys
-
-size, file = int(sys.argv[1]), open(sys.argv[2], "rb")
-mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-print(mapped.find(b"x"), flush=True)  # reads it all
-input()
-block = b"1" * size
-print(flush=True)
-input()
-code = f"block = b'1' * {size}; print(flush=True); input()"
-worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-print(worker.stdout.readline(), flush=True)
-input()
-worker.communicate(b" ")
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere mapped files cannot be told apart")
-def test_memory_excludes_mapped_files_and_has_workers_apart(script, tmp_path):
-    size, found = 50 * 2**20, []
-    (tmp_path / "file").write_bytes(bytes(size))
-    command = [sys.executable, "-c", MEASURED, str(size), str(tmp_path / "file")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        for _ in range(3):  # with the file mapped, then with as many bytes, then with a worker that has as many
-            process.stdout.readline()
-            found.append(script("scale").memory_of(process.pid))
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-    expected = [(0, 0), (size, 0), (size, size)]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=size / 3)
 
 
 @pytest.mark.slow
@@ -189,15 +140,3 @@ def test_end_to_end(tmp_path):
     rows = rows_of(page)
     assert {row[0].split(",")[0] for row in rows} == {"ours", "run_translation_no_trainer"} and len(rows) == 3
     assert len({row[3] for row in rows}) == 1  # target tokens
-
-
-def dies():
-    """A contestant that the system kills, as it does when memory runs out."""
-    return lambda: os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_killed_contestant_is_named(script):
-    contest = script("contest")
-    with pytest.raises(SystemExit, match="'large' was killed, maybe because memory ran out"):
-        contest.Contestant("large", dies).turn()

@@ -18,7 +18,6 @@ from runs import (
     files,
     options,
     results,
-    signal_at,
     steps,
     train,
     train_fails,
@@ -121,16 +120,6 @@ def test_run_stopped_while_the_last_checkpoint_is_saved_only_evaluates(finished,
     argv = options(pairs, tmp_path / "model", "--max_steps 8 --eval_steps 4" + RESUME)
     stop(argv, optim, "compute_loss", 8)
     assert steps(tmp_path / "model") == [4, 8] and not (tmp_path / "model" / "config.json").exists()
-    train(argv)
-    assert_same_run(tmp_path / "model", finished[0])
-
-
-def test_run_killed_in_an_evaluation_loses_nothing(finished, pairs, fork, tmp_path):
-    """The checkpoint of the step was saved before."""
-    argv = options(pairs, tmp_path / "model", "--max_steps 8 --eval_steps 4" + RESUME)
-    killed = fork(argv, signal_at("train", "evaluate_split", 1))
-    assert killed.wait() == -signal.SIGKILL
-    assert steps(tmp_path / "model") == [4]
     train(argv)
     assert_same_run(tmp_path / "model", finished[0])
 

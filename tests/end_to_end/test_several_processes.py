@@ -21,7 +21,6 @@ from runs import (
     assert_same_run,
     options,
     random_pairs,
-    results,
     signal_at,
     steps,
     train,
@@ -30,9 +29,7 @@ from runs import (
 )
 from transformers import AutoModelForSeq2SeqLM
 
-from vanilla_transformer.evaluation.scores import TranslationQuality
 from vanilla_transformer.training.arguments import parse_arguments
-from vanilla_transformer.translation_vanilla_transformer import Translator
 
 FILES = {path.stem: path for path in sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))}
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").replace("\\\n        ", "")
@@ -126,17 +123,6 @@ def test_two_processes_equal_one_as_launched(name, one, pairs, tmp_path):
     assert_same_run(tmp_path / "model", one, tolerance=1e-5)
 
 
-@pytest.mark.slow
-def test_sharded_weights_differ_from_one_process_only_in_key_biases(pairs, fork_two, tmp_path):
-    """With the paper's epsilon: rounding errors decide the steps of weights whose exact gradient is 0."""
-    more = "--max_steps 20 --learning_rate 0.01 --dropout 0 --eval_steps 20"
-    succeed(fork_two(options(pairs, tmp_path / "two", more, model=MODEL), **SHARDED))
-    train(options(pairs, tmp_path / "one", more + " --gradient_accumulation_steps 2", model=MODEL))
-    ours, theirs = weights(tmp_path / "two"), weights(tmp_path / "one")
-    differing = {name for name in theirs if (ours[name] - theirs[name]).abs().max() > 1e-5}
-    assert all(name.endswith("k_proj.bias") for name in differing), differing
-
-
 RESUMED = [("sharded", "one"), ("one", "sharded"), ("sharded", "copied"), ("copied", "one")]
 
 
@@ -192,26 +178,6 @@ def test_machines_that_share_too_little_are_rejected(what, pairs, fork_two, tmp_
     assert [machine.wait() for machine in machines] == [2, 2]
     assert f"train.py: error: {message}" in machines[0].printed()
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-@pytest.mark.slow
-def test_evaluation_by_two_processes_equals_one(pairs, fork_two, tmp_path):
-    """To the last digit, with a model that has learned something."""
-    trained = tmp_path / "trained"
-    train(options(pairs, trained, "--max_steps 150 --warmup_steps 20 --learning_rate 0.01", model=MODEL))
-    more = f"--model_name_or_path {trained} --learning_rate 0 --max_steps 1"
-    succeed(fork_two(options(pairs, tmp_path / "two", more, model="")))
-    train(options(pairs, tmp_path / "one", more, model=""))
-    two, one = results(tmp_path / "two"), results(tmp_path / "one")
-    scores = ["eval_bleu", "eval_chrf", "test_bleu", "test_chrf"]
-    assert [two[name] for name in scores] == [one[name] for name in scores]
-    assert [two[name] for name in ("eval_loss", "test_loss")] == pytest.approx(
-        [one[name] for name in ("eval_loss", "test_loss")], rel=1e-6
-    )
-    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-    translations = Translator.from_pretrained(str(tmp_path / "two"))([row["en"] for row in rows])
-    alone = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
-    assert 1 < alone["bleu"] == two["test_bleu"] and alone["chrf"] == two["test_chrf"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from runs import (
     QUICK,
     WORDS,
     assert_identical,
-    execute,
     files,
     options,
     results,
@@ -381,12 +380,6 @@ def test_bad_input_is_rejected_in_one_sentence(name, finished, marian, pairs, tm
     message = train_fails(options(pairs, tmp_path / "model", "--max_steps 2 " + more.format(**places)))
     assert all(part.format(**places) in message for part in parts), message
     assert files(tmp_path) == before
-
-
-def test_unknown_recipe_key_names_the_closest(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("dataset_name: x\nwarmup_step: 3\n")
-    message = f"'warmup_step' in {tmp_path / 'recipe.yaml'} is not an option; did you mean warmup_steps?\n"
-    assert execute(["--config", str(tmp_path / "recipe.yaml")]) == (2, "", f"train.py: error: {message}")
 
 
 @pytest.mark.parametrize("sample", [10**6, 100], ids=["for the tokenizer", "in training"])

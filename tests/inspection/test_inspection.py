@@ -2,12 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
-from helpers import DISTINCT_SIZES, ROOT, B, S, T, assert_close, command_error, positions, random_ids, shape_letters
+from helpers import DISTINCT_SIZES, B, S, T, assert_close, command_error, positions, random_ids, shape_letters
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertTokenizerFast
 
@@ -72,16 +70,6 @@ def test_padded_sentences_have_their_own_positions(make_model):
     source[1, 8:] = 0
     steps = [step for step in trace_shapes(model, source, random_ids(T)) if "embed_positions" in step.module]
     assert [step.letters for step in steps] == [("B", "S", "d"), ("1", "T", "d")]
-
-
-def test_steps_are_in_order_of_computation(make_model):
-    steps = trace_shapes(make_model(**DISTINCT_SIZES), random_ids(S), random_ids(T))
-    layer = [step.module.split("layers.1.")[1] for step in steps if "decoder.layers.1." in step.module]
-    heads = ["q_proj", "k_proj", "v_proj", "weights", "heads", "out_proj"]
-    expected = [f"self_attn.{one}" for one in heads] + ["self_attn_layer_norm"]
-    expected += [f"encoder_attn.{one}" for one in heads] + ["encoder_attn_layer_norm"]
-    assert layer == [*expected, "fc1", "activation_fn", "fc2", "final_layer_norm"]
-    assert steps[-1].module == "lm_head"
 
 
 def test_flops_and_parameters_add_up(make_model):
@@ -312,13 +300,6 @@ def test_code_of_a_model_is_not_run(saved, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     assert "cannot be loaded" in command_error(capsys, "inspect", "shapes", "--model", saved)
     assert not (tmp_path / "was_run").exists()
-
-
-def test_broken_pipe_ends_the_command_silently():
-    command = f"{sys.executable} -m vanilla_transformer inspect shapes --all_layers --encoder_layers 400 | head -1"
-    result = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, cwd=ROOT)
-    assert result.stdout.startswith(b"module ") and result.stdout.count(b"\n") == 1
-    assert result.returncode == 141 and b"Traceback" not in result.stderr
 
 
 def test_page_in_a_browser(maps, tmp_path, browser):

@@ -37,7 +37,6 @@ pairs = pytest.mark.parametrize(
 caches = pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
 widths = pytest.mark.parametrize("num_beams", [1, 4], ids=["greedy", "beams"])
 all_positions = pytest.mark.parametrize("positions", SEEDS)
-kinds = pytest.mark.parametrize("kind", ["dynamic", "static"])
 
 
 def assert_close(ours, theirs, tolerance=1e-5):
@@ -212,22 +211,6 @@ def test_enough_beams_find_the_best_of_all_sentences(make_lively, length_penalty
     assert list(map(tuple, found)) == best
 
 
-def test_attentions_and_hidden_states_are_those_of_one_forward(model):
-    model.set_attn_implementation("eager")
-    search = {"output_attentions": True, "output_hidden_states": True, "return_dict_in_generate": True}
-    output = model.generate(SOURCE, max_new_tokens=5, min_new_tokens=5, **search)
-    target = output.sequences[:, :-1]
-    with torch.no_grad():
-        whole = model(SOURCE, MASK, target, output_attentions=True, output_hidden_states=True)
-    for step in range(5):
-        for layer in range(2):
-            own, cross = output.decoder_attentions[step][layer], output.cross_attentions[step][layer]
-            assert_close(own[:, :, -1], whole.decoder_attentions[layer][:, :, step, : step + 1])
-            assert_close(cross[:, :, -1], whole.cross_attentions[layer][:, :, step])
-        for ours, theirs in zip(output.decoder_hidden_states[step], whole.decoder_hidden_states, strict=True):
-            assert_close(ours[:, -1], theirs[:, step])
-
-
 # --------------------------------------------------------------------------------------------------- ends and prefixes
 
 
@@ -286,48 +269,6 @@ def test_a_cache_can_be_passed_and_used_again(make_lively, positions, num_beams,
         cache.reset()
 
 
-@all_positions
-def test_a_static_cache_may_be_longer_than_the_positions(make_lively, positions):
-    model = make_lively(positions)
-    cache = make_cache(model, "static", length=model.config.max_position_embeddings + 10)
-    assert translate(model, past_key_values=cache) == translate(model, use_cache=False)
-
-
-@kinds
-@all_positions
-def test_a_returned_cache_continues_the_translation(make_lively, positions, kind):
-    model = make_lively(positions)
-    search = {"return_dict_in_generate": True, "output_scores": True}
-    whole = model.generate(SOURCE, min_new_tokens=9, max_new_tokens=9, use_cache=False, **search)
-    cache = make_cache(model, kind)
-    begun = model.generate(SOURCE, past_key_values=cache, min_new_tokens=4, max_new_tokens=4, **search)
-    assert begun.past_key_values is cache and cache.get_seq_length() == 4  # the start and all but the last
-    prefix = {"decoder_input_ids": begun.sequences, "decoder_attention_mask": torch.ones_like(begun.sequences)}
-    read = []
-    hook = model.get_decoder().embed_tokens.register_forward_hook(lambda _, ids, __: read.append(ids[0].shape[1]))
-    ended = model.generate(SOURCE, past_key_values=cache, min_new_tokens=5, max_new_tokens=5, **prefix, **search)
-    hook.remove()
-    assert ended.past_key_values is cache and cache.get_seq_length() == 9
-    assert read == [1] * 5
-    assert torch.equal(ended.sequences, whole.sequences)
-    for ours, theirs in zip(begun.scores + ended.scores, whole.scores, strict=True):
-        assert_close(ours, theirs)
-
-
-@kinds
-def test_a_reordered_cache_continues_the_chosen_sentences(model, kind):
-    """Cross-attention also reads its keys from the cache, whatever source is passed."""
-    order, target = torch.tensor([2, 0, 3, 3]), PREFIX
-    cache, encoded = make_cache(model, kind), model.get_encoder()(SOURCE, MASK)
-    inputs = {"encoder_outputs": encoded, "past_key_values": cache, "use_cache": True}
-    with torch.no_grad():
-        model(attention_mask=MASK, decoder_input_ids=target[:, :3], **inputs)
-        cache.reorder_cache(order)
-        step = model(attention_mask=MASK[order], decoder_input_ids=target[order, 3:], **inputs).logits
-        expected = model(SOURCE[order], MASK[order], target[order]).logits[:, 3:]
-    assert_close(step, expected, 1e-9)
-
-
 # -------------------------------------------------------------------------------------------------------- other inputs
 
 
@@ -351,22 +292,6 @@ def test_source_and_target_vocabularies_of_different_size(make_lively, decoder_v
     sizes = {"decoder_vocab_size": decoder_vocab_size, "share_encoder_decoder_embeddings": False}
     model = make_lively("learned", **sizes, tie_word_embeddings=tie_word_embeddings)
     assert translate(model, **route) == by_hand(model, route["num_beams"])
-
-
-@pytest.mark.parametrize("num_beams, kind", [(1, "static"), (4, "dynamic")])
-@all_positions
-def test_a_model_in_bfloat16_generates(make_lively, positions, num_beams, kind):
-    """Also with positions beyond the table, which are computed."""
-    rows = {} if positions == "learned" else {"max_position_embeddings": 3}
-    model = make_lively(positions, **rows)
-    expected = model(SOURCE, MASK, torch.full((len(SOURCE), 1), START)).logits[:, 0]
-    search = {"num_beams": num_beams, "cache_implementation": kind}
-    search |= {"output_logits": True, "return_dict_in_generate": True}
-    output = model.to(torch.bfloat16).generate(SOURCE, max_new_tokens=STEPS, min_new_tokens=STEPS, **search)
-    assert output.sequences.shape == (len(SOURCE), STEPS + 1)
-    assert {layer.keys.dtype for layer in output.past_key_values.self_attention_cache.layers} == {torch.bfloat16}
-    assert_close(output.logits[0][::num_beams], expected, 0.1)
-    assert torch.stack(output.logits).isfinite().all()
 
 
 # ------------------------------------------------------------------------------------------------------- our searches

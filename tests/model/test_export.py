@@ -6,13 +6,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from helpers import TINY, lively_model, randomise
+from helpers import lively_model
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, OnnxConfig, OnnxExporter
-from transformers.integrations.executorch import Seq2SeqLMExportableModule
-
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
 PAD, START, END = 0, 1, 2
 SOURCE = torch.tensor(
@@ -50,9 +47,6 @@ def test_the_translations_compared_below_differ(model):
     assert len(translated.unique()) > 10 and len(set(ends)) > 3 and None in ends
 
 
-# ---------------------------------------------------------------------------------------------------------- by example
-
-
 def export(model, exporter, config, folder):
     """Writes `encoder/model`, `decoder/prefill` and `decoder/decode` for any number of sentences of any length.
 
@@ -65,10 +59,10 @@ def export(model, exporter, config, folder):
     exporter.export_for_generation(model, inputs, config).save_pretrained(folder / "decoder")
 
 
-class OnnxTranslator:
-    """Greedy search by onnxruntime, with neither torch nor transformers."""
+class OnnxDecoder:
+    """step(previous tokens (B,1)) -> logits (B,1,V), by onnxruntime."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, model):
         self.encoder, self.prefill, self.decode = (
             onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
             for name in ("encoder/model.onnx", "decoder/prefill.onnx", "decoder/decode.onnx")
@@ -79,33 +73,68 @@ class OnnxTranslator:
         outputs = session.run(None, {value.name: feed[value.name] for value in session.get_inputs()})
         return dict(zip([value.name for value in session.get_outputs()], outputs, strict=True))
 
-    def __call__(self, source: torch.Tensor, mask: torch.Tensor, max_new_tokens: int, end: int = END) -> torch.Tensor:
-        """Source ids and their mask, 0 at padding, (B,S) -> target ids (B,T), padded after the end of a sentence."""
+    def start(self, source, mask):
         feed = {"input_ids": source.numpy(), "attention_mask": mask.numpy()}
         feed["encoder_outputs.last_hidden_state"] = self.run(self.encoder, feed)["last_hidden_state"]
-        target, ended = np.full((len(source), 1), START), np.zeros(len(source), dtype=bool)
-        session = self.prefill
-        for _ in range(max_new_tokens):
-            outputs = self.run(session, {**feed, "decoder_input_ids": target[:, -1:]})
-            best = np.where(ended, PAD, outputs["logits"][:, -1].argmax(-1))
-            target, ended = np.concatenate([target, best[:, None]], axis=1), ended | (best == end)
-            if ended.all():
-                break
+
+        def step(tokens):
+            is_first = not any(name.startswith("input.") for name in feed)
+            session = self.prefill if is_first else self.decode
+            outputs = self.run(session, {**feed, "decoder_input_ids": tokens.numpy()})
             # The cache that one step returns is an input of the next.
-            for name, value in outputs.items():
-                feed["input." + name.removeprefix("output.")] = value
-            session = self.decode
-        return torch.from_numpy(target)
+            feed.update({"input." + name.removeprefix("output."): value for name, value in outputs.items()})
+            return torch.from_numpy(outputs["logits"])
+
+        return step
 
 
-# ---------------------------------------------------------------------------------------------------------------- ONNX
+class ProgramDecoder:
+    """The same by torch.export programs, which were saved and loaded again."""
+
+    def __init__(self, folder, model):
+        self.encode, decoder = (ExportedModel.from_pretrained(folder / name) for name in ("encoder", "decoder"))
+        self.prefill, self.decode, self.config = decoder.runners["prefill"], decoder.runners["decode"], model.config
+
+    def start(self, source, mask):
+        inputs = {"attention_mask": mask, "encoder_outputs": self.encode(input_ids=source, attention_mask=mask)}
+        cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        inputs["past_key_values"] = cache
+
+        def step(tokens):
+            run = self.decode if inputs["past_key_values"].get_seq_length() else self.prefill
+            outputs = run(**inputs, decoder_input_ids=tokens)
+            inputs["past_key_values"] = outputs.past_key_values
+            return outputs.logits
+
+        return step
 
 
-@pytest.fixture(scope="module")
-def translator(model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("onnx")
-    export(model, OnnxExporter(), OnnxConfig(dynamic=True), folder)
-    return OnnxTranslator(folder)
+ENGINES = {
+    "onnx": (OnnxExporter, OnnxConfig, OnnxDecoder),
+    "torch.export": (DynamoExporter, DynamoConfig, ProgramDecoder),
+}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request, model, tmp_path_factory):
+    exporter, config, decoder = ENGINES[request.param]
+    folder = tmp_path_factory.mktemp("exported")
+    export(model, exporter(), config(dynamic=True), folder)
+    return decoder(folder, model)
+
+
+def greedy_search(
+    engine, source: torch.Tensor, mask: torch.Tensor, max_new_tokens: int, end: int = END
+) -> torch.Tensor:
+    """Source ids and their mask, 0 at padding, (B,S) -> target ids (B,T), padded after the end of a sentence."""
+    step = engine.start(source, mask)
+    target, ended = torch.full((len(source), 1), START), torch.zeros(len(source), dtype=torch.bool)
+    for _ in range(max_new_tokens):
+        best = step(target[:, -1:])[:, -1].argmax(-1).masked_fill(ended, PAD)
+        target, ended = torch.cat([target, best[:, None]], dim=1), ended | (best == end)
+        if ended.all():
+            break
+    return target
 
 
 SOURCES = {
@@ -119,81 +148,24 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_onnx_translates_as_generate(model, translator, source):
+def test_exported_model_translates_as_generate(model, engine, source):
     mask = (source != PAD).long()
-    assert torch.equal(translator(source, mask, STEPS), model.generate(source, attention_mask=mask))
+    assert torch.equal(greedy_search(engine, source, mask, STEPS), model.generate(source, attention_mask=mask))
 
 
-@torch.no_grad()
-def test_onnx_ends_where_the_positions_end(model, translator):
-    """There are 40 positions, and no token ends the sentence."""
-    mask = (SOURCE != PAD).long()
-    target = translator(SOURCE, mask, 40, end=-1)
-    assert torch.equal(model(SOURCE, mask, target[:, :-1]).logits.argmax(-1), target[:, 1:])
-    with pytest.raises(InvalidArgument, match="index|indices"):
-        translator(SOURCE, mask, 41, end=-1)
-
-
-def test_onnx_hides_what_the_mask_hides(model, translator):
+def test_exported_model_hides_what_the_mask_hides(model, engine):
     mask = (SOURCE != PAD).long()
     mask[0, 2:4] = 0
     expected = model.generate(SOURCE, attention_mask=mask)
     assert not torch.equal(expected[0], model.generate(SOURCE)[0])
-    assert torch.equal(translator(SOURCE, mask, STEPS), expected)
-
-
-# -------------------------------------------------------------------------------------------------------- torch.export
-
-
-@pytest.fixture(scope="module")
-def programs(model, tmp_path_factory):
-    """The programs, saved and loaded again."""
-    folder = tmp_path_factory.mktemp("programs")
-    export(model, DynamoExporter(), DynamoConfig(dynamic=True), folder)
-    assert {path.name for path in folder.glob("*/*.pt2")} == {"model.pt2", "prefill.pt2", "decode.pt2"}
-    encoder, decoder = (ExportedModel.from_pretrained(folder / name) for name in ("encoder", "decoder"))
-    return encoder, decoder.runners["prefill"], decoder.runners["decode"]
-
-
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_exported_programs_translate_as_generate(model, programs, source):
-    encode, prefill, decode = programs
-    mask = (source != PAD).long()
-    inputs = {"attention_mask": mask, "encoder_outputs": encode(input_ids=source, attention_mask=mask)}
-    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
-    target, ended = torch.full((len(source), 1), START), torch.zeros(len(source), dtype=torch.bool)
-    for step in range(STEPS):
-        run = prefill if step == 0 else decode
-        outputs = run(**inputs, decoder_input_ids=target[:, -1:], past_key_values=cache)
-        cache = outputs.past_key_values
-        best = outputs.logits[:, -1].argmax(-1).masked_fill(ended, PAD)
-        target, ended = torch.cat([target, best[:, None]], dim=1), ended | (best == END)
-        if ended.all():
-            break
-    assert torch.equal(target, model.generate(source, attention_mask=mask))
+    assert torch.equal(greedy_search(engine, SOURCE, mask, STEPS), expected)
 
 
 @torch.no_grad()
-def test_one_program_of_the_whole_forward(model):
-    inputs = {"input_ids": SOURCE, "attention_mask": (SOURCE != PAD).long(), "decoder_input_ids": SOURCE[:, :4]}
-    exported = DynamoExporter().export(model, {**inputs, "use_cache": False}, DynamoConfig(dynamic=True))
-    for length in [1, 5, 20]:
-        inputs = {"input_ids": LONG, "attention_mask": torch.ones_like(LONG), "decoder_input_ids": LONG[:, :length]}
-        inputs["attention_mask"][0, :9] = 0
-        torch.testing.assert_close(exported(**inputs).logits, model(**inputs).logits, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_executorch_generates_as_generate():
-    """For one sentence, of which the start token is 0, as all of this is built into the module."""
-    torch.manual_seed(8)
-    config = {**TINY, "decoder_attention_heads": 4, "tie_word_embeddings": False, "norm_first": True}
-    model = randomise(VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**config))).eval()
-    exported = Seq2SeqLMExportableModule(model, max_hidden_seq_length=40, max_cache_length=STEPS).export()
-    translations = set()
-    for row in [*SOURCE, *LONG]:
-        source = row[row != PAD][None]
-        (expected,) = model.generate(source, decoder_start_token_id=0, max_new_tokens=STEPS - 1).tolist()
-        assert exported.generate(source, STEPS) == expected
-        translations.add(tuple(expected))
-    assert len(translations) > 4
+def test_exported_model_ends_where_the_positions_end(model, engine):
+    """There are 40 positions, and no token ends the sentence."""
+    mask = (SOURCE != PAD).long()
+    target = greedy_search(engine, SOURCE, mask, 40, end=-1)
+    assert torch.equal(model(SOURCE, mask, target[:, :-1]).logits.argmax(-1), target[:, 1:])
+    with pytest.raises((InvalidArgument, AssertionError), match="index|indices|<= 39"):
+        greedy_search(engine, SOURCE, mask, 41, end=-1)

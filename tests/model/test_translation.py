@@ -176,14 +176,6 @@ def test_a_tokenizer_that_pads_on_the_left(translator, tokenizer):
     assert Translator(translator.model, left)(TEXTS, max_new_tokens=8) == expected
 
 
-def test_a_loaded_model_has_no_dropout(make_model, tokenizer, tmp_path):
-    make_model(vocab_size=len(tokenizer), dropout=0.5).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    translator = Translator.from_pretrained(str(tmp_path), max_tokens=50)
-    assert translator.max_tokens == 50
-    assert translator(TEXTS, max_new_tokens=8) == translator(TEXTS, max_new_tokens=8)
-
-
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
@@ -304,20 +296,6 @@ def test_each_piece_begins_with_the_language(marian):
     translator.too_long = "refuse"
     with pytest.raises(TextTooLong, match=f"Text 1 has {sum(map(len, expected)) - 1} tokens"):
         translator([f">>deu<< {' '.join(pieces)}"])
-
-
-def test_a_long_text_is_cut_without_reading_it_again_for_each_word():
-    """What is measured of it grows with its length times a logarithm, and not with its square."""
-    measured = []
-
-    def fits(piece: str) -> bool:
-        measured.append(len(piece))
-        return len(piece.strip()) <= 100
-
-    text = "word " * 4000
-    pieces = cut(text, fits)
-    assert "".join(pieces) == text and len(pieces) == 200
-    assert sum(measured) < 25 * len(text)
 
 
 def test_texts_are_split_at_the_longest_training_source(make_model, tokenizer):

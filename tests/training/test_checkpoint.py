@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock
-from helpers import TINY, parts, small_model
+from helpers import TINY, parts, small_model, training_options
 from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import checkpoint as checkpoints
-from vanilla_transformer.training.arguments import RECIPE_HEADER, parse_arguments, resolved_recipe
+from vanilla_transformer.training.arguments import RECIPE_HEADER, resolved_recipe
 from vanilla_transformer.training.checkpoint import (
     LOCK,
     average_checkpoints,
@@ -44,10 +44,6 @@ CONFIGS = {
 }
 
 
-def options(*argv):
-    return parse_arguments(["--dataset_name=x", *argv])
-
-
 class Run:
     """What train.py holds during a run: model, moving average, optimizer and state."""
 
@@ -55,13 +51,13 @@ class Run:
         torch.manual_seed(seed)
         self.model, self.accelerator, self.state = small_model(**config), accelerator, TrainerState()
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if with_ema else None
-        self.optimizer = make_optimizer(self.model, options("--weight_decay=0.01"))
+        self.optimizer = make_optimizer(self.model, training_options("--weight_decay=0.01"))
 
     def train(self, steps: int):
         scaler = self.accelerator.scaler or torch.amp.GradScaler("cpu", enabled=False)
         for _ in range(steps):
             seed_batch(42, self.state.position)
-            scaler.scale(compute_loss(self.model.train(), parts(1)[0], 1, options())).backward()
+            scaler.scale(compute_loss(self.model.train(), parts(1)[0], 1, training_options())).backward()
             set_learning_rate(self.optimizer, 0.01 / (self.state.step + 1))
             scaler.step(self.optimizer)
             scaler.update()
@@ -176,19 +172,6 @@ def test_weights_that_do_not_fit_are_named(change, culprit, make_model):
         load_weights(make_model(), weights)
 
 
-def test_interrupted_save_leaves_only_the_older_checkpoint(folder, accelerator, byte_tokenizer, monkeypatch):
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    run = Run(accelerator).train(2)
-    monkeypatch.setattr(checkpoints, "save_file", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run.save(folder.parent, byte_tokenizer)
-    assert list_checkpoints(folder.parent) == [folder]
-    prepare(folder.parent).release()
-    assert not folder.with_name("checkpoint-2.tmp").exists()
-
-
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_full_disk_leaves_older_checkpoints(share, accelerator, byte_tokenizer, folder, tmp_path):
     """Files are limited to a share of the largest, so that writing fails at different places."""
@@ -275,7 +258,7 @@ def state_with_bleu(scores: dict[int, float]) -> TrainerState:
 def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
     """Step 5 was saved because of a signal, and is not kept; some folders are no checkpoints."""
     put(tmp_path, 5, 10, 20, 30, 40, 50, 60, "best", "60.tmp")
-    triggers = Triggers(options("--eval_steps=10", *argv), 100)
+    triggers = Triggers(training_options("--eval_steps=10", *argv), 100)
     prune_checkpoints(tmp_path, state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0}), triggers)
     assert [step_of(one) for one in list_checkpoints(tmp_path)] == left
 
@@ -291,7 +274,7 @@ def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
 )
 def test_final_checkpoints_ignore_those_saved_by_a_signal(argv, chosen, tmp_path):
     put(tmp_path, 10, 20, 30, 35)
-    triggers = Triggers(options("--eval_steps=10", *argv), 100)
+    triggers = Triggers(training_options("--eval_steps=10", *argv), 100)
     found = final_checkpoints(tmp_path, state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0}), triggers)
     assert [step_of(one) for one in found] == chosen
 
@@ -358,7 +341,7 @@ FROM = Path("runs/checkpoint-7")
 
 
 def settings(*argv: str, data="d1", validation="v1", batches=4, precision="no", **config) -> dict:
-    args = options(*argv)
+    args = training_options(*argv)
     extra = {"data": None if args.streaming else data, "validation": validation, "batches_per_step": batches}
     return resolved_recipe(args, VanillaTransformerConfig(**config)) | extra | {"mixed_precision": precision}
 

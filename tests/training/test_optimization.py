@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts
+from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts, training_options
 from torch import nn
 from transformers import get_scheduler
 
-from vanilla_transformer.training.arguments import parse_arguments
 from vanilla_transformer.training.optimization import (
     clip_grad_norm,
     compute_loss,
@@ -19,11 +18,6 @@ from vanilla_transformer.training.optimization import (
     seed_batch,
     set_learning_rate,
 )
-
-
-def options(*argv):
-    return parse_arguments(["--dataset_name=x", *argv])
-
 
 # ------------------------------------------------------------------------------------------------------------ schedule
 
@@ -77,7 +71,7 @@ def test_tokens_are_counted_without_padding(accelerator):
 @pytest.mark.parametrize("alpha", [0, 3])
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_accumulated_batches_equal_one_large_batch(make_model, accelerator, k, alpha):
-    args, model = options(f"--r_drop_alpha={alpha}"), make_model().train()
+    args, model = training_options(f"--r_drop_alpha={alpha}"), make_model().train()
     expected = step_gradients(model, parts(1), args, accelerator)
     assert_same_gradients(step_gradients(model, parts(k), args, accelerator), expected, 1e-5)
 
@@ -86,7 +80,7 @@ def test_accumulated_batches_equal_one_large_batch(make_model, accelerator, k, a
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_dropout_depends_on_the_batch_number_only(make_model, accelerator, num_processes, alpha):
     """Processes that share the batches get the gradients of one process, with dropout."""
-    args, model, batches = options(f"--r_drop_alpha={alpha}"), make_model(**DROPOUTS).train(), parts(4)
+    args, model, batches = training_options(f"--r_drop_alpha={alpha}"), make_model(**DROPOUTS).train(), parts(4)
     expected = step_gradients(model, batches, args, accelerator, first=8)
     tokens = count_tokens(batches, accelerator)[0]
     torch.manual_seed(num_processes)  # the state of the generator does not matter
@@ -102,17 +96,17 @@ def test_dropout_depends_on_the_batch_number_only(make_model, accelerator, num_p
 @pytest.mark.parametrize("argv", [[], ["--r_drop_alpha=2"]], ids=["plain", "R-Drop"])
 def test_gradient_checkpointing_keeps_the_gradients(make_model, accelerator, argv):
     model = make_model(**DROPOUTS, encoder_layers=3).train()
-    expected = step_gradients(model, parts(2), options(*argv), accelerator)
+    expected = step_gradients(model, parts(2), training_options(*argv), accelerator)
     model.gradient_checkpointing_enable()
-    found = step_gradients(model, parts(2), options(*argv), accelerator)
+    found = step_gradients(model, parts(2), training_options(*argv), accelerator)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("max_norm, expected", [(0, None), (1e9, None), (0.1, 0.1)])
 def test_gradient_clipping(make_model, accelerator, max_norm, expected):
     model = make_model().train()
-    optimizer = make_optimizer(model, options())
-    found = step_gradients(model, parts(1), options(), accelerator)
+    optimizer = make_optimizer(model, training_options())
+    found = step_gradients(model, parts(1), training_options(), accelerator)
     norm = torch.stack([gradient.norm() for gradient in found.values()]).norm()
     torch.testing.assert_close(clip_grad_norm(model, optimizer, max_norm, accelerator), norm)
     clipped = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
@@ -122,7 +116,7 @@ def test_gradient_clipping(make_model, accelerator, max_norm, expected):
 def test_weight_decay_skips_biases_and_norms(make_model):
     model = make_model(position_embedding_type="learned", lm_head_bias=True, norm_first=True)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = make_optimizer(model, options("--weight_decay=0.5"))
+    optimizer = make_optimizer(model, training_options("--weight_decay=0.5"))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     set_learning_rate(optimizer, 0.1)
@@ -134,7 +128,7 @@ def test_weight_decay_skips_biases_and_norms(make_model):
 
 
 def test_adam_defaults_are_the_papers(make_model):
-    optimizer = make_optimizer(make_model(), options())
+    optimizer = make_optimizer(make_model(), training_options())
     assert optimizer.defaults["betas"] == (0.9, 0.98) and optimizer.defaults["eps"] == 1e-9
     assert all(group["weight_decay"] == 0 for group in optimizer.param_groups)
     assert optimizer.defaults["fused"]
@@ -207,7 +201,7 @@ def test_r_drop_with_alpha_0_is_the_plain_loss(make_model):
 
 
 def float16_step(wrapped, optimizer, half, max_norm=1.0) -> torch.Tensor:
-    half.backward(compute_loss(wrapped, parts(1)[0], 30, options()))
+    half.backward(compute_loss(wrapped, parts(1)[0], 30, training_options()))
     norm = clip_grad_norm(wrapped, optimizer, max_norm, half)
     optimizer.step()
     optimizer.zero_grad()
@@ -217,7 +211,7 @@ def float16_step(wrapped, optimizer, half, max_norm=1.0) -> torch.Tensor:
 def test_step_skipped_by_float16_has_gradient_norm_0(make_model, half):
     """While the scaler searches for its scale, gradients are infinite; that is not divergence."""
     model = make_model(dropout=0.1).train()
-    wrapped, optimizer = half.prepare_model(model), half.prepare_optimizer(make_optimizer(model, options()))
+    wrapped, optimizer = half.prepare_model(model), half.prepare_optimizer(make_optimizer(model, training_options()))
     set_learning_rate(optimizer, 0.01)
     skipped = []
     for _ in range(8):
@@ -232,7 +226,7 @@ def test_step_skipped_by_float16_has_gradient_norm_0(make_model, half):
 def test_float16_clips_unscaled_gradients(make_model, half):
     half.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model = make_model().train()
-    reference = gradients(model, compute_loss(model, parts(1)[0], 30, options()))
+    reference = gradients(model, compute_loss(model, parts(1)[0], 30, training_options()))
     model.zero_grad()
     norm = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

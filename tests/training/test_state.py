@@ -7,13 +7,9 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from helpers import training_options
 
-from vanilla_transformer.training.arguments import parse_arguments
 from vanilla_transformer.training.state import Diverged, Meter, TrainerState, Triggers
-
-
-def options(*argv):
-    return parse_arguments(["--dataset_name=x", *argv])
 
 
 def reload(state: TrainerState) -> TrainerState:
@@ -191,7 +187,7 @@ TRIGGERS = {
 
 @pytest.mark.parametrize("given", TRIGGERS)
 def test_when_a_run_logs_evaluates_and_saves(given):
-    triggers = Triggers(options(*given.split()), 10)
+    triggers = Triggers(training_options(*given.split()), 10)
     logs, evaluates, saves = TRIGGERS[given]
     assert [n for n in range(1, 11) if triggers.should_log(n)] == logs
     assert [n for n in range(11) if triggers.should_evaluate(n)] == evaluates
@@ -204,12 +200,12 @@ def test_when_a_run_logs_evaluates_and_saves(given):
 )
 def test_early_stopping(metric, patience, end):
     argv = ["--eval_steps=1", f"--early_stopping_patience={patience}", f"--metric_for_best_model={metric}"]
-    triggers = Triggers(options(*argv), 10)
+    triggers = Triggers(training_options(*argv), 10)
     ends = [n for n in range(6) if triggers.is_done(evaluated(dict(list(SCORES.items())[:n])))]
     assert ends[:1] == ([] if end is None else [end])
 
 
 def test_run_is_done_after_its_last_step():
-    triggers = Triggers(options("--eval_steps=1"), 10)
+    triggers = Triggers(training_options("--eval_steps=1"), 10)
     assert not triggers.is_done(TrainerState(step=9)) and triggers.is_done(TrainerState(step=10))
     assert not triggers.is_done(evaluated(SCORES))
