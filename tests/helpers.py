@@ -168,7 +168,15 @@ def text_dataset(pairs: list[tuple]) -> datasets.Dataset:
 
 def data_options(**options) -> DataOptions:
     """The options that [`load_pairs`] reads, with the defaults of train.py."""
-    return DataOptions(**{name: str(value) if isinstance(value, Path) else value for name, value in options.items()})
+    if isinstance(options.get("train_file"), str | Path):
+        options["train_file"] = [options["train_file"]]
+    return DataOptions(**{name: as_text(value) for name, value in options.items()})
+
+
+def as_text(value):
+    if isinstance(value, list):
+        return [as_text(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def training_options(*argv: str) -> argparse.Namespace:

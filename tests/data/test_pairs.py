@@ -147,6 +147,34 @@ def test_files_may_have_different_columns(streaming, tmp_path):
     assert texts(pairs["train"]) == PAIRS[:30] and texts(pairs["validation"]) == PAIRS[30:]
 
 
+def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
+    """Of other formats and columns; a weight repeats pairs or leaves out some, evenly; a tag marks the sources."""
+    files = [
+        write(tmp_path / "a.jsonl", [{"id": i, "en": s, "de": t} for i, (s, t) in enumerate(PAIRS[:4])]),
+        write(tmp_path / "b.txt", rows(pairs=[*PAIRS[4:8], ("", "empty")])),
+        write(tmp_path / "c.tsv", rows("de", "en", [(t, s) for s, t in PAIRS[8:12]])),
+    ]
+    options = {"train_file": files, "validation_file": write(tmp_path / "val.csv", rows(pairs=PAIRS[30:]))}
+    options |= {"source_lang": "en", "target_lang": "de"}
+    plain = texts(load(**options)["train"])
+    assert plain == [*PAIRS[:8], ("", "empty"), *PAIRS[8:12]]
+    assert f"from column 'source' to column 'target' of {files[1]}" in capsys.readouterr().out
+    mixed = load(**options, train_file_weights=[1.5, 1, 0.5], train_file_tags=["", "<bt>", "<ft>"])
+    expected = [PAIRS[0], PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[2], PAIRS[3]]
+    expected += [(f"<bt> {source}", target) for source, target in PAIRS[4:8]] + [("", "empty")]
+    expected += [(f"<ft> {source}", target) for source, target in (PAIRS[8], PAIRS[10])]
+    assert texts(mixed["train"]) == expected and texts(mixed["validation"]) == PAIRS[30:]
+    assert texts(load(**options, train_file_weights=[0, 0, 1])["train"]) == PAIRS[8:12]
+    assert texts(load(**options, train_file_weights=[2, 0, 0])["train"]) == [PAIRS[i // 2] for i in range(8)]
+
+
+def test_validation_is_held_out_of_the_first_training_file(tmp_path):
+    files = [write(tmp_path / "a.jsonl", rows(pairs=PAIRS[:20])), write(tmp_path / "b.jsonl", rows(pairs=PAIRS[20:]))]
+    pairs = load(train_file=files, train_file_weights=[2, 1], validation_split_percentage=10)
+    assert texts(pairs["validation"]) == PAIRS[18:20]
+    assert texts(pairs["train"]) == [PAIRS[i // 2] for i in range(36)] + PAIRS[20:]
+
+
 # columns of the file -> options -> (source, target)
 COLUMNS = {
     "translation column": (["translation"], {"source_lang": "de", "target_lang": "en"}, ("de 0", "en 0")),
@@ -160,6 +188,11 @@ COLUMNS = {
     ),
     "two text columns": (["id", "x", "y"], {}, ("x 0", "y 0")),
     "source and target": (["note", "target", "source"], {}, ("source 0", "target 0")),
+    "source and target, and languages": (
+        ["target", "source"],
+        {"source_lang": "en", "target_lang": "de"},
+        ("source 0", "target 0"),
+    ),
     "languages beside a translation column": (
         ["translation", "pt", "es"],
         {"source_lang": "pt", "target_lang": "es"},
@@ -189,6 +222,11 @@ def test_translation_feature_of_datasets(tmp_path):
     path = tmp_path / "train.parquet"
     Dataset.from_list(columns(["translation"]), features=feature).to_parquet(path)
     assert load_file(path, source_lang="en", target_lang="de")[3] == ("en 3", "de 3")
+
+
+def test_columns_source_and_target_the_other_way_round(tmp_path):
+    path = write(tmp_path / "train.jsonl", columns(["source", "target"]))
+    assert load_file(path, source_column="target", target_column="source")[0] == ("target 0", "source 0")
 
 
 def test_text_column_called_translation(tmp_path):
@@ -326,9 +364,11 @@ def test_broken_file(name, tmp_path):
     assert str(path.parent) in error(dataset_name=path.parent)
 
 
-def test_files_of_several_formats(tmp_path):
-    train, test = write(tmp_path / "train.jsonl", rows()), write(tmp_path / "test.csv", rows())
-    assert ".csv, .jsonl" in error(train_file=train, test_file=test)
+def test_each_of_several_files_is_named(tmp_path):
+    files = [write(tmp_path / "a.jsonl", rows()), write(tmp_path / "b.jsonl", rows("x", "y"))]
+    message = error(train_file=files, source_lang="en", target_lang="de")
+    assert "--target_lang de must both be" in message and f"the columns of {files[1]} are x, y" in message
+    assert f"--train_file {tmp_path}/none.csv does not exist" in error(train_file=[files[0], tmp_path / "none.csv"])
 
 
 @streamed

@@ -119,6 +119,17 @@ def test_a_word_is_the_same_token_at_the_beginning_and_inside(tokenizer):
     assert ids[: len(ids) // 2] == ids[len(ids) // 2 :]
 
 
+def test_tag_is_one_token_that_leaves_the_text_after_it_as_it_is(tmp_path):
+    """Also when it was saved; the vocabulary size counts it."""
+    tagged = train_tokenizer(["A dog sleeps.", "<bt> A dog eats."] * 3, 270, tags=["<bt>", ">>de<<", "<bt>"])
+    assert len(tagged) == 270
+    tagged.save_pretrained(tmp_path)
+    for tokenizer in (tagged, load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
+        tag, *rest = tokenizer("<bt> A dog sleeps.").input_ids
+        assert rest == tokenizer("A dog sleeps.").input_ids and tag == tokenizer("<bt>").input_ids[0] == 268
+        assert len(tokenizer.tokenize(">>de<<")) == 1 < len(tokenizer.tokenize("<s>"))
+
+
 def test_vocabulary_size(tokenizer):
     assert len(tokenizer) == 500
     assert len(train_tokenizer(["ab"], 500)) < 270  # a small corpus yields fewer tokens

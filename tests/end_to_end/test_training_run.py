@@ -1,8 +1,11 @@
 """What a run of train.py does and leaves, with all kinds of options, and how it refuses bad input."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from helpers import translate_by_marian
 from runs import (
     MODEL,
     QUICK,
+    ROOT,
     WORDS,
     assert_identical,
     files,
@@ -133,6 +137,27 @@ def test_fine_tuning_starts_from_the_model(finished, pairs, tmp_path):
     assert (tmp_path / "tuned" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     assert json.loads((tmp_path / "tuned" / "config.json").read_text())["dropout"] == 0.3
     assert_recipe_runs(tmp_path / "tuned")
+
+
+def test_translations_become_a_training_file(finished, pairs, tmp_path):
+    """As docs/training.md does it; the run on both files resumes, and its recipe repeats it."""
+    rows = [json.loads(line) for line in (pairs / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    (tmp_path / "train.en").write_text("".join(row["en"] + "\n" for row in rows[:40]), encoding="utf-8")
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    commands = re.search(r"(?m)^ {4}vanilla-transformer translate .*\n {4}paste .*$", page).group()
+    program = f"{sys.executable} -m vanilla_transformer"
+    commands = commands.replace("outputs/teacher", str(finished[0])).replace("vanilla-transformer", program)
+    subprocess.run(["bash", "-ec", commands], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    files = f"--train_file {pairs}/train.jsonl {tmp_path}/distilled.txt --train_file_weights 1 2"
+    files += f" --train_file_tags <data> <bt> --validation_file {pairs}/validation.jsonl"
+    argv = [*options(pairs, tmp_path / "model", QUICK)[2:], *files.split()]
+    assert "train: 180 pairs" in train([*argv, "--max_steps", "4"])
+    changed = train_fails([*argv, "--max_steps=8", "--resume_from_checkpoint", "--train_file_weights", "1", "3"])
+    assert "the training pairs" in changed
+    train([*argv, "--max_steps", "8", "--resume_from_checkpoint"])
+    train(["--config", f"{tmp_path}/model/recipe.yaml", "--output_dir", f"{tmp_path}/whole"])
+    assert_identical(weights(tmp_path / "model"), weights(tmp_path / "whole"))
+    assert results(tmp_path / "whole")["dataset"] == "train.jsonl, distilled.txt"
 
 
 CHANGES = {  # options, and whether they change the weights
@@ -338,6 +363,10 @@ BAD = {  # options, parts of the message
         ["--max_position_embeddings is 50", "128"],
     ),
     "missing tokenizer": ("--tokenizer_name {tmp}/none", ["{tmp}/none"]),
+    "tag of several tokens": (
+        "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags <bt> --tokenizer_name {finished}",
+        ["--train_file_tags has <bt>, which is not one token"],
+    ),
     "missing model": ("--model_name_or_path {tmp}/none", ["{tmp}/none"]),
     "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", ["{tmp}/checkpoint-8"]),
     "model with another tokenizer": (
@@ -375,6 +404,7 @@ def test_bad_input_is_rejected_in_one_sentence(name, finished, marian, pairs, tm
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     kept = {key: tensor for key, tensor in weights(marian).items() if not key.endswith("layers.0.fc1.bias")}
     save_file(kept, incomplete / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(pairs / "train.jsonl", tmp_path)
     before = files(tmp_path)
     places = {"tmp": tmp_path, "finished": finished[0], "marian": marian}
     message = train_fails(options(pairs, tmp_path / "model", "--max_steps 2 " + more.format(**places)))

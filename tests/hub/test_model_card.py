@@ -62,7 +62,7 @@ def test_hub_dataset_without_a_test_split(trained, results, edit):
 def test_files_are_not_a_hub_dataset(trained, edit):
     """`data/train.jsonl` looks like `owner/name`."""
     edit(trained / "all_results.json", dataset="data/train.jsonl")
-    edit(trained / "recipe.yaml", dataset_name=None, train_file="data/train.jsonl")
+    edit(trained / "recipe.yaml", dataset_name=None, train_file=["data/train.jsonl"])
     card = ModelCard.load(write_model_card(trained))
     assert card.data.datasets is None and not (trained / ".eval_results").exists()
 

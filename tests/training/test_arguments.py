@@ -95,6 +95,17 @@ def test_values_in_a_recipe(recipe, line, value):
     assert getattr(parse_arguments(recipe(f"dataset_name: x\n{line}\n")), name) == value
 
 
+def test_list_in_a_recipe_or_on_the_command_line(recipe):
+    argv = recipe("train_file: [a.csv, 'b c.txt']\ntrain_file_weights: [2, 0.5]\ntrain_file_tags:\n- ''\n- <bt>\n")
+    args = parse_arguments(argv)
+    assert (args.train_file, args.train_file_weights) == (["a.csv", "b c.txt"], [2, 0.5])
+    assert args.train_file_tags == ["", "<bt>"]
+    assert parse_arguments([*argv, "--train_file_weights", "1", "3"]).train_file_weights == [1, 3]
+    args = parse_arguments([*argv, "--train_file", "c.csv"])  # takes the weights of the other files away
+    assert (args.train_file, args.train_file_weights, args.train_file_tags) == (["c.csv"], None, None)
+    assert parse_arguments(recipe("train_file: a.csv\n")).train_file == ["a.csv"]
+
+
 @pytest.mark.parametrize(
     "given, name, value",
     [
@@ -150,6 +161,9 @@ def test_unknown_recipe_key_names_the_closest(recipe, key, remedy):
         ("lr_scheduler_type: sinus\n", ["lr_scheduler_type", "sinus", "inverse_sqrt"]),
         ("position_embedding_type: none\n", ["position_embedding_type", "none", "sinusoidal", "rotary"]),
         ("dropout: [0.1, 0.2]\n", ["dropout", "single value", "not a list"]),
+        ("train_file: [[x.csv]]\n", ["train_file", "not a list"]),
+        ("train_file: []\n", ["train_file", "at least one"]),
+        ("train_file: [x.csv]\ntrain_file_weights: [many]\n", ["train_file_weights", "many"]),
         ("dropout: {encoder: 0.1}\n", ["dropout", "single value"]),
         ("dropout: [0.1\n", ["cannot be read", "recipe.yaml"]),
         ("a: b: c\n", ["cannot be read", "recipe.yaml"]),
@@ -183,6 +197,7 @@ OUT_OF_RANGE = [
     *itertools.product(SCALES.split(), ("-0.1", "nan", "inf")),
     *itertools.product(FRACTIONS.split(), ("-0.1", "nan", "1")),
     *itertools.product(["validation_split_percentage"], ("0", "100")),
+    ("train_file_weights", "-1.0"),
     ("num_train_epochs", "0"),
     ("length_penalty", "nan"),
     ("seed", str(2**63)),
@@ -199,13 +214,25 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
     "given, remedy, message",
     [
         ("--train_file=x.csv", "--dataset_name=", "--dataset_name and --train_file are both given; choose one."),
-        ("--test_file=x", "--train_file=x --dataset_name=", "--validation_file and --test_file need --train_file."),
-        ("--validation_file=x", "--train_file=x --dataset_name=", "--validation_file and --test_file need"),
+        ("--test_file=x", "--train_file=x --dataset_name=", "--test_file needs --train_file."),
+        ("--validation_file=x", "--train_file=x --dataset_name=", "--validation_file needs --train_file."),
+        ("--train_file_tags=<bt>", "--train_file=x --dataset_name=", "--train_file_tags needs --train_file."),
         ("--streaming", "--max_steps=5", "--streaming needs --max_steps"),
         ("--streaming --max_steps=5 --dataloader_num_workers=1", "--streaming=0", "--dataloader_num_workers cannot"),
         ("--average_checkpoints_by=score --eval_steps=3", "--average_checkpoints=3", "--average_checkpoints_by score"),
         ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
         ("--native", "--push_to_hub", "--native needs --push_to_hub."),
+        (
+            "--train_file x.csv y.csv --dataset_name= --train_file_weights 2",
+            "--train_file_weights 2 1",
+            "--train_file_weights has 1 values for 2 training files; give one a file.",
+        ),
+        (
+            "--train_file x.csv --dataset_name= --train_file_tags <a> <b>",
+            "--train_file_tags <a>",
+            "--train_file_tags has 2 values for 1 training files; give one a file.",
+        ),
+        ("--streaming --max_steps=5 --train_file x y --dataset_name=", "--train_file x", "--streaming reads one"),
         ("--early_stopping_patience=2", "--eval_steps=3", "--early_stopping_patience needs --eval_steps."),
     ],
 )
@@ -231,7 +258,8 @@ def test_other_token_budgets_are_rejected(text):
 
 
 def test_written_recipe_reads_back(recipe):
-    argv = ["--train_file=dir with space/ä: #.csv", "--source_lang=no", "--target_lang=de", "--d_model=48", "--seed=3"]
+    argv = ["--train_file", "dir with space/ä: #.csv", "b.txt", "--train_file_weights", "2", "0.5"]
+    argv += ["--train_file_tags", "", "<bt>", "--source_lang=no", "--target_lang=de", "--d_model=48", "--seed=3"]
     argv += ["--norm_first", "--learning_rate=5e-4", "--report_to=none", "--max_steps=7", "--output_dir=2026-01-01"]
     argv += ["--per_device_train_max_tokens=auto", "--bpe_dropout=0.1", "--r_drop_alpha=5", "--gradient_checkpointing"]
     argv += ["--average_checkpoints=3", "--average_checkpoints_by=score", "--eval_steps=2", "--ema_decay=0.999"]
@@ -331,5 +359,5 @@ def test_command_line_overrides_conflicting_recipe_keys(recipe):
     argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
     assert parse_arguments([*argv, "--num-train-epochs", "3"]).max_steps is None
     args = parse_arguments([*argv, "--train_file=x.csv"])
-    assert (args.train_file, args.dataset_name, args.dataset_config_name) == ("x.csv", None, None)
+    assert (args.train_file, args.dataset_name, args.dataset_config_name) == (["x.csv"], None, None)
     assert parse_arguments([*argv, "--max_steps=7", "--num_train_epochs=3"]).max_steps == 7

@@ -5,11 +5,13 @@ import csv
 import itertools
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import numpy as np
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from datasets.fingerprint import Hasher
@@ -42,9 +44,9 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     """Loads the training, validation and test splits that exist, each with the columns `source` and `target`.
 
     `args` are the data options of train.py: `dataset_name` (a Hub id or a directory laid out like one) or
-    `train_file`, `validation_file` and `test_file`; `dataset_config_name`, `streaming`, the names of splits,
-    languages and columns, `validation_split_percentage`, and the numbers of samples. Validation and test splits are
-    never streams.
+    `train_file` with its weights and tags, `validation_file` and `test_file`; `dataset_config_name`, `streaming`, the
+    names of splits, languages and columns, `validation_split_percentage`, and the numbers of samples. Validation and
+    test splits are never streams.
 
     Raises:
         UserError: The dataset, a split, a column or a language does not exist; the message lists those that do.
@@ -56,20 +58,26 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
             check_split(raw, name, args)
     pairs = {split: raw[name] for split, name in names.items() if name in raw}
     origins = {split: getattr(args, f"{split}_file") if args.train_file else name for split, name in names.items()}
+    trained_on = {Path(name).resolve() for name in args.train_file or [names["train"]]}
     for split in ("validation", "test"):
-        if split in pairs and Path(origins[split]).resolve() == Path(origins["train"]).resolve():
+        if split in pairs and Path(origins[split]).resolve() in trained_on:
             PartialState().print(
-                f"Warning: the {split} pairs are the training pairs ({origins['train']}); their scores say nothing "
+                f"Warning: the {split} pairs are the training pairs ({origins[split]}); their scores say nothing "
                 "about unseen text."
             )
     if "validation" not in pairs:
         hold_out_validation(pairs, args)
     with reading(where(args)):  # a stream is first read here
-        columns = find_columns(pairs["train"], args)
-        source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
-        PartialState().print(f"translating from column '{source}' to column '{target}' of {where(args)}")
+        columns = choose_columns(pairs["train"], args, where(args))
         for split, dataset in pairs.items():
-            pairs[split] = select_pair(dataset, *columns, split)
+            pairs[split] = select_pair(dataset, *choose_columns(dataset, args, origins[split], columns))
+        if args.train_file:
+            files = [pairs["train"]]
+            for name in args.train_file[1:]:
+                dataset = load_file("train", name, args)
+                files.append(select_pair(dataset, *choose_columns(dataset, args, name, columns)))
+            pairs["train"] = mix_files(files, args)
+        for split in pairs:
             count = getattr(args, SPLITS[split])
             if count is not None:
                 pairs[split] = pairs[split].take(count)
@@ -89,7 +97,7 @@ def load_split(args) -> Dataset:
     splits = load_dataset(args)
     check_split(splits, args.split, args)
     rows = splits[args.split]
-    pairs = select_pair(rows, *find_columns(rows, args), args.split)
+    pairs = select_pair(rows, *find_columns(rows, args, where(args)))
     others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
     return datasets.concatenate_datasets([pairs, others], axis=1) if others.column_names else pairs
 
@@ -106,8 +114,8 @@ def reading(what: str, remedy: str = ""):
 
 
 def where(args) -> str:
-    """How messages refer to the dataset."""
-    return args.dataset_name or args.train_file
+    """How messages refer to the dataset: its name, or that of the first training file."""
+    return args.dataset_name or args.train_file[0]
 
 
 def check_split(splits: dict, name: str, args):
@@ -136,34 +144,56 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
 
 
 def load_files(args) -> dict[str, Dataset | IterableDataset]:
-    """Loads the training, validation and test files, which must have the same format."""
-    files = {split: getattr(args, f"{split}_file") for split in SPLITS if getattr(args, f"{split}_file")}
-    for split, name in files.items():
-        if not Path(name).is_file():
-            raise UserError(f"--{split}_file {name} {'is not a file' if Path(name).exists() else 'does not exist'}.")
-        if Path(name).stat().st_size == 0:
-            raise UserError(f"--{split}_file {name} is empty.")
-    suffixes = {Path(name).suffix for name in files.values()}
-    if len(suffixes) > 1 or not suffixes <= FORMATS.keys():
-        raise UserError(
-            f"The data files end in {', '.join(sorted(suffixes))}; they must all have one of: {', '.join(FORMATS)}."
-        )
-    suffix, raw = suffixes.pop(), {}
-    builder, options = FORMATS[suffix]
-    for split, name in files.items():  # one by one, since each may have other columns besides the two
-        with reading(f"--{split}_file {name}"):
-            splits = datasets.load_dataset(builder, data_files={split: name}, streaming=args.streaming, **options)
-        raw[split] = splits[split]
-        if suffix == ".txt":
-            raw[split] = drop_malformed(raw[split], f"--{split}_file {name}")
-    return raw
+    """Loads the first training file, the validation file and the test file."""
+    files = {"train": args.train_file[0], "validation": args.validation_file, "test": args.test_file}
+    return {split: load_file(split, name, args) for split, name in files.items() if name}
+
+
+def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
+    """Loads one file with all its columns; the files of a run may differ in format."""
+    option, path = f"--{split}_file {name}", Path(name)
+    if not path.is_file():
+        raise UserError(f"{option} {'is not a file' if path.exists() else 'does not exist'}.")
+    if path.stat().st_size == 0:
+        raise UserError(f"{option} is empty.")
+    if path.suffix not in FORMATS:
+        raise UserError(f"{option} ends in {path.suffix}; it must have one of: {', '.join(FORMATS)}.")
+    builder, options = FORMATS[path.suffix]
+    with reading(option):
+        pairs = datasets.load_dataset(builder, data_files={split: name}, streaming=args.streaming, **options)[split]
+        if path.suffix == ".txt":
+            pairs = drop_malformed(pairs, option)
+    return pairs
+
+
+def mix_files(files: list[Dataset], args) -> Dataset | IterableDataset:
+    """One dataset of the pairs of all training files, as often as `args.train_file_weights` says, and with tags.
+
+    A weight of w makes round(w n) pairs of the n pairs of a file, spread evenly: each of them floor(w) or ceil(w)
+    times. So the data itself says how often a pair is in an epoch, and batches, fingerprints and resuming need no
+    weights.
+    """
+    weights, tags = args.train_file_weights or [1.0] * len(files), args.train_file_tags or [""] * len(files)
+    mixed = []
+    for pairs, weight, tag in zip(files, weights, tags, strict=True):
+        if weight != 1:
+            count = round(weight * len(pairs))
+            pairs = pairs.select(np.arange(count) * len(pairs) // count)
+        if tag:
+            add = partial(add_tag, tag=tag)
+            pairs = pairs.map(add, input_columns="source", batched=True, features=pairs.features)
+        mixed.append(pairs if pairs.features == files[0].features else pairs.cast(files[0].features))
+    return datasets.concatenate_datasets(mixed) if len(mixed) > 1 else mixed[0]
+
+
+def add_tag(sources: list[str | None], tag: str) -> dict[str, list[str | None]]:
+    return {"source": [f"{tag} {text}" if is_filled(text) else text for text in sources]}
 
 
 def drop_malformed(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
     """Drops lines with more than one tab; raises UserError if no line of the first 10,000 has a tab."""
-    with reading(name):
-        if not any(line["target"] for line in lines.take(10_000)):
-            raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
+    if not any(line["target"] for line in lines.take(10_000)):
+        raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
     pairs = lines.filter(lambda rests: [not rest for rest in rests], input_columns="rest", batched=True)
     if isinstance(lines, Dataset) and len(pairs) < len(lines):
         dropped = len(lines) - len(pairs)
@@ -192,24 +222,40 @@ def hold_out_validation(pairs: dict, args):
     pairs["train"] = train.take(len(train) - count)
 
 
-def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[str, str], str | tuple[str, str]]:
+def choose_columns(dataset: Dataset | IterableDataset, args, name: str, preferred: tuple = ()) -> tuple:
+    """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed."""
+    names = {column if isinstance(column, str) else column[0] for column in preferred}
+    if names and names <= set(dataset.features or names):
+        return preferred
+    columns = find_columns(dataset, args, name)
+    source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
+    PartialState().print(f"translating from column '{source}' to column '{target}' of {name}")
+    return columns
+
+
+def find_columns(
+    dataset: Dataset | IterableDataset, args, name: str
+) -> tuple[str | tuple[str, str], str | tuple[str, str]]:
     """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
 
     In this order: the columns named by options, two columns named after the languages, two languages of a
-    `translation` column, and, if neither languages nor columns are named, the only two text columns.
+    `translation` column, and, if neither languages nor columns are named, the only two text columns. Where there are
+    only the columns `source` and `target`, as in a .txt file, languages name no column. Messages say `name`.
     """
     features = dataset.features
     if features is None:
         first = next(iter(dataset), None)
         if first is None:
-            raise UserError(f"{where(args)} has no pairs.")
+            raise UserError(f"{name} has no pairs.")
         features = dict.fromkeys(first, datasets.Value("string"))
     text = [name for name, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     nested = features.get("translation")
     nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
-    remedy = f"the columns of {where(args)} are {', '.join(features)}; of text: {', '.join(text) or 'none'}"
+    remedy = f"the columns of {name} are {', '.join(features)}; of text: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
     columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
+    if set(features) == {"source", "target"} != set(columns):
+        return "source", "target"
     if any(columns):
         if set(columns) <= set(text):
             return columns
@@ -234,8 +280,8 @@ def find_columns(dataset: Dataset | IterableDataset, args) -> tuple[str | tuple[
     )
 
 
-def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str, str], split: str):
-    """The dataset with only the columns `source` and `target`; raises UserError if they are the same or missing."""
+def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str, str]):
+    """The dataset with only the columns `source` and `target`; raises UserError if they are the same."""
     if source == target:
         raise UserError(f"Source and target are both {source}; name two different ones.")
     if isinstance(source, tuple):
@@ -245,9 +291,6 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
             return {side: [(row or {}).get(lang) for row in batch[column]] for side, lang in languages.items()}
 
         return dataset.map(unnest, batched=True, remove_columns=list(dataset.features or [column]))
-    missing = {source, target} - set(dataset.features or (source, target))
-    if missing:
-        raise UserError(f"The {split} split has no column {' and '.join(sorted(missing))}.")
     names = {old: new for old, new in ((source, "source"), (target, "target")) if old != new}
     return dataset.select_columns([source, target]).rename_columns(names)
 

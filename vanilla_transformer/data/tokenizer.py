@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable
 from itertools import chain
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import is_sentencepiece_available
 
@@ -13,7 +13,9 @@ from ..errors import UserError
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, length: int | None = None) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, length: int | None = None, tags: Iterable[str] = ()
+) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer (section 5.1: byte-pair encoding with a shared vocabulary).
 
     The alphabet is the 256 bytes, so decoding returns every text exactly (after NFC normalization), no character is
@@ -23,16 +25,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, length: int | None = 
         texts: Sentences of both languages.
         vocab_size: The largest vocabulary size; a small corpus yields a smaller one.
         length: The number of texts, for the progress bar.
+        tags: Words such as `<bt>` that become one token each, wherever a text has them.
 
     Raises:
         UserError: `vocab_size` is too small for the special tokens and the 256 bytes, or there is no text.
     """
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    smallest = len(SPECIAL_TOKENS) + len(alphabet)
+    alphabet, tags = pre_tokenizers.ByteLevel.alphabet(), list(dict.fromkeys(tags))
+    smallest = len(SPECIAL_TOKENS) + len(alphabet) + len(tags)
     if vocab_size < smallest:
         raise UserError(
             f"--vocab_size is {vocab_size}; it must be at least {smallest}, for {len(alphabet)} bytes and "
-            f"{len(SPECIAL_TOKENS)} special tokens."
+            f"{smallest - len(alphabet)} special tokens."
         )
     texts = iter(texts)
     first = next(texts, None)
@@ -44,8 +47,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, length: int | None = 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
     specials = list(SPECIAL_TOKENS.values())
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, initial_alphabet=alphabet)
+    size = vocab_size - len(tags)
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=specials, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(chain([first], texts), trainer, length=length)
+    # Without the space after a tag, since the text after it begins with one of its own.
+    tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
     return wrap(tokenizer, clean_up_tokenization_spaces=False, split_special_tokens=True, **SPECIAL_TOKENS)
 
 

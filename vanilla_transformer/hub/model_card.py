@@ -175,5 +175,8 @@ def public_name(name_or_path: str) -> str:
 
 def public_recipe(recipe: dict) -> dict:
     """The recipe with the last part of each local path."""
-    local = {key: Path(recipe[key]).name for key in LOCAL_PATHS if recipe.get(key)}
-    return recipe | local | {key: public_name(recipe[key]) for key in PATHS_OR_IDS if recipe.get(key)}
+    public = dict(recipe)
+    for key in filter(recipe.get, [*LOCAL_PATHS, *PATHS_OR_IDS]):
+        shorten = public_name if key in PATHS_OR_IDS else lambda path: Path(path).name
+        public[key] = [shorten(one) for one in recipe[key]] if isinstance(recipe[key], list) else shorten(recipe[key])
+    return public

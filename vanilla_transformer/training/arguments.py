@@ -21,17 +21,18 @@ SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 
 
 class Number(argparse.Action):
-    """Stores a number, or raises UserError unless `ge` <= number < `lt`."""
+    """Stores a number or a list of them, or raises UserError unless `ge` <= number < `lt`."""
 
     def __init__(self, *args, ge: float, lt: float, **kwargs):
         super().__init__(*args, **kwargs)
         self.ge, self.lt = ge, lt
 
-    def __call__(self, parser, namespace, number, option_string=None):
-        if not self.ge <= number < self.lt:
-            limit = f" and below {self.lt:g}" if self.lt < math.inf else ""
-            raise UserError(f"--{self.dest} is {number}; it must be at least {self.ge:g}{limit}.")
-        setattr(namespace, self.dest, number)
+    def __call__(self, parser, namespace, value, option_string=None):
+        for number in value if isinstance(value, list) else [value]:
+            if not self.ge <= number < self.lt:
+                limit = f" and below {self.lt:g}" if self.lt < math.inf else ""
+                raise UserError(f"--{self.dest} is {number}; it must be at least {self.ge:g}{limit}.")
+        setattr(namespace, self.dest, value)
 
 
 def option(default, help: str, ge: float | None = None, lt: float = math.inf, **kwargs):
@@ -49,9 +50,17 @@ class DataOptions:
 
     dataset_name: str | None = option(None, "a Hub id, or a local directory laid out like a Hub dataset")
     dataset_config_name: str | None = option(None, "the configuration of the dataset, such as de-en")
-    train_file: str | None = option(None, "training pairs from a file: .json(l), .csv, .tsv, .parquet or .txt")
-    validation_file: str | None = option(None, "validation pairs, same file type")
-    test_file: str | None = option(None, "test pairs, same file type")
+    train_file: list[str] | None = option(
+        None, "training pairs from files: .json(l), .csv, .tsv, .parquet, or .txt with source<TAB>target lines"
+    )
+    train_file_weights: list[float] | None = option(
+        None, "how often an epoch has each pair of a file, one number a file: 2 is twice, 0.5 every other pair", ge=0
+    )
+    train_file_tags: list[str] | None = option(
+        None, 'a token put before the sources of a file, one a file: "" "<bt>" marks the second as back-translated'
+    )
+    validation_file: str | None = option(None, "validation pairs from a file")
+    test_file: str | None = option(None, "test pairs from a file")
     train_split: str | None = option(None, "the split to train on (default: train)")
     validation_split: str | None = option(None, "the split to validate on (default: validation)")
     test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
@@ -191,10 +200,12 @@ def make_parser() -> Parser:
 
 
 # Options on the command line that override other keys of a recipe than their own.
+FILE_OPTIONS = {"train_file", "train_file_weights", "train_file_tags", "validation_file", "test_file"}
+LISTS = {"train_file", "train_file_weights", "train_file_tags"}  # options with one or more values
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
-    "dataset_name": {"dataset_config_name", "train_file", "validation_file", "test_file"},
-    "train_file": {"dataset_name", "dataset_config_name", "validation_file", "test_file"},
+    "dataset_name": {"dataset_config_name"} | FILE_OPTIONS,
+    "train_file": {"dataset_name", "dataset_config_name"} | FILE_OPTIONS,
 }
 
 
@@ -224,7 +235,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         if getattr(given, name) is not None:
             recipe = {key: value for key, value in recipe.items() if key not in overridden}
     # Written as command-line options, the recipe is checked by the same parser.
-    args = parser.parse_args([f"--{key}={value}" for key, value in recipe.items()] + argv)
+    lists = [word for key, value in recipe.items() if isinstance(value, list) for word in (f"--{key}", *value)]
+    scalars = [f"--{key}={value}" for key, value in recipe.items() if not isinstance(value, list)]
+    args = parser.parse_args(lists + scalars + argv)
     args.config = given.config
     budget = args.per_device_train_max_tokens
     if budget != "auto":
@@ -235,7 +248,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def read_recipe(path: Path, options: Set[str]) -> dict[str, str]:
+def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
     """The options in a recipe, except those without a value. Raises UserError if it cannot be read."""
     try:
         # The node tree: YAML's loaders would read `no`, the language, as False, and drop the first of two equal keys.
@@ -251,9 +264,11 @@ def read_recipe(path: Path, options: Set[str]) -> dict[str, str]:
             raise UserError(f"'{key}' in {path} is not an option{closest(key, options)}")
         if key in recipe:
             raise UserError(f"'{key}' is given twice in {path}; remove one of the two lines.")
-        if not isinstance(value_node, yaml.ScalarNode):
+        is_list = isinstance(value_node, yaml.SequenceNode) and key in LISTS
+        nodes = value_node.value if is_list else [value_node]
+        if not all(isinstance(node, yaml.ScalarNode) for node in nodes):
             raise UserError(f"'{key}' in {path} must be a single value, not a list or a mapping.")
-        recipe[key] = value_node.value
+        recipe[key] = [node.value for node in nodes] if is_list else value_node.value
     return {key: value for key, value in recipe.items() if value not in ("", "null", "~")}
 
 
@@ -266,8 +281,17 @@ def check_conflicts(args: argparse.Namespace):
     """Raises UserError for options that contradict each other."""
     if args.dataset_name and args.train_file:
         raise UserError("--dataset_name and --train_file are both given; choose one.")
-    if (args.validation_file or args.test_file) and not args.train_file:
-        raise UserError("--validation_file and --test_file need --train_file.")
+    for name in sorted(FILE_OPTIONS - {"train_file"}):
+        if getattr(args, name) and not args.train_file:
+            raise UserError(f"--{name} needs --train_file.")
+    for name in ("train_file_weights", "train_file_tags"):
+        values = getattr(args, name)
+        if values and len(values) != len(args.train_file):
+            raise UserError(
+                f"--{name} has {len(values)} values for {len(args.train_file)} training files; give one a file."
+            )
+    if args.streaming and args.train_file and (len(args.train_file) > 1 or args.train_file_weights):
+        raise UserError("--streaming reads one --train_file, without weights; join several into one.")
     if args.streaming and args.max_steps is None:
         raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")
     if args.streaming and args.dataloader_num_workers:

@@ -27,15 +27,28 @@ LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorErro
 
 
 def make_tokenizer(args, train_pairs, checkpoint: Path | None):
-    """The tokenizer of the checkpoint, of the model to fine-tune, the one that is named, or a newly trained one."""
+    """The tokenizer of the checkpoint, of the model to fine-tune, the one that is named, or a newly trained one.
+
+    Raises UserError if a tag of `--train_file_tags` is not one token of it.
+    """
+    tags = [tag for tag in args.train_file_tags or [] if tag]
     if checkpoint is not None:
-        return load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
-    if args.model_name_or_path is not None:
-        return load_tokenizer(args.model_name_or_path, "--model_name_or_path")
-    if args.tokenizer_name is not None:
-        return load_tokenizer(args.tokenizer_name)
-    texts, count = iter_texts(train_pairs)
-    return train_tokenizer(texts, args.vocab_size or VanillaTransformerConfig().vocab_size, count)
+        tokenizer = load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
+    elif args.model_name_or_path is not None:
+        tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
+    elif args.tokenizer_name is not None:
+        tokenizer = load_tokenizer(args.tokenizer_name)
+    else:
+        texts, count = iter_texts(train_pairs)
+        size = args.vocab_size or VanillaTransformerConfig().vocab_size
+        tokenizer = train_tokenizer(texts, size, count, tags)
+    for tag in tags:
+        if len(tokenizer.tokenize(tag)) != 1:
+            raise UserError(
+                f"--train_file_tags has {tag}, which is not one token of the tokenizer; choose one that is, or let "
+                "a tokenizer be trained."
+            )
+    return tokenizer
 
 
 def make_config(args, tokenizer) -> VanillaTransformerConfig:

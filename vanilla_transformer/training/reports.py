@@ -53,9 +53,10 @@ def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
         device = torch.cuda.get_device_name()
     packages = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     names = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}
-    dataset = args.dataset_name or args.train_file
+    # A Hub id, or names without their paths.
+    datasets = [Path(name).name if Path(name).exists() else name for name in args.train_file or [args.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
-        "dataset": Path(dataset).name if Path(dataset).exists() else dataset,  # a Hub id, or a name without its path
+        "dataset": ", ".join(datasets),
         "source_lang": args.source_lang or args.source_column,
         "target_lang": args.target_lang or args.target_column,
         "hardware": f"{accelerator.num_processes} x {device}",
