@@ -91,8 +91,8 @@ def test_training_goes_on_as_ours_would(family, tmp_path):
     ("config", "named"),
     [
         ({"position_embedding_type": "rotary"}, "position_embedding_type='rotary'"),
-        ({"position_embedding_type": "learned"}, "position_embedding_type='learned'"),
-        ({"layer_norm_eps": 1e-6}, "`layer_norm_eps` is 1e-06"),
+        ({"position_embedding_type": "learned"}, "`norm_first=False`"),
+        ({"layer_norm_eps": 1e-6}, "`layer_norm_eps=1e-06`"),
         ({"norm_first": True, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 30}, "decoder_vocab"),
     ],
 )

@@ -25,7 +25,7 @@ def load_foreign(
         options: For `from_pretrained`.
 
     Raises:
-        ValueError: The model is of another kind, or its weights do not fit; see also [`from_native`].
+        ValueError: The model is of another kind, or its weights do not match its config; see also [`from_native`].
         OSError: There is no such model, or it is a pickle although `use_safetensors` is True.
     """
     model_type = PretrainedConfig.get_config_dict(name_or_path)[0].get("model_type", "unknown")

@@ -11,16 +11,13 @@ A model of this package in one of these forms loads with transformers alone, wit
 
 import copy
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import (
-    BlenderbotConfig,
     BlenderbotForConditionalGeneration,
-    MarianConfig,
     MarianMTModel,
-    PegasusConfig,
     PegasusForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -36,20 +33,18 @@ scale_embedding use_cache pad_token_id bos_token_id eos_token_id decoder_start_t
 MIN_POSITIONS = 1024  # rows of a native model's sinusoidal table, which cannot grow
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """A model class of the transformers library, and the values of our config fields that it implements."""
 
     model: type[PreTrainedModel]
-    config: type
     norm_first: bool
     position_embedding_type: str
 
 
 FAMILIES = {
-    "marian": Family(MarianMTModel, MarianConfig, False, "sinusoidal"),
-    "pegasus": Family(PegasusForConditionalGeneration, PegasusConfig, True, "sinusoidal"),
-    "blenderbot": Family(BlenderbotForConditionalGeneration, BlenderbotConfig, True, "learned"),
+    "marian": Family(MarianMTModel, False, "sinusoidal"),
+    "pegasus": Family(PegasusForConditionalGeneration, True, "sinusoidal"),
+    "blenderbot": Family(BlenderbotForConditionalGeneration, True, "learned"),
 }
 
 
@@ -70,8 +65,8 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
       dropped.
 
     The generation config is copied unchanged, with its `bad_words_ids`, `forced_eos_token_id`, `num_beams` and
-    `max_length`. The weights are copies, in the source's dtype and on its device. Raises ValueError if a tensor has no
-    counterpart or another shape, or if the position embeddings are not sinusoidal where they should be.
+    `max_length`. The weights are copies, in the source's dtype and on its device. Raises ValueError if the position
+    embeddings are not sinusoidal where they should be, and RuntimeError if a tensor is missing or does not fit.
     """
     family = FAMILIES[model.config.model_type]
     theirs = model.state_dict(keep_vars=True)
@@ -127,32 +122,25 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
 
 def native_family(config: VanillaTransformerConfig) -> str:
     """The name of the family that [`to_native`] converts a model with this config to; raises ValueError as it does."""
-    for name, family in FAMILIES.items():
-        if (family.norm_first, family.position_embedding_type) == (config.norm_first, config.position_embedding_type):
-            check_family(config, name)
-            return name
-    raise ValueError(
-        f"The transformers library has no architecture with `position_embedding_type="
-        f"{config.position_embedding_type!r}` and `norm_first={config.norm_first}`; load this model with "
-        "`trust_remote_code=True` instead, or convert it to CTranslate2."
-    )
+    if config.position_embedding_type == "learned":
+        name = "blenderbot"
+    else:
+        name = "pegasus" if config.norm_first else "marian"
+    check_family(config, name)
+    return name
 
 
 def check_family(config: VanillaTransformerConfig, name: str):
     """Raises ValueError, naming the field, if models of the family cannot have a value of the config."""
-    family = FAMILIES[name]
-    fixed = {
-        "norm_first": family.norm_first,
-        "position_embedding_type": family.position_embedding_type,
-        "layer_norm_eps": 1e-5,
-    }
+    model, norm_first, positions = FAMILIES[name]
+    fixed = {"norm_first": norm_first, "position_embedding_type": positions, "layer_norm_eps": 1e-5}
     if name != "marian":
         fixed["decoder_vocab_size"] = config.vocab_size
     for field, value in fixed.items():
         if getattr(config, field) != value:
             raise ValueError(
-                f"`{field}` is {getattr(config, field)!r}; {family.model.__name__} has {value!r} only. Use this model "
-                "with `trust_remote_code=True`, or CTranslate2."
+                f"`{field}={getattr(config, field)!r}` has no native form; {model.__name__} has {value!r} only. Use "
+                "this model with `trust_remote_code=True`, or CTranslate2."
             )
 
 
@@ -200,7 +188,7 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
     if is_sinusoidal:
         fields["max_position_embeddings"] = max(MIN_POSITIONS, ours.max_position_embeddings)
 
-    native = family.model._from_config(family.config(**fields), dtype=model.dtype)
+    native = family.model._from_config(family.model.config_class(**fields), dtype=model.dtype)
     weights = separate(model.state_dict()) if is_sinusoidal else dict(model.state_dict())
     if "lm_head.bias" in weights:
         weights["final_logits_bias"] = weights.pop("lm_head.bias")[None]  # (V,) -> (1,V)

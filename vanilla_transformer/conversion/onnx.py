@@ -10,7 +10,6 @@ which they read only the sizes. `pip install vanilla-transformer[onnx]` installs
 """
 
 import copy
-import hashlib
 import logging
 import warnings
 from pathlib import Path
@@ -130,71 +129,58 @@ def prepare(model: PreTrainedModel) -> PreTrainedModel:
 
 def export(module: nn.Module, example: tuple, inputs: list[str], outputs: list[str], sizes: tuple) -> onnx.ModelProto:
     """The graph of `module`; `sizes` names the dimensions of the inputs that may change."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # torch warns about operators of libraries that are not installed
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                module,
-                example,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=inputs,
-                output_names=outputs,
-                dynamic_shapes=sizes,
-                verbose=False,
-            )
-    finally:
-        logging.disable(level)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of libraries that are not installed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module,
+            example,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=sizes,
+            verbose=False,
+        )
     return program.model_proto
 
 
 def merge(first: onnx.ModelProto, later: onnx.ModelProto) -> onnx.ModelProto:
     """One graph that computes `later` if its input `use_cache_branch` is true, else `first`; weights are shared."""
-    inputs, weights = list(later.graph.input), {}
-    names = {value.name for value in inputs}
+    weights = {}
     choice = helper.make_node(
         "If",
         ["use_cache_branch"],
         [value.name for value in later.graph.output],
-        then_branch=branch("later", later.graph, names, weights),
-        else_branch=branch("first", first.graph, names, weights),
+        then_branch=branch("later", later.graph, weights),
+        else_branch=branch("first", first.graph, weights),
     )
     flag = helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
-    graph = helper.make_graph([choice], "decoder", [*inputs, flag], later.graph.output, list(weights.values()))
+    inputs = [*later.graph.input, flag]
+    graph = helper.make_graph([choice], "decoder", inputs, later.graph.output, list(weights.values()))
     return helper.make_model(graph, opset_imports=later.opset_import, ir_version=later.ir_version)
 
 
-def branch(prefix: str, graph: onnx.GraphProto, inputs: set[str], weights: dict) -> onnx.GraphProto:
-    """Turns `graph` into a branch of an If node: adds `prefix` to all names but `inputs`, which come from outside.
+def branch(name: str, graph: onnx.GraphProto, weights: dict) -> onnx.GraphProto:
+    """`graph` as a branch of an If node, which has no inputs of its own.
 
-    Adds its weights to `weights`, keyed by content, so that a weight of both branches is stored once.
+    Moves its weights to `weights`, keyed by content, so that a weight of both branches is stored once.
     """
-    names = dict.fromkeys(inputs) | {"": ""}  # an empty name is an input that is left out
-    names = {name: name for name in names}
+    names = {}
     for tensor in graph.initializer:
         array = numpy_helper.to_array(tensor)
-        content = hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()
+        content = (array.dtype, array.shape, array.tobytes())
         if content not in weights:
             weights[content] = numpy_helper.from_array(array, f"weights.{len(weights)}")
         names[tensor.name] = weights[content].name
-
-    def renamed(values) -> list[str]:
-        return [names.get(value, f"{prefix}.{value}") for value in values]
-
-    nodes = []
-    for node in graph.node:
-        node = copy.deepcopy(node)
-        node.name, node.input[:], node.output[:] = f"{prefix}.{node.name}", renamed(node.input), renamed(node.output)
-        nodes.append(node)
-    outputs = copy.deepcopy(graph.output)
-    for value in outputs:
-        value.name = f"{prefix}.{value.name}"
-    return helper.make_graph(nodes, prefix, [], outputs)
+    nodes = copy.deepcopy(graph.node)
+    for node in nodes:
+        node.input[:] = [names.get(value, value) for value in node.input]
+    return helper.make_graph(nodes, name, [], graph.output)
 
 
 def save_configs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: Path):
+    """Saves tokenizer, generation config, and the sizes in a config of Marian."""
     sizes = {name: value for name, value in model.config.to_dict().items() if name in MarianConfig().to_dict()}
     sizes.pop("model_type")
     MarianConfig(**sizes).save_pretrained(output_dir)

@@ -62,20 +62,23 @@ def from_torch_transformer(
     The weights are copies, with the dtype and on the device of `source_embeddings`. The source may be `batch_first` or
     not; in this model the batch always comes first.
 
-    Raises ValueError for a custom encoder or decoder, `bias=False`, a missing or superfluous final norm, layers that
-    differ (torch's copies of a decoder layer replace an activation module by ReLU), an unknown activation, a config
-    field that the modules determine, and a tensor without counterpart or of another shape (learned positions have
-    none).
+    Raises ValueError for a post-norm transformer with final norms, layers that differ (torch's copies of a decoder
+    layer replace an activation module by ReLU), an unknown activation, and a config field that the modules determine;
+    RuntimeError if a tensor is missing, such as the biases after `bias=False`, unknown or of another shape.
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
-    _check_torch_transformer(transformer)
     encoder, decoder = transformer.encoder, transformer.decoder
+    if encoder.norm is not None and not encoder.layers[0].norm_first:
+        raise ValueError(
+            "This post-norm transformer normalizes twice at the end of both stacks: in the last layer, and in the "
+            "stack's `norm`. Set `transformer.encoder.norm = transformer.decoder.norm = None` before training it."
+        )
     target_embeddings = source_embeddings if target_embeddings is None else target_embeddings
     source, target = (getattr(table, "weight", table) for table in (source_embeddings, target_embeddings))
     theirs = transformer.state_dict() | {"source_embeddings.weight": source, "target_embeddings.weight": target}
-    if lm_head is not None:
-        theirs |= {f"lm_head.{name}": tensor for name, tensor in lm_head.state_dict().items()}
+    head = {"weight": target} if lm_head is None else lm_head.state_dict()
+    theirs |= {f"lm_head.{name}": tensor for name, tensor in head.items()}
 
     read = {
         "vocab_size": source.shape[0],
@@ -102,30 +105,6 @@ def from_torch_transformer(
         config["activation_function"] = _shared_value(transformer, LAYERS, "activation", _activation_name)
     weights = rename(theirs, TORCH_TRANSFORMER)
     return build(VanillaTransformerConfig(**read, **config), weights, source.dtype, source.device)
-
-
-def _check_torch_transformer(transformer: nn.Transformer):
-    """Raises ValueError if this package's model cannot represent it."""
-    for side, stack_class, layer_class in [
-        ("encoder", nn.TransformerEncoder, nn.TransformerEncoderLayer),
-        ("decoder", nn.TransformerDecoder, nn.TransformerDecoderLayer),
-    ]:
-        stack = getattr(transformer, side)
-        if type(stack) is not stack_class or any(type(layer) is not layer_class for layer in stack.layers):
-            raise ValueError(
-                f"The {side} of the transformer is custom; it must be a `torch.nn.{stack_class.__name__}` of "
-                f"`torch.nn.{layer_class.__name__}`."
-            )
-        if stack.layers[0].linear1.bias is None:
-            raise ValueError("The transformer was built with `bias=False`; every linear layer here has a bias.")
-        norm_first = stack.layers[0].norm_first
-        if norm_first and stack.norm is None:
-            raise ValueError(f"The {side} of this pre-norm transformer needs its final norm, `{side}.norm`.")
-        if not norm_first and stack.norm is not None:
-            raise ValueError(
-                f"The {side} of this post-norm transformer normalizes twice at its end: in its last layer and in "
-                f"`{side}.norm`. Set `transformer.{side}.norm = None` before training it."
-            )
 
 
 def _shared_value(part: nn.Module, kind: type | tuple[type, ...], attribute: str, read: Callable | None = None) -> Any:

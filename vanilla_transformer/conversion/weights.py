@@ -76,21 +76,10 @@ def build(
 ) -> VanillaTransformerForConditionalGeneration:
     """A model in evaluation mode with copies of the weights.
 
-    Raises ValueError, naming the tensor, if a weight has no place in the model or another shape, or if a parameter of
-    the model is not among the weights.
+    Raises RuntimeError, as `load_state_dict` does, naming each tensor that is missing, unknown or of another shape.
     """
     model = VanillaTransformerForConditionalGeneration._from_config(config, dtype=dtype)
-    places = model.state_dict()
-    for name, tensor in weights.items():
-        if name not in places:
-            raise ValueError(f"The source model has weights for `{name}`, which this configuration does not have.")
-        if tensor.shape != places[name].shape:
-            raise ValueError(
-                f"`{name}` has shape {tuple(places[name].shape)} here and {tuple(tensor.shape)} in the source model."
-            )
-        places[name].copy_(tensor.detach())
-    filled = {places[name].data_ptr() for name in weights}  # tied tensors share their memory
-    for name, place in places.items():
-        if place.data_ptr() not in filled:
-            raise ValueError(f"The source model has no weights for `{name}`.")
+    if config.share_encoder_decoder_embeddings:
+        weights = {"model.shared.weight": weights["model.encoder.embed_tokens.weight"], **weights}
+    model.load_state_dict(weights)
     return model.to(device).eval()
