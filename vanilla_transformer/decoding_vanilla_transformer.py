@@ -1,19 +1,27 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""Greedy and beam search (section 6.1) that spend no time on finished sentences: `generate(custom_generate=...)`.
+"""Greedy and beam search (section 6.1) and sampling that spend no time on finished sentences.
 
     model.generate(input_ids, custom_generate=greedy_search)
+    model.generate(input_ids, custom_generate=greedy_search, do_sample=True)
     model.generate(input_ids, custom_generate=beam_search, num_beams=5)
+    model.generate(input_ids, custom_generate=greedy_search, others=[(other, other.get_encoder()(input_ids))])
+
+The last is an ensemble, which averages the probabilities that its models give to the next token. The others must have
+the same vocabulary.
 
 Letters: B sentences, A of them unfinished, n beams, T target length, L cached keys of a sentence, V vocabulary size, d
-model width, h heads, k width of a head. The outputs equal those of transformers' own loops, which run without
-`custom_generate`. This file travels with every saved model.
+model width, h heads, k width of a head. The outputs of one model equal those of transformers' own loops, which run
+without `custom_generate`. This file travels with every saved model.
 """
+
+from collections.abc import Sequence
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, generation
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMode
 from transformers.masking_utils import create_bidirectional_mask
+from transformers.utils import ModelOutput
 
 NEG_INF = -1e9  # the score of an impossible choice, which is transformers' value too
 FAST_ATTENTION = ("eager", "sdpa")  # attention backends that take any additive mask and any number of sentences
@@ -29,6 +37,10 @@ ROWWISE = (
     generation.NoRepeatNGramLogitsProcessor,
     generation.RepetitionPenaltyLogitsProcessor,
     generation.SuppressTokensLogitsProcessor,
+    generation.TemperatureLogitsWarper,
+    generation.TopKLogitsWarper,
+    generation.TopPLogitsWarper,
+    generation.EpsilonLogitsWarper,
     generation.EosTokenCriteria,
     generation.MaxLengthCriteria,
 )
@@ -41,26 +53,31 @@ def greedy_search(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    others: Sequence[tuple[PreTrainedModel, ModelOutput]] = (),
     **model_kwargs,
 ) -> torch.Tensor:
     """Takes the most likely token of each sentence at each step, (B,T) -> (B,T'); for `generate(custom_generate=...)`.
 
-    `model` is a [`VanillaTransformerForConditionalGeneration`] in one process. Raises [`Unsupported`] for options that
-    need transformers' own loop: sampling, returned scores, processors or criteria that look across rows, ...
+    With `do_sample=True`, it draws the token instead. `model` is a [`VanillaTransformerForConditionalGeneration`] in
+    one process; `others` are the other models of an ensemble, each with what its encoder makes of the source. The
+    processors get the logits of one model, and the log-probabilities of an ensemble. Raises [`Unsupported`] for
+    options that need transformers' own loop: returned scores, processors or criteria that look across rows, ...
     """
-    check_supported(model, GenerationMode.GREEDY_SEARCH, logits_processor, stopping_criteria, generation_config)
-    state = DecodingState(model, 1, **model_kwargs)
+    modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+    check_supported(modes, logits_processor, stopping_criteria, generation_config)
     sentences, length = input_ids.shape
+    states = make_states(model, others, sentences, 1, **model_kwargs)
     pad = generation_config.pad_token_id
     if pad is None:
         pad = next(iter(end_tokens(generation_config)), 0)
     output = input_ids.new_full((sentences, generation_config.max_length), pad)
     output[:, :length] = input_ids
-    hidden = state.prefill(input_ids)
+    logits = [state.prefill(input_ids) for state in states]
     while True:
-        logits = model.lm_head(hidden[:, 0]).float()
-        tokens = logits_processor(input_ids, logits).argmax(dim=-1)
-        output[state.indices, length] = tokens
+        scores = logits_processor(input_ids, (mean_log_probs(logits) if others else logits[0])[:, 0])
+        samples = generation_config.do_sample
+        tokens = scores.softmax(dim=-1).multinomial(1)[:, 0] if samples else scores.argmax(dim=-1)
+        output[states[0].indices, length] = tokens
         length += 1
         input_ids = torch.cat([input_ids, tokens[:, None]], dim=1)
         unfinished = (~stopping_criteria(input_ids, None)).nonzero()[:, 0]
@@ -68,8 +85,9 @@ def greedy_search(
             return output[:, :length]
         if len(unfinished) < len(tokens):
             input_ids = input_ids[unfinished]
-            state.select(unfinished)
-        hidden = state.step(input_ids[:, -1:])
+            for state in states:
+                state.select(unfinished)
+        logits = [state.step(input_ids[:, -1:]) for state in states]
 
 
 @torch.no_grad()
@@ -79,30 +97,31 @@ def beam_search(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    others: Sequence[tuple[PreTrainedModel, ModelOutput]] = (),
     **model_kwargs,
 ) -> torch.Tensor:
     """Beam search (section 6.1), (B n,T) -> (B `num_return_sequences`,T'); for `generate(custom_generate=...)`.
 
     A hypothesis scores the sum of its log-probabilities divided by its length to the power `length_penalty`. A
     sentence is finished when no running beam can beat its n finished hypotheses, by transformers' estimate
-    (`early_stopping`) applied to each sentence alone. Raises as [`greedy_search`] does.
+    (`early_stopping`) applied to each sentence alone. `others` and errors are as in [`greedy_search`].
     """
-    check_supported(model, GenerationMode.BEAM_SEARCH, logits_processor, stopping_criteria, generation_config)
+    check_supported([GenerationMode.BEAM_SEARCH], logits_processor, stopping_criteria, generation_config)
     n, max_length = generation_config.num_beams, generation_config.max_length
     # Enough that n unfinished candidates remain even if each beam also has a candidate for every end token.
     candidates = max(2, 1 + len(end_tokens(generation_config))) * n
-    state = DecodingState(model, n, **model_kwargs)
     prompt = length = input_ids.shape[1]
     running = input_ids.unflatten(0, (-1, n))  # (A,n,T)
+    states = make_states(model, others, len(running), n, **model_kwargs)
     finished = Hypotheses(running, generation_config)
     output, lengths = finished.tokens.clone(), finished.lengths.clone()
     # All beams start with the same prompt, so the first step may only extend the first of them.
     scores = torch.zeros(running.shape[:2], device=input_ids.device)  # (A,n)
     scores[:, 1:] = NEG_INF
-    hidden = state.prefill(running[:, 0])
+    logits = [state.prefill(running[:, 0]) for state in states]
     while True:
-        logits = model.lm_head(hidden).float().expand(-1, n, -1).flatten(0, 1)  # (A,1 or n,d) -> (A n,V)
-        log_probs = logits_processor(running.flatten(0, 1), logits.log_softmax(dim=-1))
+        log_probs = mean_log_probs(logits).expand(-1, n, -1).flatten(0, 1)  # (A,1 or n,V) -> (A n,V)
+        log_probs = logits_processor(running.flatten(0, 1), log_probs)
         totals = (log_probs.unflatten(0, scores.shape) + scores[..., None]).flatten(1)  # (A,n V)
         best, index = totals.topk(candidates)
         parents, tokens = index // log_probs.shape[-1], index % log_probs.shape[-1]  # (A,c)
@@ -110,7 +129,8 @@ def beam_search(
         ends = stopping_criteria(extended.flatten(0, 1), None).unflatten(0, (-1, candidates))  # (A,c)
         length += 1
         finished.add(extended, best, ends)
-        output[state.indices], lengths[state.indices] = finished.tokens, finished.lengths
+        indices = states[0].indices
+        output[indices], lengths[indices] = finished.tokens, finished.lengths
 
         scores, chosen = (best + NEG_INF * ends).topk(n)
         running, parents = gather_beams(extended, chosen), parents.gather(1, chosen)
@@ -119,42 +139,38 @@ def beam_search(
         if not len(unfinished):
             returned = generation_config.num_return_sequences
             return output[:, :returned, : int(lengths[:, :returned].max())].flatten(0, 1)
-        state.select(unfinished, parents[unfinished])
+        for state in states:
+            state.select(unfinished, parents[unfinished])
         if is_finished.any():
             running, scores = running[unfinished], scores[unfinished]
             finished.select(unfinished)
-        hidden = state.step(running[..., -1])
+        logits = [state.step(running[..., -1]) for state in states]
 
 
 class Unsupported(ValueError):
     """Only transformers' own loops support these options."""
 
     def __init__(self, options: list[str]):
-        names = ", ".join(options)
-        super().__init__(f"This search does not support {names}; call `model.generate` without `custom_generate`.")
+        self.options = ", ".join(options)
+        remedy = "call `model.generate` without `custom_generate`"
+        super().__init__(f"This search does not support {self.options}; {remedy}.")
 
 
 def check_supported(
-    model: PreTrainedModel,
-    mode: GenerationMode,
+    modes: Sequence[GenerationMode],
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
 ):
     """Raises [`Unsupported`], which names the options that only transformers' own loops support."""
     found = generation_config.get_generation_mode()
-    attention = model.config._attn_implementation
     unknown = [type(one).__name__ for one in [*logits_processor, *stopping_criteria] if type(one) not in ROWWISE]
-    if found != mode:
+    if found not in modes:
         unknown.append(f"generation mode {found.value!r}")
     if generation_config.return_dict_in_generate:
         unknown.append("`return_dict_in_generate=True`")
     if generation_config.cache_implementation not in (None, "dynamic"):
         unknown.append(f"`cache_implementation={generation_config.cache_implementation!r}`")
-    if "prepare_inputs_for_generation" in vars(model):  # which PEFT sets to put a trained prompt first
-        unknown.append("a changed `prepare_inputs_for_generation`")
-    if attention not in FAST_ATTENTION:
-        unknown.append(f"`attn_implementation={attention!r}`")
     if unknown:
         raise Unsupported(unknown)
 
@@ -164,8 +180,53 @@ def end_tokens(generation_config: GenerationConfig) -> list[int]:
     return [] if ends is None else ends if isinstance(ends, list) else [ends]
 
 
+def make_states(
+    model: PreTrainedModel,
+    others: Sequence[tuple[PreTrainedModel, ModelOutput]],
+    sentences: int,
+    num_beams: int,
+    encoder_outputs: ModelOutput,
+    attention_mask: torch.Tensor | None = None,
+    past_key_values: Cache | None = None,
+    **kwargs,
+) -> list["DecodingState"]:
+    """The decoding state of each model, for so many sentences; the arguments after them come from `generate`."""
+    if attention_mask is None:  # the encoder has inferred one from the padding
+        attention_mask = getattr(encoder_outputs, "attention_mask", None)
+    harmless = ("use_cache", "inputs_embeds")  # embeddings of the source, which the encoder has read
+    unknown = [f"`{name}`" for name, value in kwargs.items() if value is not None and name not in harmless]
+    if past_key_values is not None and past_key_values.get_seq_length() > 0:
+        unknown.append("a `past_key_values` that is not empty")
+    members = [(model, encoder_outputs), *others]
+    for member, _ in members:
+        attention = member.config._attn_implementation
+        if attention not in FAST_ATTENTION:
+            unknown.append(f"`attn_implementation={attention!r}`")
+        if "prepare_inputs_for_generation" in vars(member):  # which PEFT sets to put a trained prompt first
+            unknown.append("a changed `prepare_inputs_for_generation`")
+    if unknown:
+        raise Unsupported(unknown)
+
+    def for_each_sentence(rows: torch.Tensor) -> torch.Tensor:
+        """The source has as many rows as sentences, or is repeated for each beam (of the others: not repeated)."""
+        return rows[torch.arange(sentences, device=rows.device) * len(rows) // sentences]
+
+    mask = None if attention_mask is None else for_each_sentence(attention_mask)
+    return [DecodingState(one, num_beams, for_each_sentence(outputs[0]), mask) for one, outputs in members]
+
+
+def mean_log_probs(logits: list[torch.Tensor]) -> torch.Tensor:
+    """The logarithm of the mean of the models' probabilities, from the logits (A,n,V) of each model."""
+    log_probs = [one.log_softmax(dim=-1) for one in logits]
+    if len(log_probs) == 1:
+        return log_probs[0]
+    log_probs = torch.stack(log_probs)
+    highest = log_probs.amax(dim=0).clamp(min=NEG_INF)
+    return highest + (log_probs - highest).exp().mean(dim=0).log()  # of equal models, exactly that of one
+
+
 class DecodingState:
-    """Cache and source of the unfinished sentences, from which the decoder computes their next hidden states.
+    """Cache and source of the unfinished sentences, from which a model computes the logits of their next tokens.
 
     A of the B sentences are unfinished, each with n beams. The source of a sentence is stored once, and one row of the
     self-attention cache (A,h,L,k) holds the L keys and values of all its beams. Reordering beams therefore copies no
@@ -174,26 +235,13 @@ class DecodingState:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        num_beams: int,
-        encoder_outputs,
-        attention_mask=None,
-        past_key_values=None,
-        **kwargs,
+        self, model: PreTrainedModel, num_beams: int, source: torch.Tensor, padding_mask: torch.Tensor | None
     ):
-        if attention_mask is None:  # the encoder has inferred one from the padding
-            attention_mask = getattr(encoder_outputs, "attention_mask", None)
-        harmless = ("use_cache", "inputs_embeds")  # embeddings of the source, which the encoder has read
-        unknown = [f"`{name}`" for name, value in kwargs.items() if value is not None and name not in harmless]
-        if past_key_values is not None and past_key_values.get_seq_length() > 0:
-            unknown.append("a `past_key_values` that is not empty")
-        if unknown:
-            raise Unsupported(unknown)
+        self.lm_head = model.lm_head
         self.decoder = model.get_decoder()
         self.num_beams = num_beams
-        self.source = encoder_outputs[0][::num_beams]  # (A,S,d)
-        self.padding_mask = None if attention_mask is None else attention_mask[::num_beams]  # (A,S)
+        self.source = source  # (A,S,d)
+        self.padding_mask = padding_mask  # (A,S)
         self.source_mask = create_bidirectional_mask(
             model.config, self.source[:, :1], self.padding_mask, encoder_hidden_states=self.source
         )
@@ -204,7 +252,7 @@ class DecodingState:
         self.pruned_length = 0  # L after the last pruning
 
     def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Caches the prompt, which all beams share, and returns hidden states of its last token: (A,T) -> (A,1,d)."""
+        """Caches the prompt, which all beams share, and returns the logits after it: (A,T) -> (A,1,V)."""
         outputs = self.decoder(
             input_ids,
             encoder_hidden_states=self.source,
@@ -216,10 +264,10 @@ class DecodingState:
         hidden = outputs.last_hidden_state[:, -1:]
         if self.num_beams > 1:
             self.ancestors = hidden.new_zeros(len(hidden), self.num_beams, self.length)
-        return hidden
+        return self.lm_head(hidden).float()
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The last token of each beam (A,n) -> its hidden states (A,n,d)."""
+        """The last token of each beam (A,n) -> the logits of its next token (A,n,V)."""
         positions = torch.full_like(tokens[:1], self.length)
         self.length += 1
         x, rotary = self.decoder.add_positions(self.decoder.embed_tokens(tokens), positions, self.length)
@@ -230,7 +278,7 @@ class DecodingState:
             mask = self.ancestors[:, None]  # (A,1,n,L)
         for layer in self.decoder.layers:
             x = layer(x, mask, self.source, self.source_mask, rotary, past_key_values=self.cache)
-        return self.decoder.layer_norm(x)
+        return self.lm_head(self.decoder.layer_norm(x)).float()
 
     def select(self, sentences: torch.Tensor, parents: torch.Tensor | None = None):
         """Keeps `sentences` (A') of the A, and in each the beams that extend its `parents` (A',n)."""

@@ -1,14 +1,14 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Texts in, translations out: [`Translator`], and the same as a pipeline. This file travels with every saved model."""
 
-import contextlib
 import importlib
 import json
 import math
+import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,6 +20,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrai
 from .decoding_vanilla_transformer import Unsupported, beam_search, greedy_search
 
 TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "too_long")  # the other options are those of `generate`
+VOCABULARY = ("vocab_size", "decoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 AT_LEAST = {"max_tokens": 1, "max_source_length": 1}
 AT_LEAST |= {"num_beams": 1, "max_length": 1, "max_new_tokens": 1, "min_length": 0, "min_new_tokens": 0}
 # Where a long text may be split: after sentences, else after clauses, else between words.
@@ -43,9 +44,10 @@ class Hypothesis(NamedTuple):
 
 
 class Translator:
-    """Translates texts with a model and its tokenizer.
+    """Translates texts with a model and its tokenizer, or with an ensemble of models that share one.
 
         Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
+        Translator.from_pretrained(["outputs/seed1", "outputs/seed2"])(["The dog sleeps."], num_beams=5)
 
     Texts are translated in batches of similar length and returned in their order; an empty text stays empty.
     Translations end at the `max_length` of the model's generation config, as in `generate`, or if it is None 50 tokens
@@ -53,22 +55,24 @@ class Translator:
     (`early_stopping=True`, as in CTranslate2), unless the call or the generation config sets `early_stopping`.
 
     Args:
-        model: A vanilla_transformer model, in evaluation mode.
+        model: A vanilla_transformer model, in evaluation mode. A list of them is an ensemble: at each step, it
+            averages their probabilities of the next token; the generation config is that of the first.
         tokenizer: Its tokenizer.
         max_tokens: Source tokens in a batch, including padding.
-        max_source_length: Tokens of the longest text that is translated in one piece. None: the smaller of the
-            tokenizer's `model_max_length`, which train.py sets to the longest training source, and the model's
-            `max_position_embeddings`.
+        max_source_length: Tokens of the longest text that is translated in one piece. None: the smallest of the
+            tokenizer's `model_max_length`, which train.py sets to the longest training source, and the
+            `max_position_embeddings` of each model.
         too_long: `split` translates a longer text sentence by sentence, splitting long sentences after clauses or
             words. `refuse` raises [`TextTooLong`].
 
     Raises:
-        ValueError: An argument is out of range, the model is of another type, or the tokenizer has no padding token.
+        ValueError: An argument is out of range, the model is of another type, or the tokenizer has no padding token;
+            or models of an ensemble differ in size or special tokens of their vocabularies.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Sequence[PreTrainedModel],
         tokenizer: PreTrainedTokenizerBase,
         max_tokens: int = 4096,
         max_source_length: int | None = None,
@@ -76,28 +80,35 @@ class Translator:
     ):
         if too_long not in ("split", "refuse"):
             raise ValueError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
-        if model.config.model_type != "vanilla_transformer":
+        models = list(model) if isinstance(model, Sequence) else [model]
+        for model in models:
             kind = model.config.model_type
-            raise ValueError(
-                f"The model is of type {kind}; `vanilla-transformer convert` converts some types to ours."
-            )
+            if kind != "vanilla_transformer":
+                raise ValueError(
+                    f"The model is of type {kind}; `vanilla-transformer convert` converts some types to ours."
+                )
+            for name in VOCABULARY:
+                if getattr(model.config, name) != getattr(models[0].config, name):
+                    raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")
         if tokenizer.pad_token is None:
             raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
         check_options({"max_tokens": max_tokens, "max_source_length": max_source_length})
-        self.model = model
+        self.model = models[0]
+        self.models = models
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.too_long = too_long
-        positions = model.config.max_position_embeddings
+        configs = [model.config for model in models]
         # A table of learned positions limits source and target; other positions are computed as needed.
-        self.max_positions = positions if model.config.position_embedding_type == "learned" else sys.maxsize
-        longest = max_source_length or min(tokenizer.model_max_length, positions)
-        self.longest_source = min(longest, self.max_positions)
+        learned = [one.max_position_embeddings for one in configs if one.position_embedding_type == "learned"]
+        self.max_positions = min(learned, default=sys.maxsize)
+        longest = min([tokenizer.model_max_length, *(config.max_position_embeddings for config in configs)])
+        self.longest_source = min(max_source_length or longest, self.max_positions)
 
     @classmethod
     def from_pretrained(
         cls,
-        name_or_path: str,
+        name_or_path: str | Sequence[str],
         *,
         backend: Literal["torch", "ctranslate2"] = "torch",
         quantization: str | None = None,
@@ -105,7 +116,7 @@ class Translator:
         dtype="auto",
         **kwargs,
     ) -> "Translator":
-        """Loads model and tokenizer from a directory or a Hub id.
+        """Loads model and tokenizer from a directory or a Hub id, or an ensemble from a list of them.
 
         Args:
             backend: `ctranslate2` is faster, and needs `pip install vanilla-transformer[ctranslate2]`. It converts the
@@ -118,30 +129,41 @@ class Translator:
                 is faster for short sentences.
 
         Raises:
-            ValueError: An argument is wrong, or the saved weights do not match the config.
+            ValueError: An argument is wrong, the saved weights do not match the config, or the models of an ensemble
+                have different vocabularies.
             OSError: There is no such model, or it has no safetensors.
             ImportError: CTranslate2 is not installed.
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kwargs.setdefault("trust_remote_code", False)  # None would prompt on the terminal
+        names = [name_or_path] if isinstance(name_or_path, str | os.PathLike) else list(name_or_path)
         if backend == "ctranslate2":
+            if len(names) > 1:
+                raise ValueError("CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`.")
             try:  # by name, since this file also works without the package
                 engine = importlib.import_module("vanilla_transformer.conversion.ctranslate2")
             except ImportError as error:
                 raise ImportError("Run `pip install vanilla-transformer[ctranslate2]` for this backend.") from error
-            return engine.load_translator(name_or_path, quantization, device, dtype, **kwargs)
+            return engine.load_translator(names[0], quantization, device, dtype, **kwargs)
         if backend != "torch":
             raise ValueError(f"`backend` is {backend!r}; it must be 'torch' or 'ctranslate2'.")
         if quantization is not None:
             raise ValueError(f"`quantization={quantization!r}` needs `backend='ctranslate2'`.")
         own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+        tokenizers = [AutoTokenizer.from_pretrained(name, **kwargs) for name in names]
+        for name, tokenizer in zip(names, tokenizers, strict=True):
+            if tokenizer.get_vocab() != tokenizers[0].get_vocab():
+                raise ValueError(
+                    f"{name} has another vocabulary than {names[0]}, so the probabilities of their tokens cannot be "
+                    f"averaged; train the models of an ensemble with the same --tokenizer_name."
+                )
         if device.type == "cpu":
             kwargs.setdefault("attn_implementation", "eager")
-        model = load_model(name_or_path, dtype=dtype, **kwargs).to(device)
-        if device.type == "cpu" and model.dtype == torch.bfloat16 and not cpu_has_bfloat16():
+        models = [load_model(name, dtype=dtype, **kwargs).to(device) for name in names]
+        is_bfloat16 = any(model.dtype == torch.bfloat16 for model in models)
+        if device.type == "cpu" and is_bfloat16 and not cpu_has_bfloat16():
             warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=2)
-        return cls(model, tokenizer, **own)
+        return cls(models, tokenizers[0], **own)
 
     def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
         """Translates `texts`; `generation` goes to `generate` (`num_beams`, `length_penalty`, `max_new_tokens`, ...).
@@ -263,10 +285,17 @@ class Translator:
     def search(self, inputs: dict) -> torch.Tensor:
         """Calls `generate` with our search, or with transformers' own if ours does not support model or options."""
         # Our searches call the layers one by one, which wrapped and sharded models do not allow.
-        if type(self.model).__name__ == "VanillaTransformerForConditionalGeneration":
+        unsupported = "wrapped models"
+        if all(type(model).__name__ == "VanillaTransformerForConditionalGeneration" for model in self.models):
             search = beam_search if self.num_beams(inputs) > 1 else greedy_search
-            with contextlib.suppress(Unsupported):
-                return self.model.generate(**inputs, custom_generate=search)
+            source = (inputs["input_ids"], inputs["attention_mask"])
+            others = [(model, model.get_encoder()(*source)) for model in self.models[1:]]
+            try:
+                return self.model.generate(**inputs, custom_generate=search, others=others)
+            except Unsupported as error:
+                unsupported = error.options
+        if len(self.models) > 1:
+            raise ValueError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
         return self.model.generate(**inputs)
 
     def num_beams(self, generation: dict) -> int:

@@ -12,6 +12,7 @@ from helpers import TEXTS, never_end, save_translator, writing_translator
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import translate as translation
+from vanilla_transformer.translation_vanilla_transformer import Translator
 
 
 @pytest.fixture
@@ -169,3 +170,13 @@ def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
 def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(folder, monkeypatch):
     with pytest.raises(SystemExit, match=r"line 2 has 15 tokens, more than the 6 .*; shorten it, or raise"):
         run_main(monkeypatch, b"a\nbbbbbbbbbbbbb\n", "--model", folder, "--max_source_length", "6")
+
+
+def test_several_models_are_an_ensemble(folder, translator, tmp_path, monkeypatch):
+    other = writing_translator(translator.tokenizer, decoder_layers=1)
+    folders = [folder, save_translator(other, tmp_path / "other")]
+    ensemble = Translator([translator.model, other.model], translator.tokenizer)
+    found = run_main(monkeypatch, b"No!\nA man\n", "--model", *folders, "--num_beams", "3", "--max_new_tokens", "8")
+    assert found.decode().splitlines() == ensemble(["No!", "A man"], num_beams=3, max_new_tokens=8)
+    with pytest.raises(SystemExit, match=f"{folder}, {tmp_path}/none cannot be loaded: .*{tmp_path}/none"):
+        run_main(monkeypatch, b"No!\n", "--model", folder, f"{tmp_path}/none")

@@ -1,7 +1,9 @@
 """`generate`, with transformers' searches and ours, equals plain searches over the full forward."""
 
 import copy
+from collections import Counter
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -358,8 +360,90 @@ def test_finished_sentences_leave_the_batch(num_beams, make_lively, monkeypatch)
         assert list(sentences) == [sum(end > step for end in ends) for step in range(max(ends))]
 
 
+# ------------------------------------------------------------------------------------------- sampling and ensembles
+
+
+class Mean:
+    """A model for the plain searches: its probabilities are the mean of those of its members."""
+
+    def __init__(self, *members):
+        self.members = members
+
+    def __call__(self, *inputs, **options):
+        probabilities = [member(*inputs, **options).logits.softmax(dim=-1) for member in self.members]
+        return SimpleNamespace(logits=torch.stack(probabilities).mean(dim=0).log())
+
+
+def encoded(models, source=SOURCE) -> dict:
+    """The option that makes an ensemble of these models and of the one that generates."""
+    return {"others": [(model, model.get_encoder()(source)) for model in models]}
+
+
+@pytest.fixture
+def two_models(make_lively):
+    """Two models of one vocabulary and different architecture."""
+    return make_lively("learned"), make_lively("rotary", decoder_layers=1, d_model=24, decoder_attention_heads=3)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 4, "length_penalty": 0.0}])
+def test_an_ensemble_equals_plain_searches_over_the_mean_probabilities(two_models, options):
+    model, other = two_models
+    expected = by_hand(Mean(model, other), **options)
+    assert translate(model, **custom(options), **encoded([other])) == expected
+    assert translate(other, **custom(options), **encoded([model])) == expected
+    assert translate(model, LEFT, **custom(options), **encoded([other], LEFT)) == expected
+    assert all(by_hand(one, **options) != expected for one in two_models)
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["search", "sample"])
+@fast_routes
+def test_an_ensemble_of_one_model_equals_it_exactly(make_lively, route, sample):
+    model = make_lively().float()
+    source = torch.randint(3, 37, (50, 9))
+    options = {"max_new_tokens": 12, **route}
+    if sample:
+        options |= {"num_beams": 1, "do_sample": True, "num_return_sequences": 3, "custom_generate": greedy_search}
+    torch.manual_seed(1)
+    expected = model.generate(source, **options)
+    for times in (1, 2):
+        torch.manual_seed(1)
+        assert torch.equal(model.generate(source, **options, **encoded([model] * times, source)), expected)
+
+
+WARPERS = [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.7}, {"epsilon_cutoff": 0.05}]
+
+
+@pytest.mark.parametrize("warper", [*WARPERS, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}], ids=str)
+def test_samples_are_those_of_transformers_while_no_sentence_is_finished(model, warper):
+    options = {"do_sample": True, "num_return_sequences": 3, "min_new_tokens": 9, "max_new_tokens": 9, **warper}
+    samples = []
+    for search in ({}, {"custom_generate": greedy_search}):
+        torch.manual_seed(1)
+        samples.append(model.generate(SOURCE, **options, **search))
+    assert torch.equal(*samples) and len({tuple(row) for row in samples[0].tolist()}) > len(SOURCE)
+
+
+@pytest.mark.parametrize("is_ensemble", [False, True], ids=["one model", "ensemble"])
+def test_sentences_are_sampled_as_often_as_they_are_likely(make_lively, is_ensemble):
+    """Finished ones too, which leave the batch."""
+    source, steps, count = torch.tensor([[3, 5, 4, 2]]), 3, 20_000
+    models = [make_lively(kind, vocab_size=6) for kind in ("sinusoidal", "rotary")[: 1 + is_ensemble]]
+    expected = Counter()
+    for target in product(range(6), repeat=steps):
+        with torch.no_grad():
+            logits = Mean(*models)(source, decoder_input_ids=torch.tensor([[START, *target[:-1]]])).logits[0]
+        likelihood = logits.softmax(dim=-1).gather(1, torch.tensor(target)[:, None]).prod()
+        expected[tuple(cut(target))] += float(likelihood)
+    options = {"do_sample": True, "top_k": 0, "num_return_sequences": count, "custom_generate": greedy_search}
+    options |= encoded(models[1:], source)
+    found = Counter(map(tuple, translate(models[0], source, max_new_tokens=steps, **options)))
+    assert sum(expected.values()) == pytest.approx(1) and min(map(len, expected)) == 1
+    for sentence, likelihood in expected.items():
+        assert found[sentence] / count == pytest.approx(likelihood, abs=5 * (likelihood / count) ** 0.5)
+
+
 UNSUPPORTED = {
-    "generation mode": {"do_sample": True},
+    "generation mode": {"do_sample": True, "num_beams": 4},
     "return_dict_in_generate": {"return_dict_in_generate": True},
     "cache_implementation": {"cache_implementation": "static"},
     "decoder_attention_mask": {"decoder_attention_mask": torch.ones(4, 1)},
@@ -377,7 +461,7 @@ UNSUPPORTED = {
 def test_our_searches_refuse_what_they_do_not_support(name, make_lively, num_beams):
     search = custom({"num_beams": num_beams, "max_new_tokens": STEPS})
     with pytest.raises(ValueError, match=f"does not support .*{name}.*; call `model.generate` without"):
-        make_lively().generate(SOURCE, **search, **UNSUPPORTED[name])
+        make_lively().generate(SOURCE, **search | UNSUPPORTED[name])
 
 
 def test_our_searches_refuse_a_trained_prefix_and_other_attention(make_lively):

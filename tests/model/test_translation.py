@@ -127,9 +127,9 @@ def searches_of(translator: Translator, monkeypatch, **generation) -> list:
     """The searches that `translator` passes to `generate` in turn, None for transformers' own."""
     called, generate = [], translator.model.generate
 
-    def note(custom_generate=None, **inputs):
-        called.append(custom_generate)
-        return generate(custom_generate=custom_generate, **inputs)
+    def note(**inputs):
+        called.append(inputs.get("custom_generate"))
+        return generate(**inputs)
 
     with monkeypatch.context() as patch:
         patch.setattr(translator.model, "generate", note)
@@ -137,14 +137,17 @@ def searches_of(translator: Translator, monkeypatch, **generation) -> list:
     return called
 
 
-OTHERS = [{"do_sample": True}, {"stopping_criteria": [lambda *_, **__: torch.tensor([False])]}]
+OTHERS = [{"do_sample": True, "num_beams": 3}, {"stopping_criteria": [lambda *_, **__: torch.tensor([False])]}]
 OTHERS += [{"prefix_allowed_tokens_fn": lambda *_: [5]}, {"cache_implementation": "static"}, {"max_time": 9.0}]
 
 
 def test_transformers_searches_only_where_ours_cannot(translator, monkeypatch):
     assert searches_of(translator, monkeypatch) == [greedy_search]
+    assert searches_of(translator, monkeypatch, do_sample=True, top_p=0.9) == [greedy_search]
     assert searches_of(translator, monkeypatch, num_beams=3, no_repeat_ngram_size=2) == [beam_search]
-    assert all(searches_of(translator, monkeypatch, **other) == [greedy_search, None] for other in OTHERS)
+    for other in OTHERS:
+        ours = beam_search if "num_beams" in other else greedy_search
+        assert searches_of(translator, monkeypatch, **other) == [ours, None]
     expected = translator(TEXTS, max_new_tokens=8)
     wrapped = get_peft_model(copy.deepcopy(translator.model), LoraConfig(target_modules=["q_proj"]))
     for model in (wrapped, torch.compile(translator.model)):
@@ -231,6 +234,61 @@ def test_bfloat16_on_a_cpu_without_it_warns(folder, monkeypatch, recwarn):
     recwarn.clear()
     Translator.from_pretrained(folder, device="cpu", dtype="bfloat16")
     assert not [one for one in recwarn if "float32" in str(one.message)]
+
+
+# ----------------------------------------------------------------------------------------------------------- ensembles
+
+
+@pytest.fixture
+def other_folder(tokenizer, tmp_path):
+    """A model of another size with the vocabulary of `folder`, which was trained on at most 14 positions."""
+    sizes = {"position_embedding_type": "learned", "max_position_embeddings": 14, "decoder_layers": 1}
+    return save_translator(writing_translator(tokenizer, **sizes), tmp_path / "other")
+
+
+@pytest.mark.parametrize("generation", [{}, {"num_beams": 3}, {"do_sample": True}])
+def test_an_ensemble_equals_a_search_over_its_models(folder, other_folder, generation):
+    translator = Translator.from_pretrained([folder, other_folder], device="cpu")
+    (model, other), text, limit = translator.models, TEXTS[0], {"max_new_tokens": 8}
+    inputs = translator.tokenizer(text, return_tensors="pt")
+    others = [(other, other.get_encoder()(**inputs))]
+    search = beam_search if "num_beams" in generation else greedy_search
+    options = {**limit, **generation, "early_stopping": True if "num_beams" in generation else None}
+    torch.manual_seed(1)
+    output = model.generate(**inputs, **options, custom_generate=search, others=others)
+    torch.manual_seed(1)
+    found = translator([text], **limit, **generation)
+    assert found == translator.tokenizer.batch_decode(output, skip_special_tokens=True)
+    alone = [Translator.from_pretrained(one)([text], **limit, **generation) for one in (folder, other_folder)]
+    assert found not in alone
+    assert translator.longest_source == translator.max_positions == 14
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_one_model_given_twice_changes_nothing(folder, translator, num_beams):
+    generation = {"num_beams": num_beams, "max_new_tokens": 12}
+    twice = Translator.from_pretrained([folder, folder], device="cpu", max_tokens=60)
+    assert twice(TEXTS, **generation) == translator(TEXTS, **generation)
+
+
+def test_models_that_cannot_be_averaged_are_refused(folder, other_folder, tokenizer, make_model, tmp_path):
+    train_tokenizer(["other texts"], 300).save_pretrained(other_folder)
+    with pytest.raises(ValueError, match=f"{other_folder} has another vocabulary than {folder}.*train the models of"):
+        Translator.from_pretrained([folder, other_folder])
+    with pytest.raises(ValueError, match="CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`"):
+        Translator.from_pretrained([folder, folder], backend="ctranslate2")
+    models = [make_model(vocab_size=len(tokenizer)), make_model(vocab_size=len(tokenizer), eos_token_id=7)]
+    with pytest.raises(ValueError, match="The models differ in `eos_token_id`; train an ensemble with one tokenizer"):
+        Translator(models, tokenizer)
+
+
+def test_an_ensemble_refuses_what_only_transformers_searches_support(translator):
+    twice = Translator([translator.model] * 2, translator.tokenizer)
+    with pytest.raises(ValueError, match="An ensemble does not support MaxTimeCriteria; leave it out, or translate"):
+        twice(TEXTS, max_time=9.0)
+    wrapped = Translator([translator.model, torch.compile(translator.model)], translator.tokenizer)
+    with pytest.raises(ValueError, match="An ensemble does not support wrapped models"):
+        wrapped(TEXTS)
 
 
 # ------------------------------------------------------------------------------------------------------------ too long

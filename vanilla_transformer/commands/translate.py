@@ -16,7 +16,7 @@ LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
 
 def add_arguments(parser: argparse.ArgumentParser):
     add = parser.add_argument
-    add("--model", required=True, help="a model directory or a Hub id")
+    add("--model", required=True, nargs="+", help="a model directory or a Hub id; several are an ensemble")
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")
     add_translation_options(parser)
     policy = "translate a longer line in pieces, or end the command with its number (default: %(default)s)"
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace):
         raise UserError("standard input or output is closed; open both.")
     disable_progress_bar()  # of transformers
     given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION)}
-    with loading(options.model):
+    with loading(", ".join(options.model)):
         translator = Translator.from_pretrained(options.model, **given)
     translate_lines(translator, options)
 
