@@ -10,7 +10,7 @@ import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.hub.model_card import duration, language_code, text, write_model_card
+from vanilla_transformer.hub.model_card import language_code, text, write_model_card
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_text_of_the_card(trained, results, edit):
     card = read(write_model_card(trained))
     for part in ["| dev | 31.42 | 55.50 | 1.235 |", "| test | 30.25 | 54.12 | 1.300 |", results["bleu_signature"]]:
         assert part in card
-    for part in [results["chrf_signature"], "4,321", "12,345", "67,891,011", "18,224", "4.1%", "1 h 2 min", "bf16"]:
+    for part in [results["chrf_signature"], "4,321", "12,345", "67,891,011", "18,224", "4.1%", "1:02:05", "bf16"]:
         assert part in card
     for part in ["2 x Abacus 9000", "torch 2.13.0", "![", "| `learning_rate` | 0.0078125 |", "| `d_model` | 16 |"]:
         assert part in card
@@ -134,10 +134,6 @@ def test_language_code(name, code):
     assert language_code(name) == code
 
 
-def test_duration():
-    assert [duration(s) for s in (5.25, 60, 200.4, 3725)] == ["5.2 s", "1 min 0 s", "3 min 20 s", "1 h 2 min"]
-
-
 DAMAGE = [("all_results.json", None), ("all_results.json", "{"), ("recipe.yaml", "- a")]
 
 
@@ -145,10 +141,4 @@ DAMAGE = [("all_results.json", None), ("all_results.json", "{"), ("recipe.yaml",
 def test_damaged_files_are_named(trained, name, content):
     (trained / name).unlink() if content is None else (trained / name).write_text(content)
     with pytest.raises(UserError, match=name):
-        write_model_card(trained)
-
-
-def test_missing_result_is_named(trained, results):
-    (trained / "all_results.json").write_text(json.dumps({k: v for k, v in results.items() if k != "train_steps"}))
-    with pytest.raises(UserError, match="train_steps"):
         write_model_card(trained)

@@ -5,7 +5,6 @@ directory that holds the converted model alone.
 """
 
 import argparse
-import socket
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -23,13 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
     add("--max_source_length", type=positive, help="tokens of the longest text (default: as many as in training)")
     add("--host", default="127.0.0.1", help="0.0.0.0 serves other machines too (default: %(default)s)")
-    add("--port", type=port, help="(default: the first free one from 7860)")
-
-
-def port(text: str) -> int:
-    if not (text.isdecimal() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text} is not a port from 1 to 65535")
-    return int(text)
+    add("--port", type=positive, help="(default: the first free one from 7860)")
 
 
 def run(options: argparse.Namespace):
@@ -38,34 +31,25 @@ def run(options: argparse.Namespace):
         from ..demo.app import launch, make_app
     except ModuleNotFoundError as error:
         raise UserError(f"the demo needs {error.name}; run `pip install vanilla-transformer[demo]`.") from error
-    check_address(options.host, options.port or 0)
     app = make_app(*load(options), options.revision)
-    launch(app, server_name=options.host, server_port=options.port)
+    try:
+        launch(app, server_name=options.host, server_port=options.port)
+    except (OSError, OverflowError) as error:
+        place = options.host if options.port is None else f"{options.host}:{options.port}"
+        raise UserError(f"cannot serve on {place}; choose another --host or --port.") from error
     print(f"Open {app.local_url} in a browser; Ctrl-C stops.", flush=True)
     app.block_thread()
-
-
-def check_address(host: str, port: int):
-    """Raises UserError if the page cannot be served there, before the model is loaded."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UserError(f"cannot serve on {host}:{port}: {error.strerror}; choose --host and --port.") from error
 
 
 def load(options: argparse.Namespace) -> tuple[str, Translator, PreTrainedModel | None]:
     """The name of the model, what translates, and the model whose attention is shown."""
     own = {"max_source_length": options.max_source_length, "too_long": "refuse", "revision": options.revision}
     engine = {"backend": options.backend, "quantization": options.quantization}
+    is_converted = (Path(options.model) / "vanilla_transformer.json").is_file()
     with loading(options.model):
         translator = Translator.from_pretrained(options.model, **engine, **own)
         if options.backend == "torch":
-            return options.model, translator, translator.model
-        is_converted = (Path(options.model) / "vanilla_transformer.json").is_file()
-        return (
-            options.model,
-            translator,
-            None if is_converted else Translator.from_pretrained(options.model, **own).model,
-        )
+            model = translator.model
+        else:
+            model = None if is_converted else Translator.from_pretrained(options.model, **own).model
+    return options.model, translator, model

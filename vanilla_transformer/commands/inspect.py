@@ -84,9 +84,7 @@ def run(options: argparse.Namespace):
     """Runs one of the three."""
     try:
         {"shapes": print_shapes, "attention": show_attention, "align": print_alignments}[options.what](options)
-    except StrictDataclassError as error:  # an impossible config
-        raise UserError(one_line(error.__cause__ or error)) from error
-    except (RuntimeError, ValueError, IndexError) as error:  # from torch, for an impossible model or size
+    except (RuntimeError, ValueError, IndexError, StrictDataclassError) as error:  # for an impossible model or size
         raise UserError(f"{options.what} failed: {one_line(error)}") from error
 
 

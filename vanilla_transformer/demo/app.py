@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
-from queue import Queue
 
 import gradio as gr
-import torch
 from matplotlib.figure import Figure
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation import BaseStreamer
+from transformers import PreTrainedModel, TextIteratorStreamer
 from transformers.utils import cached_file
 
 from ..errors import UserError, one_line
@@ -147,16 +144,18 @@ class Page:
         return call
 
     def translate(self, text: str, num_beams: float, length_penalty: float) -> Iterator[tuple]:
-        """Translation, speed, table and the pair to inspect; with one beam also each token as it is written."""
+        """Translation, speed, table and the pair to inspect; with one beam also each word as it is written."""
         if not text.strip():
             raise gr.Error("Type a text first.", print_exception=False)
         num_beams, longest = int(num_beams), self.translator.longest_source
         if len(text) > CHARACTERS_PER_TOKEN * longest:
             raise gr.Error(f"The text has {len(text):,} characters; shorten it.", print_exception=False)
-        streamer = WrittenSoFar(self.translator.tokenizer)
+        streamer = TextIteratorStreamer(self.translator.tokenizer, skip_prompt=True, skip_special_tokens=True)
         start = time.perf_counter()
         running = self.threads.submit(self.search, text, num_beams, length_penalty, streamer)
-        for written in streamer:
+        written = ""
+        for part in filter(None, streamer):
+            written += part
             yield written, gr.skip(), gr.skip(), gr.skip()
         try:
             best = running.result()
@@ -169,7 +168,7 @@ class Page:
         speed = f"{best[0].tokens} tokens in {seconds:.2f} s: {best[0].tokens / seconds:.0f} tokens/s"
         yield best[0].text, speed, draw_table(best), (text, best[0].text)
 
-    def search(self, text: str, num_beams: int, length_penalty: float, streamer: BaseStreamer) -> list:
+    def search(self, text: str, num_beams: int, length_penalty: float, streamer: TextIteratorStreamer) -> list:
         """The n best; ends `streamer` in any case, which the page waits for."""
         try:
             options = {"streamer": streamer} if num_beams == 1 else {"length_penalty": length_penalty}
@@ -193,31 +192,6 @@ class Page:
             raise gr.Error(one_line(error), print_exception=False) from error
         figure.set_dpi(min(100, 1600 / figure.get_figwidth()))
         return draw_alignment(source.split(), target.split(), maps), figure
-
-
-class WrittenSoFar(BaseStreamer):
-    """Iterates over what is written so far; a search in another thread puts each token into it.
-
-    Transformers' TextIteratorStreamer holds tokens back until the end of a word.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
-        self.queue: Queue[list[int] | None] = Queue()
-
-    def put(self, value: torch.Tensor):
-        self.queue.put(value.flatten().tolist())
-
-    def end(self):
-        self.queue.put(None)
-
-    def __iter__(self) -> Iterator[str]:
-        ids = []
-        for tokens in iter(self.queue.get, None):
-            ids += tokens
-            text = self.tokenizer.decode(ids, skip_special_tokens=True)
-            if text and not text.endswith("\ufffd"):  # an incomplete character
-                yield text
 
 
 def draw_table(best: list[Hypothesis]) -> str:

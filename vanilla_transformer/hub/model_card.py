@@ -4,6 +4,7 @@ import html
 import itertools
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import yaml
@@ -17,15 +18,13 @@ from ..errors import UserError, one_line
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
 METRICS = [("bleu", "sacrebleu", "BLEU"), ("chrf", "chrf", "chrF"), ("loss", "loss", "Loss")]
-REQUIRED = """dataset num_parameters train_steps train_loss train_target_tokens train_runtime
-train_target_tokens_per_second padding_fraction hardware mixed_precision versions"""
 MAIN_OPTIONS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
 decoder_ffn_dim vocab_size dropout norm_first position_embedding_type per_device_train_max_tokens
 gradient_accumulation_steps learning_rate lr_scheduler_type warmup_steps label_smoothing_factor max_grad_norm
 weight_decay average_checkpoints ema_decay seed num_beams length_penalty"""
 # Options that hold a path; those of the second line may also hold a Hub id.
 LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resume_from_checkpoint"]
-PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path"]
+PATHS_OR_IDS = ["dataset", "dataset_name", "tokenizer_name", "model_name_or_path"]
 
 
 def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path:
@@ -45,39 +44,14 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
     results, recipe, config = (
         read_file(output_dir / name) for name in ("all_results.json", "recipe.yaml", "config.json")
     )
-    missing = [key for key in REQUIRED.split() if key not in results]
-    if missing:
-        raise UserError(f"{output_dir}/all_results.json lacks {', '.join(missing)}, which train.py writes there.")
     name, dataset = " ".join(output_dir.resolve().name.split()), public_name(results["dataset"])
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
     # Hub ids have a slash, as have files: data/train.jsonl.
     is_on_hub = bool(recipe.get("dataset_name")) and "/" in dataset and dataset == results["dataset"]
-    shown, collected = [], []
-    for (prefix, split), (key, metric, title) in itertools.product(splits, METRICS):
-        value, signature = round(results[f"{prefix}_{key}"], 4), results.get(f"{key}_signature")
-        shown.append(
-            EvalResult(
-                task_type="translation",
-                task_name="Translation",
-                dataset_type=dataset,
-                dataset_name=dataset,
-                dataset_config=recipe.get("dataset_config_name"),
-                dataset_split=split,
-                metric_type=metric,
-                metric_name=title,
-                metric_value=value,
-                metric_args=signature and {"signature": signature},
-            )
-        )
-        if is_on_hub and key != "loss":
-            task = f"{recipe.get('dataset_config_name') or 'default'}_{split}_{key}"
-            notes = f"{signature}, {recipe.get('num_beams')} beams"
-            collected.append(EvalResultEntry(dataset, task, value, date=results.get("date"), notes=notes))
-    if collected:
-        path = output_dir / ".eval_results" / f"{dataset.replace('/', '_')}.yaml"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(collected), sort_keys=False), encoding="utf-8")
+    scores = list_scores(results, recipe, splits, dataset)
+    if is_on_hub:
+        write_eval_results(output_dir, scores, results.get("date"), recipe.get("num_beams"))
 
     base = recipe.get("model_name_or_path")
     languages = [language_code(results.get(key)) for key in ("source_lang", "target_lang")]
@@ -91,7 +65,7 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
         metrics=["sacrebleu", "chrf"],
         base_model=base if base and "/" in base and public_name(base) == base else None,
         model_name=name,
-        eval_results=shown,
+        eval_results=scores,
     )
     path = output_dir / "README.md"
     card = ModelCard.from_template(
@@ -99,7 +73,7 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
         template_path=str(TEMPLATE),
         text=text,
         code=code,
-        duration=duration,
+        timedelta=timedelta,
         python=lambda value: json.dumps(value, ensure_ascii=False),
         results=results,
         recipe=recipe,
@@ -116,6 +90,38 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
     )
     card.save(path)
     return path
+
+
+def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], dataset: str) -> list[EvalResult]:
+    """The scores of each split, for the metadata of the card."""
+    return [
+        EvalResult(
+            task_type="translation",
+            task_name="Translation",
+            dataset_type=dataset,
+            dataset_name=dataset,
+            dataset_config=recipe.get("dataset_config_name"),
+            dataset_split=split,
+            metric_type=metric,
+            metric_name=title,
+            metric_value=round(results[f"{prefix}_{key}"], 4),
+            metric_args={"signature": results[f"{key}_signature"]} if f"{key}_signature" in results else None,
+        )
+        for (prefix, split), (key, metric, title) in itertools.product(splits, METRICS)
+    ]
+
+
+def write_eval_results(output_dir: Path, scores: list[EvalResult], date: str | None, num_beams: int | None):
+    """Writes BLEU and chrF in the form in which the page of the dataset collects them."""
+    entries = []
+    for score in scores:
+        if score.metric_args is not None:
+            task = f"{score.dataset_config or 'default'}_{score.dataset_split}_{score.metric_name.lower()}"
+            notes = f"{score.metric_args['signature']}, {num_beams} beams"
+            entries.append(EvalResultEntry(score.dataset_name, task, score.metric_value, date=date, notes=notes))
+    path = output_dir / ".eval_results" / f"{scores[0].dataset_name.replace('/', '_')}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False), encoding="utf-8")
 
 
 def language_code(name: str | None) -> str | None:
@@ -137,14 +143,6 @@ def text(value) -> str:
 def code(value) -> str:
     """A value as inline code, outside tables."""
     return "`" + " ".join(str(value).split()).replace("`", "'") + "`"
-
-
-def duration(seconds: float) -> str:
-    """`1 h 2 min`, `3 min 20 s` or `5.3 s`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
 # --------------------------------------------------------------------------------------------- the files of a run
@@ -173,10 +171,10 @@ def public_name(name_or_path: str) -> str:
     return Path(name_or_path).name if Path(name_or_path).exists() else name_or_path
 
 
-def public_recipe(recipe: dict) -> dict:
-    """The recipe with the last part of each local path."""
-    public = dict(recipe)
-    for key in filter(recipe.get, [*LOCAL_PATHS, *PATHS_OR_IDS]):
-        shorten = public_name if key in PATHS_OR_IDS else lambda path: Path(path).name
-        public[key] = [shorten(one) for one in recipe[key]] if isinstance(recipe[key], list) else shorten(recipe[key])
+def public_paths(content: dict) -> dict:
+    """The results or the recipe of a run with only the last part of each local path."""
+    public = dict(content)
+    for key in filter(content.get, [*LOCAL_PATHS, *PATHS_OR_IDS]):
+        value, shorten = content[key], public_name if key in PATHS_OR_IDS else lambda path: Path(path).name
+        public[key] = [shorten(one) for one in value] if isinstance(value, list) else shorten(value)
     return public

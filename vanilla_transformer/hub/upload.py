@@ -1,5 +1,6 @@
 """Share a trained model: stage what is published, check that it loads anywhere, and push it to the Hub."""
 
+import itertools
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from huggingface_hub.utils import validate_repo_id
 from .. import Translator, VanillaTransformerConfig
 from ..conversion.native import native_family, save_native, to_native
 from ..errors import UserError, loading, one_line
-from .model_card import SENTENCE, public_name, public_recipe, read_file, write_model_card
+from .model_card import SENTENCE, public_paths, read_file, write_model_card
 
 # What is published. Checkpoints, optimizer state, pickles and notes stay on disk.
 RUN_FILES = "README.md LICENSE recipe.yaml all_results.json training_curves.png attention.png .eval_results/*.yaml"
-MODEL_FILES = """config.json generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json
-added_tokens.json vocab.json target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja *.py"""
-SAVE_AGAIN = "save the model again with save_pretrained"
+TOKENIZER_FILES = """tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
+target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja"""
+MODEL_FILES = f"model.safetensors config.json generation_config.json {TOKENIZER_FILES} *.py"
+SAVE_AGAIN = "save the model again with save_pretrained, in one file"
 
 # ------------------------------------------------------------------------------------------------ what is published
 
@@ -55,14 +57,11 @@ def staged(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / output_dir.resolve().name
         folder.mkdir()
-        copy_files(output_dir, folder, RUN_FILES)
+        stage_files(output_dir, folder, RUN_FILES, shutil.copy)
         if native:
             stage_native(output_dir, folder)
         else:
-            copy_files(output_dir, folder, MODEL_FILES)
-            for path in weight_files(output_dir):
-                check_link(path, output_dir)
-                (folder / path.name).symlink_to(path.resolve())
+            stage_files(output_dir, folder, MODEL_FILES, os.symlink)
         make_public(folder)
         if native and (folder / "recipe.yaml").exists():
             write_model_card(folder)
@@ -83,41 +82,25 @@ def check_directory(output_dir: Path):
         raise UserError(
             f"{output_dir} holds a model of type {kind}, not {ours}; give a directory that train.py wrote."
         )
-    weight_files(output_dir)  # raises if there are none
+    if not (output_dir / "model.safetensors").exists():
+        raise UserError(f"{output_dir} has no model.safetensors; {SAVE_AGAIN}.")
     if not (output_dir / "tokenizer_config.json").exists():
         raise UserError(f"{output_dir} has no tokenizer; save it there with tokenizer.save_pretrained.")
     if not any((output_dir / name).exists() for name in ("README.md", "all_results.json")):
         raise UserError(f"{output_dir} has no README.md, and no all_results.json to write it from; write a README.md.")
 
 
-def weight_files(output_dir: Path) -> list[Path]:
-    """The safetensors that `from_pretrained` loads, with their index; others may be left from an earlier save."""
-    single, index = output_dir / "model.safetensors", output_dir / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if not index.exists():
-        raise UserError(f"{output_dir} has no model.safetensors; {SAVE_AGAIN}.")
-    shards = set(read_file(index)["weight_map"].values())
-    found = [path for path in output_dir.glob("*.safetensors") if path.name in shards]
-    if missing := shards - {path.name for path in found}:
-        raise UserError(f"{index} names {min(missing)}, which is not a safetensors file beside it; {SAVE_AGAIN}.")
-    return [index, *found]
+def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
+    """Copies or links the files of these names into a folder.
 
-
-def copy_files(output_dir: Path, folder: Path, patterns: str):
-    """Copies the files of these names into a folder."""
-    for pattern in patterns.split():
-        for path in output_dir.glob(pattern):
-            check_link(path, output_dir)
-            copy = folder / path.relative_to(output_dir)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copy(path, copy)
-
-
-def check_link(path: Path, output_dir: Path):
-    """Raises UserError for a link out of the directory, since a push would publish what it leads to."""
-    if not path.resolve().is_relative_to(output_dir.resolve()):
-        raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
+    Raises UserError for a link out of the directory, since a push would publish what it leads to.
+    """
+    for path in itertools.chain.from_iterable(map(output_dir.glob, patterns.split())):
+        if not path.resolve().is_relative_to(output_dir.resolve()):
+            raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
+        staged_path = folder / path.relative_to(output_dir)
+        staged_path.parent.mkdir(exist_ok=True)
+        place(path.resolve(), staged_path)
 
 
 def stage_native(output_dir: Path, folder: Path):
@@ -137,14 +120,13 @@ def check_native(config: VanillaTransformerConfig):
 
 
 def make_public(folder: Path):
-    """Reduces the local paths in the recipe and the results to their last part."""
+    """Reduces the local paths in the results and the recipe to their last part."""
     results, recipe = folder / "all_results.json", folder / "recipe.yaml"
     if results.exists():
-        content = read_file(results)
-        content |= {"dataset": public_name(content["dataset"])} if content.get("dataset") else {}
+        content = public_paths(read_file(results))
         results.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if recipe.exists():
-        content = public_recipe(read_file(recipe))
+        content = public_paths(read_file(recipe))
         recipe.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
@@ -170,10 +152,9 @@ try:
         inputs = tokenizer(sentence, return_tensors="pt")
         outputs = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)
         translation = tokenizer.decode(outputs[0], skip_special_tokens=True)
-    answer = {"translation": translation}
 except Exception as error:
-    answer = {"error": (str(error).strip() or type(error).__name__).splitlines()[0]}
-print(json.dumps(answer))
+    sys.exit((str(error).strip() or type(error).__name__).splitlines()[0])
+sys.stdout.buffer.write(translation.encode())
 """
 
 
@@ -187,19 +168,15 @@ def translate_in_fresh_process(folder: Path) -> str:
     remote = read_file(folder / "config.json").get("model_type") == VanillaTransformerConfig.model_type
     task = json.dumps([str(folder.resolve()), examples[0]["source"] if examples else SENTENCE, remote])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE_"))}
-    env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "PYTHONIOENCODING": "utf-8"}
+    env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
     with tempfile.TemporaryDirectory() as home:
         env["HF_HOME"] = home  # without a token, or cached copies of missing code files
         pipes = {"capture_output": True, "encoding": "utf-8"}
         child = subprocess.run([sys.executable, "-c", FRESH_PROCESS], input=task, env=env, cwd=home, **pipes)
-    try:
-        answer = json.loads(child.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        answer = {"error": (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]}
-    if "error" in answer:
-        reason = answer["error"].replace(f"{folder.resolve()}/", "")
+    if child.returncode:
+        reason = child.stderr.strip().rpartition("\n")[2].replace(f"{folder.resolve()}/", "")
         raise UserError(f"{folder.name} does not load in a fresh process: {reason} To repair it, {SAVE_AGAIN}.")
-    return answer["translation"]
+    return child.stdout
 
 
 # ------------------------------------------------------------------------------------------------------------- the Hub

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import sys
 import time
 import warnings
@@ -122,12 +121,8 @@ def exit_on_error():
         message, status = str(stopped), stopped.exit_status
     except KeyboardInterrupt:
         message, status = "stopped; resume from the newest checkpoint with --resume_from_checkpoint", 130
-    except StrictDataclassError as error:  # a wrong value in the model's config
-        # transformers' "Validation error for field 'dropout': ValueError: it is 2.0; ..." without the names of classes
-        names = r"(Class v|V)alidation error for (field|validator '\w+':) |\w+Error: "
-        message = "error: " + re.sub(names, "", one_line(error))
-    except UserError as error:
-        message = f"error: {error}"
+    except (UserError, StrictDataclassError) as error:  # the latter for a wrong value in the model's config
+        message = f"error: {one_line(error)}"
     except (OSError, SafetensorError) as error:  # a full disk, say
         message = f"error: {error}; resume with --resume_from_checkpoint"
     if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -102,52 +102,48 @@ class Meter:
         numbers = torch.stack([numbers for *_, numbers in self.steps])  # (steps,5)
         numbers[:, 0] = accelerator.reduce(numbers[:, 0].contiguous())  # each process has the loss of its batches
         numbers = numbers.cpu().double()
-        losses, target_tokens, source_tokens, padded_tokens, norms = numbers.unbind(dim=1)
-        for (step, position, learning_rate, _), loss, norm in zip(
-            self.steps, losses.tolist(), norms.tolist(), strict=True
-        ):
-            check_divergence(state, step, position, learning_rate, loss, norm, detect_spikes)
-            state.recent_losses = [*state.recent_losses, loss][-SPIKE_WINDOW:]
         # Summed one by one, so that the result does not depend on where the run was interrupted.
-        for loss, tokens in zip(losses.tolist(), target_tokens.tolist(), strict=True):
+        for (step, position, learning_rate, _), (loss, tokens, *_, norm) in zip(
+            self.steps, numbers.tolist(), strict=True
+        ):
+            if problem := find_problem(state.recent_losses, loss, norm, detect_spikes):
+                raise Diverged(
+                    f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
+                    f"{position - 1}): {problem} Earlier checkpoints are intact. Lower --learning_rate, lengthen "
+                    "--warmup_steps or lower --max_grad_norm."
+                )
+            state.recent_losses = [*state.recent_losses, loss][-SPIKE_WINDOW:]
             state.loss_sum += loss * tokens
-        seconds, tokens = time.perf_counter() - self.started, target_tokens.sum().item()
+        losses, target_tokens, source_tokens, padded_tokens, norms = numbers.unbind(dim=1)
+        tokens, source, padded = (int(count.sum()) for count in (target_tokens, source_tokens, padded_tokens))
+        seconds = time.perf_counter() - self.started
         state.train_runtime += seconds
-        state.target_tokens += int(tokens)
-        state.source_tokens += int(source_tokens.sum())
-        state.padded_tokens += int(padded_tokens.sum())
+        state.target_tokens += tokens
+        state.source_tokens += source
+        state.padded_tokens += padded
         entry = {
             "step": state.step,
-            "loss": (losses * target_tokens).sum().item() / max(1, tokens),
+            "loss": float(losses @ target_tokens) / max(1, tokens),
             "learning_rate": self.steps[-1][2],
-            "grad_norm": norms.mean().item(),
+            "grad_norm": float(norms.mean()),
             "target_tokens_per_second": tokens / seconds,
-            "padding_fraction": 1 - (source_tokens.sum().item() + tokens) / max(1, padded_tokens.sum().item()),
+            "padding_fraction": 1 - (source + tokens) / max(1, padded),
         }
         state.history.append(entry)
         self.steps.clear()
         return entry
 
 
-def check_divergence(
-    state: TrainerState, step: int, position: int, learning_rate: float, loss: float, norm: float, detect_spikes: bool
-):
-    """Raises Diverged if the loss of a step or its gradient norm is not finite, or if the loss spiked."""
-    usual = state.recent_losses
-    what = None
+def find_problem(recent_losses: list[float], loss: float, norm: float, detect_spikes: bool) -> str | None:
+    """How a step diverged: its loss or gradient norm is not finite, or its loss spiked; None if it did not."""
     if not math.isfinite(loss + norm):
-        what = f"the loss is {loss:.4g} and the gradient norm {norm:.4g}"
-    elif detect_spikes and len(usual) >= SPIKE_WINDOW // 2:
-        mean, deviation = float(np.mean(usual)), float(np.std(usual))
+        return f"the loss is {loss:.4g} and the gradient norm {norm:.4g}."
+    if detect_spikes and len(recent_losses) >= SPIKE_WINDOW // 2:
+        mean, deviation = float(np.mean(recent_losses)), float(np.std(recent_losses))
         if loss > mean + max(SPIKE, 6 * deviation):
-            what = f"the loss jumped to {loss:.4g} from {mean:.4g} on average"
-    if what is not None:
-        raise Diverged(
-            f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
-            f"{position - 1}): {what}. Earlier checkpoints are intact. Lower --learning_rate, lengthen --warmup_steps "
-            "or lower --max_grad_norm"
-            + ("; --on_divergence ignore lets spikes pass." if math.isfinite(loss + norm) else ".")
-        )
+            jump = f"the loss jumped to {loss:.4g} from {mean:.4g} on average"
+            return f"{jump}; --on_divergence ignore lets spikes pass."
+    return None
 
 
 class Triggers:
