@@ -2,10 +2,8 @@
 
 import io
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from helpers import TEXTS, never_end, save_translator, writing_translator
@@ -84,26 +82,22 @@ def test_lines_stay_in_order_across_portions(upper, monkeypatch):
     assert run_main(monkeypatch, b"a\nb\n\nc\nd\n\n\ne", "--model", "x") == b"A\nB\n\nC\nD\n\n\nE\n"
 
 
-def test_input_that_is_not_utf8_ends_the_command_with_a_sentence(upper, monkeypatch):
-    with pytest.raises(SystemExit, match="line 2 is not UTF-8"):
-        run_main(monkeypatch, b"a\n\xff\n", "--model", "x")
-
-
-WRONG_OPTIONS = {
-    "--num_beams": ("0", "0 is not a positive integer"),
-    "--max_source_length": ("x", "x is not a positive integer"),
-    "--length_penalty": ("x", "invalid float value: 'x'"),
-    "--device": ("abacus", "abacus is not a device"),
-    "--dtype": ("int8", "invalid choice: 'int8'"),
+WRONG = {  # options, input, part of the message
+    "no beams": ("--num_beams 0", b"", "0 is not a positive integer"),
+    "no number": ("--max_source_length x", b"", "x is not a positive integer"),
+    "no float": ("--length_penalty x", b"", "invalid float value: 'x'"),
+    "no device": ("--device abacus", b"", "abacus is not a device"),
+    "another dtype": ("--dtype int8", b"", "invalid choice: 'int8'"),
+    "not UTF-8": ("", b"a\n\xff\n", "line 2 is not UTF-8"),
 }
 
 
-@pytest.mark.parametrize("option", WRONG_OPTIONS)
-def test_wrong_options_of_the_command_are_refused(option, upper, monkeypatch, capsys):
-    value, message = WRONG_OPTIONS[option]
-    with pytest.raises(SystemExit):
-        run_main(monkeypatch, b"a\n", "--model", "x", option, value)
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_and_input_are_refused(name, upper, monkeypatch, capsys):
+    options, data, message = WRONG[name]
+    with pytest.raises(SystemExit) as ending:
+        run_main(monkeypatch, data, "--model", "x", *options.split())
+    assert message in f"{ending.value.code} {capsys.readouterr().err}"
 
 
 def test_the_command_in_a_process(folder, translator):
@@ -144,27 +138,14 @@ def test_a_model_that_cannot_be_loaded_is_named(name, message, marian, tmp_path,
 
 @pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
+    """`timeout` kills what has not ended five seconds after it."""
     never_end(translator)
-    save_translator(translator, tmp_path / "model")
-    options = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]  # some minutes
-    command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", tmp_path / "model", *options]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
-    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
-    process = subprocess.Popen(command, **pipes, env=environment)
-    process.stdin.write(b"A dog sleeps.\n" * 1000)
-    process.stdin.close()
-    try:
-        said = b""
-        while b"Translating" not in said:
-            letter = process.stderr.read(1)
-            assert letter, said
-            said += letter
-        time.sleep(2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=5) == 130
-    finally:
-        process.kill()
-    assert b"Traceback" not in process.stderr.read() and process.stdout.read() == b""
+    folder = save_translator(translator, tmp_path / "model")
+    minutes = "TRANSLATE --num_beams 20 --max_new_tokens 5000 --max_tokens 200"
+    command = f"yes 'A dog sleeps.' | head -1000 | timeout --preserve-status -k 5 -s INT 40 {minutes}"
+    result = run_in_bash(f"{command}; echo ${{PIPESTATUS[2]}}", folder)
+    assert result.stdout == "130\n"
+    assert "Translating" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_text_that_is_too_long_ends_the_command_with_a_sentence(folder, monkeypatch):

@@ -361,19 +361,6 @@ def test_stream_of_another_number_of_files_is_refused(count, make_stream, tokeni
         training_batches(make_stream(count=count), tokenizer, args, stream_state=state)
 
 
-def test_other_pairs_share_a_pool_of_the_stream_in_each_epoch(make_stream, tokenizer, args, monkeypatch):
-    monkeypatch.setattr(batches, "FIRST_POOL", 120)
-    monkeypatch.setattr(batches, "LAST_POOL", 120)
-    loader = training_batches(make_stream(), tokenizer, args)
-    pools: dict[int, set] = {}
-    for pool, _ in loader.pools():
-        if loader.state["epoch"] == 4:
-            break
-        pools.setdefault(loader.state["epoch"], set()).add(frozenset(pair["source"] for pair in pool))
-    assert all(len(found) >= 2 and len(frozenset.union(*found)) > 200 for found in pools.values())
-    assert len(pools) == 4 and all(not a & b for a, b in itertools.combinations(pools.values(), 2))
-
-
 def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(make_stream, tokenizer, args):
     """In parallel they would take datasets a thread for each pair."""
     stream = make_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90], 4)

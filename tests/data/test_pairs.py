@@ -512,16 +512,12 @@ def test_fingerprint_notices_changes(change, original):
     assert fingerprint(tokens(CHANGES[change](IDS))) != original
 
 
-def test_fingerprint_depends_on_token_ids_alone(original, tmp_path):
-    """Not on files, chunks, indices or texts; and it is the same in every process."""
-    parts = [tokens(IDS[:7_001]), tokens(IDS[7_001:7_002]), tokens(IDS[7_002:])]
-    same = {"in parts": datasets.concatenate_datasets(parts)}
+def test_fingerprint_depends_on_token_ids_alone(original):
+    """Not on chunks, indices or texts; and it is the same in every process."""
+    same = {"in parts": datasets.concatenate_datasets([tokens(IDS[:7_001]), tokens(IDS[7_001:])])}
     same["selected"] = tokens(IDS[::-1]).select(range(len(IDS) - 1, -1, -1))
     same["part of more"] = tokens([*IDS[:5], *IDS]).skip(5)
-    tokens(IDS).save_to_disk(tmp_path / "saved", num_shards=3)
-    same["from disk"] = Dataset.load_from_disk(str(tmp_path / "saved"))
-    texts = [f"text {i}" for i in range(len(IDS))]
-    same["other texts"] = tokens(IDS).remove_columns("source").add_column("source", texts)
+    same["other texts"] = tokens(IDS).map(lambda pair: {"source": pair["source"] + "y"})
     same["other format"] = tokens(IDS).with_format("numpy")
     assert {name: fingerprint(dataset) for name, dataset in same.items()} == dict.fromkeys(same, original)
     numbers = np.array([2, 3, 9, 1, 2], dtype="<i4")  # lengths and ids of the sources, then of the targets

@@ -1,7 +1,6 @@
 """Every text comes back and every sentence ends, with every tokenizer."""
 
 import json
-import os
 import pickle
 import random
 import subprocess
@@ -83,23 +82,6 @@ def test_saved_tokenizer_encodes_as_before(tokenizer, tmp_path):
     again = AutoTokenizer.from_pretrained(tmp_path)
     texts = list(TEXTS.values())
     assert again(texts).input_ids == again(text_target=texts).input_ids == tokenizer(texts).input_ids
-
-
-TRAINING = """
-import json, sys
-from vanilla_transformer.data.tokenizer import train_tokenizer
-train_tokenizer(json.load(sys.stdin), 500).save_pretrained("trained")
-"""
-
-
-def test_training_twice_gives_the_same_file(tokenizer, tmp_path):
-    """Equally frequent pairs are not ordered by hashes or threads."""
-    environment = os.environ | {"PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "3"}
-    command, sentences = [sys.executable, "-c", TRAINING], json.dumps(corpus())
-    subprocess.run(command, cwd=tmp_path, env=environment, input=sentences, text=True, check=True, timeout=300)
-    tokenizer.save_pretrained(tmp_path / "saved")
-    for name in ["tokenizer.json", "tokenizer_config.json"]:
-        assert (tmp_path / "trained" / name).read_bytes() == (tmp_path / "saved" / name).read_bytes()
 
 
 def test_four_distinct_special_tokens(tokenizer):

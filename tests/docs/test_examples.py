@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from datetime import date
 from functools import cache
 from itertools import combinations
@@ -62,11 +61,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def english(split: str) -> list[str]:
-    lines = (ROOT / "sample_dataset" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["en"] for line in lines]
-
-
 # ------------------------------------------------------------------------------------------------- all the generators
 
 
@@ -103,24 +97,6 @@ def test_existing_directory_is_left_alone(name, option, directory, file):
     assert Path(file).read_bytes() == b"mine\n" and len(files(Path("mine"))) <= 1
 
 
-WRONG = {
-    "a negative seed": ("dates", ["--seed", "-1"], "-1 is not a non-negative integer"),
-    "unknown task": ("sequences", ["--task", "shuffle"], "invalid choice: 'shuffle'"),
-    "unknown option": ("chinese", ["--seed", "1"], "--seed 1"),
-    "no model": ("exact_match", ["--dataset_name", "x"], "--model"),
-    "no beams": ("exact_match", ["--model", "x", "--dataset_name", "x", "--num_beams", "0"], "--num_beams"),
-}
-
-
-@pytest.mark.parametrize("name, argv, reason", WRONG.values(), ids=WRONG)
-def test_wrong_argument_is_reported_in_one_sentence(name, argv, reason, capsys, elsewhere):
-    with pytest.raises(SystemExit) as ended:
-        script(name).main(argv)
-    printed = capsys.readouterr()
-    assert ended.value.code == 2 and files(elsewhere) == {}
-    assert printed.out == "" and printed.err.count("\n") == 1 and reason in printed.err
-
-
 # ---------------------------------------------------------------------------------------------------- what they write
 
 
@@ -141,41 +117,6 @@ def test_sequences_are_copied_reversed_and_sorted(task):
         assert len(letters) == count and {len(source) for source, _ in letters} == set(range(3, 11))
         assert all(target == expected(source) for source, target in letters)
         assert [source for source, _ in letters] == [source.split(" ") for source, _ in splits_of("copy")[split]]
-
-
-def test_keywords_are_the_shuffled_content_words_of_each_sentence():
-    keywords, seen, in_order, count = script("keywords"), set(), 0, 0
-    for split, pairs in splits_of("keywords").items():
-        kept = []
-        for text in english(split):
-            words = [w if w in keywords.NAMES else w.lower() for w in re.findall(r"\w+", text)]
-            content = [word for word in words if word not in keywords.FUNCTION_WORDS.split()]
-            if len(content) >= 2 and tuple(sorted(content)) not in seen:
-                kept.append((content, text))
-        assert [target for _, target in pairs] == [text for _, text in kept]
-        assert [Counter(source.split()) for source, _ in pairs] == [Counter(content) for content, _ in kept]
-        in_order += sum(source.split() == content for (source, _), (content, _) in zip(pairs, kept, strict=True))
-        seen |= {tuple(sorted(content)) for content, _ in kept}
-        count += len(pairs)
-    assert 0.1 < in_order / count < 0.5  # short ones are, by chance
-    inner = {word.strip(".,?") for split in splits_of("keywords") for t in english(split) for word in t.split()[1:]}
-    assert {word for word in inner if word[0].isupper()} - {"I"} == keywords.NAMES
-
-
-def test_chinese_pairs_recombine_and_the_tokenizer_pads_with_its_end():
-    splits = splits_of("chinese")
-    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 40, "validation": 4, "test": 6}
-    characters = {character for source, _ in splits["train"] for character in source}
-    words = {word for _, target in splits["train"] for word in target.split()}
-    generate("chinese")
-    tokenizer = load_tokenizer("outputs/chinese_tokenizer")
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 0 and tokenizer.bos_token is None
-    for source, target in (pair for pairs in splits.values() for pair in pairs):
-        assert set(source) <= characters and set(target.split()) <= words
-        for text in (source, target):
-            ids = tokenizer(text).input_ids
-            assert ids[-1] == tokenizer.eos_token_id not in ids[:-1]
-            assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
 def test_exact_matches_are_counted_and_others_shown(capsys):

@@ -13,13 +13,6 @@ from vanilla_transformer.__main__ import main as vanilla_transformer
 
 ROOT = Path(__file__).parents[2]
 PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("paper_to_code.md", "seeds.md")}
-PAPER = PAGES["paper_to_code.md"]
-SECTIONS = ["1", "2", "3", "3.1", "3.2", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "4"]
-SECTIONS += ["5", "5.1", "5.2", "5.3", "5.4", "6", "6.1", "6.2", "6.3", "7"]
-EQUATIONS = ["Equation 1", "MultiHead(Q, K, V)", "Equation 2", "PE(pos, 2i) and PE(pos, 2i+1)"]
-EQUATIONS += ["LayerNorm(x + Sublayer(x))", "Equation 3"]
-FIGURES = [f"Figure {number}" for number in range(1, 6)]
-TABLES = [f"Table {number}" for number in range(1, 5)]
 
 both_pages = pytest.mark.parametrize("name", PAGES)
 
@@ -71,24 +64,6 @@ def test_every_name_exists(name):
         assert missing(text.replace(f"`{symbol}`", f"`{symbol}x`")) == {f"{symbol}x"}  # a misspelt name is found
     labels = set(re.findall(r"(?m)^\[([\w.]+)\]: ", text))
     assert labels == set(re.findall(r"[^\n]\[([\w.]+\.(?:py|yaml))\](?!\()", unwrap(text)))
-
-
-def items_under(heading: str, text: str = PAPER) -> list[str]:
-    """The bullets between a heading and the next, each on one line."""
-    part = re.split(r"(?m)^#+ ", text.partition(f"\n{heading}\n")[2])[0]
-    return re.findall(r"(?m)^- (.*)$", unwrap(part))
-
-
-@pytest.mark.parametrize(
-    ("heading", "wanted"),
-    [("## Sections", SECTIONS), ("## Equations", EQUATIONS), ("## Figures", FIGURES), ("## Tables", TABLES)],
-)
-def test_every_part_of_the_paper_names_code_or_says_that_there_is_none(heading, wanted):
-    items = items_under(heading)
-    titles = [re.match(r"\*\*(.*?)\*\*", item)[1] for item in items]
-    assert [title.split(" ")[0] if heading == "## Sections" else title for title in titles] == wanted
-    for item in items:
-        assert symbols(item) or re.search("(?i)nothing to implement|not implemented|not run|see its parts", item), item
 
 
 # ------------------------------------------------------------------------------------------------------------ commands

@@ -250,8 +250,8 @@ def test_the_five_pairs_are_translated_exactly():
 
 # ------------------------------------------------------------------------------------------ the mistakes: the page
 
-KINDS = {"floor": "known", "uniform": "known", "positions": "known"}
-KINDS |= dict.fromkeys(("exact", "copied", "ended"), "share")
+KINDS = dict.fromkeys(("floor", "uniform", "positions", "embeddings", "by_length_5", "ended"), "known")
+KINDS |= dict.fromkeys(("exact", "copied"), "share")
 
 
 def say(what: str, **numbers: float):
@@ -281,26 +281,25 @@ def correct(model):
     return model
 
 
-def blind(model):
-    """Cross-attention receives zeros instead of the encoder's output: the same for every source."""
+def hooked(model, change: Callable[[torch.Tensor, dict], dict]):
+    """`change(decoder's states, keyword arguments)` replaces arguments of cross-attention."""
 
-    def attend_to_zeros(_, args, kwargs):
-        return args, kwargs | {"key_value_states": torch.zeros_like(kwargs["key_value_states"])}
+    def replace(_, args, kwargs):
+        return args, kwargs | change(args[0], kwargs)
 
     for layer in model.model.decoder.layers:
-        layer.encoder_attn.register_forward_pre_hook(attend_to_zeros, with_kwargs=True)
+        layer.encoder_attn.register_forward_pre_hook(replace, with_kwargs=True)
     return model
+
+
+def blind(model):
+    """Cross-attention receives zeros instead of the encoder's output: the same for every source."""
+    return hooked(model, lambda _, given: {"key_value_states": torch.zeros_like(given["key_value_states"])})
 
 
 def looking_at_itself(model):
     """Cross-attention attends to the decoder's own states, all of them, for lack of a causal mask."""
-
-    def attend_to_itself(_, args, kwargs):
-        return args, kwargs | {"key_value_states": args[0], "attention_mask": None}
-
-    for layer in model.model.decoder.layers:
-        layer.encoder_attn.register_forward_pre_hook(attend_to_itself, with_kwargs=True)
-    return model
+    return hooked(model, lambda states, _: {"key_value_states": states, "attention_mask": None})
 
 
 def without_positions(model):
@@ -462,6 +461,39 @@ def attended(pads: int, in_training: bool = False):
     return median_of_five(partial(score, pads=pads, attended=True), correct, pads=in_training)
 
 
+def mean_squares() -> dict[str, float]:
+    """Of initial weights with variance 1/d, times sqrt(d), next to sines with mean square 1/2."""
+    torch.manual_seed(0)
+    stack = new_model(vocab_size=5000).model.encoder
+    weights = stack.embed_tokens.weight.detach()
+    tensors = {"positions": stack.embed_positions.table, "embeddings": weights * stack.embed_scale}
+    tensors["by_length_5"] = weights * math.sqrt(LENGTH)
+    return {name: tensor.square().mean().item() for name, tensor in tensors.items()}
+
+
+def rows_that_end(end: int) -> dict[str, float]:
+    """The share of rows that end, of a model whose padding is its end token, with `end` as the last label."""
+    torch.manual_seed(0)
+    model = new_model(vocab_size=FIRST_SYMBOL + SYMBOLS, pad_token_id=END)
+
+    def batches():
+        for _ in range(200):
+            rows = draw(64)
+            yield {"input_ids": pad(rows, (0, 1), value=END), "labels": pad(rows, (0, 1), value=end)}
+
+    train(model, batches(), learning_rate_schedule("cosine", 5e-3, 35, 200))
+    written = model.generate(pad(new_rows(200), (0, 1), value=END), max_new_tokens=20, do_sample=False)[:, 1:]
+    return {"ended": (written == END).any(dim=1).float().mean().item()}
+
+
+def five_pairs_in_thirty_passes() -> dict[str, float]:
+    """One pair per step, 30 times each."""
+    steps = five_pairs() * 30
+    translate, model, batch = train_on_five_pairs(lambda collate: [collate([pair]) for pair in steps])
+    exact = sum(translate([source]) == [target] for source, target in five_pairs()) / 5
+    return {"loss": model(**batch).loss.item(), "exact": exact}
+
+
 ANY_FIVE, ANY_ORDER, LAST_OF_SIX = math.log(math.perm(10, 5)) / 5, math.log(math.factorial(5)) / 5, math.log(6) / 5
 MEASURED = {  # line of the page: its numbers
     "new rows, as it is": lambda: score(trained(correct)),
@@ -471,6 +503,7 @@ MEASURED = {  # line of the page: its numbers
     ),
     "new rows, no positions": lambda: score(trained(without_positions)) | {"floor": ANY_ORDER},
     "new rows sorted, no positions": lambda: score(trained(without_positions, task=in_order), task=in_order),
+    "mean squares": mean_squares,
     "new rows, not trained": lambda: score(untrained()) | {"uniform": math.log(FIRST_SYMBOL + SYMBOLS)},
     "logits as it is change by": lambda: differences(trained(correct)),
     "logits scaled by the length change by": lambda: median_of_five(differences, scaled_by_length),
@@ -480,6 +513,9 @@ MEASURED = {  # line of the page: its numbers
     "logits with 95 pads, attended to, as in training, change by": lambda: median_of_five(
         effect_of_attended_pads, correct, pads=True
     ),
+    "rows that end, the end learned": lambda: rows_that_end(END),
+    "rows that end, the end ignored": lambda: rows_that_end(-100),
+    "five pairs after 30 passes": five_pairs_in_thirty_passes,
 }
 
 
@@ -502,49 +538,3 @@ def test_correct_model_ignores_padding_later_tokens_and_the_cache():
     assert max(differences(model).values()) < 1e-4
     for pads in (5, 20, 95):
         assert score(model, pads) == pytest.approx(score(model), abs=1e-5)
-
-
-@pytest.mark.slow
-def test_embeddings_have_the_size_of_positions():
-    """Initial weights with variance 1/d, times sqrt(d), next to sines with mean square 1/2."""
-    torch.manual_seed(0)
-    stack = new_model(vocab_size=5000).model.encoder
-    symbols = stack.embed_tokens.weight.detach()
-    positions = stack.embed_positions.table.square().mean().item()
-    scaled = (symbols * stack.embed_scale).square().mean().item()
-    by_length = (symbols * math.sqrt(LENGTH)).square().mean().item()
-    say("mean squares", positions=positions, embeddings=scaled, by_length_5=by_length)
-    assert positions == pytest.approx(0.5, abs=1e-4) and scaled == pytest.approx(1, rel=0.02)
-    assert by_length == pytest.approx(LENGTH / 64, rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("end_is_learned", [True, False], ids=["learned", "ignored"])
-def test_loss_that_ignores_the_padding_token_never_learns_an_end_that_is_padding(end_is_learned):
-    torch.manual_seed(0)
-    model = new_model(vocab_size=FIRST_SYMBOL + SYMBOLS, pad_token_id=END)
-    ends = torch.full((64, 1), END if end_is_learned else -100)
-
-    def batches():
-        for _ in range(200):
-            rows = draw(64)
-            yield {"input_ids": pad(rows, (0, 1), value=END), "labels": torch.cat([rows, ends], dim=1)}
-
-    train(model, batches(), learning_rate_schedule("cosine", 5e-3, 35, 200))
-    written = model.generate(pad(new_rows(200), (0, 1), value=END), max_new_tokens=20, do_sample=False)[:, 1:]
-    ended = (written == END).any(dim=1).float().mean().item()
-    say(f"rows that end, the end {'learned' if end_is_learned else 'ignored'}", ended=ended)
-    assert ended == end_is_learned
-
-
-@pytest.mark.slow
-def test_five_pairs_in_thirty_passes():
-    """One pair per step, 30 times each."""
-    translate, model, batch = train_on_five_pairs(
-        lambda collate: [collate([p]) for _ in range(30) for p in five_pairs()]
-    )
-    with torch.no_grad():
-        loss = model(**batch).loss.item()
-    exact = sum(translate([source]) == [target] for source, target in five_pairs()) / 5
-    say("five pairs after 30 passes", loss=loss, exact=exact)
-    assert exact == 1

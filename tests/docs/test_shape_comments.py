@@ -53,60 +53,42 @@ def check(place, letters: str, tensor, known: dict[str, int]):
 
 
 def check_while_running(run, is_rotary: bool = False) -> set:
-    """Runs it line by line. Returns the places and names whose shapes were compared with tensors."""
-    reached, known, last = set(), {}, {}
+    """Checks each call of a function when it returns. Returns the places and names that were compared with tensors."""
+    reached = set()
 
-    def compare(frame, place, letters, value):
+    def compare(place, letters, value, known):
+        value = getattr(value, "last_hidden_state", getattr(value, "logits", value))
+        value = value[0] if isinstance(value, tuple) else value
         if isinstance(value, torch.Tensor):
-            check(place, letters, value, known[id(frame)])
+            check(place, letters, value, known)
             reached.add(place)
 
-    def first_tensor(value):
-        value = getattr(value, "last_hidden_state", getattr(value, "logits", value))
-        return value[0] if isinstance(value, tuple) else value
-
-    def enter(frame, name):
-        known[id(frame)], last[id(frame)] = {}, None
-        code, names = frame.f_code, frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        for number in range(code.co_firstlineno, code.co_firstlineno + 12):
+    def when_returning(frame, event, value):
+        code, variables, known = frame.f_code, frame.f_locals, {}
+        if event != "return" or code.co_filename not in (modeling.__file__, loss.__file__):
+            return
+        name = type(variables.get("self")).__name__ if code.co_name == "forward" else code.co_name
+        if name in MAP and not (name == "SinusoidalPositions" and is_rotary):  # those of a head, (B,T,k)
+            skipped = {"self", "module", "lm_head", "bias"}
+            given = [n for n in code.co_varnames[: code.co_argcount] if n not in skipped and "mask" not in n]
+            for letters, argument in zip(MAP[name][0], given, strict=False):
+                compare(name, letters, variables[argument], known)
+            compare(f"{name} returns", MAP[name][1], value, known)
+        for number in range(code.co_firstlineno, max(line for *_, line in code.co_lines() if line) + 1):
             place = (code.co_filename, number)
-            if place in COMMENTS and (argument := re.match(r"\s*(\w+): ", LINES[place])):
-                compare(frame, place, COMMENTS[place][0], frame.f_locals.get(argument[1]))
-        arguments = [
-            frame.f_locals[n] for n in names if n not in ("self", "module", "lm_head", "bias") and "mask" not in n
-        ]
-        for letters, value in zip(MAP.get(name, [[]])[0], arguments, strict=False):
-            compare(frame, name, letters, value)
+            shapes = COMMENTS.get(place, [])[1 if is_rotary and "if rotary" in LINES[place] else 0 :]
+            if shapes and " return " in LINES[place]:
+                compare(place, shapes[-1], value, known)
+            elif shapes and (left := re.match(r"\s*(\w+(?:, \w+)*)(?:: | = )", LINES[place])):
+                for variable, letters in zip(left[1].split(", "), 2 * shapes, strict=False):
+                    compare(place, letters, variables.get(variable), known)
 
-    def trace(frame, event, value):
-        if frame.f_code.co_filename not in (modeling.__file__, loss.__file__):
-            return None
-        owner, name = frame.f_locals.get("self"), frame.f_code.co_name
-        name = type(owner).__name__ if name == "forward" else name
-        if name == "SinusoidalPositions" and is_rotary:
-            name = None  # those of a head, (B,T,k)
-        if event == "call":
-            enter(frame, name)
-        place = (frame.f_code.co_filename, last[id(frame)])
-        if place in COMMENTS and (left := re.match(r"\s*([\w, ]+?) = ", LINES[place])):
-            letters = COMMENTS[place][1:] if "if rotary" in LINES[place] and is_rotary else COMMENTS[place]
-            for variable, shape in zip(left[1].split(", "), 2 * letters, strict=False):
-                compare(frame, place, shape, frame.f_locals.get(variable))
-        last[id(frame)] = frame.f_lineno
-        if event == "return":
-            place = (frame.f_code.co_filename, frame.f_lineno)
-            if place in COMMENTS and " return " in LINES[place]:
-                compare(frame, place, COMMENTS[place][-1], first_tensor(value))
-            if name in MAP:
-                compare(frame, f"{name} returns", MAP[name][1], first_tensor(value))
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
+    before = sys.getprofile()
+    sys.setprofile(when_returning)
     try:
         run()
     finally:
-        sys.settrace(before)
+        sys.setprofile(before)
     return reached
 
 

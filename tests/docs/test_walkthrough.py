@@ -70,33 +70,6 @@ def test_notebook_notices_a_mistake(name, right, wrong, message, elsewhere):
         execute(code.replace(right, wrong), source)
 
 
-BEAM_MISTAKES = [
-    ("topk(2 * n)", "topk(n)", ", reverse=True)[: 2 * n]", ", reverse=True)[:n]"),
-    ("in candidates[:n] if", "in candidates if"),
-    ("len(candidates[0][1]) - 1", "len(candidates[0][1])"),
-    ('if early_stopping == "never" and', "if"),
-    ("if early_stopping is True or bound", "if bound"),
-    ("length = len(candidates", "length_penalty, length = 1.0, len(candidates"),
-]
-
-
-@pytest.mark.slow
-def test_notebook_notices_mistakes_in_its_beam_search(elsewhere):
-    """Each in a search that is otherwise correct, after the same training."""
-    source = FOLDER / "06_training_and_decoding.py"
-    before, _, search = source.read_text(encoding="utf-8").partition("# ## Beam search")
-    trained = execute(before, source)
-    execute(search, source, trained)
-    for mistake in BEAM_MISTAKES:
-        code = search
-        for right, wrong in zip(mistake[::2], mistake[1::2], strict=True):
-            assert code.count(right) == 1, right
-            code = code.replace(right, wrong)
-        with pytest.raises(AssertionError):
-            execute(code, source, trained)
-            pytest.fail(f"{mistake} was not noticed")
-
-
 # -------------------------------------------------------------------------------------------------- as notebooks
 
 
@@ -123,19 +96,17 @@ def test_notebooks_match_their_sources_and_were_executed(build):
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == {source.stem for source in SOURCES}
 
 
-def test_build_executes_a_source_and_check_names_what_differs(build, tmp_path, elsewhere, capsys):
-    import nbformat
+def test_build_executes_a_source_and_finds_what_differs(build, tmp_path, elsewhere):
     from nbclient.exceptions import CellExecutionError
 
-    (tmp_path / "source").mkdir()
-    source = tmp_path / "source" / "01_small.py"
-    code = "# %%\nimport os, sys\nprint()\nprint(os.getcwd())\nprint()\n# %%\nprint('said', file=sys.stderr)\n6 * 7\n"
+    source = tmp_path / "01_small.py"
+    code = "# %%\nimport os, sys\nprint(os.getcwd())\n# %%\nprint('said', file=sys.stderr)\n6 * 7\n"
     source.write_text(code, encoding="utf-8")
     path = build.build(source, tmp_path)
     assert build.find_difference(source, path) is None
-    first, second = (cell.outputs for cell in nbformat.read(path, as_version=4).cells)
-    assert [output.text for output in first] == [f"{source.parent}\n"]  # runs in the folder of its source
-    assert [output.data["text/plain"] for output in second] == ["42"]
+    first, second = (cell["outputs"] for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+    assert "".join(first[0]["text"]) == f"{tmp_path}\n"  # runs in the folder of its source
+    assert [output["data"]["text/plain"] for output in second] == [["42"]]
     source.write_text(code.replace("6 * 7", "6 * 8"), encoding="utf-8")
     assert build.find_difference(source, path) == "differs from 01_small.py in cell 2"
     source.write_text(code + "# %%\nassert 6 * 7 == 41\n", encoding="utf-8")
@@ -144,9 +115,3 @@ def test_build_executes_a_source_and_check_names_what_differs(build, tmp_path, e
     with pytest.raises(CellExecutionError, match="AssertionError"):
         build.build(source, tmp_path)
     assert not path.exists()  # nothing is written where a cell fails
-    with pytest.raises(SystemExit, match="1"):
-        build.main(["05_layers_and_stacks", "--check", "--output_dir", str(tmp_path)])
-    assert capsys.readouterr().out == "05_layers_and_stacks.ipynb is missing\n"
-    with pytest.raises(SystemExit, match="2"):
-        build.main(["05", "--check"])
-    assert "there is no 05; choose from 01_attention" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A directory as train.py leaves it."""
+"""A directory as train.py leaves it, and the files of it that are published."""
 
 import json
 import shutil
@@ -19,6 +19,9 @@ PAIRS = [
     ('The "dog" | sleeps.\n```\n# not a heading', "Der Hund schläft."),
     ("Where is the house?", "Wo ist das Haus?"),
 ]
+CODE = [f"{name}_vanilla_transformer.py" for name in ["configuration", "decoding", "loss", "modeling", "translation"]]
+FILES = "README.md all_results.json attention.png config.json generation_config.json model.safetensors recipe.yaml"
+FILES = sorted([*FILES.split(), "tokenizer.json", "tokenizer_config.json", "training_curves.png", *CODE])
 RESULTS = {
     "train_runtime": 3725.4,
     "train_steps": 12345,

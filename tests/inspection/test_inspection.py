@@ -101,23 +101,11 @@ def test_tracing_leaves_the_model_unchanged(make_model, attention):
 
 
 def test_shapes_command_prints_a_model_of_any_size(capsys):
-    """The shapes of "Transformer from Scratch" (docs/seeds.md), and a model too large for any machine."""
-    sizes = "--d_model 512 --encoder_attention_heads 8 --encoder_layers 5 --decoder_layers 5 --encoder_ffn_dim 2048"
-    main(f"inspect shapes {sizes} --batch_size 30 --source_length 200 --target_length 200".split())
-    printed = capsys.readouterr().out
-    for kind, letters, numbers in [
-        ("q_proj", "(B,h,S,k)", "(30, 8, 200, 64)"),
-        ("k_proj", "(B,h,S,k)", "(30, 8, 200, 64)"),
-        ("v_proj", "(B,h,S,k)", "(30, 8, 200, 64)"),
-        ("weights", "(B,h,S,S)", "(30, 8, 200, 200)"),
-        ("out_proj", "(B,S,d)", "(30, 200, 512)"),
-    ]:
-        line = next(line for line in printed.splitlines() if f"encoder.layers.0.self_attn.{kind} " in line)
-        assert letters in line and numbers in line
-    assert f"{VanillaTransformerConfig().vocab_size * 512:,}" in printed  # the embeddings
-    assert re.search(r"encoder\.layers\.4 +the same 11 steps +3,152,384 ", printed)
+    """Also of one too large for any machine; docs/seeds.md has the lines of a layer."""
     main(["inspect", "shapes", "--d_model", "65536", "--encoder_ffn_dim", "262144", "--encoder_layers", "9"])
-    assert re.search(r"encoder\.layers\.8 +the same 11 steps +51,540,459,520 ", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert f"{VanillaTransformerConfig().vocab_size * 65536:,}" in printed  # the embeddings
+    assert re.search(r"encoder\.layers\.8 +the same 11 steps +51,540,459,520 ", printed)
     main(["inspect", "shapes", "--encoder_layers", "1", "--decoder_layers", "2", "--all_layers"])
     assert "decoder.layers.1.encoder_attn.weights" in capsys.readouterr().out
 
