@@ -14,6 +14,10 @@ from .errors import UserError
 VERBS = {
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
     "convert": ("convert models from other libraries, and to them", "convert outputs/sample native --to native"),
+    "evaluate": (
+        "score models and translations, and compare them",
+        "evaluate --model outputs/sample --dataset_name sample_dataset --source_lang en --target_lang de",
+    ),
     "inspect": ("show shapes, attention maps and word alignments", "inspect shapes --d_model 512 --batch_size 30"),
     "demo": ("serve a web page to try a model", "demo --model outputs/sample"),
 }

@@ -1,1 +1,1 @@
-"""Loss and translations of a split (`splits`), scored with sacreBLEU (`scores`)."""
+"""Loss and translations of a split (`splits`), scored with sacreBLEU (`scores`); systems side by side (`systems`)."""

@@ -16,11 +16,12 @@ BLEU_TOKENIZERS |= dict.fromkeys(
 )
 
 
-def make_bleu(target_lang: str | None = None, tokenize: str | None = None) -> BLEU:
+def make_bleu(target_lang: str | None = None, tokenize: str | None = None, **options) -> BLEU:
     """BLEU with sacreBLEU's tokenizer `tokenize`, or else the one for the target language.
 
     `target_lang` is a language code such as `zh`, `zh_CN` or `zho_Hans`. Languages with spaces use 13a. Where the
     Japanese or Korean tokenizer is not installed, characters are scored instead; the signature shows which was used.
+    `options` are others of sacreBLEU's BLEU.
 
     Raises:
         UserError: sacreBLEU has no such tokenizer, or it is not installed.
@@ -30,10 +31,10 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None) -> BL
     if chosen not in BLEU.TOKENIZERS:
         raise UserError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
     try:
-        return BLEU(tokenize=chosen)
+        return BLEU(tokenize=chosen, **options)
     except RuntimeError as error:  # its package is not installed
         if tokenize is None:
-            return BLEU(tokenize="char")
+            return BLEU(tokenize="char", **options)
         raise UserError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
 
 

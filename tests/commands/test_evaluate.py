@@ -1,0 +1,215 @@
+"""`vanilla-transformer evaluate`: the scores and tests of sacreBLEU's command line, for any model and any file."""
+
+import hashlib
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import TEXTS, command_error, read_sample, save_translator, translate_by_marian, writing_translator
+
+from vanilla_transformer import Translator
+from vanilla_transformer.__main__ import main
+
+FILES = ["first.txt", "second.txt", "third.txt"]
+TEXT_FILES = ["--sources", "sources.txt", "--references", "references.txt"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """References, sources, and hypotheses in which more and more words are missing or in lower case."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    sources, references = zip(*read_sample(120), strict=True)
+    references = ["Ein\u2028Satz\u00a0.", *references[1:]]  # two characters that Python takes for spaces
+    write(folder / "sources.txt", sources)
+    write(folder / "references.txt", references)
+    for number, file in enumerate(FILES):
+        chance, kept = random.Random(number), 0.88 - number / 50
+        worse = [" ".join(word for word in text.split(" ") if chance.random() < kept) for text in references]
+        write(folder / file, [text.lower() if chance.random() < 0.2 else text for text in worse])
+    return folder
+
+
+def write(file: Path, lines: list[str]):
+    file.write_bytes("".join(f"{line}\n" for line in lines).encode())
+
+
+def evaluate(output: Path, *options) -> dict:
+    main(["evaluate", "--output", str(output), *map(str, options)])
+    return json.loads((output / "results.json").read_text(encoding="utf-8"))
+
+
+def sacrebleu(folder: Path, *options: str) -> str:
+    """What sacreBLEU's command line prints, with two decimals."""
+    command = [sys.executable, "-m", "sacrebleu", "references.txt", "-m", "bleu", "chrf", "-w", "2"]
+    return subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+PROTOCOLS = {
+    "bootstrap": ([], ["--paired-bs"]),
+    "randomization, Chinese": (
+        ["--paired", "randomization", "--num_samples", "400", "--target_lang", "zh"],
+        ["--paired-ar", "--paired-ar-n", "400", "-tok", "zh"],
+    ),
+    "tokens in lower case": (
+        ["--lowercase", "--bleu_tokenize", "none", "--num_samples", "300"],
+        ["-lc", "--chrf-lowercase", "-tok", "none", "--paired-bs", "--paired-bs-n", "300"],
+    ),
+}
+
+
+@pytest.mark.parametrize("ours, theirs", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_scores_and_tests_equal_those_of_sacrebleu(ours, theirs, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    results = evaluate(tmp_path, "--hypotheses", *FILES, "--references", "references.txt", *ours)
+    table, printed = capsys.readouterr().out, sacrebleu(folder, "-i", *FILES, *theirs, "-f", "latex")
+    assert (tmp_path / "results.md").read_text(encoding="utf-8").startswith(table)
+    signatures = dict(re.findall(r"- (\S+) +(nrefs:\S+)", printed))
+    if "--paired-ar" in theirs:  # without intervals
+        table = re.sub(r" \([\d.]+ ± [\d.]+\)", "", table)
+        signatures = {metric: text.replace("|ar:", "|bs:1000|ar:") for metric, text in signatures.items()}
+    cell = re.compile(r"\d+\.\d\d(?: \([\d.]+ ± [\d.]+\))?(?: \(p = 0\.\d{4}\)\*?)?(?= +[|&\\])")
+    assert cell.findall(table) == cell.findall(printed) and len(cell.findall(table)) == 6
+    assert len(set(re.findall("p = [0-9.]+", table))) > 1 and results["signatures"] == signatures
+
+
+def test_one_system_has_the_interval_and_the_precisions_of_sacrebleu(folder, tmp_path, capsys):
+    references = ["--references", folder / "references.txt"]
+    results = evaluate(tmp_path / "one", "--hypotheses", folder / "second.txt", *references)
+    row = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].split("|")]
+    printed = sacrebleu(folder, "-i", "second.txt", "--confidence", "-f", "text")
+    for (metric, signature), cell in zip(results["signatures"].items(), row[2:4], strict=True):
+        assert f"{metric}|{signature} = {cell.replace('(', '(μ = ')}" in printed
+    assert row[4:7] == [*re.search(r"\) ([\d./]+) \(BP = (\S+) ratio = (\S+)", printed).groups()]
+    both = ["--hypotheses", folder / "first.txt", folder / "second.txt"]
+    untested = evaluate(tmp_path / "two", "--paired", "none", *both, *references)
+    second = str(folder / "second.txt")
+    assert untested["systems"][second] == results["systems"][second] and " (p = " not in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def ours(text_tokenizer, tmp_path_factory) -> str:
+    translator = writing_translator(text_tokenizer)
+    translator.model.generation_config.max_length = 20
+    return save_translator(translator, tmp_path_factory.mktemp("model") / "ours")
+
+
+def test_models_translate_as_they_do_elsewhere(ours, marian, marian_pairs, tmp_path, capsys):
+    sources, references = zip(*marian_pairs, strict=True)
+    write(tmp_path / "sources.txt", sources)
+    write(tmp_path / "references.txt", references)
+    write(tmp_path / "file.txt", [text[3:] for text in references])
+    texts = ["--sources", tmp_path / "sources.txt", "--references", tmp_path / "references.txt"]
+    systems = ["--hypotheses", tmp_path / "file.txt", "--model", marian, ours]
+    results = evaluate(tmp_path / "out", *texts, *systems, "--num_beams", "1", "--max_tokens", "60")
+    assert [*results["systems"]] == [str(tmp_path / "file.txt"), str(marian), ours]  # the baseline first
+    files = [file for file in results["sha256"] if file.startswith("hypotheses/")]
+    found = [(tmp_path / "out" / file).read_text(encoding="utf-8").splitlines() for file in files]
+    expected = [translate_by_marian(marian, sources), Translator.from_pretrained(ours)(sources, num_beams=1)]
+    assert found[1:] == expected
+    for file, digest in results["sha256"].items():
+        assert hashlib.sha256((tmp_path / "out" / file).read_bytes()).hexdigest() == digest
+        assert digest in (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    from_file, *from_models = results["systems"].values()
+    assert "sentences_per_second" not in from_file and all(row["sentences_per_second"] > 0 for row in from_models)
+    assert results["options"]["num_beams"] == 1 and results["sentences"] == len(references)
+
+    written = ["--hypotheses", *(tmp_path / "out" / file for file in files)]
+    again = evaluate(tmp_path / "again", *written, "--references", tmp_path / "out" / "references.txt")
+    for row, same in zip(results["systems"].values(), again["systems"].values(), strict=True):
+        assert {key: row[key] for key in same} == same
+    assert "Translating" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
+def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
+    pytest.importorskip(backend)
+    rows = [{"en": text, "de": f"{text[::-1]}\nein Satz. "} for text in TEXTS] + [{"en": None, "de": "nichts"}]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write(tmp_path / "sources.en", [*TEXTS, ""])
+    write(tmp_path / "references.de", [row["de"].replace("\n", " ").rstrip() for row in rows])
+    dataset = ["--dataset_name", tmp_path, "--source_lang", "en", "--target_lang", "de"]
+    files = ["--sources", tmp_path / "sources.en", "--references", tmp_path / "references.de"]
+    both = []
+    for name, data in [("dataset", dataset), ("files", files)]:
+        both.append(evaluate(tmp_path / name, "--model", ours, *data, "--num_beams", "3", "--backend", backend))
+        both[-1]["systems"][ours].pop("sentences_per_second")
+    assert all(both[0][key] == both[1][key] for key in ("sha256", "systems", "signatures"))
+    translations = Translator.from_pretrained(ours, backend=backend)([*TEXTS, ""], num_beams=3)
+    (file,) = (tmp_path / "files" / "hypotheses").iterdir()
+    assert file.read_bytes().decode().split("\n") == [*(text.replace("\n", " ").rstrip() for text in translations), ""]
+
+
+COMET_SCORE = """#!{python}
+import argparse
+parser = argparse.ArgumentParser()
+for name in ("-s", "-r", "--model", "--gpus"):
+    parser.add_argument(name, required=True)
+for name in ("--only_system", "--quiet"):
+    parser.add_argument(name, action="store_true", required=True)
+parser.add_argument("-t", nargs="+")
+given = parser.parse_args()
+assert open(given.s).read() == open("sources.txt").read() and open(given.r).read() == open("references.txt").read()
+assert given.model == "some/model"
+print("Loading the model")
+for file in given.t:
+    print(f"{{file}}\\tscore: {{len(open(file).read()) / 1e5:.4f}}")
+"""
+
+
+def test_comet_is_a_program_of_its_own(folder, tmp_path, monkeypatch, capsys):
+    """This stand-in has the options of unbabel-comet 2.2.7, and returns the number of letters."""
+    (tmp_path / "comet-score").write_text(COMET_SCORE.format(python=sys.executable))
+    (tmp_path / "comet-score").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.chdir(folder)
+    main(["evaluate", "--hypotheses", *FILES, *TEXT_FILES, "--comet", "some/model"])
+    rows = capsys.readouterr().out.splitlines()[2:5]
+    expected = [f"{len((folder / file).read_text()) / 1e5:.4f}" for file in FILES]
+    assert [row.split("|")[-2].strip() for row in rows] == expected
+    said = command_error(capsys, "evaluate", "--hypotheses", *FILES, *TEXT_FILES, "--comet", "another")
+    assert "--comet another failed" in said
+
+
+BAD = {
+    "no system": (TEXT_FILES, "nothing to score; give --model or --hypotheses"),
+    "no references": (["--hypotheses", "first.txt"], "give either --dataset_name, or --references"),
+    "two test sets": (["--model", "m", "--dataset_name", "d", *TEXT_FILES], "give either --dataset_name, or --ref"),
+    "no sources": (["--model", "m", "--references", "references.txt"], "give --sources too"),
+    "number of lines": (["--hypotheses", "short.txt", *TEXT_FILES], "short.txt has 2 lines, .* 120 references"),
+    "number of sources": (["--model", "m", "--sources", "short.txt", *TEXT_FILES[2:]], "short.txt has 2 lines"),
+    "empty file": (["--hypotheses", "empty.txt", *TEXT_FILES], "empty.txt is empty"),
+    "not UTF-8": (["--hypotheses", "latin.txt", *TEXT_FILES], "latin.txt cannot be read as UTF-8 text"),
+    "no file": (["--hypotheses", "nowhere.txt", *TEXT_FILES], "nowhere.txt cannot be read .* No such file"),
+    "same name": (
+        ["--hypotheses", "first.txt", "--model", "first", *TEXT_FILES],
+        "2 systems have the same name, first;",
+    ),
+    "no model": (["--model", "done", *TEXT_FILES], "done cannot be loaded"),
+    "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "OURS cannot translate.*finite number"),
+    "other engine": (
+        ["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES],
+        "MARIAN cannot .* of type marian",
+    ),
+    "tokenizer": (["--hypotheses", "first.txt", "--bleu_tokenize", "moses", *TEXT_FILES], "moses does not exist"),
+    "no COMET": (["--hypotheses", "first.txt", "--comet", "m", *TEXT_FILES], "pipx install unbabel-comet"),
+    "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds the results"),
+}
+
+
+@pytest.mark.parametrize("options, message", BAD.values(), ids=BAD)
+def test_bad_input_is_one_sentence(options, message, folder, ours, marian, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    write(folder / "short.txt", ["a", "b"])
+    write(folder / "empty.txt", [])
+    (folder / "latin.txt").write_bytes("schön\n".encode("latin-1"))
+    (folder / "done").mkdir(exist_ok=True)
+    (folder / "done" / "results.json").touch()
+    names = {"OURS": ours, "MARIAN": str(marian)}
+    for name, path in names.items():
+        message = message.replace(name, path)
+    said = command_error(capsys, "evaluate", *(names.get(option, option) for option in options))
+    assert re.search(message, said) and said.startswith("vanilla-transformer evaluate: ")

@@ -1,0 +1,170 @@
+"""Translate a test set with one or several models, or read translations from files, and score them with sacreBLEU.
+
+Prints BLEU and chrF of each system with 95 % confidence intervals, and for each but the first, the baseline, how
+likely chance alone makes so large a difference between the two (p). A model may also be any AutoModelForSeq2SeqLM of
+transformers, such as an OPUS-MT model; it translates with its own `generate`.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from sacrebleu.utils import smart_open
+from transformers import PretrainedConfig
+from transformers.utils.logging import disable_progress_bar
+
+from ..data.pairs import load_split
+from ..errors import UserError, loading, one_line
+from ..evaluation.scores import make_bleu
+from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
+from ..training.memory import configure_malloc
+from ..translation_vanilla_transformer import Translator
+from .options import GENERATION, add_dataset_options, add_translation_options, positive
+
+EXAMPLES = """
+         vanilla-transformer evaluate --model outputs/first outputs/second Helsinki-NLP/opus-mt-en-de \\
+             --sources test.en --references test.de --target_lang de --num_beams 5 --output evaluation
+         vanilla-transformer evaluate --hypotheses theirs.txt ours.txt --references test.de --paired randomization
+         vanilla-transformer evaluate --hypotheses ours.txt --references tokens.de --bleu_tokenize none --lowercase"""
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog += EXAMPLES
+    add = parser.add_argument
+    # Both fill one list, so that the baseline is the first system of the command line.
+    systems = {"dest": "systems", "nargs": "+", "action": "extend", "default": []}
+    models = "models, each a system of its own: directories or Hub ids"
+    add("--model", **systems, type=lambda name: (name, "model"), metavar="DIR_OR_ID", help=models)
+    add("--hypotheses", **systems, type=lambda name: (name, "file"), metavar="FILE", help="translations, one a line")
+    add_dataset_options(parser, required=False)
+    add("--sources", metavar="FILE", help="texts to translate, one a line; with --references, instead of a dataset")
+    add("--references", metavar="FILE", help="correct translations, one a line")
+    add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
+    add("--lowercase", action="store_true", help="ignore case")
+    add("--comet", metavar="MODEL", help="also score with COMET, for example with Unbabel/wmt22-comet-da")
+    tests = ["bootstrap", "randomization", "none"]
+    add("--paired", choices=tests, default="bootstrap", help="test against the baseline (default: %(default)s)")
+    add("--num_samples", type=positive, help="of the test (default: 1000 resamples or 10000 randomizations)")
+    add("--output", metavar="DIR", type=Path, help="write results.md, results.json and the translations there")
+    add_translation_options(parser)
+
+
+def run(options: argparse.Namespace):
+    """Checks all that can be checked before a model translates; then translates, scores, prints and writes."""
+    check_options(options)
+    sources, references = load_texts(options)
+    systems = {name: read_lines(name) if kind == "file" else None for name, kind in options.systems}
+    for name, texts in {options.sources: sources, **systems}.items():
+        if texts is not None and len(texts) != len(references):
+            counts = f"{name} has {len(texts):,} lines, but there are {len(references):,} references"
+            raise UserError(f"{counts}; give files that correspond line by line.")
+    # sacreBLEU warns of text that is tokenized already, which is what "none" is for.
+    target_lang, is_tokenized = options.target_lang or options.target_column, options.bleu_tokenize == "none"
+    bleu = make_bleu(target_lang, options.bleu_tokenize, lowercase=options.lowercase, force=is_tokenized)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.output or Path(temporary)
+        hashes = {"references.txt": write_lines(folder / "references.txt", references)}
+        if sources:
+            hashes["sources.txt"] = write_lines(folder / "sources.txt", sources)
+        files = {name: f"hypotheses/{file_name(name)}" for name in systems}
+        speeds = {}
+        for name, kind in options.systems:
+            if kind == "model":
+                systems[name], speeds[name] = translate(name, sources, options)
+            hashes[files[name]] = write_lines(folder / files[name], systems[name])
+        results = score_systems(systems, references, bleu, options.paired, options.num_samples)
+        for name, speed in speeds.items():
+            results["systems"][name]["sentences_per_second"] = speed
+        if options.comet:
+            for name, score in zip(systems, comet_scores(options.comet, folder, files.values()), strict=True):
+                results["systems"][name]["comet"] = score
+    print(results_table(results))
+    if options.output:
+        given = {name: value for name, value in vars(options).items() if value is not None}
+        results |= {"sha256": hashes, "options": given}
+        (folder / "results.md").write_text(f"{results_table(results)}\n", encoding="utf-8")
+        (folder / "results.json").write_text(json.dumps(results, indent=2, default=str), encoding="utf-8")
+
+
+def check_options(options: argparse.Namespace):
+    """Raises UserError for options that do not go together, and if `output` already holds results."""
+    if not options.systems:
+        raise UserError("there is nothing to score; give --model or --hypotheses.")
+    file, count = Counter(file_name(name) for name, _ in options.systems).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{count} systems have the same name, {Path(file).stem}; give each one once, or rename one.")
+    if bool(options.dataset_name) == bool(options.references) or (options.dataset_name and options.sources):
+        raise UserError("give either --dataset_name, or --references, which may come with --sources.")
+    needs_sources = options.comet or any(kind == "model" for _, kind in options.systems)
+    if needs_sources and not (options.dataset_name or options.sources):
+        raise UserError("--model and --comet need the texts that are translated; give --sources too.")
+    if options.output and (options.output / "results.json").exists():
+        raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
+    if options.comet and not shutil.which("comet-score"):
+        raise UserError("--comet needs the program comet-score; install it with `pipx install unbabel-comet`.")
+
+
+def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
+    """The sources, or None if there are none, and the references."""
+    if options.references:
+        return options.sources and read_lines(options.sources), read_lines(options.references)
+    pairs = load_split(options)
+    return [text or "" for text in pairs["source"]], [as_line(text or "") for text in pairs["target"]]
+
+
+def read_lines(file: str) -> list[str]:
+    """The lines of a file as sacreBLEU reads them, unpacked if its name ends in `.gz`."""
+    try:
+        with smart_open(file) as lines:
+            texts = [line.rstrip() for line in lines]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as UTF-8 text: {one_line(error)}") from error
+    if not any(texts):
+        raise UserError(f"{file} is empty; give a file with one text a line.")
+    return texts
+
+
+def as_line(text: str) -> str:
+    """The text as it is read back from a file of one text a line, so that both have the same scores."""
+    return text.replace("\n", " ").rstrip()
+
+
+def write_lines(file: Path, texts: list[str]) -> str:
+    """Writes one text a line, and returns the SHA-256 of the file."""
+    content = "".join(f"{as_line(text)}\n" for text in texts).encode()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def file_name(system: str) -> str:
+    """outputs/sample -> outputs-sample.txt"""
+    return re.sub(r"[^\w.]+", "-", system.removesuffix(".txt")).strip("-.") + ".txt"
+
+
+def translate(name: str, sources: list[str], options: argparse.Namespace) -> tuple[list[str], float]:
+    """The translations by a model, and how many it made in a second, once it was loaded."""
+    names = ("backend", "quantization", "device", "dtype", "max_tokens", "max_source_length", "trust_remote_code")
+    given = {key: getattr(options, key) for key in names}
+    configure_malloc()
+    disable_progress_bar()  # of transformers
+    with loading(name):
+        config, _ = PretrainedConfig.get_config_dict(name)
+        if config.get("model_type", "vanilla_transformer") == "vanilla_transformer":
+            translator = Translator.from_pretrained(name, **given)
+        else:  # whose weights may be a pickle
+            translator = GenerateTranslator.from_pretrained(name, use_safetensors=None, **given)
+    start = time.perf_counter()
+    try:
+        generation = {key: getattr(options, key) for key in GENERATION}
+        translations = translator(sources, f"Translating with {name}", **generation)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise UserError(f"{name} cannot translate this: {one_line(error)}") from error
+    return list(map(as_line, translations)), len(sources) / (time.perf_counter() - start)

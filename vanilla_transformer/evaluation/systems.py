@@ -1,0 +1,120 @@
+"""Translation systems side by side: scores, confidence intervals and paired tests of sacreBLEU, and their table."""
+
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+from tabulate import tabulate
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..translation_vanilla_transformer import Translator
+
+
+class GenerateTranslator(Translator):
+    """A [`Translator`] for one sequence-to-sequence model of any other kind, which translates with its `generate`."""
+
+    def __init__(
+        self,
+        models: list[PreTrainedModel],
+        tokenizer: PreTrainedTokenizerBase,
+        max_tokens: int = 4096,
+        max_source_length: int | None = None,
+    ):
+        self.models, self.model, self.tokenizer, self.max_tokens = models, models[0], tokenizer, max_tokens
+        self.longest_source, self.too_long = max_source_length or tokenizer.model_max_length, "split"
+
+    def defaults(self, source_length: int, generation: dict) -> dict:
+        """None besides those of `generate`."""
+        return {}
+
+
+def score_systems(
+    systems: dict[str, list[str]],
+    references: list[str],
+    bleu: BLEU,
+    paired: str = "bootstrap",
+    num_samples: int | None = None,
+) -> dict:
+    """Scores the hypotheses of each system, and tests whether they differ from those of the first, the baseline.
+
+    Args:
+        systems: By name, one hypothesis for each reference.
+        bleu: From [`make_bleu`]; chrF2 ignores case if it does.
+        paired: sacreBLEU's paired test: `bootstrap` (Koehn, 2004), `randomization` (Riezler and Maxwell, 2005), or
+            `none`. Its seed is 12345, or the environment variable SACREBLEU_SEED.
+        num_samples: Resamples of the bootstrap (None: 1,000), or trials of the randomization (None: 10,000).
+
+    Returns:
+        `sentences`, their number; `signatures`, by metric; and `systems`, by name. Each has `BLEU` and `chrF2` with
+        the `score`, its 95 % interval as `mean` ± `ci`, and the `p_value`; and of BLEU the `precisions`, the
+        `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens).
+    """
+    metrics = {"BLEU": bleu, "chrF2": CHRF(lowercase=bleu.lowercase)}
+    test = "ar" if paired == "randomization" and len(systems) > 1 else "bs"
+    resamples = 0 if test == "ar" else -1  # for the intervals: sacreBLEU's default, or those of the test
+    groups = [[system] for system in systems.items()] if paired == "none" else [list(systems.items())]
+    found = {}
+    for group in groups:
+        signatures, columns = PairedTest(group, metrics, [references], test, num_samples or 0, resamples)()
+        for name, *scores in zip(*columns.values(), strict=True):
+            total = bleu.corpus_score(systems[name], [references])
+            found[name] = {"precisions": total.precisions, "brevity_penalty": total.bp, "length_ratio": total.ratio}
+            for metric, score in zip(metrics, scores, strict=True):  # of NumPy's types, which JSON does not have
+                numbers = {key: value if value is None else float(value) for key, value in vars(score).items()}
+                found[name][metric] = numbers
+    signatures = {metric: str(signature) for metric, signature in signatures.items()}
+    return {"sentences": len(references), "signatures": signatures, "systems": found}
+
+
+def comet_scores(model: str, folder: Path, hypotheses: Iterable[str]) -> list[float]:
+    """The COMET score of each file of hypotheses in `folder`, which also has `sources.txt` and `references.txt`.
+
+    COMET needs older libraries than this package, so it is a program, `comet-score`, in an environment of its own.
+    """
+    command = ["comet-score", "--model", model, "--gpus", int(torch.cuda.is_available()), "--only_system", "--quiet"]
+    command += ["-s", folder / "sources.txt", "-r", folder / "references.txt"]
+    command += ["-t", *(folder / file for file in hypotheses)]
+    try:
+        printed = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True).stdout
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"--comet {model} failed; its program comet-score says why, above.") from error
+    return [float(score) for score in re.findall(r"(?m)\tscore: (\S+)$", printed)]  # in the order of the files
+
+
+def results_table(results: dict) -> str:
+    """A table in Markdown of what [`score_systems`] returns, with the signatures.
+
+    A system may also have `comet` and `sentences_per_second`, and the results `sha256`, by file.
+    """
+    rows = []
+    for name, system in results["systems"].items():
+        row = {"system": name}
+        for metric in results["signatures"]:
+            row[f"{metric} (μ ± 95% CI)"] = format_score(**system[metric])
+        row["precisions"] = "/".join(f"{precision:.1f}" for precision in system["precisions"])
+        row |= {"BP": f"{system['brevity_penalty']:.3f}", "ratio": f"{system['length_ratio']:.3f}"}
+        for title, key, form in [("COMET", "comet", ".4f"), ("sentences/s", "sentences_per_second", ",.1f")]:
+            if key in system:
+                row[title] = format(system[key], form)
+        rows.append(row)
+    lines = [tabulate(rows, "keys", "github", disable_numparse=True), "", f"- {results['sentences']:,} sentences"]
+    if system["BLEU"]["p_value"] is not None:
+        lines.append(
+            f"- p: how likely chance alone makes so large a difference from {rows[0]['system']}; *: at most 0.05"
+        )
+    lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
+    lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]
+    return "\n".join(lines)
+
+
+def format_score(score: float, p_value: float | None, mean: float, ci: float) -> str:
+    """As sacreBLEU prints it."""
+    text = f"{score:.2f} ({mean:.2f} ± {ci:.2f})"
+    if p_value is None:
+        return text
+    return f"{text} (p = {p_value:.4f}){'' if p_value > 0.05 else '*'}"
