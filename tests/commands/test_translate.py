@@ -61,7 +61,7 @@ LINES = {
     "not ended": ("a\nb", "A\nB\n"),
     "empty lines": ("\n\na\n\n", "\n\nA\n\n"),
     "not latin": ("grün\n纽约\n😀\n", "GRÜN\n纽约\n😀\n"),
-    "windows": ("a\r\nb\r\n", "A\nB\n"),
+    "windows": ("\ufeffa\r\nb\r\n", "A\nB\n"),
     "other ends": ("a\u2028b\x0cc\x85d\n", "A\u2028B\x0cC\x85D\n"),
     "carriage return inside": ("a\rb\nc\n", None),
     "nothing": ("", ""),

@@ -372,6 +372,32 @@ def test_each_of_several_files_is_named(tmp_path):
 
 
 @streamed
+def test_other_encodings_are_named(streaming, tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_bytes("a\tschön\n".encode("cp1252"))
+    message = error(train_file=path, validation_file=path, streaming=streaming)
+    assert message == f"--train_file {path} could not be read: it is not in UTF-8; convert it, for example with iconv."
+
+
+def test_nothing_to_train_on():
+    for name in (None, ""):
+        assert "give --dataset_name or --train_file" in error(dataset_name=name)
+    assert error(train_file=[""]) == "--train_file  is not a file."
+
+
+@streamed
+def test_header_that_does_not_fit_is_refused(streaming, tmp_path):
+    """The source would be the target, and the target what follows it."""
+    good, shifted = tmp_path / "good.csv", tmp_path / "shifted.csv"
+    good.write_text("en,de\na,b\nc,d\n")
+    shifted.write_text("en,de\nwell, a,b\nc,d\n")
+    languages = {"source_lang": "en", "target_lang": "de", "streaming": streaming}
+    for files in [(shifted, good), (good, shifted)]:
+        message = error(train_file=files[0], validation_file=files[1], **languages)
+        assert f"first row of {shifted} has more fields than its header" in message
+
+
+@streamed
 def test_lines_without_exactly_one_tab(streaming, tmp_path, tokenizer, capsys):
     """They are dropped; none may lose the text after its second tab."""
     path = tmp_path / "train.txt"

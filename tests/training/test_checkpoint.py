@@ -206,7 +206,7 @@ DAMAGES = [
 def test_damaged_or_foreign_checkpoint_is_named(name, harm, folder, accelerator):
     run = Run(accelerator)
     harm(folder / name)
-    with pytest.raises(UserError, match=rf"^{folder} cannot be read: .*; choose an older checkpoint\.$"):
+    with pytest.raises(UserError, match=rf"^{folder} cannot be read: .*; delete it to resume from an older one\.$"):
         resume(folder, {"streaming": False}, folder.parent, run.model, run.ema, run.optimizer, accelerator)
 
 
@@ -333,6 +333,15 @@ def test_nothing_is_overwritten(found, name, message, tmp_path):
         (tmp_path / one).mkdir()
     with pytest.raises(UserError, match=f"^--.* {tmp_path}.*{message}"):
         resolve(tmp_path, name if name in (None, "newest") else f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("place", ["file", "file/model"])
+def test_output_dir_that_cannot_be_one_is_refused_at_once(place, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=f"^--output_dir {tmp_path}/{place} cannot be used: {tmp_path}/file is not a dir"
+    ):
+        resolve(tmp_path / place, "newest")
 
 
 # ------------------------------------------------------------------------------------------------------------ settings

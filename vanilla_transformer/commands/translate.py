@@ -61,6 +61,6 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
 
 def decode(line: bytes, number: int) -> str:
     try:
-        return line.decode().rstrip("\r\n")
+        return line.decode("utf-8-sig").rstrip("\r\n")  # without the byte order mark of Windows editors
     except UnicodeDecodeError as error:
         raise UserError(f"line {number} is not UTF-8; convert the input, for example with iconv.") from error

@@ -49,8 +49,11 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     test splits are never streams.
 
     Raises:
-        UserError: The dataset, a split, a column or a language does not exist; the message lists those that do.
+        UserError: The dataset, a split, a column or a language does not exist; the message lists those that do. Or a
+            file cannot be read, or its header does not fit.
     """
+    if not (args.dataset_name or args.train_file):  # as in a recipe of sizes only
+        raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
     raw = load_files(args) if args.train_file else load_dataset(args)
     names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
     for split, name in names.items():
@@ -108,8 +111,10 @@ def reading(what: str, remedy: str = ""):
     try:
         yield
     except (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError) as error:
-        # datasets wraps the cause
+        cause = error.__cause__ or error  # datasets wraps it
         reason = textwrap.shorten(f"{error} {error.__cause__ or ''}", 600, placeholder=" ...")
+        if isinstance(cause, UnicodeDecodeError):
+            reason = "it is not in UTF-8; convert it, for example with iconv."
         raise UserError(f"{what} could not be read: {reason}{remedy}") from error
 
 
@@ -146,7 +151,7 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
 def load_files(args) -> dict[str, Dataset | IterableDataset]:
     """Loads the first training file, the validation file and the test file."""
     files = {"train": args.train_file[0], "validation": args.validation_file, "test": args.test_file}
-    return {split: load_file(split, name, args) for split, name in files.items() if name}
+    return {split: load_file(split, name, args) for split, name in files.items() if name is not None}
 
 
 def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
@@ -223,7 +228,16 @@ def hold_out_validation(pairs: dict, args):
 
 
 def choose_columns(dataset: Dataset | IterableDataset, args, name: str, preferred: tuple = ()) -> tuple:
-    """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed."""
+    """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed.
+
+    Raises UserError if there are none, or if pandas took the first field of each row for an index, which shifts the
+    columns by one.
+    """
+    if dataset.info.builder_name == "csv" and "__index_level_0__" in (dataset.features or next(iter(dataset), {})):
+        raise UserError(
+            f"The first row of {name} has more fields than its header; quote fields that contain the separator, and "
+            "remove separators at the end of rows."
+        )
     names = {column if isinstance(column, str) else column[0] for column in preferred}
     if names and names <= set(dataset.features or names):
         return preferred

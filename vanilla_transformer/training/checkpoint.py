@@ -5,6 +5,7 @@ Each is written to a temporary folder and renamed, so that a killed run leaves o
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def reading(checkpoint: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = one_line(error).rstrip(".")
-        raise UserError(f"{checkpoint} cannot be read: {reason}; choose an older checkpoint.") from error
+        raise UserError(f"{checkpoint} cannot be read: {reason}; delete it to resume from an older one.") from error
 
 
 def load_state(checkpoint: Path) -> TrainerState:
@@ -144,11 +145,14 @@ def resolve_resume_checkpoint(args) -> Path | None:
     """The checkpoint to resume from; None without `--resume_from_checkpoint`, or if there is no checkpoint yet.
 
     Raises:
-        UserError: The given path is not a checkpoint or not the newest one in `--output_dir`, or the run would
-            overwrite other files there.
+        UserError: The given path is not a checkpoint or not the newest one in `--output_dir`, that directory cannot be
+            written to, or the run would overwrite other files there.
     """
     output_dir, name, checkpoint = Path(args.output_dir), args.resume_from_checkpoint, None
     existing = list_checkpoints(output_dir)
+    parent = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UserError(f"--output_dir {output_dir} cannot be used: {parent} is not a directory we may write to.")
     if name == "newest":
         checkpoint = existing[-1] if existing else None
         print(f"resuming from {checkpoint}" if checkpoint else "no checkpoint found; starting from scratch")
