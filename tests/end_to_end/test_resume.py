@@ -256,16 +256,3 @@ def test_checkpoint_of_the_previous_version_resumes(finished, pairs, tmp_path):
     (folder / "checkpoint-4" / "SHA256SUMS").write_text("of other files\n")
     train(options(pairs, folder, "--max_steps 8 --eval_steps 4" + RESUME))
     assert_same_run(folder, finished[0])
-
-
-def test_truncated_checkpoint_is_named_and_an_older_one_resumes(finished, pairs, tmp_path):
-    folder = shutil.copytree(finished[0], tmp_path / "model")
-    (folder / "checkpoint-8" / "optimizer.safetensors").write_bytes(b"truncated")
-    before = files(folder)
-    argv = options(pairs, folder, "--max_steps 8 --eval_steps 4" + RESUME)
-    assert f"{folder}/checkpoint-8 cannot be read: " in train_fails(argv)
-    message = train_fails([*argv, f"{folder}/checkpoint-4"])
-    assert f"is older than {folder}/checkpoint-8; delete the newer" in message and files(folder) == before
-    shutil.rmtree(folder / "checkpoint-8")
-    train(argv)
-    assert_same_run(folder, finished[0])

@@ -2,7 +2,6 @@
 
 import io
 import json
-import random
 import socket
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import yaml
 from conftest import CODE, FILES
 from hub_server import LoopbackHub, run_python
 from huggingface_hub import ModelCard
+from runs import random_pairs
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, MarianMTModel
 
@@ -20,7 +20,6 @@ from vanilla_transformer.conversion import from_marian
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "big": "großer", "the": "der", "not": "nicht"}
 OPTIONS = "--source_lang en --target_lang de --per_device_train_max_tokens 200 --warmup_steps 4 --learning_rate 0.02"
 OPTIONS = f"{OPTIONS} --max_steps 4 --save_steps 2".split()
 SIZES = "--vocab_size 280 --d_model 16 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 24 --decoder_ffn_dim 24"
@@ -29,19 +28,6 @@ SHARED = [".eval_results/me_pairs.yaml", *FILES]
 
 
 # -------------------------------------------------------------------------------------------------------- the datasets
-
-
-def make_pairs() -> dict[str, list[dict[str, str]]]:
-    generator = random.Random(0)
-    splits = {}
-    for split, count in [("train", 60), ("validation", 4), ("test", 5)]:
-        chosen = [generator.choices(list(WORDS), k=generator.randint(1, 7)) for _ in range(count)]
-        splits[split] = [{"en": " ".join(words), "de": " ".join(WORDS[word] for word in words)} for words in chosen]
-    return splits
-
-
-def as_jsonl(rows: list[dict]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
 CONFIGS = """---
@@ -55,13 +41,14 @@ configs:
 
 
 @pytest.fixture(scope="module")
-def hub():
+def hub(tmp_path_factory):
     """A Hub with datasets: `me/pairs` is private, `me/several` has configurations, others cannot be read."""
-    several, flat = {"README.md": CONFIGS.encode()}, {}
-    for split, rows in make_pairs().items():
-        nested = as_jsonl([{"translation": row} for row in rows])
-        several[f"nested/{split.replace('validation', 'dev')}.jsonl"] = nested
-        several[f"flat/{split}.jsonl"] = flat[f"{split}.jsonl"] = as_jsonl(rows)
+    pairs = random_pairs(tmp_path_factory.mktemp("pairs"), train=60, validation=4, test=5)
+    several, flat = {"README.md": CONFIGS.encode()}, {path.name: path.read_bytes() for path in pairs.iterdir()}
+    for name, lines in flat.items():
+        several[f"flat/{name}"] = lines
+        nested = b"".join(b'{"translation": %b}\n' % line for line in lines.splitlines())
+        several[f"nested/{name.replace('validation', 'dev')}"] = nested
     with LoopbackHub() as server:
         server.create("datasets/me/pairs", private=True, files=flat)
         server.create("datasets/me/several", files=several)

@@ -308,21 +308,6 @@ def test_padded_equals_alone(make_model, norm_first, position_embedding_type, pa
             assert torch.equal(translation[: len(own)], own) and (translation[len(own) :] == pad).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
-def test_generate_without_a_mask_hides_padding(make_model, options):
-    """The mask is part of the encoder's outputs, which may be computed before; a given mask wins."""
-    model = make_model(tie_word_embeddings=False).double()
-    options = {"min_new_tokens": 8, "max_new_tokens": 8, **options}
-    expected = model.generate(SOURCE, attention_mask=MASK, **options)
-    assert torch.equal(model.generate(SOURCE, **options), expected)
-    encoded = model.get_encoder()(SOURCE)
-    assert torch.equal(encoded.attention_mask, MASK) and len(encoded.to_tuple()) == 1
-    assert torch.equal(model.generate(encoder_outputs=encoded, **options), expected)
-    everything = model.generate(SOURCE, attention_mask=torch.ones_like(MASK), **options)
-    assert not torch.equal(everything, expected)
-    assert model.get_encoder()(SOURCE, MASK).attention_mask is None
-
-
 @positions
 def test_padded_target_equals_alone(make_model, position_embedding_type):
     model = make_model(position_embedding_type=position_embedding_type).double()

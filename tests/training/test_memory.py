@@ -124,13 +124,6 @@ def test_largest_batch_fits_and_no_larger_one_does(pairs, with_memory_for, accel
         assert largest_batch(with_memory_for(count), training_options(), accelerator, 20) == pairs * 20
 
 
-def test_moving_average_and_r_drop_reduce_the_batch(with_memory_for, accelerator):
-    model = with_memory_for(64.01)
-    argvs = [[], ["--ema_decay=0.9"], ["--r_drop_alpha=5"]]
-    plain, averaged, twice = (largest_batch(model, training_options(*argv), accelerator, 20) for argv in argvs)
-    assert plain == 1280 > averaged > 0 and 1280 > 1.9 * twice > 0
-
-
 def test_batch_is_capped(with_memory_for, accelerator):
     assert largest_batch(with_memory_for(10**6), training_options(), accelerator, 20) == 2**15
 

@@ -185,18 +185,6 @@ def test_r_drop_is_half_the_loss_of_its_paper(make_model, alpha, smoothing):
     assert not torch.allclose(logits[:6], logits[6:], atol=0.1)  # it is dropout that R-Drop is about
 
 
-def test_r_drop_with_alpha_0_is_the_plain_loss(make_model):
-    model = make_model(**DROPOUTS).train()
-    batch = parts(1)[0]
-    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
-    torch.manual_seed(5)
-    loss = r_drop_loss(model, batch, 0.0, 0.1, 7)
-    torch.manual_seed(5)
-    plain = model(**twice, label_smoothing=0.1, num_items_in_batch=14).loss
-    torch.testing.assert_close(loss, plain)
-    assert_same_gradients(gradients(model, loss), gradients(model, plain), 1e-6)
-
-
 # ------------------------------------------------------------------------------------------------------------- float16
 
 
