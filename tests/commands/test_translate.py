@@ -121,13 +121,6 @@ def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
     assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
 
 
-@pytest.mark.parametrize("stream", ["stdin", "stdout"])
-def test_a_closed_stream_ends_the_command_with_a_sentence(stream, monkeypatch):
-    monkeypatch.setattr(sys, stream, None)  # as Python does for `<&-` and `>&-`
-    with pytest.raises(SystemExit, match="^vanilla-transformer translate: standard input or output is closed"):
-        main(["translate", "--model", "x"])
-
-
 @pytest.mark.parametrize("name, message", [("missing", ""), ("foreign", ""), ("marian", "is of type marian")])
 def test_a_model_that_cannot_be_loaded_is_named(name, message, marian, tmp_path, monkeypatch):
     folder = {"missing": tmp_path / "missing", "foreign": tmp_path, "marian": marian}[name]

@@ -24,9 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(options: argparse.Namespace):
+    """Loads the model and translates."""
     configure_malloc()
-    if sys.stdin is None or sys.stdout is None:
-        raise UserError("standard input or output is closed; open both.")
     disable_progress_bar()  # of transformers
     given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION)}
     with loading(", ".join(options.model)):

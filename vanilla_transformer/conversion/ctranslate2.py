@@ -166,12 +166,14 @@ class CTranslate2Translator(Translator):
         self.saved_options = {name: value for name, value in saved.items() if name[0] != "_"}
 
     def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
+        """The translations of each batch of token ids."""
         running = (self.submit(sources, generation, asynchronous=True) for sources in batches)
         for results, _ in pairwise(chain(running, [None])):  # the next is submitted before one is awaited
             ids = [[self.ids[name] for name in result.result().hypotheses[0]] for result in results]
             yield self.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
     def search_n_best(self, source: list[int], n: int, streamer, generation: dict) -> list[tuple[list[int], float]]:
+        """The token ids and the score of each of the `n` best translations."""
         callback = None
         if streamer is not None:
             streamer.put(torch.tensor([self.model.config.decoder_start_token_id]))  # the prompt, as from transformers
@@ -255,18 +257,18 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
             digest.update(file.name.encode() + file.read_bytes())
         source = digest.hexdigest()
     target = home / (quantization or "float32")
-    if not is_conversion_of(source, target):
-        home.mkdir(parents=True, exist_ok=True)
-        with FileLock(home / ".lock"):  # held while another process converts
-            if not is_conversion_of(source, target):
-                model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
-                tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-                Translator(model, tokenizer)  # raises ValueError for a model of another kind
-                shutil.rmtree(target, ignore_errors=True)  # of other weights, or incomplete
-                to_ctranslate2(model, tokenizer, target, quantization, source)
+    home.mkdir(parents=True, exist_ok=True)
+    with FileLock(home / ".lock"):  # held while another process converts
+        if not is_conversion_of(source, target):
+            model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+            Translator(model, tokenizer)  # raises ValueError for a model of another kind
+            shutil.rmtree(target, ignore_errors=True)  # of other weights, or incomplete
+            to_ctranslate2(model, tokenizer, target, quantization, source)
     return target
 
 
 def is_conversion_of(source: str, directory: Path) -> bool:
+    """Whether the directory holds a converted model, of the weights that `source` identifies."""
     file = directory / CONFIG
     return file.is_file() and json.loads(file.read_text(encoding="utf-8"))["source"] == source

@@ -10,11 +10,11 @@ A model of this package in one of these forms loads with transformers alone, wit
 """
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from transformers import (
     BlenderbotForConditionalGeneration,
     MarianMTModel,
@@ -24,7 +24,6 @@ from transformers import (
 )
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from ..modeling_vanilla_transformer import sinusoidal_positions
 from .weights import build, interleave, separate
 
 FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
@@ -65,8 +64,8 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
       dropped.
 
     The generation config is copied unchanged, with its `bad_words_ids`, `forced_eos_token_id`, `num_beams` and
-    `max_length`. The weights are copies, in the source's dtype and on its device. Raises ValueError if the position
-    embeddings are not sinusoidal where they should be, and RuntimeError if a tensor is missing or does not fit.
+    `max_length`. The weights are copies, in the source's dtype and on its device. Raises RuntimeError if a
+    tensor is missing or does not fit.
     """
     family = FAMILIES[model.config.model_type]
     theirs = model.state_dict(keep_vars=True)
@@ -78,7 +77,7 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
         theirs["lm_head.bias"] = bias.flatten()  # (1,V) -> (V,)
     if family.position_embedding_type == "sinusoidal":
         for side in ("encoder", "decoder"):
-            check_sinusoids(theirs.pop(f"model.{side}.embed_positions.weight"), f"model.{side}.embed_positions.weight")
+            del theirs[f"model.{side}.embed_positions.weight"]  # the paper's, but for their order
 
     config = VanillaTransformerConfig(
         **{name: getattr(model.config, name, None) for name in FIELDS.split()},
@@ -100,20 +99,11 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
 from_marian = from_pegasus = from_blenderbot = from_native
 
 
-def check_sinusoids(table: torch.Tensor, name: str):
-    """Raises ValueError unless the table (rows, d) holds the paper's sines, then its cosines."""
-    table = table.detach().cpu().float()
-    alternating = sinusoidal_positions(torch.arange(table.shape[0]), table.shape[1])
-    expected = torch.cat([alternating[:, 0::2], alternating[:, 1::2]], dim=1)
-    if not torch.allclose(table, expected, rtol=0, atol=1e-2):  # the precision of a bfloat16 table
-        raise ValueError(f"`{name}` does not hold the paper's sinusoidal positions.")
-
-
 # --------------------------------------------------------------------------------------------------- to transformers
 
 
 def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedModel:
-    """The model of transformers that computes the same: see [`to_marian`], [`to_pegasus`] and [`to_blenderbot`].
+    """The model of transformers that computes the same, by `to_marian`, `to_pegasus` or `to_blenderbot`.
 
     Raises ValueError, naming the field of the config, if there is none.
     """
@@ -142,21 +132,6 @@ def check_family(config: VanillaTransformerConfig, name: str):
                 f"`{field}={getattr(config, field)!r}` has no native form; {model.__name__} has {value!r} only. Use "
                 "this model with `trust_remote_code=True`, or CTranslate2."
             )
-
-
-def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
-    """A post-norm model with sinusoidal positions as a `MarianMTModel`; see [`to_family`]."""
-    return to_family(model, "marian")
-
-
-def to_pegasus(model: VanillaTransformerForConditionalGeneration) -> PegasusForConditionalGeneration:
-    """A pre-norm model with sinusoidal positions as Pegasus; see [`to_family`]. Both vocabularies have one size."""
-    return to_family(model, "pegasus")
-
-
-def to_blenderbot(model: VanillaTransformerForConditionalGeneration) -> BlenderbotForConditionalGeneration:
-    """A pre-norm model with learned positions as Blenderbot; see [`to_family`]. Both vocabularies have one size."""
-    return to_family(model, "blenderbot")
 
 
 def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> PreTrainedModel:
@@ -200,6 +175,11 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
     if native.generation_config.max_length is None and native.generation_config.max_new_tokens is None:
         native.generation_config.max_length = native.config.max_position_embeddings
     return native.to(model.device).eval()
+
+
+to_marian = functools.partial(to_family, name="marian")  # post-norm with sinusoidal positions
+to_pegasus = functools.partial(to_family, name="pegasus")  # pre-norm with sinusoidal positions; one vocabulary size
+to_blenderbot = functools.partial(to_family, name="blenderbot")  # pre-norm with learned positions; likewise
 
 
 def save_native(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, output_dir: str | Path):

@@ -31,17 +31,6 @@ BATCH = Dim("batch_size", max=2**16)
 SOURCE, TARGET, PAST = (Dim(f"{name}_length", max=2**16) for name in ("encoder_sequence", "decoder_sequence", "past"))
 
 
-class Encoder(nn.Module):
-    """Source ids and mask (B,S) -> (B,S,d)."""
-
-    def __init__(self, model: PreTrainedModel):
-        super().__init__()
-        self.encoder = model.get_encoder()
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.encoder(input_ids, attention_mask).last_hidden_state
-
-
 class Decoder(nn.Module):
     """One step with the cache as plain tensors: four tensors (B,h,L,k) a layer, or none before the first step."""
 
@@ -86,14 +75,10 @@ def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_d
     source, target = torch.full((3, 7), 1), torch.full((3, 4), 1)
     mask = torch.ones_like(source)
     by_sentence = {0: BATCH, 1: SOURCE}
-    hidden = Encoder(model)(source, mask)
-    encoder = export(
-        Encoder(model),
-        (source, mask),
-        ["input_ids", "attention_mask"],
-        ["last_hidden_state"],
-        (by_sentence, by_sentence),
-    )
+    encoder, decoder = model.get_encoder(), Decoder(model)
+    hidden = encoder(source, mask).last_hidden_state
+    names = ["input_ids", "attention_mask"]
+    encoder_graph = export(encoder, (source, mask), names, ["last_hidden_state"], (by_sentence, by_sentence))
     cached = [
         f"{layer}.{side}.{kind}"
         for layer in range(model.config.decoder_layers)
@@ -103,13 +88,13 @@ def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_d
     inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
     outputs = ["logits", *(f"present.{name}" for name in cached)]
     sizes = (by_sentence, {0: BATCH, 1: TARGET}, by_sentence)
-    first = export(Decoder(model), (mask, target, hidden, []), inputs, outputs, (*sizes, []))
-    past = list(Decoder(model)(mask, target, hidden, [])[1:])
+    first = export(decoder, (mask, target, hidden, []), inputs, outputs, (*sizes, []))
+    past = list(decoder(mask, target, hidden, [])[1:])
     inputs += [f"past_key_values.{name}" for name in cached]
     cache_sizes = [{0: BATCH, 2: SOURCE if ".encoder." in name else PAST} for name in cached]
-    later = export(Decoder(model), (mask, target, hidden, past), inputs, outputs, (*sizes, cache_sizes))
+    later = export(decoder, (mask, target, hidden, past), inputs, outputs, (*sizes, cache_sizes))
 
-    for name, graph in [("encoder_model", encoder), ("decoder_model_merged", merge(first, later))]:
+    for name, graph in [("encoder_model", encoder_graph), ("decoder_model_merged", merge(first, later))]:
         onnx.checker.check_model(graph, full_check=True)
         onnx.save(graph, folder / f"{name}.onnx")
         quantized = folder / f"{name}_quantized.onnx"

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from .weights import build, rename
@@ -37,8 +36,6 @@ TORCH_TRANSFORMER = {
 }
 # fmt: on
 LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-ACTIVATIONS = {functional.relu: "relu", torch.relu: "relu", nn.ReLU: "relu"}
-ACTIVATIONS |= {functional.gelu: "gelu", nn.GELU: "gelu", functional.silu: "silu", nn.SiLU: "silu"}
 
 
 def from_torch_transformer(
@@ -63,8 +60,8 @@ def from_torch_transformer(
     not; in this model the batch always comes first.
 
     Raises ValueError for a post-norm transformer with final norms, layers that differ (torch's copies of a decoder
-    layer replace an activation module by ReLU), an unknown activation, and a config field that the modules determine;
-    RuntimeError if a tensor is missing, such as the biases after `bias=False`, unknown or of another shape.
+    layer replace an activation module by ReLU) and an unknown activation, TypeError for a config field that the
+    modules determine, and RuntimeError if a tensor is missing (after `bias=False`), unknown or of another shape.
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
@@ -99,10 +96,8 @@ def from_torch_transformer(
         "tie_word_embeddings": lm_head is None or lm_head.weight is target,
         "lm_head_bias": "lm_head.bias" in theirs,
     }
-    for name in read.keys() & config.keys():
-        raise ValueError(f"`{name}` is determined by the modules; do not pass it.")
     if "activation_function" not in config:
-        config["activation_function"] = _shared_value(transformer, LAYERS, "activation", _activation_name)
+        read["activation_function"] = _shared_value(transformer, LAYERS, "activation", _activation_name)
     weights = rename(theirs, TORCH_TRANSFORMER)
     return build(VanillaTransformerConfig(**read, **config), weights, source.dtype, source.device)
 
@@ -117,10 +112,7 @@ def _shared_value(part: nn.Module, kind: type | tuple[type, ...], attribute: str
 
 
 def _activation_name(activation: nn.Module | Callable) -> str:
-    """The name of an activation in transformers' `ACT2FN`."""
+    """The name of an activation in transformers' `ACT2FN`, for those that both libraries have."""
     if getattr(activation, "approximate", "none") == "tanh":
         return "gelu_pytorch_tanh"
-    name = ACTIVATIONS.get(type(activation) if isinstance(activation, nn.Module) else activation)
-    if name is None:
-        raise ValueError(f"The activation {activation} is not known; pass its name as `activation_function`.")
-    return name
+    return getattr(activation, "__name__", type(activation).__name__).lower()

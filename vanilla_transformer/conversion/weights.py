@@ -12,14 +12,14 @@ from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGenerat
 
 # Modules that write to the residual stream or normalize it: d_model is the first axis of weight and bias.
 # All others read the stream or embed tokens: d_model is the last axis of the weight, and no axis of the bias.
-WRITES_STREAM = (
+WRITES_STREAM = [
     "out_proj",
     "fc2",
     "self_attn_layer_norm",
     "encoder_attn_layer_norm",
     "final_layer_norm",
     "layer_norm",
-)
+]
 
 
 def rename(theirs: Mapping[str, torch.Tensor], table: Mapping[str, str]) -> dict[str, torch.Tensor]:

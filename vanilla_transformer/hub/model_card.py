@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import yaml
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -30,9 +30,7 @@ PATHS_OR_IDS = ["dataset", "dataset_name", "tokenizer_name", "model_name_or_path
 def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path:
     """Writes README.md from `all_results.json` and `recipe.yaml` of a finished run.
 
-    If `config.json` is that of a native form, the card says so and shows code without `trust_remote_code`. For a
-    dataset of the Hub, also writes the scores as its page collects them: `.eval_results/*.yaml`
-    (https://huggingface.co/docs/hub/eval-results).
+    If `config.json` is that of a native form, the card says so and shows code without `trust_remote_code`.
 
     Args:
         repo_id: The model id in the code of the card; None for the name of the directory.
@@ -50,9 +48,6 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
     # Hub ids have a slash, as have files: data/train.jsonl.
     is_on_hub = bool(recipe.get("dataset_name")) and "/" in dataset and dataset == results["dataset"]
     scores = list_scores(results, recipe, splits, dataset)
-    if is_on_hub:
-        write_eval_results(output_dir, scores, results.get("date"), recipe.get("num_beams"))
-
     base = recipe.get("model_name_or_path")
     languages = [language_code(results.get(key)) for key in ("source_lang", "target_lang")]
     data = ModelCardData(
@@ -111,19 +106,6 @@ def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], data
     ]
 
 
-def write_eval_results(output_dir: Path, scores: list[EvalResult], date: str | None, num_beams: int | None):
-    """Writes BLEU and chrF in the form in which the page of the dataset collects them."""
-    entries = []
-    for score in scores:
-        if score.metric_args is not None:
-            task = f"{score.dataset_config or 'default'}_{score.dataset_split}_{score.metric_name.lower()}"
-            notes = f"{score.metric_args['signature']}, {num_beams} beams"
-            entries.append(EvalResultEntry(score.dataset_name, task, score.metric_value, date=date, notes=notes))
-    path = output_dir / ".eval_results" / f"{scores[0].dataset_name.replace('/', '_')}.yaml"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False), encoding="utf-8")
-
-
 def language_code(name: str | None) -> str | None:
     """`en` for `en`, `en_XX` or `en-GB`, `eng` for `eng_Latn`; None if the name is not a language code."""
     found = re.fullmatch(r"([a-z]{2,3})([-_][A-Za-z]{2,4})?", name or "")
@@ -152,14 +134,11 @@ def read_file(path: Path) -> dict:
     """The dictionary in a JSON or YAML file; raises UserError if there is none."""
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; name the --output_dir of a finished training run.") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not what training wrote there; restore it.")
-    return content
 
 
 def public_name(name_or_path: str) -> str:

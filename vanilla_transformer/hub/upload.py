@@ -23,7 +23,7 @@ from ..errors import UserError, loading, one_line
 from .model_card import SENTENCE, public_paths, read_file, write_model_card
 
 # What is published. Checkpoints, optimizer state, pickles and notes stay on disk.
-RUN_FILES = "README.md LICENSE recipe.yaml all_results.json training_curves.png attention.png .eval_results/*.yaml"
+RUN_FILES = "README.md LICENSE recipe.yaml all_results.json training_curves.png attention.png"
 TOKENIZER_FILES = """tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
 target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja"""
 MODEL_FILES = f"model.safetensors config.json generation_config.json {TOKENIZER_FILES} *.py"
@@ -98,9 +98,7 @@ def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
     for path in itertools.chain.from_iterable(map(output_dir.glob, patterns.split())):
         if not path.resolve().is_relative_to(output_dir.resolve()):
             raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
-        staged_path = folder / path.relative_to(output_dir)
-        staged_path.parent.mkdir(exist_ok=True)
-        place(path.resolve(), staged_path)
+        place(path.resolve(), folder / path.name)
 
 
 def stage_native(output_dir: Path, folder: Path):
@@ -138,20 +136,16 @@ import json, sys
 sys.modules["vanilla_transformer"] = None
 directory, sentence, remote = json.load(sys.stdin)
 try:
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     options = {"trust_remote_code": remote, "output_loading_info": True}
-    model, info = AutoModelForSeq2SeqLM.from_pretrained(directory, **options)  # a pipeline would hide what is wrong
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(directory, **options)
     wrong = {kind: sorted(map(str, keys))[:3] for kind, keys in info.items() if keys and "keys" in kind}
     if wrong:
         raise ValueError(f"the weights do not fit the config, such as {wrong}.")
-    if remote:
-        translate = pipeline("vanilla-translation", model=directory, trust_remote_code=True)
-        translation = translate(sentence)[0]["translation_text"]
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(directory)
-        inputs = tokenizer(sentence, return_tensors="pt")
-        outputs = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)
-        translation = tokenizer.decode(outputs[0], skip_special_tokens=True)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=remote)
+    inputs = tokenizer(sentence, return_tensors="pt")
+    outputs = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)
+    translation = tokenizer.decode(outputs[0], skip_special_tokens=True)
 except Exception as error:
     sys.exit((str(error).strip() or type(error).__name__).splitlines()[0])
 sys.stdout.buffer.write(translation.encode())

@@ -27,6 +27,8 @@ KINDS = {
 
 @dataclass
 class Token:
+    """A token of a sentence."""
+
     text: str  # readable
     word: int | None  # the index of its word; None for a special token
 
@@ -154,34 +156,30 @@ def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) ->
     rows. A pattern is named only if its weight lies at least halfway between that of uniform attention and 1.
     Otherwise the effective number of tokens per row is given, the exponential of the mean entropy.
     """
-    causal = is_self and len(weights) > 1 and not weights.triu(diagonal=1).any()
+    rows, length = weights.shape
+    causal = is_self and rows > 1 and not weights.triu(diagonal=1).any()
     uniform = torch.ones_like(weights).tril() if causal else torch.ones_like(weights)
-    expected = pattern_weights(uniform / uniform.sum(dim=-1, keepdim=True), columns, is_self, causal)
-    found = pattern_weights(weights, columns, is_self, causal)
-    clear = {name: weight for name, weight in found.items() if weight >= (1 + expected[name]) / 2 - 1e-6}
-    if clear:
-        best = max(clear, key=clear.get)
-        return f"{best}, {clear[best]:.0%}"
-    tokens = torch.special.entr(weights[int(causal) :]).sum(dim=-1).mean().exp()
-    return f"about {tokens:.1f} tokens per row"
-
-
-def pattern_weights(weights: torch.Tensor, columns: list[Token], is_self: bool, causal: bool) -> dict[str, float]:
-    """The mean weight of each pattern; in a causal map the first row is skipped, since it has only one choice."""
-    found: dict[str, float] = {}
-    for token, weight in zip(columns, weights[int(causal) :].mean(dim=0).tolist(), strict=True):
-        found[f"“{token.text}”"] = found.get(f"“{token.text}”", 0) + weight
+    uniform = uniform / uniform.sum(dim=-1, keepdim=True)
+    patterns: dict[str, torch.Tensor] = {}  # the weights (rows, columns) that belong to each
+    for number, token in enumerate(columns):
+        patterns.setdefault(f"“{token.text}”", torch.zeros_like(weights, dtype=torch.bool))[:, number] = True
+    distance = torch.arange(length) - torch.linspace(0, length - 1, rows)[:, None]
     if is_self:
         for offset, name in [(-1, "the token before"), (0, "the token itself"), (1, "the token after")]:
-            diagonal = weights.diagonal(offset)[int(causal and offset >= 0) :]
-            if len(diagonal):
-                found[name] = diagonal.mean().item()
+            patterns[name] = distance.round() == offset
     else:
-        rows, length = weights.shape
-        center = torch.linspace(0, length - 1, rows)[:, None]
-        near = (torch.arange(length) - center).abs() <= 1
-        found["the diagonal"] = (weights * near).sum(dim=-1).mean().item()
-    return found
+        patterns["the diagonal"] = distance.abs() <= 1
+    first, found = int(causal), {}  # the first row of a causal map has only one choice
+    for name, belongs in patterns.items():
+        count = belongs[first:].any(dim=1).sum().clamp(min=1)
+        weight, expected = ((of * belongs)[first:].sum().item() / count.item() for of in (weights, uniform))
+        if weight >= (1 + expected) / 2 - 1e-6:
+            found[name] = weight
+    if found:
+        best = max(found, key=found.get)
+        return f"{best}, {found[best]:.0%}"
+    tokens = torch.special.entr(weights[first:]).sum(dim=-1).mean().exp()
+    return f"about {tokens:.1f} tokens per row"
 
 
 def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: int = -1, head: int | None = None):

@@ -121,8 +121,6 @@ def make_model(args, config: VanillaTransformerConfig, device: torch.device):
     """A new model, or the one to fine-tune, with its generation config. Raises UserError if it cannot be built."""
     # On a CPU, eager attention is the fastest for short sentences.
     attention = args.attn_implementation or ("eager" if device.type == "cpu" else None)
-    if attention == "flex_attention" and device.type == "cpu":
-        raise UserError("--attn_implementation flex_attention cannot be trained on a CPU; choose eager or sdpa.")
     options = {"attn_implementation": attention, "dtype": torch.float32}
     try:
         if args.model_name_or_path is None:

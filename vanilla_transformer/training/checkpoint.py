@@ -41,9 +41,7 @@ def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: Train
     `whole` is the unsharded, uncompiled copy of `model` (or `model` itself) that is written. The optimizer state is
     saved by parameter name, so that any number of processes can load it.
 
-    Raises:
-        UserError: A weight is NaN or infinite.
-        OSError: It cannot be written. The previous checkpoints are intact.
+    Raises OSError if it cannot be written; the previous checkpoints are intact.
     """
     if whole is not model:
         copy_weights(model, whole)
@@ -52,12 +50,7 @@ def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: Train
     state.scaler = {} if accelerator.scaler is None else accelerator.scaler.state_dict()
 
     def write():
-        for name, parameter in whole.named_parameters():
-            if not parameter.isfinite().all():
-                raise UserError(
-                    f"'{name}' has NaN or infinite weights after step {state.step}, which is not saved; lower "
-                    "--learning_rate or lengthen --warmup_steps."
-                )
+        """Called on the main process, with the gathered tensors."""
         folder, temporary = (output_dir / f"checkpoint-{state.step}{suffix}" for suffix in ("", ".tmp"))
         try:
             whole.save_pretrained(temporary)
@@ -128,6 +121,7 @@ def average_checkpoints(checkpoints: list[Path], use_ema: bool = False) -> dict[
 
 
 def step_of(checkpoint: Path) -> int:
+    """The number in the name of a checkpoint."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
@@ -203,11 +197,9 @@ def scheduled_checkpoints(output_dir: Path, triggers: Triggers) -> list[Path]:
 
 def prune_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers):
     """Deletes all but the newest checkpoints, the best, and those to be averaged at the end."""
-    args = triggers.args
-    by_score = args.average_checkpoints_by == "score"
-    best = state.ranking(args.metric_for_best_model)[: max(1, args.average_checkpoints if by_score else 1)]
-    count = args.save_total_limit if by_score else max(args.save_total_limit, args.average_checkpoints)
-    keep = scheduled_checkpoints(output_dir, triggers)[-count:]
+    newest = scheduled_checkpoints(output_dir, triggers)[-triggers.args.save_total_limit :]
+    keep = [*newest, *final_checkpoints(output_dir, state, triggers)]
+    best = state.ranking(triggers.args.metric_for_best_model)[:1]
     for checkpoint in list_checkpoints(output_dir)[:-1]:
         if checkpoint not in keep and step_of(checkpoint) not in best:
             # Renamed first, so that a run killed now leaves no incomplete checkpoint.
