@@ -10,6 +10,7 @@ class UserError(Exception):
 
 
 def one_line(error: BaseException) -> str:
+    """The message of an error without line breaks."""
     return " ".join(str(error).split())
 
 

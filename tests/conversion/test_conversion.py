@@ -163,7 +163,7 @@ def replace(path, module):
             {},
             replace(f"{DECODER}.1.gate", nn.Linear(16, 1)),
             {},
-            r"`decoder\.layers\.1\.gate\.weight` of the source model",
+            r"Unexpected key.*decoder\.layers\.1\.gate\.weight",
         ),
         ({"activation": nn.functional.hardtanh}, None, {}, "it is 'hardtanh'; it must be one of"),
         ({}, None, {"d_model": 16}, "multiple values for keyword argument 'd_model'"),

@@ -61,7 +61,7 @@ def link(name):
 
 
 BROKEN = {
-    "no directory": (shutil.rmtree, "is not a directory"),
+    "no directory": (shutil.rmtree, "config.json does not exist; name the --output_dir"),
     "no config": (remove("config.json"), "config.json does not exist"),
     "damaged config": (write("config.json", "{"), "config.json cannot be read"),
     "foreign config": (write("config.json", '{"model_type": "marian"}'), "of type marian, not vanilla_transformer"),

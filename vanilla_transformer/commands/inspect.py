@@ -22,12 +22,15 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 class DataclassParser(Parser, HfArgumentParser):
+    """A [`Parser`] that takes options from dataclasses too."""
+
     def __init__(self, *args, **kwargs):
         # HfArgumentParser's formatter repeats defaults.
         super().__init__(*args, formatter_class=argparse.HelpFormatter, **kwargs)
 
 
 def add_arguments(parser: argparse.ArgumentParser):
+    """The options of `vanilla-transformer inspect shapes`, `attention` and `align`."""
     what = parser.add_subparsers(
         dest="what", required=True, metavar="shapes|attention|align", parser_class=DataclassParser
     )

@@ -15,12 +15,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
+    """A positive integer, as the type of an option."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
 
 
 def torch_device(text: str) -> torch.device:
+    """A device of torch, as the type of an option."""
     try:
         return torch.device(text)
     except RuntimeError as error:

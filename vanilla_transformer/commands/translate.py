@@ -15,6 +15,7 @@ LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
 
 
 def add_arguments(parser: argparse.ArgumentParser):
+    """The options of `vanilla-transformer translate`."""
     add = parser.add_argument
     add("--model", required=True, nargs="+", help="a model directory or a Hub id; several are an ensemble")
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")
@@ -59,6 +60,7 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
 
 
 def decode(line: bytes, number: int) -> str:
+    """The text of line `number`, without its end; raises UserError if it is not UTF-8."""
     try:
         return line.decode("utf-8-sig").rstrip("\r\n")  # without the byte order mark of Windows editors
     except UnicodeDecodeError as error:

@@ -17,7 +17,6 @@ import ctranslate2
 import torch
 from ctranslate2.converters.transformers import BartLoader
 from ctranslate2.specs import TransformerSpec, common_spec
-from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
@@ -67,8 +66,6 @@ def to_ctranslate2(
     Raises ValueError for an activation function or quantization that CTranslate2 does not have, and FileExistsError
     if the directory exists.
     """
-    if quantization not in (None, *ACCEPTED_MODEL_TYPES):
-        raise ValueError(f"`quantization` is {quantization!r}; it must be one of {', '.join(ACCEPTED_MODEL_TYPES)}.")
     config, spec = model.config, make_spec(model)
     generation_config = copy.deepcopy(model.generation_config)
     if generation_config.eos_token_id is None:

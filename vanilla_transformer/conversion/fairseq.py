@@ -17,7 +17,7 @@ from transformers import FSMTForConditionalGeneration, GenerationConfig, PreTrai
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.tokenizer import wrap
-from .weights import build
+from .weights import build, rename
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 TOKENS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
@@ -39,6 +39,7 @@ RENAMED = {
     r"^(encoder.*)\.layer_norms\.1\.": r"\1.final_layer_norm.",
     r"\.layer_norms\.1\.": ".encoder_attn_layer_norm.",
     r"\.layer_norms\.2\.": ".final_layer_norm.",
+    r"^(encoder|decoder)\.": r"model.\1.",
 }
 
 
@@ -152,22 +153,12 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
         theirs = dict(saved["model"])
     except Exception as error:  # a truncated or foreign pickle can make torch raise anything
         raise ValueError(f"{path} is not a checkpoint of fairseq's `transformer`, or it is damaged.") from error
-    weights = {}
-    for name, tensor in theirs.items():
-        if re.fullmatch(IGNORED, name):
-            continue
-        for old, new in RENAMED.items():
-            name = re.sub(old, new, name)
-        name = name if name.startswith("lm_head") else f"model.{name}"
-        if ".in_proj_" in name:  # queries, keys and values in one tensor, in old checkpoints
-            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
-                weights[name.replace("in_proj_", f"{part}_proj.")] = piece
-        else:
-            weights[name] = tensor
-    return weights, options
+    weights = {name: tensor for name, tensor in theirs.items() if not re.fullmatch(IGNORED, name)}
+    return rename(weights, RENAMED), options
 
 
 def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape and values."""
     return first.shape == second.shape and torch.equal(first, second)
 
 
@@ -224,6 +215,7 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
 
 
 def make_tokenizer(model: models.Model, decoder: decoders.Decoder | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of words or their pieces, with fairseq's special tokens."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if decoder is not None:

@@ -10,31 +10,18 @@ from torch import nn
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from .weights import build, rename
 
-# fmt: off
-TORCH_TRANSFORMER = {
-    # theirs                                              ours
-    "source_embeddings":                                   "model.encoder.embed_tokens",
-    "encoder.layers.{i}.self_attn.in_proj":                "model.encoder.layers.{i}.self_attn.{qkv}_proj",
-    "encoder.layers.{i}.self_attn.out_proj":               "model.encoder.layers.{i}.self_attn.out_proj",
-    "encoder.layers.{i}.norm1":                            "model.encoder.layers.{i}.self_attn_layer_norm",
-    "encoder.layers.{i}.linear1":                          "model.encoder.layers.{i}.fc1",
-    "encoder.layers.{i}.linear2":                          "model.encoder.layers.{i}.fc2",
-    "encoder.layers.{i}.norm2":                            "model.encoder.layers.{i}.final_layer_norm",
-    "encoder.norm":                                        "model.encoder.layer_norm",
-    "target_embeddings":                                   "model.decoder.embed_tokens",
-    "decoder.layers.{i}.self_attn.in_proj":                "model.decoder.layers.{i}.self_attn.{qkv}_proj",
-    "decoder.layers.{i}.self_attn.out_proj":               "model.decoder.layers.{i}.self_attn.out_proj",
-    "decoder.layers.{i}.norm1":                            "model.decoder.layers.{i}.self_attn_layer_norm",
-    "decoder.layers.{i}.multihead_attn.in_proj":           "model.decoder.layers.{i}.encoder_attn.{qkv}_proj",
-    "decoder.layers.{i}.multihead_attn.out_proj":          "model.decoder.layers.{i}.encoder_attn.out_proj",
-    "decoder.layers.{i}.norm2":                            "model.decoder.layers.{i}.encoder_attn_layer_norm",
-    "decoder.layers.{i}.linear1":                          "model.decoder.layers.{i}.fc1",
-    "decoder.layers.{i}.linear2":                          "model.decoder.layers.{i}.fc2",
-    "decoder.layers.{i}.norm3":                            "model.decoder.layers.{i}.final_layer_norm",
-    "decoder.norm":                                        "model.decoder.layer_norm",
-    "lm_head":                                             "lm_head",
+TORCH_TRANSFORMER = {  # their names, as regular expressions, and ours
+    r"^(encoder|decoder)\.": r"model.\1.",
+    r"^source_embeddings\.": "model.encoder.embed_tokens.",
+    r"^target_embeddings\.": "model.decoder.embed_tokens.",
+    r"\.multihead_attn\.": ".encoder_attn.",
+    r"\.linear(1|2)\.": r".fc\1.",
+    r"\.norm1\.": ".self_attn_layer_norm.",
+    r"^(model\.encoder.*)\.norm2\.": r"\1.final_layer_norm.",
+    r"\.norm2\.": ".encoder_attn_layer_norm.",
+    r"\.norm3\.": ".final_layer_norm.",
+    r"\.norm\.": ".layer_norm.",
 }
-# fmt: on
 LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 

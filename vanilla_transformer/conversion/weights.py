@@ -22,25 +22,21 @@ WRITES_STREAM = [
 ]
 
 
-def rename(theirs: Mapping[str, torch.Tensor], table: Mapping[str, str]) -> dict[str, torch.Tensor]:
+def rename(theirs: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """Tensors of the source model under our names.
 
-    Args:
-        table: Their module names with ours, where `{i}` is the index of a layer, and `{qkv}` stands for the
-            projections of queries, keys and values, which they stack in this order in one tensor.
-
-    Raises ValueError for a tensor whose module is not in the table.
+    `rules` are regular expressions in their names, each with what replaces it. A tensor `in_proj`, in which queries,
+    keys and values are stacked in this order, becomes three.
     """
     ours = {}
-    for key, tensor in theirs.items():
-        module, _, kind = re.sub(r"_(weight|bias)$", r".\1", key).rpartition(".")
-        layer = re.findall(r"\.layers\.(\d+)\.", module)
-        name = table.get(re.sub(r"\.layers\.\d+\.", ".layers.{i}.", module))
-        if name is None:
-            raise ValueError(f"`{key}` of the source model has no counterpart in this model.")
-        parts = ["q", "k", "v"] if "{qkv}" in name else [""]
-        for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
-            ours[f"{name.format(i=''.join(layer), qkv=part)}.{kind}"] = piece
+    for name, tensor in theirs.items():
+        for old, new in rules.items():
+            name = re.sub(old, new, name)
+        if ".in_proj_" in name:
+            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
+                ours[name.replace("in_proj_", f"{part}_proj.")] = piece
+        else:
+            ours[name] = tensor
     return ours
 
 

@@ -59,7 +59,10 @@ def staged(
         folder.mkdir()
         stage_files(output_dir, folder, RUN_FILES, shutil.copy)
         if native:
-            stage_native(output_dir, folder)
+            with loading(str(output_dir)):
+                translator = Translator.from_pretrained(output_dir, device="cpu")
+            check_native(translator.model.config)
+            save_native(to_native(translator.model), translator.tokenizer, folder)
         else:
             stage_files(output_dir, folder, MODEL_FILES, os.symlink)
         make_public(folder)
@@ -75,8 +78,6 @@ def staged(
 
 def check_directory(output_dir: Path):
     """Raises UserError unless the directory has a model of this package, a tokenizer, and a card or its results."""
-    if not output_dir.is_dir():
-        raise UserError(f"{output_dir} is not a directory; name the --output_dir of a training run.")
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
     if kind != ours:
         raise UserError(
@@ -99,14 +100,6 @@ def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
         if not path.resolve().is_relative_to(output_dir.resolve()):
             raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
         place(path.resolve(), folder / path.name)
-
-
-def stage_native(output_dir: Path, folder: Path):
-    """Saves the model in its native form."""
-    with loading(str(output_dir)):
-        translator = Translator.from_pretrained(output_dir, device="cpu")
-    check_native(translator.model.config)
-    save_native(to_native(translator.model), translator.tokenizer, folder)
 
 
 def check_native(config: VanillaTransformerConfig):

@@ -103,8 +103,6 @@ def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) ->
     (value,) = text.values()
     if not (value and value.strip()):
         raise UserError(f"The {name} is empty; give a sentence.")
-    if re.search("[\ud800-\udfff]", value):
-        raise UserError(f"The {name} is not valid UTF-8; convert it, with iconv for example.")
     ids = tokenizer(**text, return_tensors="pt", verbose=False).input_ids
     longest = model.config.max_position_embeddings
     if ids.shape[1] > longest:

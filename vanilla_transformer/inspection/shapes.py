@@ -4,10 +4,10 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import VanillaTransformerForConditionalGeneration
@@ -61,6 +61,7 @@ def trace_shapes(
     steps: list[ShapeStep] = []
 
     def record(name: str, kind: str, tensor: torch.Tensor, parameters: int = 0):
+        """Adds a step with the letters of its shape."""
         description, section, letters = STEPS[kind]
         in_encoder = ".encoder." in name
         keys = "S" if in_encoder or ".encoder_attn." in name else "T"
@@ -72,32 +73,26 @@ def trace_shapes(
         shape = tuple(tensor.shape)
         steps.append(ShapeStep(name, description, section, tuple(letters.split(",")), shape, parameters))
 
-    def after_module(name: str, kind: str, module: nn.Module, inputs, output):
+    def after_forward(module: nn.Module, inputs: tuple, output):
+        """Adds the steps of a module."""
+        name = names[module]
+        parent, _, kind = name.rpartition(".")
+        if isinstance(module, VanillaTransformerAttention):
+            record(f"{name}.weights", "weights", output[1])
+            steps.insert(-2, steps.pop())  # before `heads` and `out_proj`, which are recorded already
+            steps[-3].flops = steps[-2].flops = 2 * output[1].numel() * module.head_dim  # Q K^T, and attention times V
+        if kind not in STEPS or isinstance(module, nn.Identity):
+            return
         if kind == "out_proj":
-            record(name.replace("out_proj", "heads"), "heads", inputs[0])
+            record(f"{parent}.heads", "heads", inputs[0])
         if kind in ("q_proj", "k_proj", "v_proj"):
-            output = model.get_submodule(name.rpartition(".")[0]).split_heads(output)
+            output = model.get_submodule(parent).split_heads(output)
         record(name, kind, output, sum(parameter.numel() for parameter in module.parameters()))
 
-    def after_attention(name: str, module: nn.Module, inputs, output):
-        weights = output[1]
-        record(f"{name}.weights", "weights", weights)
-        steps.insert(-2, steps.pop())  # before `heads` and `out_proj`, which are recorded already
-        steps[-3].flops = steps[-2].flops = 2 * weights.numel() * module.head_dim  # Q K^T, and attention times V
-
-    hooks = []
-    for name, module in model.named_modules():
-        kind = name.rpartition(".")[2]
-        if isinstance(module, VanillaTransformerAttention):
-            hooks.append(module.register_forward_hook(partial(after_attention, name)))
-        elif kind in STEPS and not isinstance(module, nn.Identity):
-            hooks.append(module.register_forward_hook(partial(after_module, name, kind)))
-    try:
-        with eager_attention(model), FlopCounterMode(display=False) as counter:
-            model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    names = {module: name for name, module in model.named_modules()}
+    hook = register_module_forward_hook(after_forward)
+    with hook, eager_attention(model), FlopCounterMode(display=False) as counter:
+        model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False)
     counts = {name.partition(".")[2]: sum(of.values()) for name, of in counter.get_flop_counts().items()}
     for step in steps:
         step.flops = step.flops or counts.get(step.module, 0)

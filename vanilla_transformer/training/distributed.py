@@ -4,7 +4,6 @@ import contextlib
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -40,11 +39,7 @@ def make_accelerator(args) -> Accelerator:
     trackers = [name for name in args.report_to.split(",") if name != "none"]
     patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
     try:
-        with warnings.catch_warnings():  # about missing trackers, which are reported below
-            warnings.simplefilter("ignore", UserWarning)
-            accelerator = Accelerator(
-                log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[patience]
-            )
+        accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[patience])
     except ValueError as error:
         raise UserError(f"Accelerate cannot start with --report_to {args.report_to}: {error}") from error
     if trackers and not accelerator.log_with:

@@ -101,7 +101,8 @@ def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    return 4 * model.num_parameters()  # float32
+    """Bytes of the weights in float32."""
+    return 4 * model.num_parameters()
 
 
 def free_memory(accelerator) -> float:

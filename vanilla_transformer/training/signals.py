@@ -36,6 +36,7 @@ class GracefulShutdown:
             signal.signal(number, handler)
 
     def handle(self, number: int, frame):
+        """Notes the signal; see the class."""
         if os.getpid() != self.process:  # a forked child, which its parent ends
             return
         if self.signal_number is not None:

@@ -50,6 +50,7 @@ class TrainerState:
 
     @property
     def is_evaluated(self) -> bool:
+        """Whether the current step has been evaluated."""
         return any(entry["step"] == self.step for entry in self.evaluations())
 
     def ranking(self, metric: str) -> list[int]:
@@ -62,6 +63,7 @@ class TrainerState:
         return [entry["step"] for entry in sorted(self.evaluations(), key=key)]
 
     def evaluations_without_improvement(self, metric: str) -> int:
+        """The number of evaluations since the best one."""
         steps = [entry["step"] for entry in self.evaluations()]
         return len(steps) - 1 - steps.index(self.ranking(metric)[0]) if steps else 0
 
@@ -159,15 +161,18 @@ class Triggers:
         self.wants_best = bool(args.early_stopping_patience) or args.average_checkpoints_by == "score"
 
     def should_evaluate(self, step: int) -> bool:
+        """Whether the validation split is due at this step."""
         if step == self.max_steps:
             return self.wants_best
         return step > 0 and bool(self.args.eval_steps) and step % self.args.eval_steps == 0
 
     def should_save(self, step: int) -> bool:
+        """Whether a checkpoint is due: as asked for, at each evaluation, and at the end."""
         is_due = step > 0 and bool(self.args.save_steps) and step % self.args.save_steps == 0
         return is_due or step == self.max_steps or self.should_evaluate(step)
 
     def should_log(self, step: int) -> bool:
+        """Whether a log entry is due; one always precedes a checkpoint."""
         return step % self.args.logging_steps == 0 or self.should_save(step)
 
     def is_done(self, state: TrainerState) -> bool:
