@@ -376,16 +376,12 @@ def test_convert_command_converts_a_marian_model(marian, marian_pairs, tmp_path)
 
 
 class Trap:
-    """Creates a folder when it is unpickled."""
-
-    def __init__(self, folder):
-        self.folder = str(folder)
-
     def __reduce__(self):
-        return os.mkdir, (self.folder,)
+        return os.mkdir, ("trap",)
 
 
-def test_convert_command_reads_a_pickle_and_runs_no_code_in_it(make_model, tmp_path, capsys):
+def test_convert_command_reads_a_pickle_and_runs_no_code_in_it(make_model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     model, saved = make_model(), tmp_path / "saved"
     model.save_pretrained(saved)
     to_pickle(saved)
@@ -394,7 +390,7 @@ def test_convert_command_reads_a_pickle_and_runs_no_code_in_it(make_model, tmp_p
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "new").state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
     assert "new already exists; choose another" in command_error(capsys, "convert", saved, tmp_path / "new")
-    to_pickle(saved, {"x": Trap(tmp_path / "trap")})
+    to_pickle(saved, {"x": Trap()})
     assert "holds more than tensors" in command_error(capsys, "convert", saved, tmp_path / "newer")
     assert not (tmp_path / "newer").exists() and not (tmp_path / "trap").exists()
 

@@ -15,13 +15,9 @@ from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairs
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [1, 1, 8, 4, 6, 2]])  # padded on the left, as by fairseq
 MASK = (SOURCE != 1).long()
 TARGET = torch.tensor([[2, 10, 6, 22, 5], [2, 3, 14, 9, 4]])
-OPTIONS = {
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_embed_dim": 24,
-    "decoder_ffn_embed_dim": 20,
+SIZES = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_embed_dim": 24}
+SIZES |= {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_embed_dim": 20}
+OPTIONS = SIZES | {
     "encoder_normalize_before": False,
     "decoder_normalize_before": False,
     "dropout": 0.1,
@@ -39,17 +35,10 @@ def fsmt():
 def make_fsmt(vocabulary: int) -> FSMTForConditionalGeneration:
     """The same architecture in transformers, written for the published models of fairseq."""
     torch.manual_seed(0)
-    sizes = {
-        "src_vocab_size": vocabulary,
-        "tgt_vocab_size": vocabulary,
-        "d_model": 16,
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-    }
-    sizes |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 20, "encoder_attention_heads": 4, "decoder_attention_heads": 2}
-    model = FSMTForConditionalGeneration(
-        FSMTConfig(langs=["en", "de"], **sizes, max_position_embeddings=40, activation_function="relu")
-    )
+    sizes = {name.replace("ffn_embed", "ffn"): size for name, size in SIZES.items()}
+    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), vocabulary)
+    sizes |= {"d_model": 16, "max_position_embeddings": 40, "activation_function": "relu"}
+    model = FSMTForConditionalGeneration(FSMTConfig(langs=["en", "de"], **sizes))
     for side in (model.model.encoder, model.model.decoder):
         table = side.embed_positions.weight.clone()
         randomise(side)

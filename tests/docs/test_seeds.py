@@ -530,11 +530,3 @@ def test_line_of_the_page_is_measured_again(line):
 def test_more_padding_harms_more(measure):
     losses = [measure(pads)["loss"] for pads in (0, 5, 20, 95)]
     assert losses == sorted(losses) and losses[1] > losses[0] + 5e-4
-
-
-@pytest.mark.slow
-def test_correct_model_ignores_padding_later_tokens_and_the_cache():
-    model = trained(correct)
-    assert max(differences(model).values()) < 1e-4
-    for pads in (5, 20, 95):
-        assert score(model, pads) == pytest.approx(score(model), abs=1e-5)

@@ -236,13 +236,6 @@ def test_scores_of_other_validation_pairs_are_not_compared(short):
     assert results(Path("model"))["eval_loss"] > 0
 
 
-def test_resuming_elsewhere_averages_new_checkpoints_only(short):
-    short()
-    more = " --save_steps 1 --average_checkpoints 3 --output_dir new"
-    printed = train([*resume(more), "model/checkpoint-2"])
-    assert "using the weights of checkpoint-3, checkpoint-4\n" in printed
-
-
 def test_resume_of_nothing_starts_from_scratch(pairs, tmp_path):
     argv = options(pairs, tmp_path / "model", "--max_steps 1" + QUICK + RESUME)
     assert "no checkpoint found; starting from scratch" in train(argv)

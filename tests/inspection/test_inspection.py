@@ -64,14 +64,6 @@ def test_letters_match_the_shapes(make_model, position_embedding_type, norm_firs
     assert sum(step.module.endswith(".layer_norm") for step in steps) == (2 if norm_first else 0)
 
 
-def test_padded_sentences_have_their_own_positions(make_model):
-    model = make_model(**DISTINCT_SIZES | {"pad_token_id": 0})
-    source = random_ids(S).clamp(min=1)
-    source[1, 8:] = 0
-    steps = [step for step in trace_shapes(model, source, random_ids(T)) if "embed_positions" in step.module]
-    assert [step.letters for step in steps] == [("B", "S", "d"), ("1", "T", "d")]
-
-
 def test_flops_and_parameters_add_up(make_model):
     model = make_model(**DISTINCT_SIZES, tie_word_embeddings=False, share_encoder_decoder_embeddings=False)
     source, target = random_ids(S), random_ids(T)
