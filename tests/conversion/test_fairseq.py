@@ -136,11 +136,11 @@ def test_sinusoids_are_those_of_fairseq(fsmt):
     [
         ({"layernorm_embedding": True}, "--layernorm-embedding"),
         ({"adaptive_softmax_cutoff": "10,20"}, "--adaptive-softmax-cutoff"),
-        ({"encoder_normalize_before": True}, "one side only"),
+        ({"encoder_normalize_before": True}, "Missing key.*layer_norm"),
     ],
 )
 def test_other_architectures_are_refused(fsmt, options, named, tmp_path):
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises((ValueError, RuntimeError), match=f"(?s){named}"):
         from_fairseq(save(tmp_path / "checkpoint.pt", fairseq_weights(fsmt), **options))
 
 

@@ -38,7 +38,7 @@ RESULTS = {
     "test_chrf": 54.125,
     "bleu_signature": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",
     "chrf_signature": "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0",
-    "dataset": "/home/somebody/private/pairs",
+    "dataset": "pairs",
     "source_lang": "en",
     "target_lang": "de",
     "date": "2026-11-21T10:00:00+00:00",

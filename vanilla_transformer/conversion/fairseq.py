@@ -62,19 +62,17 @@ def from_fairseq(
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: The file is not such a checkpoint, or its architecture has an option that this model lacks; the
-        message names it.
+            message names it.
+        RuntimeError: The weights do not fit, as when only one side is pre-norm.
     """
     weights, options = read_checkpoint(Path(path))
     for name in UNSUPPORTED.split():
         if options.get(name):
             raise ValueError(f"{path} was trained with `--{name.replace('_', '-')}`, which this model lacks.")
-    norm_first = bool(options["encoder_normalize_before"])
-    if norm_first != bool(options["decoder_normalize_before"]):
-        raise ValueError(f"{path} has pre-norm layers on one side only; this model has one order for both.")
     if dictionary_size is not None:
         for side in ("encoder", "decoder"):
-            if len(weights[f"model.{side}.embed_tokens.weight"]) != dictionary_size:
-                found = len(weights[f"model.{side}.embed_tokens.weight"])
+            found = len(weights[f"model.{side}.embed_tokens.weight"])
+            if found != dictionary_size:
                 raise ValueError(
                     f"the dictionary has {dictionary_size} tokens, and the {side} {found} embeddings; give the joined "
                     "dictionary of its training. Two dictionaries do not make one tokenizer: convert without them."
@@ -84,7 +82,7 @@ def from_fairseq(
     return convert(
         weights,
         rows=min(options.get(f"max_{side}_positions") or 1024 for side in ("source", "target")),
-        norm_first=norm_first,
+        norm_first=bool(options["encoder_normalize_before"]),
         encoder_layers=options["encoder_layers"],
         decoder_layers=options["decoder_layers"],
         encoder_attention_heads=options["encoder_attention_heads"],

@@ -24,7 +24,7 @@ gradient_accumulation_steps learning_rate lr_scheduler_type warmup_steps label_s
 weight_decay average_checkpoints ema_decay seed num_beams length_penalty"""
 # Options that hold a path; those of the second line may also hold a Hub id.
 LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resume_from_checkpoint"]
-PATHS_OR_IDS = ["dataset", "dataset_name", "tokenizer_name", "model_name_or_path"]
+PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path"]
 
 
 def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path:
@@ -42,11 +42,10 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
     results, recipe, config = (
         read_file(output_dir / name) for name in ("all_results.json", "recipe.yaml", "config.json")
     )
-    name, dataset = " ".join(output_dir.resolve().name.split()), public_name(results["dataset"])
+    name, dataset = " ".join(output_dir.resolve().name.split()), results["dataset"]
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
-    # Hub ids have a slash, as have files: data/train.jsonl.
-    is_on_hub = bool(recipe.get("dataset_name")) and "/" in dataset and dataset == results["dataset"]
+    is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name")  # of a local one, it is the last part
     scores = list_scores(results, recipe, splits, dataset)
     base = recipe.get("model_name_or_path")
     languages = [language_code(results.get(key)) for key in ("source_lang", "target_lang")]
@@ -150,10 +149,10 @@ def public_name(name_or_path: str) -> str:
     return Path(name_or_path).name if Path(name_or_path).exists() else name_or_path
 
 
-def public_paths(content: dict) -> dict:
-    """The results or the recipe of a run with only the last part of each local path."""
-    public = dict(content)
-    for key in filter(content.get, [*LOCAL_PATHS, *PATHS_OR_IDS]):
-        value, shorten = content[key], public_name if key in PATHS_OR_IDS else lambda path: Path(path).name
+def public_recipe(recipe: dict) -> dict:
+    """The recipe with only the last part of each local path."""
+    public = dict(recipe)
+    for key in filter(recipe.get, [*LOCAL_PATHS, *PATHS_OR_IDS]):
+        value, shorten = recipe[key], public_name if key in PATHS_OR_IDS else lambda path: Path(path).name
         public[key] = [shorten(one) for one in value] if isinstance(value, list) else shorten(value)
     return public

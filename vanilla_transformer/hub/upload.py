@@ -20,7 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 from .. import Translator, VanillaTransformerConfig
 from ..conversion.native import native_family, save_native, to_native
 from ..errors import UserError, loading, one_line
-from .model_card import SENTENCE, public_paths, read_file, write_model_card
+from .model_card import SENTENCE, public_recipe, read_file, write_model_card
 
 # What is published. Checkpoints, optimizer state, pickles and notes stay on disk.
 RUN_FILES = "README.md LICENSE recipe.yaml all_results.json training_curves.png attention.png"
@@ -38,9 +38,9 @@ def staged(
 ) -> Iterator[Path]:
     """A temporary folder with exactly the files that a push publishes.
 
-    Config, weights, tokenizer, code, card, results and pictures. Local paths in the recipe and the results are reduced
-    to their last part, and the code in the card names `repo_id` and `revision`. The files in `output_dir` do not
-    change; a missing card is written there first.
+    Config, weights, tokenizer, code, card, results and pictures. Local paths in the recipe are reduced to their last
+    part, and the code in the card names `repo_id` and `revision`. The files in `output_dir` do not change; a missing
+    card is written there first.
 
     Args:
         native: Stage the Marian, Pegasus or Blenderbot model that [`to_native`] makes, without code. If train.py
@@ -65,9 +65,12 @@ def staged(
             save_native(to_native(translator.model), translator.tokenizer, folder)
         else:
             stage_files(output_dir, folder, MODEL_FILES, os.symlink)
-        make_public(folder)
-        if native and (folder / "recipe.yaml").exists():
-            write_model_card(folder)
+        recipe = folder / "recipe.yaml"
+        if recipe.exists():
+            content = public_recipe(read_file(recipe))
+            recipe.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            if native:
+                write_model_card(folder)
         card = (folder / "README.md").read_text(encoding="utf-8")
         if repo_id is not None:
             card = re.sub(r'(?m)^model_id = ".*?"', f'model_id = "{repo_id}"', card)
@@ -108,17 +111,6 @@ def check_native(config: VanillaTransformerConfig):
         native_family(config)
     except ValueError as error:
         raise UserError(f"--native is not possible: {error}") from error
-
-
-def make_public(folder: Path):
-    """Reduces the local paths in the results and the recipe to their last part."""
-    results, recipe = folder / "all_results.json", folder / "recipe.yaml"
-    if results.exists():
-        content = public_paths(read_file(results))
-        results.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if recipe.exists():
-        content = public_paths(read_file(recipe))
-        recipe.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------------------------- does it load anywhere

@@ -22,9 +22,8 @@ def align_words(maps: AttentionMaps, layer: int = -1) -> list[tuple[int, int]]:
 
 def word_membership(tokens: list[Token]) -> torch.Tensor:
     """Shape (words, tokens): 1 where a token belongs to a word."""
-    words = [token.word for token in tokens]
-    count = 1 + max((word for word in words if word is not None), default=-1)
-    return torch.tensor([[float(word == number) for word in words] for number in range(count)]).reshape(count, -1)
+    words = torch.tensor([-1 if token.word is None else token.word for token in tokens])
+    return (words == torch.arange(int(words.max()) + 1)[:, None]).float()
 
 
 def alignment_error_rate(predicted: list[set], reference: list[set]) -> float:
