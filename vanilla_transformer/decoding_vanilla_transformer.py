@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, generation
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMode
+from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerationMode
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils import ModelOutput
 
@@ -55,13 +55,14 @@ def greedy_search(
     generation_config: GenerationConfig,
     others: Sequence[tuple[PreTrainedModel, ModelOutput]] = (),
     **model_kwargs,
-) -> torch.Tensor:
+) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
     """Takes the most likely token of each sentence at each step, (B,T) -> (B,T'); for `generate(custom_generate=...)`.
 
     With `do_sample=True`, it draws the token instead. `model` is a [`VanillaTransformerForConditionalGeneration`] in
     one process; `others` are the other models of an ensemble, each with what its encoder makes of the source. The
-    processors get the logits of one model, and the log-probabilities of an ensemble. Raises [`Unsupported`] for
-    options that need transformers' own loop: returned scores, processors or criteria that look across rows, ...
+    processors get the logits of one model, and the log-probabilities of an ensemble. With `return_dict_in_generate`,
+    it returns `sequences` and `sequences_scores`, which are those of [`beam_search`]. Raises [`Unsupported`] for
+    options that need transformers' own loop: scores of each step, processors or criteria that look across rows, ...
     """
     modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
     check_supported(modes, logits_processor, stopping_criteria, generation_config)
@@ -72,22 +73,32 @@ def greedy_search(
         pad = next(iter(end_tokens(generation_config)), 0)
     output = input_ids.new_full((sentences, generation_config.max_length), pad)
     output[:, :length] = input_ids
+    totals, lengths = torch.zeros(2, sentences, device=output.device)
     logits = [state.prefill(input_ids) for state in states]
     while True:
         scores = logits_processor(input_ids, (mean_log_probs(logits) if others else logits[0])[:, 0])
         samples = generation_config.do_sample
         tokens = scores.softmax(dim=-1).multinomial(1)[:, 0] if samples else scores.argmax(dim=-1)
-        output[states[0].indices, length] = tokens
+        indices = states[0].indices
+        output[indices, length] = tokens
+        if generation_config.return_dict_in_generate:
+            totals[indices] += scores.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+            lengths[indices] += 1
         length += 1
         input_ids = torch.cat([input_ids, tokens[:, None]], dim=1)
         unfinished = (~stopping_criteria(input_ids, None)).nonzero()[:, 0]
         if not len(unfinished):
-            return output[:, :length]
+            break
         if len(unfinished) < len(tokens):
             input_ids = input_ids[unfinished]
             for state in states:
                 state.select(unfinished)
         logits = [state.step(input_ids[:, -1:]) for state in states]
+    output = output[:, :length]
+    if not generation_config.return_dict_in_generate:
+        return output
+    scores = totals / lengths**generation_config.length_penalty
+    return GenerateBeamEncoderDecoderOutput(sequences=output, sequences_scores=scores)
 
 
 @torch.no_grad()
@@ -99,12 +110,13 @@ def beam_search(
     generation_config: GenerationConfig,
     others: Sequence[tuple[PreTrainedModel, ModelOutput]] = (),
     **model_kwargs,
-) -> torch.Tensor:
+) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
     """Beam search (section 6.1), (B n,T) -> (B `num_return_sequences`,T'); for `generate(custom_generate=...)`.
 
     A hypothesis scores the sum of its log-probabilities divided by its length to the power `length_penalty`. A
     sentence is finished when no running beam can beat its n finished hypotheses, by transformers' estimate
-    (`early_stopping`) applied to each sentence alone. `others` and errors are as in [`greedy_search`].
+    (`early_stopping`) applied to each sentence alone. `others`, `return_dict_in_generate` and errors are as in
+    [`greedy_search`].
     """
     check_supported([GenerationMode.BEAM_SEARCH], logits_processor, stopping_criteria, generation_config)
     n, max_length = generation_config.num_beams, generation_config.max_length
@@ -114,7 +126,7 @@ def beam_search(
     running = input_ids.unflatten(0, (-1, n))  # (A,n,T)
     states = make_states(model, others, len(running), n, **model_kwargs)
     finished = Hypotheses(running, generation_config)
-    output, lengths = finished.tokens.clone(), finished.lengths.clone()
+    output, lengths, best_scores = finished.tokens.clone(), finished.lengths.clone(), finished.scores.clone()
     # All beams start with the same prompt, so the first step may only extend the first of them.
     scores = torch.zeros(running.shape[:2], device=input_ids.device)  # (A,n)
     scores[:, 1:] = NEG_INF
@@ -130,21 +142,26 @@ def beam_search(
         length += 1
         finished.add(extended, best, ends)
         indices = states[0].indices
-        output[indices], lengths[indices] = finished.tokens, finished.lengths
+        output[indices], lengths[indices], best_scores[indices] = finished.tokens, finished.lengths, finished.scores
 
         scores, chosen = (best + NEG_INF * ends).topk(n)
         running, parents = gather_beams(extended, chosen), parents.gather(1, chosen)
         is_finished = finished.cannot_improve(scores, length - prompt, max_length - prompt) | ends.all(dim=1)
         unfinished = (~is_finished).nonzero()[:, 0]
         if not len(unfinished):
-            returned = generation_config.num_return_sequences
-            return output[:, :returned, : int(lengths[:, :returned].max())].flatten(0, 1)
+            break
         for state in states:
             state.select(unfinished, parents[unfinished])
         if is_finished.any():
             running, scores = running[unfinished], scores[unfinished]
             finished.select(unfinished)
         logits = [state.step(running[..., -1]) for state in states]
+    returned = generation_config.num_return_sequences
+    output = output[:, :returned, : int(lengths[:, :returned].max())].flatten(0, 1)
+    if not generation_config.return_dict_in_generate:
+        return output
+    scores = best_scores[:, :returned].flatten()
+    return GenerateBeamEncoderDecoderOutput(sequences=output, sequences_scores=scores)
 
 
 class Unsupported(ValueError):
@@ -167,8 +184,8 @@ def check_supported(
     unknown = [type(one).__name__ for one in [*logits_processor, *stopping_criteria] if type(one) not in ROWWISE]
     if found not in modes:
         unknown.append(f"generation mode {found.value!r}")
-    if generation_config.return_dict_in_generate:
-        unknown.append("`return_dict_in_generate=True`")
+    of_each_step = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    unknown += [f"`{name}=True`" for name in of_each_step if getattr(generation_config, name)]
     if generation_config.cache_implementation not in (None, "dynamic"):
         unknown.append(f"`cache_implementation={generation_config.cache_implementation!r}`")
     if unknown:

@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,6 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
 from .decoding_vanilla_transformer import Unsupported, beam_search, greedy_search
 
@@ -182,61 +184,64 @@ class Translator:
         check_options(generation)
         texts = list(texts)
         text_indices, sources = self.tokenize(texts)
-        pieces = [""] * len(sources)
-        with tqdm(total=len(sources), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
-            batches = list(batches_by_length(list(map(len, sources)), self.max_tokens))
-            inputs = ([sources[index] for index in batch] for batch in batches)
-            for batch, translated in zip(batches, self.translate_batches(inputs, generation), strict=True):
-                for index, text in zip(batch, translated, strict=True):
-                    pieces[index] = text
-                bar.update(len(batch))
+        search = partial(self.translate_batches, generation=generation)
         translations = [[] for _ in texts]
-        for index, piece in zip(text_indices, pieces, strict=True):
+        for index, piece in zip(text_indices, self.run(search, sources, self.max_tokens, progress), strict=True):
             translations[index].append(piece)
         return [" ".join(parts) for parts in translations]
 
-    def n_best(self, text: str, n: int = 5, streamer=None, **generation) -> list[Hypothesis]:
-        """The `n` best translations of one text, the best first; none of an empty text.
+    def n_best(
+        self, texts: str | Iterable[str], n: int = 5, streamer=None, progress: str | None = None, **generation
+    ) -> list[list[Hypothesis]] | list[Hypothesis]:
+        """The `n` best translations of each text, the best first; none of an empty text. With `do_sample=True`, `n`
+        samples of each text instead.
 
         Args:
-            streamer: As in `generate`: with one beam, it gets each token as it is written.
+            texts: A list of texts, or one text, for which its hypotheses alone are returned.
+            streamer: As in `generate`: with one text and one beam, it gets each token as it is written.
+            progress: As in a call.
             generation: As in a call; beam search has at least `n` beams unless `num_beams` is given.
 
         Raises:
-            TextTooLong: The text is too long to be translated in one piece.
+            TextTooLong: A text is too long to be translated in one piece.
             ValueError: As in a call, or there are fewer beams than `n`.
         """
+        if isinstance(texts, str):
+            return self.n_best([texts], n, streamer, progress, **generation)[0]
         generation = {name: value for name, value in generation.items() if value is not None}
         check_options(generation)
-        generation = {"num_beams": max(n, self.num_beams({})), **generation}
-        if not 1 <= n <= generation["num_beams"]:
+        samples = generation.get("do_sample", self.model.generation_config.do_sample)
+        generation = {"num_beams": 1 if samples else max(n, self.num_beams({})), **generation}
+        most = n if samples else generation["num_beams"]
+        if not 1 <= n <= most:
             raise ValueError(f"`n` is {n}; it must be from 1 to the number of beams, {generation['num_beams']}.")
-        _, sources = self.tokenize([text])
-        if len(sources) > 1:
-            raise TextTooLong(0, len(self.encode([text])[0]), self.longest_source)
-        special, best = set(self.tokenizer.all_special_ids), []
-        for ids, score in self.search_n_best(sources[0], n, streamer, generation) if sources else []:
-            text = self.tokenizer.decode(ids, skip_special_tokens=True)
-            best.append(Hypothesis(text, score, sum(token not in special for token in ids)))
-        return best
+        texts = list(texts)
+        text_indices, sources = self.tokenize(texts)
+        for index, following in pairwise(text_indices):
+            if index == following:  # two pieces of one text
+                raise TextTooLong(index, len(self.encode([texts[index]])[0]), self.longest_source)
+        search = partial(self.n_best_batches, n=n, streamer=streamer, generation=generation)
+        max_tokens = self.max_tokens // n if samples else self.max_tokens  # beams share their source, samples do not
+        special, hypotheses = set(self.tokenizer.all_special_ids), [[] for _ in texts]
+        for index, found in zip(text_indices, self.run(search, sources, max_tokens, progress), strict=True):
+            written = self.tokenizer.batch_decode([ids for ids, _ in found], skip_special_tokens=True)
+            hypotheses[index] = [
+                Hypothesis(text, score, sum(token not in special for token in ids))
+                for text, (ids, score) in zip(written, found, strict=True)
+            ]
+        return hypotheses
 
-    @torch.no_grad()
-    def search_n_best(self, source: list[int], n: int, streamer, generation: dict) -> list[tuple[list[int], float]]:
-        """The token ids and the score of each of the `n` best translations."""
-        output = self.model.generate(
-            torch.tensor([source], device=self.model.device),
-            **{**generation, **self.defaults(len(source), generation)},
-            num_return_sequences=n,
-            streamer=streamer,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        ids = output.sequences[:, 1:].tolist()
-        if generation["num_beams"] > 1:
-            return list(zip(ids, output.sequences_scores.tolist(), strict=True))
-        log_probs = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
-        penalty = generation.get("length_penalty", self.model.generation_config.length_penalty)
-        return [(ids[0], float(log_probs.sum()) / len(ids[0]) ** (1.0 if penalty is None else penalty))]
+    def run(self, search: Callable, sources: list[list[int]], max_tokens: int, progress: str | None) -> list:
+        """What `search` returns for each of `sources`, which it gets in batches of at most `max_tokens`."""
+        found = [None] * len(sources)
+        batches = list(batches_by_length(list(map(len, sources)), max_tokens))
+        inputs = ([sources[index] for index in batch] for batch in batches)
+        with tqdm(total=len(sources), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
+            for batch, results in zip(batches, search(inputs), strict=True):
+                for index, result in zip(batch, results, strict=True):
+                    found[index] = result
+                bar.update(len(batch))
+        return found
 
     def tokenize(self, texts: list[str]) -> tuple[list[int], list[list[int]]]:
         """For each piece to translate, the index of its text and its token ids. Most texts are one piece."""
@@ -272,21 +277,50 @@ class Translator:
             raise TextTooLong(index, len(self.encode([text])[0]), self.longest_source)
         return self.encode([language + piece.strip() for piece in pieces])
 
-    @torch.no_grad()
     def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
         """The translations of each batch of token ids."""
+        for output in self.generate_batches(batches, generation):
+            yield self.tokenizer.batch_decode(output, skip_special_tokens=True)
+
+    def n_best_batches(
+        self, batches: Iterable[list[list[int]]], n: int, streamer, generation: dict
+    ) -> Iterator[list[list[tuple[list[int], float]]]]:
+        """The token ids and the score of each of the `n` best translations, for each source of each batch."""
+        options = {**generation, "num_return_sequences": n, "return_dict_in_generate": True, "streamer": streamer}
+        for output in self.generate_batches(batches, options):
+            scores = getattr(output, "sequences_scores", None)
+            if scores is None:  # from transformers' greedy search or sampling
+                scores = self.sequences_scores(output, generation)
+            found = list(zip(output.sequences[:, 1:].tolist(), scores.tolist(), strict=True))
+            yield [found[first : first + n] for first in range(0, len(found), n)]
+
+    @torch.no_grad()
+    def generate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator:
+        """What `generate` returns for each batch of token ids."""
         for sources in batches:
             inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
             options = generation
             if "generation_config" not in generation:
                 options = {**generation, **self.defaults(inputs.input_ids.shape[1], generation)}
-            yield self.tokenizer.batch_decode(self.search({**inputs, **options}), skip_special_tokens=True)
+            yield self.search({**inputs, **options})
 
-    def search(self, inputs: dict) -> torch.Tensor:
+    def sequences_scores(self, output, generation: dict) -> torch.Tensor:
+        """What `sequences_scores` of our searches are: only tokens up to the first end count."""
+        log_probs = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+        saved = self.model.generation_config
+        ends = generation.get("eos_token_id", saved.eos_token_id or self.model.config.eos_token_id)
+        is_end = torch.isin(output.sequences[:, 1:], torch.tensor(ends, device=log_probs.device)).int()
+        is_written = is_end.cumsum(dim=1) == is_end
+        penalty = generation.get("length_penalty", saved.length_penalty)
+        lengths = is_written.sum(dim=1) ** (1.0 if penalty is None else penalty)
+        return log_probs.where(is_written, 0.0).sum(dim=1) / lengths
+
+    def search(self, inputs: dict) -> torch.Tensor | ModelOutput:
         """Calls `generate` with our search, or with transformers' own if ours does not support model or options."""
         # Our searches call the layers one by one, which wrapped and sharded models do not allow.
-        unsupported = "wrapped models"
-        if all(type(model).__name__ == "VanillaTransformerForConditionalGeneration" for model in self.models):
+        unsupported = "wrapped models and streamers"
+        is_ours = all(type(model).__name__ == "VanillaTransformerForConditionalGeneration" for model in self.models)
+        if is_ours and inputs.get("streamer") is None:
             search = beam_search if self.num_beams(inputs) > 1 else greedy_search
             source = (inputs["input_ids"], inputs["attention_mask"])
             others = [(model, model.get_encoder()(*source)) for model in self.models[1:]]
@@ -296,7 +330,7 @@ class Translator:
                 unsupported = error.options
         if len(self.models) > 1:
             raise ValueError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
-        return self.model.generate(**inputs)
+        return self.model.generate(**{**inputs, "output_scores": inputs.get("return_dict_in_generate")})
 
     def num_beams(self, generation: dict) -> int:
         config = generation.get("generation_config", self.model.generation_config)

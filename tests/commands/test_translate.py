@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from helpers import TEXTS, never_end, save_translator, writing_translator
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import translate as translation
+from vanilla_transformer.evaluation.mbr import most_similar
 from vanilla_transformer.translation_vanilla_transformer import Translator
 
 
@@ -154,3 +156,41 @@ def test_several_models_are_an_ensemble(folder, translator, tmp_path, monkeypatc
     assert found.decode().splitlines() == ensemble(["No!", "A man"], num_beams=3, max_new_tokens=8)
     with pytest.raises(SystemExit, match=f"{folder}, {tmp_path}/none cannot be loaded: .*{tmp_path}/none"):
         run_main(monkeypatch, b"No!\n", "--model", folder, f"{tmp_path}/none")
+
+
+def test_the_n_best_are_written_with_line_number_and_score(folder, translator, monkeypatch):
+    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 2)
+    found = run_main(monkeypatch, b"No!\n\nA man\n", "--model", folder, "--n_best", "3").decode()
+    expected = [(number, one) for number in (1, 3) for one in translator.n_best(["No!", "A man"][number // 2], 3)]
+    assert found == "".join(f"{number}\t{one.score:.4f}\t{one.text}\n" for number, one in expected)
+
+
+@pytest.mark.parametrize("utility", ["chrf", "bleu"])
+@pytest.mark.parametrize("candidates", ["samples", "beams"])
+def test_mbr_chooses_among_candidates(folder, translator, candidates, utility, monkeypatch, capsys):
+    argv = ["--model", folder, "--mbr", "8", "--mbr_candidates", candidates, "--mbr_utility", utility, "--seed", "3"]
+    lines = ["No!", "", "A man", "A dog sleeps."]
+    found = run_main(monkeypatch, "\n".join(lines).encode(), *argv).decode().splitlines()
+    torch.manual_seed(3)
+    best = translator.n_best(lines, 8, **translation.SAMPLING if candidates == "samples" else {})
+    texts = [[one.text for one in hypotheses] for hypotheses in best]
+    assert found == [most_similar(one, utility).replace("\n", " ") for one in texts]
+    distinct = sum(len(set(one)) for one in texts) / 3
+    assert f"{distinct:.1f} of 8 candidates were distinct on average" in capsys.readouterr().err
+    assert found != [one[0] if one else "" for one in texts]
+
+
+WRONG_CANDIDATES = {
+    "--n_best 3 --num_beams 2": "3 translations of a line need as many beams; raise --num_beams",
+    "--mbr 3 --mbr_candidates beams --num_beams 2": "3 translations of a line need as many beams; raise --num_beams",
+    "--mbr 3 --num_beams 3": "samples have no beams; leave out --num_beams, or choose --mbr_candidates beams",
+    "--n_best 3 --mbr 3": "--mbr: not allowed with argument --n_best",
+    "--n_best 3 --max_source_length 5": "line 2 has 8 tokens, more than the 5 that are translated in one piece",
+}
+
+
+@pytest.mark.parametrize("options", WRONG_CANDIDATES)
+def test_candidates_that_cannot_be_made_are_refused(options, folder, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as error:
+        run_main(monkeypatch, b"a\nabc def\n", "--model", folder, *options.split())
+    assert WRONG_CANDIDATES[options] in f"{error.value} {capsys.readouterr().err}"

@@ -190,9 +190,10 @@ def test_beam_search_equals_a_plain_one(model, early_stopping, length_penalty):
     expected = [beam for source in ALONE for beam in beams_by_hand(model, source, **options)]
     options |= {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": STEPS}
     assert translate(model, custom_generate=beam_search, **options) == [sentence for _, sentence in expected]
-    output = model.generate(SOURCE, **options, output_scores=True, return_dict_in_generate=True)
-    assert [cut(row) for row in output.sequences[:, 1:].tolist()] == [sentence for _, sentence in expected]
-    assert_close(output.sequences_scores, torch.tensor([score for score, _ in expected]))
+    for search in ({"custom_generate": beam_search}, {"output_scores": True}):
+        output = model.generate(SOURCE, **options, **search, return_dict_in_generate=True)
+        assert [cut(row) for row in output.sequences[:, 1:].tolist()] == [sentence for _, sentence in expected]
+        assert_close(output.sequences_scores, torch.tensor([score for score, _ in expected]))
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
@@ -417,11 +418,16 @@ WARPERS = [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.7}, {"epsilon_cut
 @pytest.mark.parametrize("warper", [*WARPERS, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}], ids=str)
 def test_samples_are_those_of_transformers_while_no_sentence_is_finished(model, warper):
     options = {"do_sample": True, "num_return_sequences": 3, "min_new_tokens": 9, "max_new_tokens": 9, **warper}
-    samples = []
-    for search in ({}, {"custom_generate": greedy_search}):
+    options |= {"return_dict_in_generate": True, "length_penalty": 0.5}
+    outputs = []
+    for search in ({"custom_generate": greedy_search}, {"output_scores": True}):
         torch.manual_seed(1)
-        samples.append(model.generate(SOURCE, **options, **search))
-    assert torch.equal(*samples) and len({tuple(row) for row in samples[0].tolist()}) > len(SOURCE)
+        outputs.append(model.generate(SOURCE, **options, **search))
+    ours, theirs = outputs
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert len({tuple(row) for row in ours.sequences.tolist()}) > len(SOURCE)
+    log_probs = model.compute_transition_scores(theirs.sequences, theirs.scores, normalize_logits=True)
+    assert_close(ours.sequences_scores, log_probs.sum(dim=1) / 9**0.5)
 
 
 @pytest.mark.parametrize("is_ensemble", [False, True], ids=["one model", "ensemble"])
@@ -445,7 +451,7 @@ def test_sentences_are_sampled_as_often_as_they_are_likely(make_lively, is_ensem
 
 UNSUPPORTED = {
     "generation mode": {"do_sample": True, "num_beams": 4},
-    "return_dict_in_generate": {"return_dict_in_generate": True},
+    "output_scores": {"return_dict_in_generate": True, "output_scores": True},
     "cache_implementation": {"cache_implementation": "static"},
     "decoder_attention_mask": {"decoder_attention_mask": torch.ones(4, 1)},
     "MaxTimeCriteria": {"max_time": 9.0},

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -38,29 +39,45 @@ def directly(translator: Translator, text: str, **generation) -> str:
     return translator.tokenizer.decode(output[0], skip_special_tokens=True)
 
 
-@pytest.mark.parametrize(
-    "search", [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "num_beams": 1}]
-)
+N_BEST = [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "num_beams": 1}]
+
+
+@pytest.mark.parametrize("search", N_BEST, ids=str)
 def test_the_n_best_have_the_scores_that_the_model_gives_them(translator, search):
     """The sum of the log-probabilities of their tokens, divided by the length to the power `length_penalty`."""
     tokenizer, model = translator.tokenizer, translator.model
-    best = translator.n_best(TEXTS[1], **search, max_new_tokens=12)
-    generation = {"num_beams": search.get("num_beams", search["n"]), "max_new_tokens": 12}
-    generation["length_penalty"] = search.get("length_penalty", 1.0)
-    assert best[0].text == directly(translator, TEXTS[1], **generation)
-    source = tokenizer(TEXTS[1], return_tensors="pt")
-    early = {"early_stopping": True} if generation["num_beams"] > 1 else {}
-    found = model.generate(**source, **generation, **early, num_return_sequences=search["n"])
-    assert len(best) == len({one.text for one in best}) == len(found)
-    for one, ids in zip(best, found, strict=True):
-        ids = ids[ids != tokenizer.pad_token_id]
-        with torch.no_grad():
-            logits = model(**source, decoder_input_ids=ids[None, :-1]).logits[0]
-        log_probs = logits.log_softmax(dim=-1).gather(1, ids[1:, None])
-        score = log_probs.sum() / len(log_probs) ** generation["length_penalty"]
-        assert one.score == pytest.approx(float(score), abs=1e-5)
-        assert one.text == tokenizer.decode(ids, skip_special_tokens=True)
-        assert one.tokens == sum(token not in tokenizer.all_special_ids for token in ids.tolist())
+    n, generation = search["n"], {"num_beams": search["n"], "length_penalty": 1.0, "max_new_tokens": 12, **search}
+    del generation["n"]
+    translator.max_tokens = 60
+    for text, best in zip(TEXTS, translator.n_best(TEXTS, **search, max_new_tokens=12), strict=True):
+        assert best[0].text == directly(translator, text, **generation)
+        source = tokenizer(text, return_tensors="pt")
+        early = {"early_stopping": True} if generation["num_beams"] > 1 else {}
+        found = model.generate(**source, **generation, **early, num_return_sequences=n)
+        assert len(best) == len({one.text for one in best}) == len(found)
+        for one, ids in zip(best, found, strict=True):
+            ids = ids[ids != tokenizer.pad_token_id]
+            with torch.no_grad():
+                logits = model(**source, decoder_input_ids=ids[None, :-1]).logits[0]
+            log_probs = logits.log_softmax(dim=-1).gather(1, ids[1:, None])
+            score = log_probs.sum() / len(log_probs) ** generation["length_penalty"]
+            assert one.score == pytest.approx(float(score), abs=1e-5)
+            assert one.text == tokenizer.decode(ids, skip_special_tokens=True)
+            assert one.tokens == sum(token not in tokenizer.all_special_ids for token in ids.tolist())
+
+
+@pytest.mark.parametrize("search", [*N_BEST, {"n": 3, "do_sample": True, "top_k": 1}], ids=str)
+def test_the_n_best_of_many_texts_are_those_of_each_and_of_transformers(translator, search):
+    best = translator.n_best(["", *TEXTS, " "], **search, max_new_tokens=12)
+    assert best[0] == best[-1] == []
+    wrapped = Translator(torch.compile(translator.model), translator.tokenizer)
+    for alone in (
+        [translator.n_best(text, **search, max_new_tokens=12) for text in TEXTS],
+        wrapped.n_best(TEXTS, **search, max_new_tokens=12),
+    ):
+        for one, other in zip(chain(*best), chain(*alone), strict=True):
+            assert (one.text, one.tokens) == (other.text, other.tokens)
+            assert one.score == pytest.approx(other.score, abs=1e-5)
 
 
 def test_wrong_n_and_texts_of_several_pieces_are_refused(translator):
@@ -68,8 +85,8 @@ def test_wrong_n_and_texts_of_several_pieces_are_refused(translator):
         with pytest.raises(ValueError, match=f"`n` is {n}; it must be from 1 to the number of beams, 3"):
             translator.n_best(TEXTS[0], n, num_beams=3)
     translator.longest_source = 5
-    with pytest.raises(TextTooLong, match="at most 5 can be translated in one piece"):
-        translator.n_best(TEXTS[1])
+    with pytest.raises(TextTooLong, match="Text 2 has .* at most 5 can be translated in one piece"):
+        translator.n_best(["No", TEXTS[1]])
     assert translator.n_best(" ") == []
 
 

@@ -3,15 +3,21 @@
 import argparse
 import sys
 from itertools import islice
+from statistics import mean
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError, loading, one_line
+from ..evaluation.mbr import most_similar
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
-from .options import GENERATION, add_translation_options
+from .options import GENERATION, add_translation_options, positive
 
 LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
+CANDIDATES = ("n_best", "mbr", "mbr_candidates", "mbr_utility", "seed")  # options of this command alone
+# Epsilon sampling: samples without unlikely tokens are better candidates (Freitag et al., 2023, arXiv:2305.09860).
+SAMPLING = {"do_sample": True, "num_beams": 1, "top_k": 0, "epsilon_cutoff": 0.02}
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -22,13 +28,27 @@ def add_arguments(parser: argparse.ArgumentParser):
     add_translation_options(parser)
     policy = "translate a longer line in pieces, or end the command with its number (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--n_best", type=positive, metavar="N", help="write N lines a line: number of the line, score, translation")
+    add("--mbr", type=positive, metavar="N", help="choose the most similar to the others of N candidates")
+    add = parser.add_argument
+    add("--mbr_candidates", choices=["samples", "beams"], default="samples", help="(default: %(default)s)")
+    add("--mbr_utility", choices=["chrf", "bleu"], default="chrf", help="the similarity (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
 
 
 def run(options: argparse.Namespace):
     """Loads the model and translates."""
     configure_malloc()
     disable_progress_bar()  # of transformers
-    given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION)}
+    draws_samples = options.mbr and options.mbr_candidates == "samples"
+    if draws_samples and options.num_beams:
+        raise UserError("samples have no beams; leave out --num_beams, or choose --mbr_candidates beams.")
+    hypotheses = options.n_best or options.mbr or 1
+    if hypotheses > (options.num_beams or hypotheses):
+        raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")
+    torch.manual_seed(options.seed)
+    given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION, *CANDIDATES)}
     with loading(", ".join(options.model)):
         translator = Translator.from_pretrained(options.model, **given)
     translate_lines(translator, options)
@@ -36,15 +56,13 @@ def run(options: argparse.Namespace):
 
 def translate_lines(translator: Translator, options: argparse.Namespace):
     """Translates some thousand lines at a time, to sort them by length; from a terminal one at a time."""
-    generation = {name: getattr(options, name) for name in GENERATION}
     sys.stdout.reconfigure(encoding="utf-8")
     size = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
-    done = 0
+    done, distinct = 0, []
     while raw := list(islice(sys.stdin.buffer, size)):
         lines = [decode(line, number) for number, line in enumerate(raw, done + 1)]
         try:
-            label = f"Translating from line {done + 1:,}" if done else "Translating"
-            translations = translator(lines, label, **generation)
+            written = translate(translator, lines, done, options, distinct)
         except TextTooLong as error:
             remedy = "" if options.too_long == "split" else ", use --too_long split"
             raise UserError(
@@ -53,10 +71,31 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
             ) from error
         except (RuntimeError, ValueError, NotImplementedError) as error:
             raise UserError(f"lines {done + 1} to {done + len(lines)} failed: {one_line(error)}") from error
-        for text in translations:
+        for text in written:
             print(text.replace("\n", " "))  # one line, whatever the model wrote
         sys.stdout.flush()
         done += len(lines)
+    if distinct:
+        print(f"{mean(distinct):.1f} of {options.mbr} candidates were distinct on average", file=sys.stderr)
+
+
+def translate(
+    translator: Translator, lines: list[str], done: int, options: argparse.Namespace, distinct: list[int]
+) -> list[str]:
+    """What is written for `lines`, which follow `done` others. Adds the distinct candidates of each to `distinct`."""
+    generation = {name: getattr(options, name) for name in GENERATION}
+    label = f"Translating from line {done + 1:,}" if done else "Translating"
+    if not (options.n_best or options.mbr):
+        return translator(lines, label, **generation)
+    if options.mbr and options.mbr_candidates == "samples":
+        generation |= SAMPLING
+    found = translator.n_best(lines, options.n_best or options.mbr, progress=label, **generation)
+    if options.n_best:
+        numbered = enumerate(found, done + 1)
+        return [f"{number}\t{one.score:.4f}\t{one.text}" for number, best in numbered for one in best]
+    candidates = [[one.text for one in hypotheses] for hypotheses in found]
+    distinct += [len(set(texts)) for texts in candidates if texts]
+    return [most_similar(texts, options.mbr_utility) for texts in candidates]
 
 
 def decode(line: bytes, number: int) -> str:

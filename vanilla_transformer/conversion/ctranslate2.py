@@ -169,18 +169,21 @@ class CTranslate2Translator(Translator):
             ids = [[self.ids[name] for name in result.result().hypotheses[0]] for result in results]
             yield self.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
-    def search_n_best(self, source: list[int], n: int, streamer, generation: dict) -> list[tuple[list[int], float]]:
-        """The token ids and the score of each of the `n` best translations."""
+    def n_best_batches(
+        self, batches: Iterable[list[list[int]]], n: int, streamer, generation: dict
+    ) -> Iterator[list[list[tuple[list[int], float]]]]:
+        """The token ids and the score of each of the `n` best translations, for each source of each batch."""
         callback = None
         if streamer is not None:
             streamer.put(torch.tensor([self.model.config.decoder_start_token_id]))  # the prompt, as from transformers
             callback = lambda step: streamer.put(torch.tensor([step.token_id]))  # noqa: E731
         options = {"num_hypotheses": n, "return_scores": True, "callback": callback}
-        (result,) = self.submit([source], generation, **options)
+        for sources in batches:
+            results = self.submit(sources, generation, **options)
+            ids = [[[self.ids[name] for name in names] for names in result.hypotheses] for result in results]
+            yield [list(zip(best, one.scores, strict=True)) for best, one in zip(ids, results, strict=True)]
         if streamer is not None:
             streamer.end()
-        ids = [[self.ids[name] for name in hypothesis] for hypothesis in result.hypotheses]
-        return list(zip(ids, result.scores, strict=True))
 
     def submit(self, sources: list[list[int]], generation: dict, **options) -> list:
         """The results of CTranslate2 for each of `sources`, which the workers share."""
