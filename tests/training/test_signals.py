@@ -1,7 +1,6 @@
 """Graceful shutdown, with real signals to this process."""
 
 import contextlib
-import os
 import signal
 import time
 from types import SimpleNamespace
@@ -67,16 +66,3 @@ def test_previous_handlers_are_restored():
         assert [signal.getsignal(number) for number in (TERM, INT)] == [shutdown.handle] * 2
         raise ZeroDivisionError
     assert [signal.getsignal(number) for number in (TERM, INT)] == before
-
-
-def test_forked_child_ignores_signals(capfd):
-    """They are for the process that trains."""
-    with GracefulShutdown(ALONE) as shutdown:
-        child = os.fork()
-        if child == 0:
-            for number in (TERM, INT):
-                signal.raise_signal(number)
-            os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        assert shutdown.signal_number is None
-    assert "saving a checkpoint" not in capfd.readouterr().err

@@ -18,8 +18,6 @@ from ..inspection.shapes import shape_table, trace_shapes
 from ..training.arguments import MODEL_OPTIONS, model_fields
 from .options import Parser, add_dataset_options, positive
 
-PICTURES = (".png", ".svg", ".pdf")
-
 
 class DataclassParser(Parser, HfArgumentParser):
     """A [`Parser`] that takes options from dataclasses too."""
@@ -123,11 +121,7 @@ def print_shapes(options: argparse.Namespace):
 
 def show_attention(options: argparse.Namespace):
     """Writes a picture or a page, and prints the translation."""
-    if options.output.suffix not in (*PICTURES, ".html"):
-        raise UserError(f"--output is {options.output}; its name must end in {', '.join(PICTURES)} or .html.")
     place = {name: getattr(options, name) for name in ("kind", "layer", "head") if getattr(options, name) is not None}
-    if place and options.output.suffix == ".html":
-        raise UserError(f"--{next(iter(place))} is for pictures; a page has all layers and heads. Drop it.")
     model, tokenizer = load(options.model)
     generation = {"num_beams": options.num_beams} if options.num_beams else {}
     maps = attention_maps(model, tokenizer, options.text, options.translation, **generation)

@@ -14,8 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import get_scheduler
 
-from ..errors import UserError
-
 
 def inverse_square_root(step: int, warmup_steps: int) -> float:
     """The paper's schedule as a fraction of its peak (section 5.3, Equation 3): linear warm-up, then step^-0.5.
@@ -33,18 +31,12 @@ def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
 
 
 def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps: int) -> Callable[[int], float]:
-    """Returns the learning rate as a function of the step, which counts from 1.
-
-    `name` is one of transformers' schedules. Raises UserError if it cannot be built with these values.
-    """
+    """The learning rate as a function of the step, which counts from 1; `name` is one of transformers' schedules."""
     if name == "inverse_sqrt":
         return lambda step: peak * inverse_square_root(step, warmup_steps)
     # transformers returns a scheduler that drives an optimizer; only its function of the step is needed.
     unused = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=peak)
-    try:
-        scheduler = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=max_steps)
-    except ValueError as error:
-        raise UserError(f"--lr_scheduler_type {name} with --learning_rate {peak}: {error}") from error
+    scheduler = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=max_steps)
     factor = scheduler.lr_lambdas[0]
     return lambda step: peak * factor(step)
 

@@ -25,7 +25,6 @@ class GracefulShutdown:
         self.accelerator = accelerator
         self.signal_number: int | None = None
         self.received_at = 0.0
-        self.process = os.getpid()
 
     def __enter__(self):
         self.previous = {number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -37,8 +36,6 @@ class GracefulShutdown:
 
     def handle(self, number: int, frame):
         """Notes the signal; see the class."""
-        if os.getpid() != self.process:  # a forked child, which its parent ends
-            return
         if self.signal_number is not None:
             if number == signal.SIGINT and time.monotonic() - self.received_at > REPEAT_AFTER:
                 raise KeyboardInterrupt
