@@ -30,6 +30,7 @@ from vanilla_transformer.inspection.attention import attention_maps, draw_attent
 from vanilla_transformer.training import builders, checkpoint, distributed, memory
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.arguments import parse_arguments, recipe_to_yaml, resolved_recipe
+from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.plots import plot_training_curves
 from vanilla_transformer.training.reports import describe_run, describe_step, dry_run_report, scalars
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped
@@ -58,6 +59,8 @@ def main():
         check_native(config)
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         splits = builders.tokenize_splits(pairs, tokenizer, args, config, accelerator)
+        if args.teacher:
+            splits["train"] = add_soft_targets(splits["train"], tokenizer, config, args, accelerator)
 
     # -------------------------------------------------------------------------------------------- model, optimizer
     torch.manual_seed(args.seed)

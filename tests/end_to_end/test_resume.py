@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from runs import (
     KINDS,
     QUICK,
@@ -21,6 +22,7 @@ from runs import (
     steps,
     train,
     train_fails,
+    weights,
 )
 from safetensors.torch import load_file
 
@@ -121,6 +123,22 @@ def test_run_stopped_while_the_last_checkpoint_is_saved_only_evaluates(finished,
     assert steps(tmp_path / "model") == [4, 8] and not (tmp_path / "model" / "config.json").exists()
     train(argv)
     assert_same_run(tmp_path / "model", finished[0])
+
+
+def test_distilled_run_stopped_within_a_step_equals_uninterrupted(finished, pairs, tmp_path):
+    """The teachers read the pairs once for all runs."""
+    more = f"--max_steps 4 --gradient_accumulation_steps 2 --dropout 0.2 --r_drop_alpha 2 --teacher {finished[0]}"
+    more += f" {finished[0]}/checkpoint-4 --distillation_weight 0.7 --distillation_temperature 2" + QUICK
+    argv = options(pairs, tmp_path / "model", more + RESUME)
+    stop(argv, optim, "compute_loss", 4)
+    printed = train(argv)
+    assert "Soft targets of 2 teacher(s)" not in printed and "the 8 most probable tokens have " in printed
+    train(options(pairs, tmp_path / "whole", more))
+    assert_same_run(tmp_path / "model", tmp_path / "whole")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "model" / name).read_bytes() == (finished[0] / name).read_bytes()
+    train(options(pairs, tmp_path / "other", more + " --distillation_weight 0.6"))
+    assert not torch.equal(*(weights(tmp_path / name)["model.shared.weight"] for name in ("other", "whole")))
 
 
 def test_chosen_token_budget_is_kept(pairs, tmp_path, monkeypatch):

@@ -113,6 +113,18 @@ def test_two_processes_equal_one(pairs, one, fork_two, tmp_path):
     assert "0/19 [" in shown  # its share of the test sentences
 
 
+@pytest.mark.parametrize("how", ["copied", pytest.param("sharded", marks=pytest.mark.slow)])
+def test_two_distilled_processes_equal_one(how, pairs, one, fork_two, tmp_path):
+    """The main process reads the pairs with the teacher, the other one reads the cache."""
+    k = {"copied": 8, "sharded": 7}[how]  # each has its own cache
+    more = f" --teacher {one} --distillation_weight 0.7 --teacher_top_k {k}"
+    two = fork_two(options(pairs, tmp_path / "two", TWELVE + more, model=MODEL), **HOW[how])
+    assert "Soft targets of 1 teacher(s)" in succeed(two)
+    assert "Soft targets of 1 teacher(s)" not in two[1].printed()
+    train(options(pairs, tmp_path / "one", ONE + more, model=MODEL))
+    assert_same_run(tmp_path / "two", tmp_path / "one", tolerance=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["several_gpus", "fsdp2"])
 def test_two_processes_equal_one_as_launched(name, one, pairs, tmp_path):

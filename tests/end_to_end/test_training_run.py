@@ -32,6 +32,7 @@ from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.data import pairs as data
+from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.evaluation.scores import TranslationQuality
 from vanilla_transformer.hub.upload import staged, translate_in_fresh_process
 from vanilla_transformer.training.arguments import parse_arguments
@@ -341,6 +342,17 @@ def test_fine_tuned_marian_model_learns_and_resumes(marian, marian_data, marian_
     assert results(tmp_path / "parts")["eval_loss"] < marian_loss(marian, marian_pairs)
 
 
+def test_student_of_a_marian_model_has_its_tokenizer(marian, marian_data, marian_pairs, tmp_path):
+    """And learns by its predictions alone what it knows."""
+    more = f"--teacher {marian} --max_steps 80 --distillation_weight 1 --d_model 32 --encoder_layers 1"
+    more += " --decoder_layers 1 --encoder_attention_heads 4 --decoder_attention_heads 4 --dropout 0"
+    more += " --learning_rate 0.01 --warmup_steps 10 --save_steps 80"
+    train(options(marian_data, tmp_path / "student", more, model=""))
+    assert AutoTokenizer.from_pretrained(tmp_path / "student").get_vocab() == load_tokenizer(str(marian)).get_vocab()
+    sources, targets = zip(*marian_pairs, strict=True)
+    assert Translator.from_pretrained(str(tmp_path / "student"))(sources) == list(targets)
+
+
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 BAD = {  # options, parts of the message
@@ -361,6 +373,12 @@ BAD = {  # options, parts of the message
     "tag of several tokens": (
         "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags <bt> --tokenizer_name {finished}",
         ["--train_file_tags has <bt>, which is not one token"],
+    ),
+    "missing teacher": ("--teacher {tmp}/none", ["{tmp}/none"]),
+    "truncated teacher": ("--teacher {tmp}/checkpoint-8", ["--teacher {tmp}/checkpoint-8 cannot be loaded"]),
+    "teachers of several vocabularies": (
+        "--teacher {finished} {marian}",
+        ["--teacher {marian} has another vocabulary", "sequence-level distillation"],
     ),
     "missing model": ("--model_name_or_path {tmp}/none", ["{tmp}/none"]),
     "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", ["{tmp}/checkpoint-8"]),

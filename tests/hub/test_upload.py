@@ -148,10 +148,12 @@ def test_what_is_published(trained, edit):
     assert (recipe["dataset_name"], recipe["output_dir"]) == ("pairs", "toy")
     assert b"somebody" in (trained / "recipe.yaml").read_bytes()  # the files on disk do not change
     edit(trained / "recipe.yaml", train_file=["data/train.jsonl", "bt.txt"], dataset_name="me/pairs")
+    edit(trained / "recipe.yaml", teacher=[str(trained), "me/teacher"])
     (trained / "helper.py").write_text("")
     files = published(trained)
     recipe = yaml.safe_load(files["recipe.yaml"])
     assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", ["train.jsonl", "bt.txt"])
+    assert recipe["teacher"] == [trained.name, "me/teacher"]
     assert set(files) - set(FILES) == {"helper.py"}
 
 

@@ -103,7 +103,8 @@ def test_list_in_a_recipe_or_on_the_command_line(recipe):
     assert parse_arguments([*argv, "--train_file_weights", "1", "3"]).train_file_weights == [1, 3]
     args = parse_arguments([*argv, "--train_file", "c.csv"])  # takes the weights of the other files away
     assert (args.train_file, args.train_file_weights, args.train_file_tags) == (["c.csv"], None, None)
-    assert parse_arguments(recipe("train_file: a.csv\n")).train_file == ["a.csv"]
+    args = parse_arguments(recipe("train_file: a.csv\nteacher: [me/one, two]\n"))
+    assert (args.train_file, args.teacher) == (["a.csv"], ["me/one", "two"])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ COUNTS = "max_steps eval_steps save_steps logging_steps save_total_limit num_bea
 COUNTS += "per_device_train_max_tokens per_device_eval_max_tokens max_source_length max_target_length "
 COUNTS += "max_train_samples max_eval_samples max_predict_samples early_stopping_patience preprocessing_num_workers"
 NOT_NEGATIVE = "warmup_steps average_checkpoints dataloader_num_workers seed"
-SCALES = "learning_rate weight_decay max_grad_norm adam_epsilon r_drop_alpha num_train_epochs"
+SCALES = "learning_rate weight_decay max_grad_norm adam_epsilon r_drop_alpha num_train_epochs distillation_weight"
 FRACTIONS = "label_smoothing_factor ema_decay adam_beta1 adam_beta2 bpe_dropout"
 OUT_OF_RANGE = [
     *((name, "0") for name in COUNTS.split()),
@@ -199,6 +200,9 @@ OUT_OF_RANGE = [
     *itertools.product(["validation_split_percentage"], ("0", "100")),
     ("train_file_weights", "-1.0"),
     ("num_train_epochs", "0"),
+    ("teacher_top_k", "0"),
+    ("distillation_temperature", "0.0"),
+    ("distillation_weight", "1.1"),
     ("length_penalty", "nan"),
     ("seed", str(2**63)),
 ]
@@ -232,6 +236,8 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
             "--train_file_tags <a>",
             "--train_file_tags has 2 values for 1 training files; give one a file.",
         ),
+        ("--teacher x y --bpe_dropout=0.1", "--bpe_dropout=0", "--teacher cannot be used with --streaming or --bpe"),
+        ("--teacher x --streaming --max_steps=5", "--streaming=0", "--teacher cannot be used with --streaming"),
         ("--streaming --max_steps=5 --train_file x y --dataset_name=", "--train_file x", "--streaming reads one"),
         ("--early_stopping_patience=2", "--eval_steps=3", "--early_stopping_patience needs --eval_steps."),
     ],

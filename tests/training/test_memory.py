@@ -44,6 +44,7 @@ CASES = {
     "sdpa, long": ("sdpa", 64, 10, []),
     "an average": ("eager", 16, 40, ["--ema_decay=0.9"]),
     "R-Drop": ("sdpa", 64, 10, ["--r_drop_alpha=5"]),
+    "distillation": ("sdpa", 64, 10, ["--teacher=x"]),
 }
 
 
@@ -61,6 +62,9 @@ def test_estimate_matches_the_measured_peak(case, accelerator):
     weights = 4 * model.num_parameters()
     there = weights + 2 * weights + (2 * weights if args.ema_decay else 0)
     batch = batch_of(pairs, length)
+    if args.teacher:
+        tokens = torch.randint(2000, (pairs, length, 8))
+        batch |= {"teacher_tokens": tokens, "teacher_probabilities": torch.rand(tokens.shape)}
 
     def step():
         compute_loss(model.train(), batch, batch["labels"].numel(), args).backward()

@@ -1,20 +1,22 @@
-"""The optimizer step: learning rate schedule, AdamW, losses that add up over batches, R-Drop, gradient clipping."""
+"""The optimizer step: learning rate schedule, AdamW, losses that add up, distillation, R-Drop, gradient clipping."""
 
 import pytest
 import torch
-from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts, training_options
+from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts, small_model, training_options
 from torch import nn
 from transformers import get_scheduler
 
+from vanilla_transformer.data.batches import SOFT_TARGETS
+from vanilla_transformer.training.distillation import soft_targets
 from vanilla_transformer.training.optimization import (
     clip_grad_norm,
     compute_loss,
     count_tokens,
+    distillation_loss,
     inverse_square_root,
     learning_rate_schedule,
     make_optimizer,
     paper_learning_rate,
-    r_drop_loss,
     seed_batch,
     set_learning_rate,
 )
@@ -49,6 +51,19 @@ def test_other_schedules_are_those_of_transformers(name):
 
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
+DISTILLATION = ["--teacher=x", "--distillation_temperature=2"]
+LOSSES = {"plain": [], "R-Drop": ["--r_drop_alpha=3"], "distillation": DISTILLATION}
+LOSSES["both"] = LOSSES["R-Drop"] + DISTILLATION
+losses = pytest.mark.parametrize("argv", LOSSES.values(), ids=LOSSES.keys())
+
+
+def taught(batches: list[dict], teachers=None, top_k=5) -> list[dict]:
+    """The batches with soft targets."""
+    if teachers is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            teachers = [small_model(), small_model()]
+    return [batch | dict(zip(SOFT_TARGETS, soft_targets(teachers, batch, top_k), strict=True)) for batch in batches]
 
 
 def step_gradients(model, batches, args, accelerator, first=0, num_tokens=None) -> dict:
@@ -68,19 +83,23 @@ def test_tokens_are_counted_without_padding(accelerator):
     assert count_tokens(batches, accelerator).tolist() == [*expected, padded]
 
 
-@pytest.mark.parametrize("alpha", [0, 3])
+def batches_for(argv: list[str], k: int) -> list[dict]:
+    return taught(parts(k)) if "--teacher=x" in argv else parts(k)
+
+
+@losses
 @pytest.mark.parametrize("k", [2, 3, 4])
-def test_accumulated_batches_equal_one_large_batch(make_model, accelerator, k, alpha):
-    args, model = training_options(f"--r_drop_alpha={alpha}"), make_model().train()
-    expected = step_gradients(model, parts(1), args, accelerator)
-    assert_same_gradients(step_gradients(model, parts(k), args, accelerator), expected, 1e-5)
+def test_accumulated_batches_equal_one_large_batch(make_model, accelerator, k, argv):
+    args, model = training_options(*argv), make_model().train()
+    expected = step_gradients(model, batches_for(argv, 1), args, accelerator)
+    assert_same_gradients(step_gradients(model, batches_for(argv, k), args, accelerator), expected, 1e-5)
 
 
-@pytest.mark.parametrize("alpha", [0, 5])
+@losses
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_dropout_depends_on_the_batch_number_only(make_model, accelerator, num_processes, alpha):
+def test_dropout_depends_on_the_batch_number_only(make_model, accelerator, num_processes, argv):
     """Processes that share the batches get the gradients of one process, with dropout."""
-    args, model, batches = training_options(f"--r_drop_alpha={alpha}"), make_model(**DROPOUTS).train(), parts(4)
+    args, model, batches = training_options(*argv), make_model(**DROPOUTS).train(), batches_for(argv, 4)
     expected = step_gradients(model, batches, args, accelerator, first=8)
     tokens = count_tokens(batches, accelerator)[0]
     torch.manual_seed(num_processes)  # the state of the generator does not matter
@@ -93,12 +112,12 @@ def test_dropout_depends_on_the_batch_number_only(make_model, accelerator, num_p
     assert not torch.allclose(elsewhere["model.shared.weight"], expected["model.shared.weight"], atol=1e-4)
 
 
-@pytest.mark.parametrize("argv", [[], ["--r_drop_alpha=2"]], ids=["plain", "R-Drop"])
+@losses
 def test_gradient_checkpointing_keeps_the_gradients(make_model, accelerator, argv):
-    model = make_model(**DROPOUTS, encoder_layers=3).train()
-    expected = step_gradients(model, parts(2), training_options(*argv), accelerator)
+    model, batches = make_model(**DROPOUTS, encoder_layers=3).train(), batches_for(argv, 2)
+    expected = step_gradients(model, batches, training_options(*argv), accelerator)
     model.gradient_checkpointing_enable()
-    found = step_gradients(model, parts(2), training_options(*argv), accelerator)
+    found = step_gradients(model, batches, training_options(*argv), accelerator)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -145,7 +164,14 @@ def test_dropout_is_a_function_of_seed_and_batch():
     assert [mask(*key) for key in reversed(keys)] == masks[::-1]
 
 
-# -------------------------------------------------------------------------------------------------------------- R-Drop
+# -------------------------------------------------------------------------------------------- distillation and R-Drop
+
+
+def smoothed(label: int, smoothing: float, size: int) -> torch.Tensor:
+    """The target distribution of section 5.4."""
+    target = torch.full((size,), smoothing / size, dtype=torch.float64)
+    target[label] += 1 - smoothing
+    return target
 
 
 def paper_r_drop(logits, labels, alpha: float, smoothing: float) -> torch.Tensor:
@@ -157,32 +183,80 @@ def paper_r_drop(logits, labels, alpha: float, smoothing: float) -> torch.Tensor
             if label == -100:
                 continue
             p1, p2 = (logits[sentence + k * size, t].double().softmax(dim=-1) for k in (0, 1))
-            target = torch.full_like(p1, smoothing / len(p1))
-            target[label] += 1 - smoothing
+            target = smoothed(label, smoothing, len(p1))
             likelihood = -(target * p1.log()).sum() - (target * p2.log()).sum()
             divergence = ((p1 * (p1 / p2).log()).sum() + (p2 * (p2 / p1).log()).sum()) / 2
             total = total + likelihood + alpha * divergence
     return total
 
 
+def paper_distillation(logits, batch: dict, weight: float, temperature: float, smoothing: float) -> torch.Tensor:
+    """Hinton et al. (2015), section 2, a token at a time, with the k tokens kept as the whole distribution."""
+    total = torch.zeros((), dtype=torch.float64)
+    for sentence, labels in enumerate(batch["labels"].tolist()):
+        for t, label in enumerate(labels):
+            if label == -100:
+                continue
+            z = logits[sentence, t].double()
+            tempered = batch["teacher_probabilities"][sentence, t].double() ** (1 / temperature)
+            target = torch.zeros_like(z).scatter(0, batch["teacher_tokens"][sentence, t], tempered / tempered.sum())
+            hard = -(smoothed(label, smoothing, len(z)) * z.log_softmax(dim=0)).sum()
+            soft = -(target * (z / temperature).log_softmax(dim=0)).sum()
+            total = total + (1 - weight) * hard + weight * temperature**2 * soft
+    return total
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("alpha", [0.0, 1.0, 5.0])
-def test_r_drop_is_half_the_loss_of_its_paper(make_model, alpha, smoothing):
+@pytest.mark.parametrize(
+    "alpha, weight, temperature", [(1, 0, 1), (5, 0, 1), (0, 0.5, 1), (0, 0.3, 2), (0, 1, 0.7), (2, 0.4, 3)]
+)
+def test_distillation_and_half_of_r_drop_are_the_losses_of_their_papers(
+    make_model, alpha, weight, temperature, smoothing
+):
     model = make_model(**DROPOUTS, lm_head_bias=True).train()
-    batch = parts(1)[0]
-    twice = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+    (batch,) = taught(parts(1))
+    argv = [f"--label_smoothing_factor={smoothing}", f"--r_drop_alpha={alpha}"]
+    if weight:
+        argv += ["--teacher=x", f"--distillation_weight={weight}", f"--distillation_temperature={temperature}"]
+    passes = 2 if alpha else 1
+    twice = {name: torch.cat([tensor] * passes) for name, tensor in batch.items()}
     tokens = int((batch["labels"] != -100).sum())
     torch.manual_seed(5)
-    loss = r_drop_loss(model, batch, alpha, smoothing, torch.tensor(float(tokens)))
+    loss = compute_loss(model, batch, torch.tensor(float(tokens)), training_options(*argv))
     ours = gradients(model, loss)
     torch.manual_seed(5)
-    start = torch.full((12, 1), model.config.decoder_start_token_id)
+    start = torch.full((6 * passes, 1), model.config.decoder_start_token_id)
     shifted = torch.cat([start, twice["labels"][:, :-1].clamp(min=model.config.pad_token_id)], dim=1)
     logits = model(twice["input_ids"], twice["attention_mask"], shifted, use_cache=False).logits
-    expected = paper_r_drop(logits, twice["labels"], alpha, smoothing) / 2 / tokens
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
-    assert_same_gradients(ours, gradients(model, expected), 1e-6)
-    assert not torch.allclose(logits[:6], logits[6:], atol=0.1)  # it is dropout that R-Drop is about
+    expected = paper_distillation(logits, twice, weight, temperature, smoothing) / passes
+    if alpha:  # without its likelihood, which is in the line above
+        both, likelihood = (paper_r_drop(logits, twice["labels"], a, smoothing) / 2 for a in (alpha, 0))
+        expected = expected + both - likelihood
+        assert not torch.allclose(logits[:6], logits[6:], atol=0.1)  # it is dropout that R-Drop is about
+    torch.testing.assert_close(loss.double(), expected / tokens, rtol=1e-6, atol=0)
+    assert_same_gradients(ours, gradients(model, expected / tokens), 1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1, 3])
+def test_gradient_of_distillation_is_the_closed_form(temperature):
+    """The difference of the tempered distributions, times the temperature."""
+    logits = torch.randn(7, 50, dtype=torch.float64, requires_grad=True)
+    probabilities, tokens = torch.randn(7, 50, dtype=torch.float64).softmax(dim=-1).topk(4)
+    distillation_loss(logits, tokens, probabilities, temperature).backward()
+    tempered = probabilities ** (1 / temperature)
+    target = torch.zeros_like(logits).scatter(1, tokens, tempered / tempered.sum(dim=1, keepdim=True))
+    expected = temperature * ((logits / temperature).softmax(dim=1) - target)
+    torch.testing.assert_close(logits.grad, expected)
+
+
+def test_student_that_is_its_own_teacher_has_no_gradient_from_it(make_model):
+    """If all tokens are kept; the tail beyond the top k counts for nothing."""
+    model, args = make_model(), training_options("--teacher=x", "--distillation_weight=1")
+    whole, cut = (taught(parts(1), [model], top_k)[0] for top_k in (37, 3))
+    found = gradients(model, compute_loss(model.train(), whole, 20, args))
+    assert all(gradient.abs().max() < 1e-6 for gradient in found.values())
+    found = gradients(model, compute_loss(model, cut, 20, args))
+    assert found["model.shared.weight"].abs().max() > 1e-3
 
 
 # ------------------------------------------------------------------------------------------------------------- float16

@@ -27,6 +27,8 @@ from ..errors import UserError
 from .pairs import reading
 from .tokenizer import with_bpe_dropout
 
+# Columns of pairs that teachers have read, see training/distillation.py: k tokens a position, and their probabilities.
+SOFT_TARGETS = ("teacher_tokens", "teacher_probabilities")
 POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
 # A pool of a stream is read before its first batch, so pools start small and double in size.
 FIRST_POOL, LAST_POOL = 2**10, 2**15
@@ -104,7 +106,8 @@ class PairCollator:
     """Pads a list of pairs to tensors `input_ids`, `attention_mask` (B,S) and `labels` (B,T).
 
     Padding is always on the right, since the decoder reads labels from position 0. Padded labels are -100, so an
-    end-of-sentence token that is also the padding token is still learned.
+    end-of-sentence token that is also the padding token is still learned. Pairs with soft targets also give
+    `teacher_tokens` and `teacher_probabilities` (B,T,k).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -113,11 +116,15 @@ class PairCollator:
     def __call__(self, pairs: list[dict]) -> dict[str, torch.Tensor]:
         sources = [torch.tensor(pair["input_ids"]) for pair in pairs]
         targets = [torch.tensor(pair["labels"]) for pair in pairs]
-        return {
+        batch = {
             "input_ids": pad_sequence(sources, batch_first=True, padding_value=self.pad_token_id),
             "attention_mask": pad_sequence([torch.ones_like(ids) for ids in sources], batch_first=True),
             "labels": pad_sequence(targets, batch_first=True, padding_value=-100),
         }
+        for name in SOFT_TARGETS if SOFT_TARGETS[0] in pairs[0] else ():
+            flat = [torch.tensor(pair[name]).view(len(pair["labels"]), -1) for pair in pairs]
+            batch[name] = pad_sequence(flat, batch_first=True)
+        return batch
 
 
 class BpeDropoutCollator(PairCollator):

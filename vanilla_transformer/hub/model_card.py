@@ -24,7 +24,7 @@ gradient_accumulation_steps learning_rate lr_scheduler_type warmup_steps label_s
 weight_decay average_checkpoints ema_decay seed num_beams length_penalty"""
 # Options that hold a path; those of the second line may also hold a Hub id.
 LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resume_from_checkpoint"]
-PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path"]
+PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher"]
 
 
 def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path:

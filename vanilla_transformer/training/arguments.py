@@ -113,6 +113,20 @@ class TrainingOptions:
     average_checkpoints_by: Literal["last", "score"] = option(
         "last", "average the last N checkpoints, or the N best by metric_for_best_model"
     )
+    teacher: list[str] | None = option(
+        None,
+        "distill these models (ours or Marian ones, directories or Hub ids, with one vocabulary): the student also "
+        "learns the mean of their predicted distributions; it takes the first one's tokenizer",
+    )
+    teacher_top_k: int = option(
+        8, "tokens a position that are kept of the teachers' distribution; the rest of it counts for nothing", ge=1
+    )
+    distillation_weight: float = option(
+        0.5, "share of the teachers' distribution in the loss; the rest is the labels', with smoothing", ge=0
+    )
+    distillation_temperature: float = option(
+        1.0, "flattens teachers' and student's distributions in the distillation loss if above 1", ge=0.1
+    )
     r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
@@ -201,7 +215,7 @@ def make_parser() -> Parser:
 
 # Options on the command line that override other keys of a recipe than their own.
 FILE_OPTIONS = {"train_file", "train_file_weights", "train_file_tags", "validation_file", "test_file"}
-LISTS = {"train_file", "train_file_weights", "train_file_tags"}  # options with one or more values
+LISTS = {"train_file", "train_file_weights", "train_file_tags", "teacher"}  # options with one or more values
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
     "dataset_name": {"dataset_config_name"} | FILE_OPTIONS,
@@ -297,6 +311,13 @@ def check_conflicts(args: argparse.Namespace):
     if args.streaming and args.dataloader_num_workers:
         raise UserError(
             "--dataloader_num_workers cannot be used with --streaming, which reads in the training process."
+        )
+    if args.distillation_weight > 1:
+        raise UserError(f"--distillation_weight is {args.distillation_weight}; it is a share of the loss, at most 1.")
+    if args.teacher and (args.streaming or args.bpe_dropout):
+        raise UserError(
+            "--teacher cannot be used with --streaming or --bpe_dropout, since teachers read all pairs once, before "
+            "training."
         )
     if args.average_checkpoints_by == "score" and not (args.average_checkpoints and args.eval_steps):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")

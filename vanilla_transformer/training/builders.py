@@ -27,7 +27,7 @@ LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorErro
 
 
 def make_tokenizer(args, train_pairs, checkpoint: Path | None):
-    """The tokenizer of the checkpoint, of the model to fine-tune, the one that is named, or a newly trained one.
+    """The tokenizer of the checkpoint, of the model to fine-tune, the named one, the teacher's, or a new one.
 
     Raises UserError if a tag of `--train_file_tags` is not one token of it.
     """
@@ -38,6 +38,8 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
         tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
     elif args.tokenizer_name is not None:
         tokenizer = load_tokenizer(args.tokenizer_name)
+    elif args.teacher:
+        tokenizer = load_tokenizer(args.teacher[0], "--teacher")
     else:
         texts, count = iter_texts(train_pairs)
         size = args.vocab_size or VanillaTransformerConfig().vocab_size

@@ -59,6 +59,9 @@ def activation_bytes(model: nn.Module, args, accelerator, sentences: int, length
 
     ids = torch.ones((sentences, length), dtype=torch.long, device=accelerator.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    if args.teacher:
+        tokens = ids[..., None].expand(-1, -1, args.teacher_top_k)
+        batch |= {"teacher_tokens": tokens, "teacher_probabilities": tokens.float()}
     was_training = model.training
     model.train()
     hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)

@@ -1,6 +1,6 @@
-"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, R-Drop, gradient clipping (section 5.3).
+"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, distillation, R-Drop, gradient clipping.
 
-The loss itself is in loss_vanilla_transformer.py; the step is in the loop of train.py.
+The loss itself is in loss_vanilla_transformer.py; the step (section 5.3) is in the loop of train.py.
 """
 
 import math
@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import get_scheduler
+
+from ..data.batches import SOFT_TARGETS
 
 
 def inverse_square_root(step: int, warmup_steps: int) -> float:
@@ -78,36 +80,47 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
     """Label-smoothed cross-entropy (section 5.4) of a batch, summed and divided by `num_tokens`; () in nats.
 
     `num_tokens` counts the target tokens of the whole optimizer step, so that the losses of its batches add up. With
-    `--r_drop_alpha`, R-Drop is added.
+    `--teacher`, a share of the loss is distillation; with `--r_drop_alpha`, half the loss of R-Drop (Liang et al.,
+    2021, Equation 4): each pair is read twice with different dropout, and `alpha` / 2 times the divergence of the two
+    predictions is added to the mean loss. Both need the logits of the batch, which the plain loss never holds.
     """
+    smoothing = args.label_smoothing_factor
+    if not (args.teacher or args.r_drop_alpha):
+        return model(**batch, label_smoothing=smoothing, num_items_in_batch=num_tokens).loss
+    passes = 2 if args.r_drop_alpha else 1
+    batch = {name: torch.cat([tensor] * passes) for name, tensor in batch.items()}
+    kept = batch["labels"] != -100
+    soft_targets = [batch.pop(name)[kept] for name in SOFT_TARGETS if name in batch]
+    outputs = model(**batch, label_smoothing=smoothing, num_items_in_batch=passes * num_tokens, output_logits=True)
+    loss, logits = outputs.loss, outputs.logits[kept].float()  # (), (N,V)
+    if args.teacher:
+        soft_loss = distillation_loss(logits, *soft_targets, args.distillation_temperature) / (passes * num_tokens)
+        loss = (1 - args.distillation_weight) * loss + args.distillation_weight * soft_loss
     if args.r_drop_alpha:
-        return r_drop_loss(model, batch, args.r_drop_alpha, args.label_smoothing_factor, num_tokens)
-    return model(**batch, label_smoothing=args.label_smoothing_factor, num_items_in_batch=num_tokens).loss
+        loss = loss + args.r_drop_alpha / 2 * symmetric_divergence(*logits.chunk(2)) / num_tokens
+    return loss
 
 
-def r_drop_loss(
-    model: nn.Module, batch: dict, alpha: float, label_smoothing: float, num_tokens: torch.Tensor | int
+def distillation_loss(
+    logits: torch.Tensor, tokens: torch.Tensor, probabilities: torch.Tensor, temperature: float
 ) -> torch.Tensor:
-    """Half the loss of R-Drop (Liang et al., 2021, Equation 4), so that `alpha` 0 gives the ordinary loss.
+    """Cross-entropy between the teachers' top k tokens and the student, both at a temperature, times its square.
 
-    Each pair is read twice with different dropout. The mean of the two cross-entropies is added to `alpha` / 2 times
-    the mean of the two Kullback-Leibler divergences between the predicted distributions.
+    As in Hinton et al. (2015, section 2). The teachers' `probabilities` (N,k) of the `tokens` (N,k) become
+    p^(1/temperature), divided by their sum over the k tokens: the tail beyond them counts for nothing. The student's
+    `logits` (N,V) are divided by the temperature. The square keeps the size of gradients. Returns the sum over N ().
     """
-    labels = batch["labels"].repeat(2, 1)
-    kept = labels != -100
-    decoder_input_ids = getattr(model, "module", model).prepare_decoder_input_ids_from_labels(labels)
-    logits = model(
-        input_ids=batch["input_ids"].repeat(2, 1),
-        attention_mask=batch["attention_mask"].repeat(2, 1),
-        decoder_input_ids=decoder_input_ids,
-        use_cache=False,
-    ).logits[kept]  # (2N,V)
-    logits = logits.float()
-    entropy = functional.cross_entropy(logits, labels[kept], reduction="sum", label_smoothing=label_smoothing) / 2
-    p, q = logits.log_softmax(dim=-1).chunk(2)  # (N,V)
-    divergence = functional.kl_div(p, q, reduction="sum", log_target=True)
-    divergence = (divergence + functional.kl_div(q, p, reduction="sum", log_target=True)) / 2
-    return (entropy + alpha / 2 * divergence) / num_tokens
+    targets = probabilities ** (1 / temperature)
+    targets = targets / targets.sum(dim=-1, keepdim=True)
+    predicted = (logits / temperature).log_softmax(dim=-1).gather(-1, tokens)  # (N,k)
+    return -(temperature**2) * (targets * predicted).sum()
+
+
+def symmetric_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The mean of the two Kullback-Leibler divergences between the softmax of logits (N,V), summed over N; ()."""
+    p, q = p.log_softmax(dim=-1), q.log_softmax(dim=-1)
+    one_way = functional.kl_div(p, q, reduction="sum", log_target=True)
+    return (one_way + functional.kl_div(q, p, reduction="sum", log_target=True)) / 2
 
 
 def clip_grad_norm(model: nn.Module, optimizer, max_norm: float, accelerator: Accelerator) -> torch.Tensor:

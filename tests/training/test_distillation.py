@@ -1,0 +1,145 @@
+"""Soft targets: the mean of the teachers' predictions, read once and kept in a file that fits data, teachers and k."""
+
+import datasets
+import pytest
+import torch
+from helpers import assert_close, parts, read_sample, save_translator, small_model, text_dataset, training_options
+from transformers import MarianMTModel
+
+from vanilla_transformer import Translator
+from vanilla_transformer.conversion import load_foreign
+from vanilla_transformer.data.batches import SOFT_TARGETS, PairCollator, training_batches
+from vanilla_transformer.data.pairs import tokenize_pairs
+from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.training import distillation
+from vanilla_transformer.training.distillation import add_soft_targets, soft_targets
+
+# ------------------------------------------------------------------------------------------------------------- targets
+
+
+def test_soft_targets_are_the_top_of_the_mean_distribution(make_model):
+    (batch,), teachers = parts(1), [make_model(), make_model(), make_model()]
+    tokens, probabilities = soft_targets(teachers, batch, 6)
+    kept = batch["labels"] != -100
+    mean = sum(teacher(**batch).logits.softmax(dim=-1) for teacher in teachers)[kept] / 3
+    assert tokens.shape == probabilities.shape == (*kept.shape, 6)
+    assert_close(probabilities[kept], mean.sort(dim=-1, descending=True).values[:, :6], 1e-6)
+    assert_close(probabilities[kept], mean.gather(1, tokens[kept]), 1e-6)
+    assert_close(soft_targets(teachers[:1] * 2, batch, 6), soft_targets(teachers[:1], batch, 6), 1e-6)
+    assert soft_targets(teachers, batch, 99)[0].shape[-1] == 37  # all there are
+
+
+def test_soft_targets_of_a_marian_model_have_no_padding(marian, marian_pairs):
+    """To which the model would give most of the probability."""
+    tokenizer, teacher = load_tokenizer(str(marian)), load_foreign(str(marian))
+    pairs, _ = tokenize_pairs(text_dataset(marian_pairs), tokenizer, 99, 99)
+    batch = PairCollator(tokenizer)(list(pairs))
+    theirs = MarianMTModel.from_pretrained(marian).eval()(**batch).logits.softmax(dim=-1)
+    kept = batch["labels"] != -100
+    assert (theirs[kept].argmax(dim=-1) == tokenizer.pad_token_id).any()
+    tokens, probabilities = soft_targets([teacher], batch, 3)
+    assert (tokens[kept] != tokenizer.pad_token_id).all()
+    assert (tokens[kept][:, 0] == batch["labels"][kept]).float().mean() > 0.9  # it knows the pairs by heart
+
+
+# --------------------------------------------------------------------------------------------------------------- cache
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([text for pair in read_sample(40) for text in pair], 300)
+
+
+def save_teacher(folder, tokenizer, seed: int) -> str:
+    torch.manual_seed(seed)
+    model = small_model(vocab_size=len(tokenizer), max_position_embeddings=200)
+    return save_translator(Translator(model, tokenizer), folder)
+
+
+@pytest.fixture
+def run(tokenizer, accelerator, tmp_path, monkeypatch):
+    """run(*options) -> the options and 40 training pairs with soft targets, from a cache of this test."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(distillation, "PAIRS_AT_A_TIME", 16)
+    config = small_model(vocab_size=len(tokenizer)).config
+
+    def make(*options: str, pairs=40):
+        args = training_options("--per_device_eval_max_tokens=300", "--per_device_train_max_tokens=200", *options)
+        dataset, _ = tokenize_pairs(text_dataset(read_sample(pairs)), tokenizer, 99, 99)
+        return args, add_soft_targets(dataset, tokenizer, config, args, accelerator)
+
+    return make
+
+
+@pytest.fixture
+def teachers(tokenizer, tmp_path) -> list[str]:
+    return [save_teacher(tmp_path / str(seed), tokenizer, seed) for seed in (1, 2)]
+
+
+def count_calls(monkeypatch) -> list:
+    calls, function = [], distillation.soft_targets
+    monkeypatch.setattr(distillation, "soft_targets", lambda *arguments: calls.append(1) or function(*arguments))
+    return calls
+
+
+def test_cached_soft_targets_are_those_of_the_batch(run, teachers, tokenizer, monkeypatch, capsys):
+    """Wherever a pair is in a batch; a second run reads them."""
+    calls = count_calls(monkeypatch)
+    args, pairs = run("--teacher", *teachers, "--teacher_top_k=5")
+    assert calls and "soft targets: the 5 most probable tokens have " in capsys.readouterr().out
+    calls.clear()
+    args, pairs = run("--teacher", *teachers, "--teacher_top_k=5")
+    assert not calls
+    models, loader = [load_foreign(name) for name in teachers], iter(training_batches(pairs, tokenizer, args))
+    for _ in range(8):
+        batch = next(loader)
+        ids = {name: tensor for name, tensor in batch.items() if name not in SOFT_TARGETS}
+        assert {tensor.dtype for tensor in ids.values()} == {torch.int64}
+        kept = batch["labels"] != -100
+        for name, expected in zip(SOFT_TARGETS, soft_targets(models, ids, 5), strict=True):
+            torch.testing.assert_close(batch[name][kept], expected[kept], rtol=1e-5, atol=1e-7)
+
+
+CHANGES = {
+    "k": (["--teacher_top_k=4"], 40),
+    "one teacher": ([], 40),
+    "data": ([], 39),
+    "weights": ([], 40),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_soft_targets_of_something_else_are_not_used(change, run, teachers, tokenizer, monkeypatch, tmp_path):
+    options, count = CHANGES[change]
+    calls, names = count_calls(monkeypatch), ["--teacher", *teachers]
+    run(*names)
+    if change == "weights":
+        save_teacher(tmp_path / "2", tokenizer, 3)  # in the same place
+    calls.clear()
+    run(*(names[:2] if change == "one teacher" else names), *options, pairs=count)
+    assert calls
+
+
+def test_interrupted_reading_leaves_nothing_to_use(run, teachers, tmp_path, monkeypatch):
+    function, calls = soft_targets, []
+
+    def interrupt(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    monkeypatch.setattr(distillation, "soft_targets", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run("--teacher", *teachers)
+    assert not list((tmp_path / "cache" / "soft_targets").glob("*.arrow"))
+    assert len(run("--teacher", *teachers)[1]) == 40
+
+
+def test_teacher_with_another_vocabulary_is_refused(run, teachers, marian, tmp_path):
+    other = save_teacher(tmp_path / "other", train_tokenizer(["other words"], 300), 1)
+    for name in (other, str(marian)):
+        message = f"^--teacher {name} has another vocabulary .* sequence-level distillation"
+        with pytest.raises(UserError, match=message):
+            run("--teacher", teachers[0], name)

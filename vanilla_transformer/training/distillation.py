@@ -1,0 +1,122 @@
+"""Word-level distillation (Hinton et al., 2015; Kim & Rush, 2016): what teachers predict for the training pairs.
+
+Teachers read each training pair once, before training. Of the mean of their predicted distributions, the soft targets,
+the `top_k` most probable tokens of each target position are kept with their probabilities, as two more columns of the
+training pairs. The loss is in optimization.py.
+"""
+
+from hashlib import blake2b
+from pathlib import Path
+
+import datasets
+import numpy as np
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..conversion import load_foreign
+from ..data.batches import SOFT_TARGETS, PairCollator, fill_batches
+from ..data.pairs import PAIR_FEATURES, fingerprint
+from ..data.tokenizer import load_tokenizer
+from ..errors import UserError, loading
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+# Flat lists of T x k numbers, which are read several times faster than lists of lists.
+FEATURES = {"teacher_tokens": datasets.List(datasets.Value("int32"))}
+FEATURES |= {"teacher_probabilities": datasets.List(datasets.Value("float32"))}
+PAIRS_AT_A_TIME = 1000  # sorted by length together
+
+
+def add_soft_targets(
+    pairs: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    config: VanillaTransformerConfig,
+    args,
+    accelerator: Accelerator,
+) -> Dataset:
+    """The tokenized training pairs with the soft targets of `args.teacher`, from the cache if they are there.
+
+    The cache is a file of `datasets`, which writes it under a temporary name. Its name is a digest of the token ids of
+    all pairs, the teachers' configs and weights, and k: other data or other teachers have another file.
+
+    Raises:
+        UserError: A teacher cannot be loaded, or has another vocabulary than the student, whose `config` this is.
+    """
+    teachers = [load_teacher(name, tokenizer, config).to(accelerator.device) for name in args.teacher]
+    collate = PairCollator(tokenizer)
+
+    def read(columns: dict) -> dict:
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        found = {name: [None] * len(rows) for name in SOFT_TARGETS}
+        lengths = (np.array(columns[name]) for name in ("source_length", "target_length"))
+        for indices in fill_batches(*lengths, args.per_device_eval_max_tokens):
+            batch = collate([rows[i] for i in indices])
+            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            for name, values in zip(SOFT_TARGETS, soft_targets(teachers, batch, args.teacher_top_k), strict=True):
+                for i, row in zip(indices, values.cpu().numpy(), strict=True):
+                    found[name][i] = row[: len(rows[i]["labels"])].ravel()
+        return found
+
+    key = digest(pairs, teachers, args.teacher_top_k)
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_targets"
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = pairs.map(
+        read,
+        batched=True,
+        batch_size=PAIRS_AT_A_TIME,
+        features=datasets.Features(PAIR_FEATURES | FEATURES),
+        cache_file_name=str(folder / f"{key}.arrow"),
+        new_fingerprint=key,
+        desc=f"Soft targets of {len(teachers)} teacher(s)",
+    )
+    sample = pairs.take(PAIRS_AT_A_TIME)
+    mass = sum(map(sum, sample["teacher_probabilities"])) / sum(sample["target_length"])
+    accelerator.print(f"soft targets: the {args.teacher_top_k} most probable tokens have {mass:.1%} of probability")
+    return pairs.with_format("numpy", columns=["input_ids", "labels", *SOFT_TARGETS])
+
+
+def load_teacher(
+    name: str, tokenizer: PreTrainedTokenizerBase, config: VanillaTransformerConfig
+) -> VanillaTransformerForConditionalGeneration:
+    """A model of this package, or one that can be converted to it; see [`add_soft_targets`]."""
+    with loading(f"--teacher {name}"):
+        teacher = load_foreign(name, use_safetensors=True, dtype=torch.float32)
+    is_same = load_tokenizer(name, "--teacher").get_vocab() == tokenizer.get_vocab()
+    if not is_same or teacher.config.decoder_vocab_size != config.decoder_vocab_size:
+        raise UserError(
+            f"--teacher {name} has another vocabulary than the student, so it cannot teach word by word; use "
+            "sequence-level distillation instead: train on its translations, as docs/training.md shows."
+        )
+    return teacher
+
+
+@torch.no_grad()
+def soft_targets(
+    teachers: list[VanillaTransformerForConditionalGeneration], batch: dict[str, torch.Tensor], top_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `top_k` most probable tokens (B,T,k) at each target position and their probabilities (B,T,k).
+
+    They are those of the mean of the teachers' distributions, and add up to less than 1.
+    """
+    mean = 0
+    for teacher in teachers:
+        logits = teacher(**batch).logits  # (B,T,V)
+        # Marian models give the padding token any probability, and forbid to write it.
+        forbidden = [ids[0] for ids in teacher.generation_config.bad_words_ids or [] if len(ids) == 1]
+        logits[..., forbidden] = -torch.inf
+        mean = mean + logits.softmax(dim=-1) / len(teachers)
+    probabilities, tokens = mean.topk(min(top_k, mean.shape[-1]))
+    return tokens, probabilities
+
+
+def digest(pairs: Dataset, teachers: list[VanillaTransformerForConditionalGeneration], top_k: int) -> str:
+    """What soft targets depend on, as a name for their file."""
+    content = blake2b(f"{fingerprint(pairs)} {top_k}".encode(), digest_size=16)
+    for teacher in teachers:
+        content.update(teacher.config.to_json_string().encode())
+        for name, tensor in teacher.state_dict().items():
+            content.update(name.encode())
+            content.update(tensor.cpu().numpy())
+    return content.hexdigest()
