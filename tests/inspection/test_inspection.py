@@ -265,9 +265,7 @@ def test_attention_command_writes_pictures_and_pages(saved, tmp_path, capsys):
         assert capsys.readouterr().out == "Two children play.\n" and (tmp_path / name).stat().st_size
     (tmp_path / "folder.html").mkdir()
     assert "folder.html cannot be written: " in command_error(capsys, *command, "--output", tmp_path / "folder.html")
-    assert "Format 'gif' is not supported (supported" in command_error(
-        capsys, *command, "--output", tmp_path / "a.gif"
-    )
+    assert "Format 'doc' is not supported" in command_error(capsys, *command, "--output", tmp_path / "a.doc")
     assert "cannot be written: No such" in command_error(capsys, *command, "--output", tmp_path / "nowhere" / "a.png")
 
 
