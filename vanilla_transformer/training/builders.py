@@ -79,10 +79,7 @@ def config_to_fine_tune(args, fields: dict) -> VanillaTransformerConfig:
     name = args.model_name_or_path
     dropouts = {field: value for field, value in fields.items() if "dropout" in field}
     try:
-        if VanillaTransformerConfig.get_config_dict(name)[0].get("model_type") == VanillaTransformerConfig.model_type:
-            config = VanillaTransformerConfig.from_pretrained(name, **dropouts)
-        else:  # a Marian model, whose config depends on its weights too
-            config = load_foreign(name, use_safetensors=True, **dropouts).config
+        config = load_foreign(name, use_safetensors=True, **dropouts).config  # of a Marian model, from its weights too
     except LOADING_ERRORS as error:
         raise UserError(f"--model_name_or_path {name} cannot be loaded: {one_line(error)}") from error
     for field, value in fields.items():
