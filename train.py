@@ -24,6 +24,7 @@ from vanilla_transformer.data.pairs import fingerprint, load_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation.scores import make_bleu
 from vanilla_transformer.evaluation.splits import evaluate_split
+from vanilla_transformer.evaluation.tuning import tune_on_split
 from vanilla_transformer.hub.model_card import write_model_card
 from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
@@ -173,6 +174,13 @@ def main():
         checkpoint.load_weights(final, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))
         accelerator.print(f"using the weights of {', '.join(one.name for one in chosen)}")
     results = state.results() | {"num_parameters": final.num_parameters()}
+    if args.tune_decoding:
+        with accelerator.autocast():
+            tried = distributed.run_on_main(accelerator, tune_on_split, final, tokenizer, splits["validation"], args)
+        best = {name: tried[0][name] for name in ("num_beams", "length_penalty")}
+        final.generation_config.update(**best)
+        results["tuned_decoding"] = tried
+        accelerator.print(f"tuned on the validation split: {best}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
             results |= evaluate_split(final, tokenizer, splits[split], prefix, args, accelerator)

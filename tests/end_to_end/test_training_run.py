@@ -33,6 +33,7 @@ from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.data import pairs as data
 from vanilla_transformer.data.tokenizer import load_tokenizer
+from vanilla_transformer.evaluation import tuning
 from vanilla_transformer.evaluation.scores import TranslationQuality
 from vanilla_transformer.hub.upload import staged, translate_in_fresh_process
 from vanilla_transformer.training.arguments import parse_arguments
@@ -116,6 +117,24 @@ def test_averages_beams_and_held_out_validation(pairs, tmp_path):
     assert "test_bleu" not in results(tmp_path / "model") and "eval_bleu" in results(tmp_path / "model")
     generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert (generation["num_beams"], generation["length_penalty"]) == (2, 0.6)
+
+
+def test_decoding_is_tuned_on_the_validation_split(pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (2, 3))
+    train(options(pairs, tmp_path / "model", "--max_steps 8 --tune_decoding"))
+    found = results(tmp_path / "model")
+    best = found["tuned_decoding"][0]
+    assert len(found["tuned_decoding"]) == 2 * len(tuning.LENGTH_PENALTIES)
+    assert best["bleu"] == max(one["bleu"] for one in found["tuned_decoding"])
+    generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert (generation["num_beams"], generation["length_penalty"]) == (best["num_beams"], best["length_penalty"])
+    assert found["eval_bleu"] == pytest.approx(best["bleu"])
+    chosen = f"Beams ({best['num_beams']}) and length penalty ({best['length_penalty']}) were chosen on the validation"
+    assert chosen in (tmp_path / "model" / "README.md").read_text()
+    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    translations = Translator.from_pretrained(str(tmp_path / "model"))([row["en"] for row in rows])
+    scores = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
+    assert found["test_bleu"] == scores["bleu"]
 
 
 def test_early_stopping_by_loss_keeps_the_best_weights(pairs, histories, tmp_path):

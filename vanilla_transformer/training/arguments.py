@@ -148,6 +148,7 @@ class TrainingOptions:
     )
     num_beams: int = option(1, "beams in evaluation, and the model's default", ge=1)
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
+    tune_decoding: bool = option(False, "at the end, choose both by BLEU on the validation split, for the saved model")
     bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
     report_to: str = option("none", "none, tensorboard, wandb, trackio, ... (any tracker of Accelerate)")
     push_to_hub: bool = option(False, "push the trained model to the Hub")

@@ -1,0 +1,48 @@
+"""Beams and length penalty chosen by BLEU on a validation set."""
+
+from datasets import Dataset
+from sacrebleu.metrics import BLEU
+from transformers import PreTrainedTokenizerBase
+
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..translation_vanilla_transformer import Hypothesis, Translator
+from .scores import make_bleu
+
+NUM_BEAMS = (1, 2, 4, 5, 8)
+LENGTH_PENALTIES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
+
+
+def tune(translator: Translator, sources: list[str], references: list[str], bleu: BLEU) -> list[dict]:
+    """Tries each number of beams with each length penalty: dictionaries of `num_beams`, `length_penalty` and `bleu`.
+
+    The best comes first; of equally good ones, that with fewer beams. Each number of beams translates only once: all
+    its hypotheses are kept, and each length penalty chooses among them. A search with that penalty would find nearly
+    the same, since the penalty decides little about which hypotheses are finished.
+
+    Raises:
+        TextTooLong: A source is too long to be translated in one piece.
+    """
+    tried = []
+    for num_beams in NUM_BEAMS:
+        # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
+        found = translator.n_best(sources, num_beams, progress=f"{num_beams} beams", length_penalty=0.0)
+        for penalty in LENGTH_PENALTIES if num_beams > 1 else [1.0]:
+
+            def score(one: Hypothesis, penalty: float = penalty) -> float:
+                return one.score / (one.tokens + 1) ** penalty  # the end of the sentence counts too
+
+            texts = [max(hypotheses, key=score).text if hypotheses else "" for hypotheses in found]
+            result = bleu.corpus_score(texts, [references]).score
+            tried.append({"num_beams": num_beams, "length_penalty": penalty, "bleu": result})
+    return sorted(tried, key=lambda one: (-one["bleu"], one["num_beams"]))
+
+
+def tune_on_split(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, split: Dataset, args
+) -> list[dict]:
+    """What [`tune`] returns for a split. `args` are the options of train.py, as in [`evaluate_split`]."""
+    model.eval()
+    longest = max(split["source_length"])
+    translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max_source_length=longest)
+    bleu = make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)
+    return tune(translator, list(split["source"]), list(split["target"]), bleu)
