@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from huggingface_hub.errors import HFValidationError
+
 
 class UserError(Exception):
     """Raised for an error the user can fix. The message is one sentence: what is wrong and how to fix it."""
@@ -11,6 +13,8 @@ class UserError(Exception):
 
 def one_line(error: BaseException) -> str:
     """The message of an error without line breaks."""
+    if isinstance(error.__cause__, HFValidationError):  # transformers took a missing directory for an id of the Hub
+        return "there is no such directory."
     return " ".join(str(error).split())
 
 

@@ -388,7 +388,11 @@ BAD = {  # options, parts of the message
         "--position_embedding_type learned --max_position_embeddings 50",
         ["--max_position_embeddings is 50", "128"],
     ),
-    "missing tokenizer": ("--tokenizer_name {tmp}/none", ["{tmp}/none"]),
+    "short learned table of a model": (
+        "--model_name_or_path {tmp}/short",
+        ["--max_position_embeddings is 50", "128", "lower --max_source_length"],
+    ),
+    "missing tokenizer": ("--tokenizer_name {tmp}/none", ["--tokenizer_name {tmp}/none: there is no such directory."]),
     "tag of several tokens": (
         "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags <bt> --tokenizer_name {finished}",
         ["--train_file_tags has <bt>, which is not one token"],
@@ -434,6 +438,9 @@ def test_bad_input_is_rejected_in_one_sentence(name, finished, marian, pairs, tm
     (checkpoint / "model.safetensors").write_bytes(b"truncated")
     pickled, incomplete = (shutil.copytree(marian, tmp_path / kind) for kind in ("pickle", "incomplete"))
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    short = shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "short") / "config.json"
+    changed = {"position_embedding_type": "learned", "max_position_embeddings": 50}
+    short.write_text(json.dumps(json.loads(short.read_text()) | changed))
     kept = {key: tensor for key, tensor in weights(marian).items() if not key.endswith("layers.0.fc1.bias")}
     save_file(kept, incomplete / "model.safetensors", metadata={"format": "pt"})
     shutil.copy(pairs / "train.jsonl", tmp_path)

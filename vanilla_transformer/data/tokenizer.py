@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import is_sentencepiece_available
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -85,7 +85,7 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)  # None would ask
     except Exception as error:  # a damaged file can make the library raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error) or type(error).__name__
         # For a Marian model whose tokenizer_config.json names no class, the library complains about the config.
         needs_sentencepiece = "SentencePiece" in reason or "configuration_marian" in reason
         if needs_sentencepiece and not is_sentencepiece_available():

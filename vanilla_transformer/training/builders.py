@@ -58,18 +58,20 @@ def make_config(args, tokenizer) -> VanillaTransformerConfig:
 
     Raises UserError if the options conflict with that model, with the tokenizer or with one another.
     """
-    fields = model_fields(args)
+    fields, size = model_fields(args), len(tokenizer)
+    asked = fields.get("vocab_size")
     if args.model_name_or_path:
-        return config_to_fine_tune(args, fields)
-    size, asked = len(tokenizer), fields.get("vocab_size")
-    if asked is not None and (asked < size or args.tokenizer_name and asked != size):
+        config = config_to_fine_tune(args, fields)
+    elif asked is not None and (asked < size or args.tokenizer_name and asked != size):
         raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
-    config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
+    else:
+        config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
     longest = max(args.max_source_length, args.max_target_length)
     if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:
         raise UserError(
             f"--max_position_embeddings is {config.max_position_embeddings}, but sentences may have {longest} tokens, "
-            "and learned positions end there; raise it, or lower --max_source_length and --max_target_length."
+            "and learned positions end there; lower --max_source_length and --max_target_length, or raise it for a "
+            "new model."
         )
     return config
 
