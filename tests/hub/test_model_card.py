@@ -127,7 +127,7 @@ def test_language_code(name, code):
     assert language_code(name) == code
 
 
-DAMAGE = [("all_results.json", None), ("all_results.json", "{"), ("recipe.yaml", "- [")]
+DAMAGE = [("all_results.json", None), ("all_results.json", "{"), ("all_results.json", "{}"), ("recipe.yaml", "- [")]
 
 
 @pytest.mark.parametrize("name, content", DAMAGE)

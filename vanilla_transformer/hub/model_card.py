@@ -36,12 +36,14 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
         repo_id: The model id in the code of the card; None for the name of the directory.
 
     Raises:
-        UserError: One of the three files is missing, damaged or incomplete.
+        UserError: One of the three files is missing or damaged, or train.py did not write it.
     """
     output_dir = Path(output_dir)
     results, recipe, config = (
         read_file(output_dir / name) for name in ("all_results.json", "recipe.yaml", "config.json")
     )
+    if "train_target_tokens" not in results:  # transformers' Trainer also writes a file of this name
+        raise UserError(f"{output_dir}/all_results.json is not from train.py; write a README.md yourself.")
     name, dataset = " ".join(output_dir.resolve().name.split()), results["dataset"]
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
