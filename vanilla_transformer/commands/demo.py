@@ -5,6 +5,7 @@ directory that holds the converted model alone.
 """
 
 import argparse
+import socket
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -34,6 +35,8 @@ def run(options: argparse.Namespace):
         raise UserError(f"the demo needs {error.name}; run `pip install vanilla-transformer[demo]`.") from error
     app = make_app(*load(options), options.revision)
     try:
+        # At a wrong host, Gradio would try a hundred ports, for minutes.
+        socket.create_server((options.host, options.port or 0)).close()
         launch(app, server_name=options.host, server_port=options.port)
     except (OSError, OverflowError) as error:
         place = options.host if options.port is None else f"{options.host}:{options.port}"
