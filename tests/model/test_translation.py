@@ -84,6 +84,8 @@ def test_wrong_n_and_texts_of_several_pieces_are_refused(translator):
     for n in (0, 4):
         with pytest.raises(ValueError, match=f"`n` is {n}; it must be from 1 to the number of beams, 3"):
             translator.n_best(TEXTS[0], n, num_beams=3)
+    with pytest.raises(ValueError, match="`num_return_sequences` is not for a Translator; call its `n_best`, or"):
+        translator(TEXTS, num_beams=3, num_return_sequences=3)
     translator.longest_source = 5
     with pytest.raises(TextTooLong, match="Text 2 has .* at most 5 can be translated in one piece"):
         translator.n_best(["No", TEXTS[1]])
