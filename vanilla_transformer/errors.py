@@ -1,6 +1,7 @@
 """The one exception that scripts and commands show without a traceback."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ class UserError(Exception):
 def one_line(error: BaseException) -> str:
     """The message of an error without line breaks."""
     if isinstance(error.__cause__, HFValidationError):  # transformers took a missing directory for an id of the Hub
-        return "there is no such directory."
+        return re.sub(r".*: ('.*')\..*", r"there is no directory \1.", str(error.__cause__))
     return " ".join(str(error).split())
 
 

@@ -392,7 +392,10 @@ BAD = {  # options, parts of the message
         "--model_name_or_path {tmp}/short",
         ["--max_position_embeddings is 50", "128", "lower --max_source_length"],
     ),
-    "missing tokenizer": ("--tokenizer_name {tmp}/none", ["--tokenizer_name {tmp}/none: there is no such directory."]),
+    "missing tokenizer": (
+        "--tokenizer_name {tmp}/none",
+        ["--tokenizer_name {tmp}/none: there is no directory '{tmp}/none'."],
+    ),
     "tag of several tokens": (
         "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags <bt> --tokenizer_name {finished}",
         ["--train_file_tags has <bt>, which is not one token"],
