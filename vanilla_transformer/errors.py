@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 
 
 class UserError(Exception):
@@ -14,6 +14,9 @@ class UserError(Exception):
 
 def one_line(error: BaseException) -> str:
     """The message of an error without line breaks."""
+    if isinstance(error, StrictDataclassError):  # transformers' words for a wrong config, without the names of classes
+        names = r"(Class v|V)alidation error for (field|validator '\w+':) |\w+Error: "
+        return re.sub(names, "", " ".join(str(error).split()))
     if isinstance(error.__cause__, HFValidationError):  # transformers took a missing directory for an id of the Hub
         return re.sub(r".*: ('.*')\..*", r"there is no directory \1.", str(error.__cause__))
     return " ".join(str(error).split())

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
 
-from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.data import pairs as data
@@ -441,9 +441,10 @@ def test_bad_input_is_rejected_in_one_sentence(name, finished, marian, pairs, tm
     (checkpoint / "model.safetensors").write_bytes(b"truncated")
     pickled, incomplete = (shutil.copytree(marian, tmp_path / kind) for kind in ("pickle", "incomplete"))
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    short = shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "short") / "config.json"
-    changed = {"position_embedding_type": "learned", "max_position_embeddings": 50}
-    short.write_text(json.dumps(json.loads(short.read_text()) | changed))
+    short = shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "short")
+    config = VanillaTransformerConfig.from_pretrained(short)
+    config.update({"position_embedding_type": "learned", "max_position_embeddings": 50})
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(short)
     kept = {key: tensor for key, tensor in weights(marian).items() if not key.endswith("layers.0.fc1.bias")}
     save_file(kept, incomplete / "model.safetensors", metadata={"format": "pt"})
     shutil.copy(pairs / "train.jsonl", tmp_path)
