@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import TEXTS, command_error, read_sample, save_translator, translate_by_marian, writing_translator
+from transformers import GenerationConfig
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
+from vanilla_transformer.evaluation import tuning
 
 FILES = ["first.txt", "second.txt", "third.txt"]
 TEXT_FILES = ["--sources", "sources.txt", "--references", "references.txt"]
@@ -143,6 +146,42 @@ def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
     assert file.read_bytes().decode().split("\n") == [*(text.replace("\n", " ").rstrip() for text in translations), ""]
 
 
+def test_models_joined_by_a_plus_are_an_ensemble(ours, text_tokenizer, folder, tmp_path):
+    torch.manual_seed(7)
+    other = writing_translator(text_tokenizer, decoder_layers=1)
+    other.model.generation_config.max_length = 20
+    other = save_translator(other, tmp_path / "other")
+    texts = ["--sources", folder / "sources.txt", "--references", folder / "references.txt"]
+    results = evaluate(tmp_path / "out", "--model", ours, f"{ours}+{ours}", f"{ours}+{other}", *texts)
+    sources = (folder / "sources.txt").read_text(encoding="utf-8").splitlines()
+    files = [file for file in results["sha256"] if file.startswith("hypotheses/")]
+    single, twice, both = ((tmp_path / "out" / file).read_text(encoding="utf-8").splitlines() for file in files)
+    assert single == twice != both == Translator.from_pretrained([ours, other])(sources)
+    p_values = [row["BLEU"]["p_value"] for row in results["systems"].values()]
+    assert p_values[:2] == [None, 1.0]  # sacreBLEU's own would be 1 / 1001, as of a clear difference
+
+
+def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references(
+    text_tokenizer, folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (1, 3))
+    monkeypatch.setattr(tuning, "LENGTH_PENALTIES", (0.0, 1.5))
+    torch.manual_seed(1)
+    translator = writing_translator(text_tokenizer, lm_head_bias=True)
+    translator.model.lm_head.bias.data[text_tokenizer.eos_token_id] += 2.5
+    translator.model.generation_config.max_length = 14
+    model = save_translator(translator, tmp_path / "model")
+    write(tmp_path / "references.txt", translator(TEXTS, num_beams=3, length_penalty=1.5))
+    write(tmp_path / "sources.txt", TEXTS)
+    texts = ["--sources", tmp_path / "sources.txt", "--references", tmp_path / "references.txt"]
+    given = ["--model", model, *texts, "--bleu_tokenize", "char"]
+    tried = evaluate(tmp_path / "out", "--tune", *given)["tuned_decoding"]
+    assert [(one["num_beams"], one["length_penalty"]) for one in tried[:1]] == [(3, 1.5)] and len(tried) == 3
+    assert f"{tried[0]['bleu']:.2f}" in capsys.readouterr().out.splitlines()[2]
+    saved = GenerationConfig.from_pretrained(model)
+    assert (saved.num_beams, saved.length_penalty, saved.max_length) == (3, 1.5, 14)
+
+
 COMET_SCORE = """#!{python}
 import argparse
 parser = argparse.ArgumentParser()
@@ -190,6 +229,8 @@ BAD = {
     "other engine": (["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES], "MARIAN .* of type marian"),
     "tokenizer": (["--hypotheses", "first.txt", "--bleu_tokenize", "moses", *TEXT_FILES], "moses does not exist"),
     "no COMET": (["--hypotheses", "first.txt", "--comet", "m", *TEXT_FILES], "pipx install unbabel-comet"),
+    "tuning of two": (["--tune", "--model", "OURS", "done", *TEXT_FILES], "give that as the only --model"),
+    "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
     "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds the results"),
 }
 

@@ -75,10 +75,10 @@ def test_tokenizer_is_the_named_one_or_that_of_the_target_language(language, nam
 
 @pytest.mark.parametrize("language, package", [("ja", "ja-mecab"), ("ko", "ko-mecab"), ("jpn_Jpan", "ja-mecab")])
 def test_characters_where_mecab_is_not_installed(language, package, monkeypatch):
-    def without_mecab(tokenize):
+    def without_mecab(tokenize, **options):
         if "mecab" in tokenize:
             raise RuntimeError(f"install sacrebleu[{tokenize}]")
-        return BLEU(tokenize=tokenize)
+        return BLEU(tokenize=tokenize, **options)
 
     without_mecab.TOKENIZERS = BLEU.TOKENIZERS
     monkeypatch.setattr(scoring, "BLEU", without_mecab)
@@ -90,3 +90,11 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
 def test_unknown_tokenizer_is_rejected():
     with pytest.raises(UserError, match="--bleu_tokenize moses does not exist; choose one of .*13a"):
         make_bleu("de", "moses")
+
+
+def test_text_that_is_tokenized_already_is_scored_without_a_warning(caplog):
+    tokens = [["Ein Satz , und noch einer ."] * 200]
+    make_bleu("de", "none").corpus_score(tokens[0], tokens)
+    assert not caplog.records
+    make_bleu("de").corpus_score(tokens[0], tokens)
+    assert "tokenized" in caplog.text

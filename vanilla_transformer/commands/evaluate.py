@@ -15,14 +15,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from sacrebleu.metrics import BLEU
 from sacrebleu.utils import smart_open
-from transformers import PretrainedConfig
+from tabulate import tabulate
+from transformers import GenerationConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.pairs import load_split
 from ..errors import UserError, loading, one_line
 from ..evaluation.scores import make_bleu
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
+from ..evaluation.tuning import tune
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, add_dataset_options, add_translation_options, positive
@@ -31,7 +34,9 @@ EXAMPLES = """
          vanilla-transformer evaluate --model outputs/first outputs/second Helsinki-NLP/opus-mt-en-de \\
              --sources test.en --references test.de --target_lang de --num_beams 5 --output evaluation
          vanilla-transformer evaluate --hypotheses theirs.txt ours.txt --references test.de --paired randomization
-         vanilla-transformer evaluate --hypotheses ours.txt --references tokens.de --bleu_tokenize none --lowercase"""
+         vanilla-transformer evaluate --hypotheses ours.txt --references tokens.de --bleu_tokenize none --lowercase
+         vanilla-transformer evaluate --model outputs/a+outputs/b --dataset_name data --source_lang en --target_lang de
+         vanilla-transformer evaluate --tune --model outputs/a --dataset_name data --split validation"""
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -41,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add = parser.add_argument
     # Both fill one list, so that the baseline is the first system of the command line.
     systems = {"dest": "systems", "nargs": "+", "action": "extend", "default": []}
-    models = "models, each a system of its own: directories or Hub ids"
+    models = "models, each a system of its own: directories or Hub ids; with + between them, an ensemble"
     add("--model", **systems, type=lambda name: (name, "model"), metavar="DIR_OR_ID", help=models)
     add("--hypotheses", **systems, type=lambda name: (name, "file"), metavar="FILE", help="translations, one a line")
     add_dataset_options(parser, required=False)
@@ -50,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
     add("--lowercase", action="store_true", help="ignore case")
     add("--comet", metavar="MODEL", help="also score with COMET, for example with Unbabel/wmt22-comet-da")
+    tune = "choose beams and length penalty by BLEU on these pairs, and save them in the model directory"
+    add("--tune", action="store_true", help=tune)
     tests = ["bootstrap", "randomization", "none"]
     add("--paired", choices=tests, default="bootstrap", help="test against the baseline (default: %(default)s)")
     add("--num_samples", type=positive, help="of the test (default: 1000 resamples or 10000 randomizations)")
@@ -66,9 +73,10 @@ def run(options: argparse.Namespace):
         if texts is not None and len(texts) != len(references):
             counts = f"{name} has {len(texts):,} lines, but there are {len(references):,} references"
             raise UserError(f"{counts}; give files that correspond line by line.")
-    # sacreBLEU warns of text that is tokenized already, which is what "none" is for.
-    target_lang, is_tokenized = options.target_lang or options.target_column, options.bleu_tokenize == "none"
-    bleu = make_bleu(target_lang, options.bleu_tokenize, lowercase=options.lowercase, force=is_tokenized)
+    bleu = make_bleu(options.target_lang or options.target_column, options.bleu_tokenize, options.lowercase)
+    if options.tune:
+        tune_model(options, sources, references, bleu)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.output or Path(temporary)
         hashes = {"references.txt": write_lines(folder / "references.txt", references)}
@@ -106,6 +114,8 @@ def check_options(options: argparse.Namespace):
     needs_sources = options.comet or any(kind == "model" for _, kind in options.systems)
     if needs_sources and not (options.dataset_name or options.sources):
         raise UserError("--model and --comet need the texts that are translated; give --sources too.")
+    if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
+        raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.output and (options.output / "results.json").exists():
         raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
     if options.comet and not shutil.which("comet-score"):
@@ -150,18 +160,23 @@ def file_name(system: str) -> str:
     return re.sub(r"[^\w.]+", "-", system.removesuffix(".txt")).strip("-.") + ".txt"
 
 
-def translate(name: str, sources: list[str], options: argparse.Namespace) -> tuple[list[str], float]:
-    """The translations by a model, and how many it made in a second, once it was loaded."""
+def load_translator(name: str, options: argparse.Namespace) -> Translator:
+    """A model of this package, or of another kind; `a+b` is an ensemble of `a` and `b`."""
     names = ("backend", "quantization", "device", "dtype", "max_tokens", "max_source_length", "trust_remote_code")
     given = {key: getattr(options, key) for key in names}
     configure_malloc()
     disable_progress_bar()  # of transformers
+    models = [name] if Path(name).exists() else name.split("+")
     with loading(name):
-        config, _ = PretrainedConfig.get_config_dict(name)
+        config, _ = PretrainedConfig.get_config_dict(models[0])
         if config.get("model_type", "vanilla_transformer") == "vanilla_transformer":
-            translator = Translator.from_pretrained(name, **given)
-        else:  # whose weights may be a pickle
-            translator = GenerateTranslator.from_pretrained(name, use_safetensors=None, **given)
+            return Translator.from_pretrained(models, **given)
+        return GenerateTranslator.from_pretrained(name, use_safetensors=None, **given)  # its weights may be a pickle
+
+
+def translate(name: str, sources: list[str], options: argparse.Namespace) -> tuple[list[str], float]:
+    """The translations by a model, and how many it made in a second, once it was loaded."""
+    translator = load_translator(name, options)
     start = time.perf_counter()
     try:
         generation = {key: getattr(options, key) for key in GENERATION}
@@ -169,3 +184,17 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
     except (RuntimeError, ValueError, IndexError) as error:
         raise UserError(f"{name} cannot translate this: {one_line(error)}") from error
     return list(map(as_line, translations)), len(sources) / (time.perf_counter() - start)
+
+
+def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], bleu: BLEU):
+    """Prints what [`tune`] tries, and saves the best beams and length penalty as the model's defaults."""
+    ((name, _),) = options.systems
+    tried = tune(load_translator(name, options), sources, references, bleu)
+    config = GenerationConfig.from_pretrained(name)
+    config.update(**{key: tried[0][key] for key in ("num_beams", "length_penalty")})
+    config.save_pretrained(name)
+    print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f")))
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        results = {"model": name, "tuned_decoding": tried, "signature": str(bleu.get_signature())}
+        (options.output / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")

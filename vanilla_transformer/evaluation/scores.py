@@ -16,12 +16,11 @@ BLEU_TOKENIZERS |= dict.fromkeys(
 )
 
 
-def make_bleu(target_lang: str | None = None, tokenize: str | None = None, **options) -> BLEU:
+def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> BLEU:
     """BLEU with sacreBLEU's tokenizer `tokenize`, or else the one for the target language.
 
     `target_lang` is a language code such as `zh`, `zh_CN` or `zho_Hans`. Languages with spaces use 13a. Where the
     Japanese or Korean tokenizer is not installed, characters are scored instead; the signature shows which was used.
-    `options` are others of sacreBLEU's BLEU.
 
     Raises:
         UserError: sacreBLEU has no such tokenizer, or it is not installed.
@@ -30,6 +29,8 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, **opt
     chosen = tokenize or BLEU_TOKENIZERS.get(code, "13a")
     if chosen not in BLEU.TOKENIZERS:
         raise UserError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
+    # With `force`, sacreBLEU does not warn of text that is tokenized already, which is what "none" is for.
+    options = {"lowercase": lowercase, "force": chosen == "none"}
     try:
         return BLEU(tokenize=chosen, **options)
     except RuntimeError as error:  # its package is not installed
