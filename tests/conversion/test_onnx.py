@@ -1,5 +1,7 @@
 """The ONNX files that transformers.js and optimum load: the same translations by onnxruntime."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,8 @@ def test_greedy_search_by_onnxruntime_equals_generate(form, text_tokenizer, tmp_
     found = greedy_search(tmp_path / "out", source.numpy(), mask.numpy(), start, 20)
     assert found == expected.tolist()
 
+    saved = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"  # optimum has transformers 4, which knows this name
     int8 = greedy_search(tmp_path / "out", source.numpy(), mask.numpy(), start, 3, "_quantized")
     assert np.array(int8).shape == (3, 4)
     files = {path.name: path.stat().st_size for path in (tmp_path / "out" / "onnx").iterdir()}

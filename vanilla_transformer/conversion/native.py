@@ -185,11 +185,15 @@ to_blenderbot = functools.partial(to_family, name="blenderbot")  # pre-norm with
 def save_native(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, output_dir: str | Path):
     """Saves a model that [`to_native`] made, with its tokenizer, so that transformers 4 loads it too."""
     model.save_pretrained(output_dir)
-    if tokenizer is None:
-        return
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, output_dir)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, output_dir: str | Path):
+    """Saves a tokenizer so that transformers 4 loads it too, where the class of fast tokenizers has another name."""
     tokenizer.save_pretrained(output_dir)
     path = Path(output_dir) / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    if config.get("tokenizer_class") == "TokenizersBackend":  # the name in transformers 5
+    if config.get("tokenizer_class") == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -24,6 +24,7 @@ from transformers import MarianConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..modeling_vanilla_transformer import LearnedPositions, SinusoidalPositions
+from .native import save_tokenizer
 
 OPSET = 20
 MIN_POSITIONS = 1024  # the table of positions cannot grow once it is exported
@@ -170,4 +171,4 @@ def save_configs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out
     sizes.pop("model_type")
     MarianConfig(**sizes).save_pretrained(output_dir)
     model.generation_config.save_pretrained(output_dir)
-    tokenizer.save_pretrained(output_dir)
+    save_tokenizer(tokenizer, output_dir)
