@@ -43,7 +43,7 @@ class WithTranslator:
         if is_marian:
             model = self.translator.model
             marian = to_marian(model, model.config._attn_implementation)
-            self.translator.model = marian.to(model.device, model.dtype).eval()
+            self.translator.models = [marian.to(model.device, model.dtype).eval()]
         self.best = {}  # tokens in a batch, by beams
 
     def __call__(self, texts: list[str], beams: int, is_alone: bool = False) -> tuple[list[str], int]:

@@ -95,7 +95,6 @@ class Translator:
         if tokenizer.pad_token is None:
             raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
         check_options({"max_tokens": max_tokens, "max_source_length": max_source_length})
-        self.model = models[0]
         self.models = models
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -106,6 +105,11 @@ class Translator:
         self.max_positions = min(learned, default=sys.maxsize)
         longest = min([tokenizer.model_max_length, *(config.max_position_embeddings for config in configs)])
         self.longest_source = min(max_source_length or longest, self.max_positions)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model, or the first of an ensemble, whose generation config counts."""
+        return self.models[0]
 
     @classmethod
     def from_pretrained(

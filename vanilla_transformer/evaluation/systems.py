@@ -25,7 +25,7 @@ class GenerateTranslator(Translator):
         max_tokens: int = 4096,
         max_source_length: int | None = None,
     ):
-        self.models, self.model, self.tokenizer, self.max_tokens = models, models[0], tokenizer, max_tokens
+        self.models, self.tokenizer, self.max_tokens = models, tokenizer, max_tokens
         self.longest_source, self.too_long = max_source_length or tokenizer.model_max_length, "split"
 
     def defaults(self, source_length: int, generation: dict) -> dict:
