@@ -1,12 +1,14 @@
 """Shared by the benchmarks: dated pages that name the machine, the versions and the command."""
 
 import argparse
+import functools
 import importlib.metadata
 import os
 import platform
 import shlex
 import sys
 import tempfile
+import textwrap
 from datetime import date
 from pathlib import Path
 
@@ -71,7 +73,9 @@ def write(options: argparse.Namespace, name: str, page: list[str]):
     device = "" if getattr(options, "device", "cpu") == "cpu" else f"-{options.device}"
     path = results / f"{name}{device}-{date.today()}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([*page, ""]), encoding="utf-8")
+    wrap = functools.partial(textwrap.fill, width=120, break_on_hyphens=False)
+    lines = [line if line.startswith(("|", "#")) else wrap(line) for line in page]
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     print(f"The page is {path}.")
 
 
