@@ -1,4 +1,4 @@
-.PHONY: style quality test bench
+.PHONY: style quality test docs bench
 
 style:    ## rewrite the code in the project's format
 	ruff check --fix .
@@ -11,6 +11,9 @@ quality:  ## check the format, the code and the sample dataset
 
 test:     ## the tests that take minutes at most
 	pytest
+
+docs:     ## the website, into site/
+	NO_MKDOCS_2_WARNING=1 mkdocs build
 
 bench:    ## the speed against others; DATA is a directory like Multi30k, MODEL a model that was trained on it
 	@test -n "$(DATA)" -a -n "$(MODEL)" || { echo "give both: make bench DATA=... MODEL=..."; exit 2; }

@@ -27,7 +27,7 @@ from vanilla_transformer.hub.space import push_space, space_files
 from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="push_to_hub.py",
         description=__doc__,
@@ -43,11 +43,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--space", help="also upload a Space that shows the model in a browser")
     parser.add_argument("--native", action="store_true", help="push it in a form that loads without remote code")
     parser.add_argument("--dry_run", action="store_true", help="check, write the card, list the files; push nothing")
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: list[str] | None = None):
-    options = vars(parse_arguments(argv))
+    options = vars(make_parser().parse_args(argv))
     model_dir, space = options.pop("model_dir"), options.pop("space")
     if space and options["create_pr"]:
         raise UserError("--space cannot show a model that is still in a pull request; drop --space or --create_pr.")

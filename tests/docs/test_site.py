@@ -1,0 +1,75 @@
+"""mkdocs.yml: the site is built strictly, every link on it leads somewhere, and it loads nothing from elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from helpers import ROOT
+
+from vanilla_transformer.training.arguments import make_parser
+
+pytestmark = pytest.mark.slow
+REPOSITORY = "https://example.org/you/vanilla-transformer"
+
+
+class Links(HTMLParser):
+    """The links of a page, what it loads, and its anchors."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.links, self.loaded, self.anchors = set(), set(), set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.add(given["href"])
+        elif tag != "link" or given.get("rel") == "stylesheet":
+            self.loaded |= {given[name] for name in ("href", "src") if given.get(name)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built as by `make docs`."""
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    environment = os.environ | {"REPOSITORY_URL": REPOSITORY, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
+    read, dead = cache(Links), []
+    pages = sorted(page for page in site.rglob("*.html") if page.name != "404.html")
+    assert len(pages) > 30
+    for page in pages:
+        for link in read(page).links | read(page).loaded:
+            url = urlsplit(link)
+            if link.startswith(REPOSITORY):
+                _, path = re.fullmatch(rf"{REPOSITORY}(?:/(blob|tree)/main/([^#]+).*)?/?", link).groups()
+                is_alive = path is None or (ROOT / path).exists()
+            elif url.scheme or url.netloc:
+                is_alive = url.scheme == "data" or link not in read(page).loaded
+            else:
+                target = (page.parent / unquote(url.path)).resolve() if url.path else page
+                target = target / "index.html" if target.is_dir() else target
+                is_alive = target.exists() and (not url.fragment or unquote(url.fragment) in read(target).anchors)
+            if not is_alive:
+                dead.append(f"{page.relative_to(site)}: {link}")
+    assert dead == []
+
+
+def test_command_reference_has_every_option(site):
+    text = (site / "commands" / "index.html").read_text(encoding="utf-8")
+    options = {name for name in make_parser()._option_string_actions if name.startswith("--") and "-" not in name[2:]}
+    others = {"--n_best", "--paired", "--to", "--source_length", "--kind", "--layer", "--space", "--host"}
+    assert {name for name in (options | others) - {"--help"} if f"<code>{name}" not in text} == set()
