@@ -41,11 +41,11 @@ SIZES = {
 # ------------------------------------------------------------------------------------------------- initial weights
 
 
-def xavier(model: nn.Module, qkv: float = 1.0, scale: Callable[[int], float] = lambda layer: 1.0):
+def xavier(model: nn.Module, qk=1.0, v=1.0, out=1.0, ffn=1.0, scale: Callable[[int], float] = lambda layer: 1.0):
     """Xavier-uniform matrices (Glorot and Bengio, 2010), by `scale` of the layer's number, which counts from 1."""
+    gains = {"q_proj": qk, "k_proj": qk, "v_proj": v, "out_proj": out, "fc1": ffn, "fc2": ffn}
     for name, module in linears(model):
-        is_qkv = name.endswith(("q_proj", "k_proj", "v_proj"))
-        nn.init.xavier_uniform_(module.weight, gain=(qkv if is_qkv else 1.0) * scale(layer_of(name)))
+        nn.init.xavier_uniform_(module.weight, gain=gains[name.rpartition(".")[2]] * scale(layer_of(name)))
 
 
 def normal(model: nn.Module, std: float = 0.02):
@@ -82,7 +82,13 @@ def layer_of(name: str) -> int:
 
 MATRICES = {
     "xavier": xavier,
-    "xavier, q k v by 1/sqrt(2)": partial(xavier, qkv=2**-0.5),  # fairseq
+    "xavier, q k v by 1/sqrt(2)": partial(xavier, qk=2**-0.5, v=2**-0.5),  # fairseq
+    "xavier, q k by 0.5": partial(xavier, qk=0.5),
+    "xavier, v by 0.5": partial(xavier, v=0.5),
+    "xavier, out by 0.5": partial(xavier, out=0.5),
+    "xavier, v out by 0.5": partial(xavier, v=0.5, out=0.5),
+    "xavier, ffn by 0.5": partial(xavier, ffn=0.5),
+    "xavier, all but q k by 0.5": partial(xavier, v=0.5, out=0.5, ffn=0.5),
     "xavier by 0.7": partial(xavier, scale=lambda layer: 0.7),
     "xavier by 0.5": partial(xavier, scale=lambda layer: 0.5),
     "xavier by 0.35": partial(xavier, scale=lambda layer: 0.35),

@@ -303,12 +303,18 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module):
         """Initial weights, which the paper does not specify. `init` skips tensors that were loaded already.
 
-        Linear       weight Xavier-uniform, bias 0
+        Linear       weight Xavier-uniform, divided by sqrt(N) in a stack of N layers; bias 0
         LayerNorm    weight 1, bias 0
         Embedding    normal with variance 1/d, so that sqrt(d) times an embedding, and a logit, has variance near 1
+
+        What the sublayers of a deep stack add at first must be small beside what passes through it, or a post-norm
+        model learns slowly (Zhang et al., 2019, who divide by the square root of the layer's number; docs/LOG.md has
+        our measurements of both).
         """
         if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+            # transformers calls the method of the nearest PreTrainedModel around `module`: in a layer, of its stack.
+            depth = len(self.layers) if isinstance(self, VanillaTransformerStack) else 1
+            init.xavier_uniform_(module.weight, gain=depth**-0.5)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
         elif isinstance(module, nn.Embedding):

@@ -219,7 +219,7 @@ def test_initial_weights():
     assert model.model.shared.weight.std().item() == pytest.approx(16**-0.5, rel=0.05)
     layer = model.model.decoder.layers[1]
     assert not layer.fc1.bias.any() and layer.final_layer_norm.weight.eq(1).all()
-    bound = math.sqrt(6 / (16 + 20))
+    bound = math.sqrt(6 / (16 + 20)) / math.sqrt(len(model.model.decoder.layers))
     assert 0.9 * bound < layer.fc1.weight.abs().max() <= bound
 
 
