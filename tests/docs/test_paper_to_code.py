@@ -1,4 +1,4 @@
-"""docs/paper_to_code.md and docs/seeds.md: every name exists, every command prints what the page shows."""
+"""docs/paper_to_code.md and docs/seeds.md: every name exists; every command of docs prints what the page shows."""
 
 import contextlib
 import io
@@ -90,7 +90,8 @@ def run(command: str) -> str:
     return "\n".join(line.rstrip() for line in printed.getvalue().splitlines() if re.search(pattern, line))
 
 
-COMMANDS = [command for text in PAGES.values() for command in commands(text)]
+ALL_PAGES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = [command for text in ALL_PAGES for command in commands(text)]
 
 
 @pytest.mark.parametrize(("command", "output"), COMMANDS, ids=[command[:50] for command, _ in COMMANDS])
