@@ -8,7 +8,7 @@ import argparse
 import importlib
 import os
 import re
-import sys
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from mkdocs.structure.files import File
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # for push_to_hub.py
 
 # Pages of the site that lie outside docs: where they are in the site and in the repository.
 OUTSIDE = {
@@ -75,11 +74,19 @@ def on_page_markdown(markdown, page, config, files):
         place = tests().get(match[1])
         return f"[`{match[1]}`]({config.repo_url}/blob/main/{place})" if place else match[0]
 
+    def link_to_code(match: re.Match) -> str:
+        path = os.path.normpath(os.path.join(os.path.dirname(origin), labels[match[1]]))
+        names = re.findall(r"`([\w.]+)`", match[2])
+        links = [f"[`{name}`]({config.repo_url}/blob/main/{path}#L{line_of(path, name)})" for name in names]
+        return f"[{match[1]}]: {', '.join(links)}"
+
+    labels = dict(re.findall(r"(?m)^\[([\w.]+)\]: (\S+)$", markdown))
     parts = re.split(r"(?ms)(^```.*?^```$)", markdown)  # every other one is a block of code
     for number in range(0, len(parts), 2):
         for pattern in (r"(\]\()([^)\s]+)(\))", r"(?m)(^\[[^\]]+\]: )(\S+)($)", r'((?:src|srcset|href)=")([^"]+)(")'):
             parts[number] = re.sub(pattern, link_to, parts[number])
         parts[number] = re.sub(r"\[?`(test_\w+)`(?:\]\([^)]+\))?", link_to_test, parts[number])
+        parts[number] = re.sub(r"\[([\w.]+)\]: (`[\w.]+`(?:,\s+`[\w.]+`)*)", link_to_code, parts[number])
     return "".join(parts)
 
 
@@ -96,6 +103,15 @@ def tests() -> dict[str, str]:
             if match := re.match(r"def (test_\w+)", line):
                 found[match[1]] = f"{path.relative_to(ROOT).as_posix()}#L{number}"
     return found
+
+
+def line_of(path: str, name: str) -> int:
+    """The line of a file that defines a name, or Class.name; 1 if it is inherited from elsewhere."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    owner, _, member = name.rpartition(".")
+    start = re.search(rf"(?m)^class {owner}\b", text).start() if owner else 0
+    found = re.compile(rf"(?m)(?:^ *(?:def |class )?|self\.){member}\b(?=[(:, =])").search(text, start)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
 def on_page_content(html, page, config, files):
@@ -115,13 +131,13 @@ def on_page_content(html, page, config, files):
 
 def command_reference():
     """The lines of a page with every option of every command, from their parsers."""
-    import push_to_hub
     from vanilla_transformer.__main__ import VERBS
     from vanilla_transformer.commands.options import Parser
     from vanilla_transformer.training.arguments import make_parser
 
     yield "# Commands\n\nWritten from the parsers when the site is built; `--help` prints the same.\n"
-    parsers = {"train.py": make_parser(), "push_to_hub.py": push_to_hub.make_parser()}
+    push_to_hub = runpy.run_path(str(ROOT / "push_to_hub.py"))
+    parsers = {"train.py": make_parser(), "push_to_hub.py": push_to_hub["make_parser"]()}
     for verb in VERBS:
         command = importlib.import_module(f"vanilla_transformer.commands.{verb}")
         parser = Parser(prog=f"vanilla-transformer {verb}", description=command.__doc__, epilog="")

@@ -62,6 +62,8 @@ def test_every_name_exists(name):
     assert missing(text) == set()
     for symbol in {symbol for _, symbol in symbols(text)} | set(re.findall(r"`(test_\w+)`", text)):
         assert missing(text.replace(f"`{symbol}`", f"`{symbol}x`")) == {f"{symbol}x"}  # a misspelt name is found
+    for symbol, file in re.findall(r"\[`(test_\w+)`\]\(\.\./(\S+)\)", text):
+        assert f"def {symbol}(" in (ROOT / file).read_text(encoding="utf-8"), symbol
     labels = set(re.findall(r"(?m)^\[([\w.]+)\]: ", text))
     assert labels == set(re.findall(r"[^\n]\[([\w.]+\.(?:py|yaml))\](?!\()", unwrap(text)))
 

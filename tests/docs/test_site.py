@@ -68,6 +68,14 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     assert dead == []
 
 
+def test_names_of_code_and_tests_are_linked_to_their_lines(site):
+    text = (site / "paper_to_code" / "index.html").read_text(encoding="utf-8")
+    places = re.findall(rf'href="{REPOSITORY}/blob/main/([^"]+)#L(\d+)"[^>]*><code>([\w.]+)</code>', text)
+    assert len(places) > 100
+    for path, line, name in places:
+        assert name.rpartition(".")[2] in (ROOT / path).read_text(encoding="utf-8").splitlines()[int(line) - 1], name
+
+
 def test_command_reference_has_every_option(site):
     text = (site / "commands" / "index.html").read_text(encoding="utf-8")
     options = {name for name in make_parser()._option_string_actions if name.startswith("--") and "-" not in name[2:]}
