@@ -30,10 +30,27 @@ NOTEBOOKS = [path.relative_to(ROOT / "docs") for path in sorted(ROOT.glob("docs/
 ORIGINS = OUTSIDE | {str(path.with_suffix(".md")): f"docs/{path}" for path in NOTEBOOKS}
 
 
+# The page to play with fills a window of its own; this page shows and links it.
+EXPLORER = """---
+hide: [navigation, toc]
+---
+
+# Explorer
+
+[Open it in a window of its own](explorer.html).
+
+<iframe src="../explorer.html" title="Explorer" style="width: 100%; height: 80vh; border: 1px solid #cccccc"></iframe>
+"""
+HAS_EXPLORER = (ROOT / "docs" / "explorer.html").exists()
+
+
 def on_config(config):
-    """Lists the notebooks in the navigation."""
-    (section,) = (entry["Walkthrough"] for entry in config.nav if "Walkthrough" in entry)
-    section[1:1] = [str(path.with_suffix(".md")) for path in NOTEBOOKS]
+    """Lists the notebooks and the explorer in the navigation."""
+    sections = [name for entry in config.nav for name in entry]
+    place = sections.index("Walkthrough")
+    config.nav[place]["Walkthrough"][1:1] = [str(path.with_suffix(".md")) for path in NOTEBOOKS]
+    if HAS_EXPLORER:
+        config.nav.insert(place + 1, "explorer.md")
 
 
 def on_files(files, config):
@@ -41,6 +58,8 @@ def on_files(files, config):
     for page, path in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
     files.append(File.generated(config, "commands.md", content="\n".join(command_reference())))
+    if HAS_EXPLORER:
+        files.append(File.generated(config, "explorer.md", content=EXPLORER))
     for path in NOTEBOOKS:
         names = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
         text, resources = MarkdownExporter().from_filename(ROOT / "docs" / path, names)

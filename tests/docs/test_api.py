@@ -49,7 +49,10 @@ class AnyOutput(doctest.OutputChecker):
         return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem == "conversion" else []) for p in PAGES],
+)
 def test_examples_print_what_the_page_shows(page, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")
     needs_model = "outputs/sample" in text
