@@ -13,21 +13,31 @@
 # %% [markdown]
 # # 1. Scaled dot-product attention
 #
-# A dictionary gives back the value whose key equals the query. Attention is a soft dictionary: it compares the query
-# with every key, turns the comparisons into weights that sum to one, and gives back the weighted mean of all values.
-# It makes no hard choice, so it has a gradient and can be trained.
+# ![Attention maps of a trained translator](attention_map.png)
 #
-# Section 3.2.1 of the paper, Equation 1: `softmax(Q K^T / sqrt(d_k)) V`. We write it in NumPy, measure what the
-# `sqrt(d_k)` is for, and show at the end that our function equals `eager_attention_forward` of this package, in its
-# result, its weights and its gradient.
+# This is where the seven notebooks lead. Each row is a token of a German sentence that a model writes, each column a
+# token of the English sentence that it reads, and the brighter a square, the more the model looks at that English token
+# to choose the German one; it looks with four heads, hence four pictures. Nobody told it which word translates which.
+# You will write such a model yourself, about 200 lines of plain PyTorch. By notebook 6 it translates sentences that it
+# has never seen, and its weights load into this package; notebook 7 draws the picture.
 #
-# Letters as in `modeling_vanilla_transformer.py`: B sentences, h heads, T queries, S keys, k width of a head (the
-# paper's $d_k$).
+# **You need** Python, NumPy, matrix products and gradients, and in PyTorch tensors and `nn.Module` (PyTorch's own
+# introduction, *Learn the Basics*, is enough). **Time:** 45 minutes, 20 of them for the exercise.
+# **You will have** attention, the first part of the model and the only one in which words meet.
+#
+# **How the exercises work.** `01_attention_exercise.ipynb` is this notebook with a blank where you write; the name, the
+# arguments and the shapes are given. `checks.check` compares your function with the package, in float64 and on sizes that all
+# differ, and names your mistake if it is a common one. `checks.keep` does the same and then writes your code to
+# `my_transformer.py`, from which the next notebooks import it. The solution is in `01_attention.ipynb`.
+#
+# Letters as in the package: B sentences, h heads, T queries, S keys, k width of a head (the paper's $d_k$).
 
 # %%
+import math
 import sys
 import warnings
 
+import checks
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
@@ -42,41 +52,90 @@ torch.set_num_threads(1)
 rng = np.random.default_rng(0)
 
 # %% [markdown]
-# ## Equation 1 in NumPy
+# ## A soft dictionary
 #
-# The softmax first subtracts the largest score from all of them. This divides numerator and denominator by the same
-# factor, so no weight changes, and `exp` can no longer overflow. `...` lets the same lines serve one sentence or a
-# batch of heads.
-
-
-# %%
-def softmax(scores):
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def attention(q, keys, values, scaling):
-    """Queries (...,T,k), keys (...,S,k) and values (...,S,k) -> the output (...,T,k) and the weights (...,T,S)."""
-    scores = q @ np.swapaxes(keys, -2, -1) * scaling  # (...,T,S)
-    weights = softmax(scores)
-    return weights @ values, weights
-
-
-# %% [markdown]
-# Three keys that point in different directions, and two queries. The first query points where the second key does;
-# the second is zero, and so has no preference.
+# A dictionary returns the value whose key equals the query. Attention is a soft dictionary: it compares the query
+# with every key, turns the comparisons into weights that sum to one, and returns the weighted mean of all values.
+# It makes no hard choice, so it has a gradient and can be trained.
+#
+# In NumPy, for one query, with three keys that point in different directions:
 
 # %%
 keys = np.array([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])  # (S,k)
 values = np.array([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]])  # (S,k)
-queries = np.array([[0.0, 4.0], [0.0, 0.0]])  # (T,k)
 
-output, weights = attention(queries, keys, values, scaling=2**-0.5)
-print("weights (T,S)", weights.round(3), "output (T,k)", output.round(3), sep="\n")
 
-np.testing.assert_allclose(weights.sum(axis=-1), 1)
-np.testing.assert_allclose(output[0], values[1], atol=1e-3)  # looked up: nearly the second value alone
-np.testing.assert_allclose(output[1], values.mean(axis=0))  # no preference: the plain mean
+def softmax(scores):
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))  # as exp(scores), but cannot overflow
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+for query in np.array([[0.0, 4.0], [0.0, 0.0]]):
+    scores = keys @ query  # one number for each key: how well does it match?
+    weights = softmax(scores / np.sqrt(2))  # positive, and their sum is one
+    output = weights @ values  # the weighted mean of the values
+    print("query", query, "  scores", scores, "  weights", weights.round(3), "  output", output.round(3))
+
+# %% [markdown]
+# The first query points where the second key does, so it gets nearly the second value alone. The second query is zero
+# and has no preference: it gets the plain mean of all values.
+#
+# The division by $\sqrt 2$, the root of the width k, keeps the weights from being all or nothing; more on this below.
+# With one query in each row of a matrix Q, one key in each row of K and one value in each row of V, all of this is
+# Equation 1 of the paper (section 3.2.1):
+#
+# $$\mathrm{Attention}(Q, K, V) = \mathrm{softmax}\left(\frac{Q K^T}{\sqrt{d_k}}\right) V$$
+#
+# One thing is added here. Some keys must not be seen by some queries: the next notebook will hide padding, and words
+# that are still to be written. Where a mask is False, the score becomes the lowest number of its dtype, so that the
+# softmax makes it a weight of 0. Why not minus infinity? If *all* keys of a query are hidden, infinities make the
+# softmax 0/0, which is NaN; the lowest number makes it uniform. That is without meaning, but a number.
+#
+# ## Exercise: attention (20 minutes)
+#
+# Write Equation 1 in PyTorch. The three dots stand for any number of axes, such as sentences and heads: matrix products
+# and `transpose(-2, -1)` work on the last two axes and leave the others alone.
+
+
+# %% tags=["part"]
+def attention(q, k, v, mask=None):
+    """Scaled dot-product attention (Equation 1).
+
+    Queries (...,T,k), keys (...,S,k) and values (...,S,k) -> the output (...,T,k) and the weights (...,T,S). A query
+    does not see a key where `mask` (...,T,S) is False.
+    """
+    # SOLUTION
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (...,T,S)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(dim=-1)
+    return weights @ v, weights
+    # EXERCISE
+    # # 1. The scores (...,T,S): each query times each key, divided by the root of the width k.
+    # # 2. If there is a mask, the lowest number where it is False: masked_fill, and torch.finfo(scores.dtype).min.
+    # # 3. The weights: a softmax over the keys.
+    # # 4. The output: the weighted mean of the values.
+    # raise NotImplementedError
+    # END
+
+
+# %%
+# SOLUTION
+checks.check(attention)
+# EXERCISE
+# checks.keep(attention)
+# END
+
+# %% [markdown]
+# It equals the package. It also equals the steps in NumPy above, query by query:
+
+# %%
+q, keys, values = rng.normal(size=(5, 16)), rng.normal(size=(7, 16)), rng.normal(size=(7, 16))
+output, weights = attention(*map(torch.from_numpy, (q, keys, values)))
+for t in range(5):
+    by_hand = softmax(keys @ q[t] / np.sqrt(16))
+    np.testing.assert_allclose(weights[t], by_hand, atol=1e-12)
+    np.testing.assert_allclose(output[t], by_hand @ values, atol=1e-12)
 
 # %% [markdown]
 # ## Why the scores are divided by sqrt(d_k)
@@ -176,42 +235,42 @@ jacobian = torch.autograd.functional.jacobian(lambda s: s.softmax(dim=-1), score
 np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm().item(), atol=1e-12)
 
 # %% [markdown]
-# ## The equality
+# ## What a query learns
 #
-# The package computes attention for a whole batch of heads: queries (B,h,T,k), keys and values (B,h,S,k). It returns
-# the output as (B,T,h,k), ready for the heads to be joined, which is the subject of the next notebook. Its first
-# argument is the attention module, of which it only reads `training`, for dropout.
+# What does training change? Take the sum of all outputs as the loss, and let the package compute the gradient with
+# respect to the queries. By the chain rule, a weight's gradient g is the sum of the features of its value. The
+# softmax's matrix carries it to the scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight
+# times how much more than the mean its value would add. The keys carry it on to the query, times the scale. So a query
+# moves towards the keys whose values help more than the average value does.
+#
+# The package computes attention for a whole batch of heads: queries (B,h,T,k), keys and values (B,h,S,k). Its first
+# argument is the attention module, of which it only reads `training`, for dropout; its output is (B,T,h,k).
 
 # %%
 B, h, T, S, k = 3, 4, 5, 7, 16
-q = rng.normal(size=(B, h, T, k))
-keys, values = rng.normal(size=(B, h, S, k)), rng.normal(size=(B, h, S, k))
+q = torch.tensor(rng.normal(size=(B, h, T, k)), requires_grad=True)
+keys, values = (torch.tensor(rng.normal(size=(B, h, S, k))) for _ in range(2))
 
-output, weights = attention(q, keys, values, scaling=k**-0.5)
+output, weights = attention(q.detach(), keys, values)
+theirs, their_weights = eager_attention_forward(nn.Identity(), q, keys, values, None, scaling=k**-0.5)
+torch.testing.assert_close(their_weights, weights, atol=1e-6, rtol=0, check_dtype=False)
+torch.testing.assert_close(theirs.transpose(1, 2), output, atol=1e-6, rtol=0)
 
-q_, keys_, values_ = (torch.tensor(x, requires_grad=True) for x in (q, keys, values))
-theirs, their_weights = eager_attention_forward(nn.Identity(), q_, keys_, values_, None, scaling=k**-0.5)
-
-np.testing.assert_allclose(their_weights.detach().numpy(), weights, atol=1e-6)
-np.testing.assert_allclose(theirs.detach().numpy(), output.transpose(0, 2, 1, 3), atol=1e-6)
-print("output", tuple(theirs.shape), "and weights", tuple(their_weights.shape), "are equal")
-
-# %% [markdown]
-# Its gradient is what the matrix $\mathrm{diag}(w) - w w^T$ says. Take the sum of all outputs as the loss. By the
-# chain rule, a weight's gradient g is the sum of the features of its value. The softmax's matrix carries it to the
-# scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight times how much more than the mean its
-# value would add. The keys carry it on to the query, times the scale.
-
-# %%
 theirs.sum().backward()
-
-by_weight = np.broadcast_to(values.sum(axis=-1)[:, :, None], weights.shape)  # (B,h,T,S)
-by_score = weights * (by_weight - (weights * by_weight).sum(axis=-1, keepdims=True))  # (diag(w) - w w^T) applied
+by_weight = values.sum(dim=-1)[:, :, None].expand_as(weights)  # (B,h,T,S)
+by_score = weights * (by_weight - (weights * by_weight).sum(dim=-1, keepdim=True))  # (diag(w) - w w^T) applied
 by_query = by_score @ keys * k**-0.5  # (B,h,T,k)
-
-np.testing.assert_allclose(q_.grad.numpy(), by_query, atol=1e-6)
-print("the gradient by the queries is equal")
+torch.testing.assert_close(q.grad, by_query, atol=1e-6, rtol=0)
+print("the gradient with respect to the queries is equal")
 
 # %% [markdown]
-# **To try:** leave out the scale in `attention` and see which assertion fails first. Draw the keys of the
-# measurement with mean 1 instead of 0: is the variance still the width?
+# **Questions.** 1. Why must the weights be a softmax over the keys and not over the queries? 2. If all keys have mean 1
+# instead of 0, is the variance of the scores still k?
+
+# %% [markdown] tags=["answer"]
+# **Answers.**
+#
+# 1. Each query needs a mean of the values, and the weights of a mean sum to one. Over the queries, a query
+# could get weights that sum to anything, and it would depend on the other queries.
+# 2. No, 2k. The product of a query's feature q, with mean 0, and a key's feature 1 + z has the variance
+# $E[q^2]\,E[(1 + z)^2] = 1 \cdot 2$, and the score is a sum of k of them.

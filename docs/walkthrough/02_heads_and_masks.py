@@ -9,17 +9,17 @@
 #     language: python
 #     name: python3
 # ---
-
 # %% [markdown]
 # # 2. Heads and masks
 #
-# Attention as it stands looks at everything with one pair of eyes. A mask tells it where not to look: not at
-# padding, and, while writing, not at words that are still to be written. Heads give it several pairs of eyes: each
-# looks at the sentence through a projection of its own, and what they see is joined.
+# Attention as it stands looks at everything with one pair of eyes. A mask tells it where not to look: not at padding,
+# and, while writing, not at words that are still to be written. Heads give it several pairs of eyes: each looks at the
+# sentence through a projection of its own, and what they see is joined.
 #
-# Sections 3.2.2 (multi-head attention, Figure 2) and 3.2.3 (the three uses of attention and the look-ahead mask). We
-# write both in NumPy, show that one fused projection equals three separate ones, and at the end that our function
-# equals `VanillaTransformerAttention` of this package: to itself with padding, to the past, and to another sentence.
+# Sections 3.2.2 (multi-head attention, Figure 2) and 3.2.3 (the three uses of attention, and the mask of the future).
+#
+# **You need** notebook 1. **Time:** 75 minutes, 45 of them for the exercises. **You will have** both masks, and
+# multi-head attention that loads the package's weights.
 #
 # Letters: B sentences, T queries, S keys, d model width, h heads, k = d / h width of a head.
 
@@ -27,126 +27,179 @@
 import sys
 import warnings
 
-import numpy as np
+import checks
 import torch
 from matplotlib import pyplot as plt
 from torch import nn
-
-from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerAttention
 
 if "ipykernel" not in sys.modules:  # as a plain script: draw, but open no window
     plt.switch_backend("Agg")
     warnings.filterwarnings("ignore", message="FigureCanvasAgg")
 torch.set_num_threads(1)
 torch.manual_seed(0)
-rng = np.random.default_rng(0)
+
+attention = checks.part("attention")  # of notebook 1: yours if you have kept it, else the solution
+PAD, START, END = 0, 1, 2  # token ids: padding, the decoder's first token, the end of a sentence
 
 # %% [markdown]
-# ## Masks
+# ## Exercise: masks (15 minutes)
 #
-# This is the attention of the first notebook with one line more: where the mask is False, the score becomes the
-# lowest number there is, and the softmax makes it a weight of 0. A mask is (B,1,T,S), or anything that broadcasts to
-# it: the same for all heads, and for all queries or all sentences where it has a 1.
+# A batch is one tensor of token ids (B,S), but its sentences differ in length. So the shorter ones are filled up with
+# padding, token 0, and attention would mix the padding into every word. **The padding mask** is True where there is a
+# token. Attention needs a mask that broadcasts to (B,h,T,S), one truth value for each query and key of each head; this
+# one is the same for all heads and all queries.
+#
+# **The causal mask** belongs to the decoder, the half of the model that writes. It predicts each word from those before
+# it, so position t may look at positions up to and including t, and at none after it. It follows from the length alone.
+
+
+# %% tags=["part"]
+def padding_mask(ids):
+    """Token ids (B,S) -> (B,1,1,S), True where there is no padding."""
+    # SOLUTION
+    return (ids != PAD)[:, None, None, :]
+    # EXERCISE
+    # raise NotImplementedError
+    # END
+
+
+def causal_mask(length):
+    """-> (length,length): row t is True up to column t."""
+    # SOLUTION
+    return torch.ones(length, length, dtype=torch.bool).tril()
+    # EXERCISE
+    # # torch.ones(..., dtype=torch.bool), and one of the methods tril and triu
+    # raise NotImplementedError
+    # END
 
 
 # %%
-def softmax(scores):
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def attention(q, k, v, mask=None):
-    """Queries (B,h,T,k), keys and values (B,h,S,k) -> the output (B,h,T,k) and the weights (B,h,T,S)."""
-    scores = q @ np.swapaxes(k, -2, -1) / np.sqrt(q.shape[-1])
-    if mask is not None:
-        scores = np.where(mask, scores, np.finfo(scores.dtype).min)
-    weights = softmax(scores)
-    return weights @ v, weights
-
+# SOLUTION
+checks.check(padding_mask, causal_mask)
+# EXERCISE
+# checks.keep(padding_mask, causal_mask)
+# END
 
 # %% [markdown]
-# Two sentences of 6 and 4 tokens make one batch, so the second is filled up with padding, token 0. **The padding
-# mask** follows from the tokens. **The look-ahead mask** follows from the length alone: position t sees positions up
-# to t. Where both hold, both must allow it.
+# Two sentences of 6 and 4 tokens in one batch. Where both masks apply, both must allow it.
 
 # %%
-PAD = 0
-tokens = np.array([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, PAD, PAD]])  # (B,S)
+tokens = torch.tensor([[5, 9, 11, 7, 30, END], [8, 4, 6, END, PAD, PAD]])  # (B,S)
 B, S = tokens.shape
+padding, causal = padding_mask(tokens), causal_mask(S)
+both = padding & causal  # (B,1,S,S)
 
-padding_mask = (tokens != PAD)[:, None, None, :]  # (B,1,1,S)
-look_ahead_mask = np.tril(np.ones((S, S), dtype=bool))[None, None]  # (1,1,S,S)
-both = padding_mask & look_ahead_mask  # (B,1,S,S)
-
-pictures = {"padding": padding_mask[1, 0].repeat(S, axis=0), "look-ahead": look_ahead_mask[0, 0], "both": both[1, 0]}
+pictures = {"padding": padding[1, 0].expand(S, S), "causal": causal, "both": both[1, 0]}
 figure, axes = plt.subplots(1, 3, figsize=(9, 3.3), layout="constrained")
 for axis, (name, mask) in zip(axes, pictures.items(), strict=True):
     axis.imshow(mask, cmap="Blues", vmin=-0.2, vmax=2.5)
-    for (row, column), allowed in np.ndenumerate(mask):
-        axis.text(column, row, "1" if allowed else "0", ha="center", va="center")
-    axis.set(title=name, xlabel="position looked at (token)", xticks=range(S), yticks=range(S))
-axes[0].set_ylabel("position that looks (token)")
+    for row in range(S):
+        for column in range(S):
+            axis.text(column, row, "1" if mask[row, column] else "0", ha="center", va="center")
+    axis.set(title=name, xlabel="key: position looked at", xticks=range(S), yticks=range(S))
+axes[0].set_ylabel("query: position that looks")
 figure.suptitle("masks of the second sentence: 1 to look, 0 not to")
 plt.show()
 
 # %% [markdown]
-# What a mask must do can be said as an equality. Padding must not count: the short sentence in its batch comes out
-# as it does alone. And the past must not know the future: if the last token changes, no position before it does.
+# What a mask must do can be said as an equality. Padding must not count: the short sentence comes out of the batch as
+# it does alone. And the past must not know the future: if the last token changes, no position before it does.
 
 # %%
 h, k = 2, 8
-q, keys, values = rng.normal(size=(3, B, h, S, k))
+q, keys, values = torch.randn(3, B, h, S, k)
 
-in_batch, _ = attention(q, keys, values, padding_mask)
+in_batch, _ = attention(q, keys, values, padding)
 alone, _ = attention(q[1:, :, :4], keys[1:, :, :4], values[1:, :, :4])
-np.testing.assert_allclose(in_batch[1:, :, :4], alone, atol=1e-12)
+torch.testing.assert_close(in_batch[1:, :, :4], alone, rtol=0, atol=1e-6)
 
-changed_keys, changed_values = keys.copy(), values.copy()
+changed_keys, changed_values = keys.clone(), values.clone()
 changed_keys[:, :, -1] += 10
 changed_values[:, :, -1] += 10
-before, _ = attention(q, keys, values, look_ahead_mask)
-after, _ = attention(q, changed_keys, changed_values, look_ahead_mask)
-np.testing.assert_array_equal(before[:, :, :-1], after[:, :, :-1])  # to the bit
-assert np.abs(before[:, :, -1] - after[:, :, -1]).max() > 1  # the last position sees the change
-
-# %% [markdown]
-# The paper sets the scores to minus infinity (section 3.2.3). Why the lowest number instead? Because of a row in which
-# everything is masked, such as a sentence that is nothing but padding. Minus infinity everywhere makes the softmax
-# 0/0. The lowest number makes it uniform: of no meaning, but a number, and nobody looks at that row.
-
-# %%
-nothing = np.zeros((1, 1, 1, S), dtype=bool)
-_, weights = attention(q, keys, values, nothing)
-np.testing.assert_allclose(weights, 1 / S)
-with np.errstate(invalid="ignore"):
-    assert np.isnan(softmax(np.full(S, -np.inf))).all()
+before, _ = attention(q, keys, values, causal)
+after, _ = attention(q, changed_keys, changed_values, causal)
+torch.testing.assert_close(before[:, :, :-1], after[:, :, :-1], rtol=0, atol=0)  # to the bit
+assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1  # the last position sees the change
 
 # %% [markdown]
 # ## Heads
 #
 # One softmax gives each word one weighted mean. A word may need more than one: its verb, its article, the word
-# before. So d features are split into h heads of k = d / h features, each head attends by itself, and the results
-# are joined. The number of multiplications for the scores is the same, h T S k = T S d. Splitting only regroups
-# numbers: (B,T,d) is read as (B,T,h,k) and turned to (B,h,T,k), so that the heads stand where a batch does and no
-# loop is needed.
+# before. So the d features are split into h heads of k = d / h features, each head attends by itself, and the results
+# are joined. This costs no more multiplications than one wide head, h T S k = T S d for the scores.
+#
+# Splitting only regroups numbers. The d features of a word are read as h groups of k neighbors, (B,T,d) as (B,T,h,k).
+# Then heads and positions change places, (B,h,T,k), so that the heads stand where a batch does: `attention` serves all
+# heads of all sentences in one call. Joining undoes both.
+#
+# What do the heads look at? Not at the words themselves, but at projections of them: x times a matrix, plus a bias. So
+# a word can be one thing as a query (a noun in search of its verb), another as a key and a third as a value; and each
+# head has its own k columns of these matrices, its own pair of eyes. One more projection mixes what the heads have
+# found.
+#
+# There are three uses. The encoder's words attend to one another: queries, keys and values come from the same sentence.
+# So they do in the decoder, with the causal mask. And the decoder attends to the encoder: queries come from the target,
+# keys and values from the source, and T and S differ. So the function has two inputs, `x` for the queries, and
+# `attended` for keys and values.
+#
+# ## Exercise: multi-head attention (30 minutes)
+#
+# `__init__` is given: it fixes the names and shapes of the parameters, which are the package's. `nn.Linear(d, d)` is a
+# projection.
+
+
+# %% tags=["part"]
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention (section 3.2.2): `x` (B,T,d) attends to `attended` (B,S,d) -> (B,T,d)."""
+
+    def __init__(self, d, h):
+        super().__init__()
+        self.h = h
+        self.q_proj = nn.Linear(d, d)
+        self.k_proj = nn.Linear(d, d)
+        self.v_proj = nn.Linear(d, d)
+        self.out_proj = nn.Linear(d, d)
+
+    def split_heads(self, x):
+        """(B,T,d) -> (B,h,T,k)"""
+        # SOLUTION
+        return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+        # EXERCISE
+        # # reshape, view or unflatten, then transpose
+        # raise NotImplementedError
+        # END
+
+    def join_heads(self, x):
+        """(B,h,T,k) -> (B,T,d)"""
+        # SOLUTION
+        return x.transpose(1, 2).flatten(-2)
+        # EXERCISE
+        # raise NotImplementedError
+        # END
+
+    def forward(self, x, attended, mask=None):
+        """A query does not see a key where `mask`, which broadcasts to (B,h,T,S), is False."""
+        # SOLUTION
+        q = self.split_heads(self.q_proj(x))  # (B,h,T,k)
+        k, v = self.split_heads(self.k_proj(attended)), self.split_heads(self.v_proj(attended))  # (B,h,S,k)
+        output, _ = attention(q, k, v, mask)
+        return self.out_proj(self.join_heads(output))
+        # EXERCISE
+        # # Project to queries, keys and values; split; attend; join; project once more.
+        # raise NotImplementedError
+        # END
 
 
 # %%
-def split_heads(x, h):
-    B, T, d = x.shape
-    return x.reshape(B, T, h, d // h).transpose(0, 2, 1, 3)  # (B,T,d) -> (B,h,T,k)
-
-
-def join_heads(x):
-    B, h, T, k = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(B, T, h * k)  # (B,h,T,k) -> (B,T,d)
-
-
-x = rng.normal(size=(B, S, 16))
-np.testing.assert_array_equal(join_heads(split_heads(x, 4)), x)
+# SOLUTION
+checks.check(MultiHeadAttention)
+# EXERCISE
+# checks.keep(MultiHeadAttention)
+# END
 
 # %% [markdown]
+# The check loaded the weights of a layer of the package into your module by their names, and compared all three uses.
+#
 # ## One fused projection equals three
 #
 # Queries, keys and values are three projections of the same x. The rows of the three matrices can be stacked into
@@ -156,88 +209,39 @@ np.testing.assert_array_equal(join_heads(split_heads(x, 4)), x)
 
 # %%
 d, h = 512, 8
-x = rng.normal(size=(30, 200, d))
-w_q, w_k, w_v = rng.normal(scale=d**-0.5, size=(3, d, d))
-b_q, b_k, b_v = rng.normal(size=(3, d))
-
-separate = [x @ w.T + b for w, b in [(w_q, b_q), (w_k, b_k), (w_v, b_v)]]
-
-qkv = x @ np.concatenate([w_q, w_k, w_v]).T + np.concatenate([b_q, b_k, b_v])  # (B,T,3d)
-fused = np.split(qkv, 3, axis=-1)
-
-for one, other in zip(fused, separate, strict=True):
-    np.testing.assert_allclose(one, other, atol=1e-12)
-
-q, keys, values = (split_heads(part, h) for part in fused)
-output, weights = attention(q, keys, values)
-for name, tensor in [("x", x), ("qkv", qkv), ("q, k, v", q), ("weights", weights), ("joined", join_heads(output))]:
-    print(f"{name:8} {tensor.shape}")
-
-# %% [markdown]
-# ## Multi-head attention, and the equality
-#
-# Project, split, attend, join, and project once more. `linear` is one of the package's projections, its weights
-# taken out as NumPy arrays. In self-attention `attended` is x itself. In the decoder's attention to the encoder it
-# is the source, and T and S differ.
-
-
-# %%
-def linear(layer, x):
-    return x @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
-
-
-def multi_head_attention(module, x, attended, h, mask=None):
-    """x (B,T,d) and attended (B,S,d) -> the output (B,T,d) and the weights (B,h,T,S)."""
-    q = split_heads(linear(module.q_proj, x), h)
-    k = split_heads(linear(module.k_proj, attended), h)
-    v = split_heads(linear(module.v_proj, attended), h)
-    output, weights = attention(q, k, v, mask)
-    return linear(module.out_proj, join_heads(output)), weights
-
-
-d, h, T = 32, 4, 5
-config = VanillaTransformerConfig(d_model=d, encoder_attention_heads=h)
-module = VanillaTransformerAttention(config, num_heads=h, is_causal=False, layer_idx=0).double()
-x, source = rng.normal(size=(B, T, d)), rng.normal(size=(B, S, d))
-
-cases = {
-    "to itself": (x, None, None),
-    "to the source, without its padding": (x, source, padding_mask),
-    "to itself, without padding": (source, None, padding_mask),
-    "to the past": (source, None, look_ahead_mask),
-    "to the past, without padding": (source, None, both),
-}
-for backend in ["eager", "sdpa"]:
-    config._attn_implementation = backend
-    for name, (queries, attended, mask) in cases.items():
-        ours, our_weights = multi_head_attention(module, queries, queries if attended is None else attended, h, mask)
-        full = None if mask is None else np.broadcast_to(mask, (B, 1, *our_weights.shape[2:])).copy()
-        theirs, their_weights = module(
-            torch.from_numpy(queries),
-            None if attended is None else torch.from_numpy(attended),
-            attention_mask=None if full is None else torch.from_numpy(full),
-        )
-        np.testing.assert_allclose(theirs.detach().numpy(), ours, atol=1e-6)
-        if backend == "eager":  # the backend that hands out its weights
-            np.testing.assert_allclose(their_weights.detach().numpy(), our_weights, atol=1e-6)
-        print(f"{backend:5} {name}: {tuple(theirs.shape)} is equal")
-
-# %% [markdown]
-# PyTorch's own `nn.MultiheadAttention` stores the fused matrix. Stack the three of the package, and it gives the
-# same.
-
-# %%
+module = MultiHeadAttention(d, h)
 projections = [module.q_proj, module.k_proj, module.v_proj]
-torchs = nn.MultiheadAttention(d, h, batch_first=True, dtype=torch.float64)
-with torch.no_grad():
-    torchs.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
-    torchs.in_proj_bias.copy_(torch.cat([projection.bias for projection in projections]))
-    torchs.out_proj.load_state_dict(module.out_proj.state_dict())
+weight = torch.cat([projection.weight for projection in projections])  # (3d,d)
+bias = torch.cat([projection.bias for projection in projections])  # (3d)
 
-ours, _ = multi_head_attention(module, source, source, h, look_ahead_mask)
-# There True hides, where here True shows.
-theirs, _ = torchs(*[torch.from_numpy(source)] * 3, attn_mask=torch.from_numpy(~look_ahead_mask[0, 0]))
-np.testing.assert_allclose(theirs.detach().numpy(), ours, atol=1e-6)
+with torch.no_grad():
+    x = torch.randn(30, 200, d)
+    qkv = x @ weight.T + bias  # (B,T,3d)
+    for fused, projection in zip(qkv.split(d, dim=-1), projections, strict=True):
+        torch.testing.assert_close(fused, projection(x), rtol=0, atol=1e-5)
+    print("fused", tuple(qkv.shape), "  in heads", tuple(module.split_heads(qkv[..., :d]).shape))
 
 # %% [markdown]
-# **To try:** let `join_heads` forget its `transpose`. The shapes still fit; which assertions notice?
+# PyTorch's own `nn.MultiheadAttention` stores the fused matrix. Given ours, it computes the same.
+
+# %%
+torchs = nn.MultiheadAttention(d, h, batch_first=True)
+with torch.no_grad():
+    torchs.in_proj_weight.copy_(weight)
+    torchs.in_proj_bias.copy_(bias)
+    torchs.out_proj.load_state_dict(module.out_proj.state_dict())
+    x, causal = x[:3, :40], causal_mask(40)
+    theirs, _ = torchs(x, x, x, attn_mask=~causal)  # there True hides, here True shows
+    torch.testing.assert_close(theirs, module(x, x, causal), rtol=0, atol=1e-5)
+
+# %% [markdown]
+# **Questions.** 1. `x.reshape(B, h, T, k)` has the same shape as `split_heads(x)`. What is wrong with it? 2. How many
+# parameters has multi-head attention, and does their number depend on h?
+
+# %% [markdown] tags=["answer"]
+# **Answers.**
+#
+# 1. Reshaping keeps the order of the numbers in memory, in which all features of the first word come first. So the
+# "first head" would get all features of the first T / h words, and attend among pieces of words. No error tells you,
+# since the shapes fit; `check` would.
+# 2. $4 (d^2 + d)$, for four matrices and biases. It does not depend on h.

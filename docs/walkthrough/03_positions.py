@@ -14,12 +14,15 @@
 # # 3. Positions
 #
 # Attention compares words and does not ask where they stand: to it, a sentence is a bag of words. So the model must
-# be told the places. The paper adds a vector to each word, made of sines and cosines; a model can also learn these
+# be told the positions. The paper adds a vector to each word, made of sines and cosines; a model can also learn these
 # vectors; and rotary positions, which came later, add nothing but turn queries and keys by an angle.
 #
-# Section 3.5, and row E of Table 3, where the paper finds learned vectors about as good (in lengths it had trained
-# on). We write all three in NumPy and show them equal to `SinusoidalPositions`, `LearnedPositions` and `rotate` of
-# the package. Then we train a small model with each and try it on sequences longer than any that it was trained on.
+# Section 3.5, and row E of Table 3, where the paper finds learned vectors about as good, in lengths it had trained on.
+# You write the paper's positions. Then three small models, one of each kind, are tried on sequences longer than any
+# that they were trained on.
+#
+# **You need** notebook 2. **Time:** 60 minutes, 25 of them for the exercises. **You will have** the input of the first
+# layer: words with their positions.
 #
 # Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head.
 
@@ -28,18 +31,14 @@ import math
 import sys
 import warnings
 
+import checks
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.modeling_vanilla_transformer import (
-    LearnedPositions,
-    SinusoidalPositions,
-    VanillaTransformerAttention,
-    rotate,
-)
+from vanilla_transformer.modeling_vanilla_transformer import LearnedPositions, SinusoidalPositions, rotate
 
 if "ipykernel" not in sys.modules:  # as a plain script: draw, but open no window
     plt.switch_backend("Agg")
@@ -48,48 +47,88 @@ torch.set_num_threads(1)  # models this small run faster so
 torch.manual_seed(0)
 rng = np.random.default_rng(0)
 
+MultiHeadAttention = checks.part("MultiHeadAttention")  # of notebook 2
+
 # %% [markdown]
 # ## A bag of words
 #
-# Shuffle the words that go into attention, and the same words come out, shuffled alike.
+# Shuffle the words that go into attention, and the same vectors come out, shuffled alike.
 
 # %%
 d, S = 64, 10
-config = VanillaTransformerConfig(d_model=d)
-config._attn_implementation = "eager"
-attention = VanillaTransformerAttention(config, num_heads=4, is_causal=False, layer_idx=0)
+attention = MultiHeadAttention(d, h=4)
 words = torch.randn(1, S, d)  # (B,S,d)
 order = torch.randperm(S)
 with torch.no_grad():
-    np.testing.assert_allclose(attention(words[:, order])[0], attention(words)[0][:, order], atol=1e-6)
+    in_order, shuffled = attention(words, words), attention(words[:, order], words[:, order])
+torch.testing.assert_close(shuffled, in_order[:, order], rtol=0, atol=1e-6)
 
 # %% [markdown]
-# ## Sinusoids
+# ## Exercise: sinusoids (15 minutes)
 #
-# `PE(pos, 2i) = sin(pos / 10000^(2i/d))`, `PE(pos, 2i+1) = cos(...)`. Each pair of features is the hand of a clock.
+# Each pair of features is the hand of a clock: feature 2i holds the sine of its angle, feature 2i + 1 the cosine.
+#
+# $$PE(pos, 2i) = \sin(pos / 10000^{2i/d}), \qquad PE(pos, 2i+1) = \cos(pos / 10000^{2i/d})$$
+#
 # The first clock turns by one radian at every position; each next one is slower, and the last hardly moves in a
-# sentence. Together they tell the time.
+# sentence. Together they tell the time. For d = 4 the first two rows are (0, 1, 0, 1) and (sin 1, cos 1, sin 0.01,
+# cos 0.01).
+
+
+# %% tags=["part"]
+def sinusoids(length, d):
+    """The positions 0 to length - 1 (section 3.5) -> (length,d), in float32."""
+    # SOLUTION
+    positions = torch.arange(length, dtype=torch.float64)[:, None]  # in float32, large angles would be inexact
+    angles = positions * 10000 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)  # (length,d/2)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
+    # EXERCISE
+    # # 1. The angles (length,d/2), in float64, since float32 is inexact for the large angles of far positions.
+    # # 2. Sines on the even features, cosines on the odd ones, and .float() at the end.
+    # raise NotImplementedError
+    # END
 
 
 # %%
-def frequencies(d):
-    return 10000 ** (-np.arange(0, d, 2) / d)  # (d/2,)
-
-
-def sinusoids(positions, d):
-    """(T,) -> (T,d): sines on the even, cosines on the odd features."""
-    angles = np.asarray(positions)[:, None] * frequencies(d)
-    table = np.empty((len(positions), d))
-    table[:, 0::2], table[:, 1::2] = np.sin(angles), np.cos(angles)
-    return table
-
-
-table = sinusoids(range(200), d)
-package = SinusoidalPositions(100, d)
-np.testing.assert_allclose(package.table, table[:100], atol=1e-6)
-np.testing.assert_allclose(package(torch.arange(200)[None], length=200)[0], table, atol=1e-6)  # beyond its table too
+# SOLUTION
+checks.check(sinusoids)
+# EXERCISE
+# checks.keep(sinusoids)
+# END
 
 # %% [markdown]
+# ## Exercise: the input of the first layer (10 minutes)
+#
+# A token id becomes a vector by looking up its row in the embedding matrix (V,d). Both stacks begin with that row, times
+# $\sqrt d$ (section 3.4), plus the position. Why the factor? The paper gives no reason. The rows begin with variance
+# 1/d, because the same matrix will turn vectors back into words at the end. Times $\sqrt d$, their entries have
+# variance 1, and the positions, whose sines and cosines have a mean square of 1/2, do not drown them.
+
+
+# %% tags=["part"]
+def embed(embed_tokens, ids):
+    """Token ids (B,T) -> (B,T,d): rows of the nn.Embedding `embed_tokens`, scaled (section 3.4), plus positions."""
+    # SOLUTION
+    length, d = ids.shape[1], embed_tokens.embedding_dim
+    return embed_tokens(ids) * math.sqrt(d) + sinusoids(length, d)
+    # EXERCISE
+    # # The length is ids.shape[1], and d is embed_tokens.embedding_dim.
+    # raise NotImplementedError
+    # END
+
+
+# %%
+# SOLUTION
+checks.check(embed)
+# EXERCISE
+# checks.keep(embed)
+# END
+
+# %% [markdown]
+# The package keeps a table of sinusoids and goes beyond it where a sentence is longer. Its rows are yours.
+#
+# ## What sinusoids can do
+#
 # The dot product of two positions depends on their distance alone: $\sin a \sin b + \cos a \cos b = \cos(a - b)$,
 # summed over the clocks. And to step forward by a distance is to turn each hand by an angle, which is the same at
 # every position: a linear map. So the authors hoped that a model would easily learn to look some words back, and
@@ -97,10 +136,20 @@ np.testing.assert_allclose(package(torch.arange(200)[None], length=200)[0], tabl
 # shall try.
 
 # %%
+table = sinusoids(200, d).double().numpy()
+package = SinusoidalPositions(100, d)
+np.testing.assert_allclose(package.table, table[:100], atol=1e-6)
+np.testing.assert_allclose(package(torch.arange(200)[None], length=200)[0], table, atol=1e-6)  # beyond its table too
+
+
+def frequencies(d):
+    return 10000 ** (-np.arange(0, d, 2) / d)  # (d/2,)
+
+
 products = table @ table.T  # (T,T)
 distance = np.arange(200)
 by_distance = np.cos(distance[:, None] * frequencies(d)).sum(axis=-1)
-np.testing.assert_allclose(products, by_distance[np.abs(distance[:, None] - distance)], atol=1e-6)
+np.testing.assert_allclose(products, by_distance[np.abs(distance[:, None] - distance)], atol=1e-5)
 
 
 def turn(x, positions):
@@ -113,6 +162,7 @@ def turn(x, positions):
 # In a pair (sine, cosine) the hand starts on the second axis and runs clockwise: hence the minus.
 three_on = turn(table[:-3], np.full(197, -3))
 np.testing.assert_allclose(three_on, table[3:], atol=1e-6)
+print("equal: products by distance, and steps as turns")
 
 # %% [markdown]
 # ## Rotary
@@ -125,7 +175,7 @@ np.testing.assert_allclose(three_on, table[3:], atol=1e-6)
 # %%
 B, h, T, k = 2, 3, 7, 16
 queries = rng.normal(size=(B, h, T, k))
-rows = torch.from_numpy(sinusoids(range(T), k))[None]  # (1,T,k)
+rows = sinusoids(T, k)[None]  # (1,T,k)
 np.testing.assert_allclose(rotate(torch.from_numpy(queries), rows), turn(queries, range(T)), atol=1e-6)
 
 query, key = rng.normal(size=(2, 1, k))
@@ -336,5 +386,8 @@ for name, seed in models:
     assert name != "rotary" or wrong_twice > 2 * wrong
 
 # %% [markdown]
-# **To try:** train on 5 to 20 symbols: which of the three is best now? Give rotary 50 symbols to copy instead of 10,
-# so that places look less alike.
+# **Question.** Why are the speeds of the clocks spread so widely, from one radian a position to nearly 1/10000?
+
+# %% [markdown] tags=["answer"]
+# **Answer.** A fast clock tells neighbors apart, but shows the same time again after six positions. A slow one tells far
+# positions apart, but shows neighbors nearly the same time. It is as with the digits of a number.

@@ -15,12 +15,12 @@
 #
 # Attention moves information between words. The rest of a layer works on each word separately: a feed-forward network
 # changes it, a residual connection keeps what was there, and layer norm keeps the numbers at one size. Each is
-# simple. Their order decides how well a gradient passes through many layers.
+# simple. Their order decides how well a gradient passes through many layers, which we measure at 2 to 24 layers.
 #
-# Sections 3.1 (residual and norm), 3.3 (feed-forward, Equation 2) and 5.4 (dropout, off here). We write each part in
-# NumPy and show it equal to `nn.LayerNorm`, to `feed_forward` and `residual` of the package's layers, and to a whole
-# `VanillaTransformerEncoderLayer`, with the norm after the sum as in the paper (post-norm) and before the sublayer
-# (pre-norm). Then we measure both at 2 to 24 layers.
+# Sections 3.1 (residual and norm), 3.3 (feed-forward, Equation 2) and 5.4 (dropout).
+#
+# **You need** the idea of a standard deviation and of a neural network with one hidden layer; nothing of the earlier
+# notebooks. **Time:** 75 minutes, 35 of them for the exercises. **You will have** all of a layer but its attention.
 #
 # Letters: B sentences, T target length, S source length, d model width, f inner width of the feed-forward network.
 
@@ -29,6 +29,7 @@ import math
 import sys
 import warnings
 
+import checks
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
@@ -42,110 +43,91 @@ if "ipykernel" not in sys.modules:  # as a plain script: draw, but open no windo
     warnings.filterwarnings("ignore", message="FigureCanvasAgg")
 torch.set_num_threads(1)
 torch.manual_seed(0)
-rng = np.random.default_rng(0)
 
 # %% [markdown]
-# ## Layer norm
+# ## Exercise: layer norm (15 minutes)
 #
-# Subtract the mean of each word's d features and divide by their standard deviation; then scale and shift each
-# feature by learned parameters. `eps` prevents a division by zero when all features are equal. The mean and the
-# deviation are those of one word, so other words, other sentences and padding do not matter, and training and inference
-# compute the same.
+# Subtract the mean of each word's d features and divide by their standard deviation; then scale and shift each feature
+# by learned parameters:
+#
+# $$\frac{x - \mathrm{mean}(x)}{\sqrt{\mathrm{var}(x) + \epsilon}} \odot weight + bias$$
+#
+# The variance is the mean square of the centered features (divide by d, not by d - 1). $\epsilon$ prevents a division
+# by zero when all features are equal. Mean and variance are those of one word, so other words, other sentences and
+# padding do not matter, and training and inference compute the same.
+
+
+# %% tags=["part"]
+class LayerNorm(nn.Module):
+    """Layer normalization: (...,d) -> (...,d), each vector by itself."""
+
+    def __init__(self, d, eps=1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+        self.bias = nn.Parameter(torch.zeros(d))
+        self.eps = eps
+
+    def forward(self, x):
+        # SOLUTION
+        variance = x.var(dim=-1, correction=0, keepdim=True)
+        return (x - x.mean(dim=-1, keepdim=True)) / (variance + self.eps).sqrt() * self.weight + self.bias
+        # EXERCISE
+        # # x.mean and x.var take dim and keepdim; correction=0 divides by d. Not nn.LayerNorm, which is all of it.
+        # raise NotImplementedError
+        # END
 
 
 # %%
-def layer_norm(x, weight, bias, eps=1e-5):
-    centered = x - x.mean(axis=-1, keepdims=True)
-    return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + eps) * weight + bias
-
-
-B, S, d, f = 3, 5, 32, 128
-x = rng.normal(size=(B, S, d))
-norm = nn.LayerNorm(d, dtype=torch.float64)
-nn.init.normal_(norm.weight)  # the initial weight of 1 and bias of 0 would hide a mistake
-nn.init.normal_(norm.bias)
-weight, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
-
-np.testing.assert_allclose(norm(torch.from_numpy(x)).detach().numpy(), layer_norm(x, weight, bias), atol=1e-6)
+# SOLUTION
+checks.check(LayerNorm)
+# EXERCISE
+# checks.keep(LayerNorm)
+# END
 
 # %% [markdown]
 # Multiplying the input by a number, or adding one to all its features, does not change the output. So after a norm, the
 # length of a word's vector carries no information, only its direction. This will matter at depth.
 
 # %%
-without_eps = {"weight": weight, "bias": bias, "eps": 0}
-np.testing.assert_allclose(layer_norm(2 * x + 3, **without_eps), layer_norm(x, **without_eps), atol=1e-12)
+B, S, d, f = 3, 5, 32, 128
+norm = LayerNorm(d, eps=0).double()
+nn.init.normal_(norm.weight)
+nn.init.normal_(norm.bias)
+x = torch.randn(B, S, d, dtype=torch.float64, requires_grad=True)
+torch.testing.assert_close(norm(2 * x + 3), norm(x))
 
 # %% [markdown]
-# Its gradient by hand. A change of x along these two directions leaves the output as it is, so the gradient has no
-# component along them: they are subtracted. The rest is divided by the standard deviation of x, so a larger x gets a
-# smaller gradient.
-
+# The gradient by hand. These are two directions in which x can change without a change of the output: along the centered
+# x, and along (1, ..., 1). The gradient has no component in either, so both are subtracted. The rest is divided by the
+# standard deviation of x, so a larger x gets a smaller gradient.
 
 # %%
-def layer_norm_gradient(x, weight, grad_output, eps=1e-5):
-    """The gradient with respect to x, given the one with respect to the output; both (B,S,d)."""
-    centered = x - x.mean(axis=-1, keepdims=True)
-    deviation = np.sqrt((centered**2).mean(axis=-1, keepdims=True) + eps)
-    normed = centered / deviation
-    grad = grad_output * weight
-    shift = grad.mean(axis=-1, keepdims=True)
-    scale = normed * (grad * normed).mean(axis=-1, keepdims=True)
-    return (grad - shift - scale) / deviation
+grad_output = torch.randn(B, S, d, dtype=torch.float64)
+norm(x).backward(grad_output)
 
-
-grad_output = rng.normal(size=(B, S, d))
-x_ = torch.tensor(x, requires_grad=True)
-norm(x_).backward(torch.from_numpy(grad_output))
-np.testing.assert_allclose(x_.grad.numpy(), layer_norm_gradient(x, weight, grad_output), atol=1e-6)
+deviation = x.detach().std(dim=-1, correction=0, keepdim=True)
+normed = (x.detach() - x.detach().mean(dim=-1, keepdim=True)) / deviation
+grad = grad_output * norm.weight.detach()
+shift = grad.mean(dim=-1, keepdim=True)
+scale = normed * (grad * normed).mean(dim=-1, keepdim=True)
+torch.testing.assert_close(x.grad, (grad - shift - scale) / deviation)
 
 # %% [markdown]
-# ## Feed-forward
+# ## The feed-forward network
 #
-# From d features to f, through an activation, and back to d: Equation 2, `max(0, x W1 + b1) W2 + b2`, the same for
-# every word. Without the activation, the two products would collapse into one. The paper uses ReLU; many later models,
-# such as BERT, use GELU, $x\,\Phi(x)$ with $\Phi$ the distribution function of the normal distribution, which is smooth at 0.
-
+# From d features to f, through an activation, and back to d, the same for every word (section 3.3, Equation 2):
+#
+# $$\mathrm{FFN}(x) = \max(0,\, x W_1 + b_1)\, W_2 + b_2$$
+#
+# Without the activation, the two products would collapse into one. The paper's activation is ReLU, max(0, x). Many
+# later models, such as BERT, use GELU, $x\,\Phi(x)$ with $\Phi$ the distribution function of the normal distribution,
+# which is smooth at 0; in the package it is `activation_function="gelu"`.
 
 # %%
-def relu(x):
-    return np.maximum(x, 0)
-
-
-def gelu(x):
-    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
-def linear(layer, x):
-    return x @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
-
-
-def feed_forward(layer, activation, x):
-    return linear(layer.fc2, activation(linear(layer.fc1, x)))  # (B,S,d) -> (B,S,f) -> (B,S,d)
-
-
-def make_layer(**config):
-    """An encoder layer of the package in float64, every parameter random, also those of the norms."""
-    sizes = {"d_model": d, "encoder_attention_heads": 4, "encoder_ffn_dim": f, "dropout": 0.0}
-    config = VanillaTransformerConfig(**sizes, **config)
-    config._attn_implementation = "eager"
-    layer = VanillaTransformerEncoderLayer(config, layer_idx=0).double()
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=d**-0.5 if parameter.ndim > 1 else 0.5)
-    return layer
-
-
-for name, activation in [("relu", relu), ("gelu", gelu)]:
-    layer = make_layer(activation_function=name)
-    theirs = layer.feed_forward(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(theirs, feed_forward(layer, activation, x), atol=1e-6)
-    np.testing.assert_allclose(theirs[1, 2], feed_forward(layer, activation, x[1, 2]), atol=1e-6)  # a word alone
-    print(f"the feed-forward network with {name} is equal")
-
-points = np.linspace(-3, 3, 121)
+points = torch.linspace(-3, 3, 121)
 figure, axis = plt.subplots(figsize=(4.2, 2.8), layout="constrained")
-axis.plot(points, relu(points), label="ReLU")
-axis.plot(points, gelu(points), label="GELU")
+axis.plot(points, points.relu(), label="ReLU")
+axis.plot(points, nn.functional.gelu(points), label="GELU")
 axis.set(xlabel="input", ylabel="output", title="activations")
 axis.grid(alpha=0.3)
 axis.legend()
@@ -158,43 +140,79 @@ plt.show()
 #
 # - **post-norm**, the paper: `norm(x + sublayer(x))`. The sum is normalized, so the words that leave a layer have
 #   the same size after every layer.
-# - **pre-norm**: `x + sublayer(norm(x))`. x is only ever added to, so there is a direct path from the last layer down to
-#   the embeddings. One more norm at the end of the stack normalizes the sum.
+# - **pre-norm**, most models of today: `x + sublayer(norm(x))`. x is only ever added to, so there is a direct path from
+#   the last layer down to the embeddings. One more norm at the end of the stack normalizes the sum.
 #
-# The layer below is Figure 1, left: attention, then feed-forward, each in a residual. The attention is the module's;
-# the second notebook showed that it equals NumPy.
+# In training, the output of a sublayer first goes through dropout (section 5.4): each number is set to 0 with
+# probability 0.1 and otherwise divided by 0.9, so that the network cannot rely on any single one. Outside training
+# dropout does nothing. `nn.Dropout` knows which it is.
+#
+# ## Exercise: what layers share (20 minutes)
+#
+# A layer of the encoder and one of the decoder have the feed-forward network in common, and the residual around each of
+# their sublayers. Write both, with post-norm.
+
+
+# %% tags=["part"]
+class Layer(nn.Module):
+    """What encoder and decoder layers share: the feed-forward network and the residual around each sublayer."""
+
+    def __init__(self, d, f, dropout=0.1):
+        super().__init__()
+        self.fc1 = nn.Linear(d, f)
+        self.fc2 = nn.Linear(f, d)
+        self.final_layer_norm = LayerNorm(d)
+        self.dropout = nn.Dropout(dropout)
+
+    def feed_forward(self, x):
+        """Equation 2: (B,T,d) -> (B,T,d)."""
+        # SOLUTION
+        return self.fc2(self.fc1(x).relu())
+        # EXERCISE
+        # raise NotImplementedError
+        # END
+
+    def residual(self, x, norm, sublayer):
+        """The norm of x plus the output of `sublayer(x)` after dropout: (B,T,d) -> (B,T,d)."""
+        # SOLUTION
+        return norm(x + self.dropout(sublayer(x)))
+        # EXERCISE
+        # raise NotImplementedError
+        # END
 
 
 # %%
-def residual(x, norm, sublayer, norm_first):
-    def normed(x):
-        return layer_norm(x, norm.weight.detach().numpy(), norm.bias.detach().numpy())
+# SOLUTION
+checks.check(Layer)
+# EXERCISE
+# checks.keep(Layer)
+# END
 
-    return x + sublayer(normed(x)) if norm_first else normed(x + sublayer(x))
+# %% [markdown]
+# The package has both orders, and decides by `norm_first`. With the same weights, its post-norm is yours, and its
+# pre-norm is one line:
 
-
-def encoder_layer(layer, x, norm_first):
-    def attend(x):
-        return layer.self_attn(torch.from_numpy(x))[0].detach().numpy()
-
-    x = residual(x, layer.self_attn_layer_norm, attend, norm_first)
-    return residual(x, layer.final_layer_norm, lambda x: feed_forward(layer, relu, x), norm_first)
-
-
+# %%
+layer = Layer(d, f).double().eval()
 for norm_first in [False, True]:
-    layer = make_layer(norm_first=norm_first)
-    ours = residual(x, layer.final_layer_norm, np.tanh, norm_first)
-    theirs = layer.residual(torch.from_numpy(x), layer.final_layer_norm, torch.tanh)
-    np.testing.assert_allclose(theirs.detach().numpy(), ours, atol=1e-6)
-    theirs = layer(torch.from_numpy(x), None, None)
-    np.testing.assert_allclose(theirs.detach().numpy(), encoder_layer(layer, x, norm_first), atol=1e-6)
-    print(f"the residual and the whole layer are equal with {'pre' if norm_first else 'post'}-norm")
+    sizes = {"d_model": d, "encoder_ffn_dim": f, "encoder_attention_heads": 4}
+    theirs = VanillaTransformerEncoderLayer(VanillaTransformerConfig(**sizes, norm_first=norm_first), layer_idx=0)
+    theirs = theirs.double().eval()
+    theirs.load_state_dict(layer.state_dict(), strict=False)  # attention is missing
+    if norm_first:
+        ours = x + layer.feed_forward(layer.final_layer_norm(x))
+    else:
+        ours = layer.residual(x, layer.final_layer_norm, layer.feed_forward)
+    torch.testing.assert_close(theirs.residual(x, theirs.final_layer_norm, theirs.feed_forward), ours)
+    print(f"the residual is equal with {'pre' if norm_first else 'post'}-norm")
 
 # %% [markdown]
 # ## At depth
 #
-# Whole models before their first step, with 2 to 24 layers in the encoder and as many in the decoder. Source and
-# target are random tokens. We measure for each layer
+# This part is for reading, and for those who train deep models. We take whole models of the package before their first
+# step, with 2 to 24 layers in the encoder and as many in the decoder. Source and target are random tokens. The paper does
+# not say how to draw the first weights; here they are Xavier's, with which the variance of what a matrix returns is about
+# that of what it gets. We measure for each layer
 #
 # - the size of the words it outputs: the root mean square of their features;
 # - the norm of the gradient with respect to all its parameters.
@@ -205,10 +223,10 @@ generator = torch.Generator().manual_seed(0)
 tokens, labels = torch.randint(3, 100, (2, 8, 16), generator=generator)  # (B,S) and (B,T)
 
 
-def measure(depth, norm_first, zeroed=None, seed=0, width=64):
+def measure(depth, norm_first, zeroed=None, seed=0, width=64, gain=1.0):
     """For each layer of both stacks: the size of its output, and the norms of the gradients of output and parameters.
 
-    `zeroed` is the name of a projection in the decoder layers whose weight is set to 0.
+    All matrices are Xavier's times `gain`, but for the projection `zeroed` of the decoder layers, which is 0.
     """
     torch.manual_seed(seed)
     sizes = {"vocab_size": 100, "d_model": width, "encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
@@ -220,6 +238,9 @@ def measure(depth, norm_first, zeroed=None, seed=0, width=64):
     for name, stack in stacks.items():
         for layer in stack:
             layer.register_forward_hook(lambda _, inputs, output, kept=outputs[name]: kept.append(output))
+            for module in layer.modules():
+                if isinstance(module, nn.Linear):
+                    module.weight.data *= gain * math.sqrt(depth)  # by which the package has divided Xavier's
             if zeroed and name == "decoder":
                 nn.init.zeros_(layer.get_submodule(zeroed).weight)
 
@@ -289,9 +310,9 @@ plt.show()
 
 
 # %%
-def factor(zeroed, seed, width=64):
+def factor(zeroed, seed, width=64, gain=1.0):
     """By how much the gradient shrinks at each decoder layer, on its way down."""
-    by_output = measure(DEEPEST, norm_first=False, zeroed=zeroed, seed=seed, width=width)["decoder"]["by output"]
+    by_output = measure(DEEPEST, False, zeroed=zeroed, seed=seed, width=width, gain=gain)["decoder"]["by output"]
     return (by_output[0] / by_output[-1]) ** (1 / (DEEPEST - 1))
 
 
@@ -331,9 +352,33 @@ for stack in pre.values():
     assert stack["by parameters"][0] > stack["by parameters"][-1] > 0.2 * stack["by parameters"][0]
 
 # %% [markdown]
-# This is only the first step and does not predict training: Adam divides each gradient by its own size, and the
-# paper's six layers of post-norm train well. Xiong et al. (2020, arXiv 2002.04745) derive the gradients of both
-# orders; Liu et al. (2020, arXiv 2004.08249) find, as we did, that those of post-norm vanish only in the decoder.
-# Pre-norm is `norm_first=True` here.
+# ## A remedy
 #
-# **To try:** what does the same argument predict for `self_attn.out_proj` and `fc2`? Zero one of them and measure.
+# The argument also says what to do: let the sublayers add little at first. The package divides the matrices of a stack of
+# N layers by $\sqrt N$. What attention or the feed-forward network adds has then gone through two divided matrices, and
+# is about N times smaller than x. The norm has hardly anything to divide, and the gradient reaches the lowest layer.
+
+# %%
+divided = [factor(None, seed, gain=DEEPEST**-0.5) for seed in range(5)]
+print(f"Xavier's matrices divided by sqrt({DEEPEST}):", *(f"{one:.3f}" for one in divided))
+assert min(divided) > 0.95 and max(divided) < 1.05
+
+# %% [markdown]
+# All this is the first step and does not predict training: Adam divides each gradient by its own size, and the paper's
+# six layers of post-norm train well. But the log of this project (docs/LOG.md) has measured that with four layers a side
+# the divided matrices learn much faster. Xiong et al. (2020, arXiv 2002.04745) derive the gradients of both orders; Liu
+# et al. (2020, arXiv 2004.08249) find, as we did, that those of post-norm vanish only in the decoder. Pre-norm is
+# `norm_first=True` here.
+#
+# **Question.** What does the same argument predict if `self_attn.out_proj` or `fc2` is set to 0 instead?
+
+# %% [markdown] tags=["answer"]
+# **Answer.** They multiply the gradient on the residual path by $1/\sqrt 2$ too, but return the rest on their own path.
+# Without one of them, its norm divides nothing and nothing need be returned. The layer's factor stays about 0.7, that of
+# cross-attention.
+
+# %% tags=["answer"]
+for zeroed in ["self_attn.out_proj", "fc2"]:
+    mean = np.mean([factor(zeroed, seed, width=256) for seed in range(5)])
+    print(f"d = 256, {zeroed} set to 0: mean {mean:.3f}")
+    assert abs(mean - 2**-0.5) < 0.05

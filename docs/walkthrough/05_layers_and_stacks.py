@@ -9,13 +9,11 @@
 #     language: python
 #     name: python3
 # ---
-
 # %% [markdown]
 # # 5. Layers and stacks
 #
-# We now have all the parts: attention, heads, masks, positions, layer norm, feed-forward network. This notebook
-# assembles them into the model of Figure 1, in NumPy. There is no new mathematics in it, only three architectural
-# ideas:
+# You have all the parts: attention, heads, masks, positions, layer norm, feed-forward network. This notebook assembles
+# them into the model of Figure 1. There is no new mathematics in it, only three architectural ideas:
 #
 # - **The residual stream.** Each token has a vector of width d that runs from the bottom of a stack to its top. A
 #   sublayer reads it and adds something to it: `x + Sublayer(x)`, and then a layer norm (section 3.1).
@@ -25,277 +23,263 @@
 #   queries come from the target, its keys and values from the source. It is the only way in which the decoder sees the
 #   source.
 #
-# At every step we compare our numbers with those that forward hooks record inside the package's model. By the end we
-# will have rebuilt its whole forward pass.
+# Then every module of your model is compared with the package's. And at the end the package trains a small translator,
+# and its weights translate in *your* model.
 #
-# Letters as in `modeling_vanilla_transformer.py`: B sentences, S source length, T target length, d model width, h
-# heads, k head size, f feed-forward size, V vocabulary size.
+# **You need** notebooks 2 to 4. **Time:** 75 minutes, 40 of them for the exercises; the training takes one to two
+# minutes. **You will have** a Transformer.
+#
+# Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head, f inner width of the
+# feed-forward network, V vocabulary size.
 
 # %%
-import math
-
+import checks
 import numpy as np
 import torch
+from small_translator import SIZES, make_tokenizer, read_short, train_translator
+from torch import nn
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.inspection.shapes import shape_table, trace_shapes
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
 
+# Of notebooks 2, 3 and 4: yours if you have kept them, else the solution.
+padding_mask, causal_mask = checks.part("padding_mask"), checks.part("causal_mask")
+MultiHeadAttention, embed = checks.part("MultiHeadAttention"), checks.part("embed")
+LayerNorm, Layer = checks.part("LayerNorm"), checks.part("Layer")
+PAD, START, END = 0, 1, 2
+
 # %% [markdown]
-# ## A model to rebuild
+# ## The plan
 #
-# Two layers in each stack, in float64, so that rounding hides nothing. In a new model all biases are 0 and all weights
-# of layer norms are 1, so that nobody would notice if we forgot one; so we add random numbers to all parameters. The
-# sizes B, S, T, d, h, k, f and V are all different, so that no axis can be mistaken for another.
+# This is Figure 1 as a list: what each module of the package computes in one pass, for B = 2 sentences, S = 7 and T = 5.
+# The second layer of each stack has the same shapes as the first and is shown in one line. The names on the left are
+# those of the modules, and so of the parameters. Your model will have the same names.
 
 # %%
-B, S, T, d, h, f, V = 2, 7, 5, 24, 4, 40, 50
-k = d // h
+B, S, T, V = 2, 7, 5, 50
+SMALL = {"d": 24, "h": 4, "f": 40, "layers": 2}
 config = VanillaTransformerConfig(
     vocab_size=V,
-    d_model=d,
-    encoder_layers=2,
-    decoder_layers=2,
-    encoder_attention_heads=h,
-    decoder_attention_heads=h,
-    encoder_ffn_dim=f,
-    decoder_ffn_dim=f,
-    pad_token_id=None,  # no padding for now
+    d_model=SMALL["d"],
+    encoder_layers=SMALL["layers"],
+    decoder_layers=SMALL["layers"],
+    encoder_attention_heads=SMALL["h"],
+    decoder_attention_heads=SMALL["h"],
+    encoder_ffn_dim=SMALL["f"],
+    decoder_ffn_dim=SMALL["f"],
 )
-model = VanillaTransformerForConditionalGeneration(config).double().eval()
-model.set_attn_implementation("eager")  # the backend that returns attention weights
-with torch.no_grad():
-    for parameter in model.parameters():
-        parameter += 0.2 * torch.randn_like(parameter)
-
-source = torch.randint(V, (B, S))
-target = torch.randint(V, (B, T))
+package = VanillaTransformerForConditionalGeneration(config).double().eval()
+package.set_attn_implementation("eager")
+source, target = torch.randint(3, V, (B, S)), torch.randint(3, V, (B, T))
+print("\n".join(shape_table(trace_shapes(package, source, target))))
 
 # %% [markdown]
-# `trace_shapes` runs the model once and lists the shapes of all that its modules compute. Its
-# list below is the plan of this notebook. The second layer of each stack has the same shapes as the first and is shown
-# in one line.
-
-# %%
-steps = trace_shapes(model, source, target)
-print("\n".join(shape_table(steps)))
-
-# %% [markdown]
-# ## Hooks
+# ## Exercise: an encoder layer (5 minutes)
 #
-# A forward hook is a function that PyTorch calls after each call of a module. Our hooks store the output of every
-# module under the module's name. `check` compares one of our steps with them.
-
-# %%
-P = {name: tensor.numpy() for name, tensor in model.state_dict().items()}  # parameters by name
-seen = {}  # outputs of the modules
-differences = {}  # for each step, the largest difference from the package
+# Two sublayers, attention and then the feed-forward network, each in a `residual` with its own norm. `residual` calls
+# its sublayer with x alone; `lambda x: ...` makes a function of x out of a call that needs a mask too. Attention is the
+# only place in the model where the vectors of different tokens meet; everything else treats each token separately.
 
 
-def watch(name, module):
-    def keep(_, inputs, output):
-        if isinstance(output, tuple):  # attention modules return output and weights
-            seen[f"{name}.weights"] = output[1].numpy()
-        elif isinstance(output, torch.Tensor):
-            seen[name] = output.numpy()
-        if name.endswith(".out_proj"):
-            seen[name.replace("out_proj", "heads")] = inputs[0].numpy()
+# %% tags=["part"]
+class EncoderLayer(Layer):
+    """Self-attention, then the feed-forward network (Figure 1, left): (B,S,d) -> (B,S,d)."""
 
-    module.register_forward_hook(keep)
+    def __init__(self, d, h, f, dropout=0.1):
+        super().__init__(d, f, dropout)
+        self.self_attn = MultiHeadAttention(d, h)
+        self.self_attn_layer_norm = LayerNorm(d)
 
-
-for name, module in model.named_modules():
-    watch(name, module)
-
-
-def check(name, ours):
-    """Compares our step with the output of the module, and returns it."""
-    assert ours.shape == seen[name].shape, name
-    np.testing.assert_allclose(ours, seen[name], rtol=0, atol=1e-6, err_msg=name)
-    differences[name] = np.abs(ours - seen[name]).max()
-    return ours
-
-
-with torch.no_grad():
-    their_logits = model(input_ids=source, decoder_input_ids=target, use_cache=False).logits.numpy()
-print(f"{len(seen)} tensors were recorded, such as {list(seen)[3]} {seen[list(seen)[3]].shape}")
-
-# %% [markdown]
-# ## The bottom: embeddings and positions
-#
-# The vector of a token is its row of the embedding matrix (V,d), times $\sqrt{d}$ (section 3.4), plus the sinusoid of
-# its position (section 3.5). Why the factor? The paper gives no reason. In this package the rows are initialized with
-# variance 1/d, because the same matrix is the output projection, where this gives logits with a variance of about 1.
-# Multiplied by $\sqrt{d}$, the entries have variance 1, so that positions, whose sines and cosines have a mean square
-# of 1/2, do not dominate them.
-#
-# The package stores its sinusoids in float32, so we round ours, too.
+    def forward(self, x, mask):
+        # SOLUTION
+        x = self.residual(x, self.self_attn_layer_norm, lambda x: self.self_attn(x, x, mask))
+        return self.residual(x, self.final_layer_norm, self.feed_forward)
+        # EXERCISE
+        # raise NotImplementedError
+        # END
 
 
 # %%
-def sinusoids(positions):
-    angles = positions[..., None] * 10000 ** (-np.arange(0, d, 2) / d)  # (1,T,d/2)
-    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(*positions.shape, d).astype(np.float32)
-
-
-def embed(stack, ids, positions=None):
-    """Token ids (B,T) -> (B,T,d), the input of the first layer."""
-    positions = np.arange(ids.shape[1])[None] if positions is None else positions
-    tokens = check(f"{stack}.embed_tokens", P[f"{stack}.embed_tokens.weight"][ids])
-    added = check(f"{stack}.embed_positions", sinusoids(positions))
-    return check(f"{stack}.dropout", tokens * math.sqrt(d) + added)  # dropout is off outside training
-
-
-x = embed("model.encoder", source)
-print(f"the encoder reads {x.shape}; the difference is {differences['model.encoder.dropout']:.1e}")
+# SOLUTION
+checks.check(EncoderLayer)
+# EXERCISE
+# checks.keep(EncoderLayer)
+# END
 
 # %% [markdown]
-# ## The parts, from the earlier notebooks
-#
-# `name` and `layer` below are names of modules, by which a function finds its parameters in `P` and the expected
-# result in `seen`. `mask` is true where a query may attend to a key, as in the second notebook; `memory` is the
-# sequence that keys and values are computed from.
-
-
-# %%
-def linear(name, x):
-    return check(name, x @ P[f"{name}.weight"].T + P[f"{name}.bias"])
-
-
-def layer_norm(name, x):
-    mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
-    return check(name, (x - mean) / np.sqrt(variance + 1e-5) * P[f"{name}.weight"] + P[f"{name}.bias"])
-
-
-def split(x):
-    return x.reshape(*x.shape[:2], h, k).swapaxes(1, 2)  # (B,T,d) -> (B,h,T,k)
-
-
-def attention(name, x, memory, mask):
-    """Queries from `x` (B,T,d), keys and values from `memory` (B,S,d) -> (B,T,d)."""
-    queries = split(linear(f"{name}.q_proj", x))  # (B,h,T,k)
-    keys, values = (split(linear(f"{name}.{one}", memory)) for one in ("k_proj", "v_proj"))  # (B,h,S,k)
-    scores = queries @ keys.swapaxes(-2, -1) / math.sqrt(k)  # (B,h,T,S)
-    scores = np.where(mask, scores, np.finfo(scores.dtype).min)
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights = check(f"{name}.weights", exponentials / exponentials.sum(axis=-1, keepdims=True))
-    joined = (weights @ values).swapaxes(1, 2).reshape(x.shape)  # (B,T,d)
-    return linear(f"{name}.out_proj", check(f"{name}.heads", joined))
-
-
-def feed_forward(layer, x):
-    inner = check(f"{layer}.activation_fn", np.maximum(0, linear(f"{layer}.fc1", x)))  # (B,T,f)
-    return linear(f"{layer}.fc2", inner)
-
-
-# %% [markdown]
-# ## An encoder layer, and the encoder
-#
-# Two sublayers, each followed by the same two operations: add its input, then normalize. Attention is the only place
-# in the model where the vectors of different tokens interact; everything else treats each token separately.
-
-
-# %%
-def encoder_layer(layer, x, mask):
-    """(B,S,d) -> (B,S,d)."""
-    x = layer_norm(f"{layer}.self_attn_layer_norm", x + attention(f"{layer}.self_attn", x, x, mask))
-    x = layer_norm(f"{layer}.final_layer_norm", x + feed_forward(layer, x))
-    return check(layer, x)
-
-
-def encoder(ids, mask, positions=None):
-    """Source ids (B,S) -> (B,S,d)."""
-    x = embed("model.encoder", ids, positions)
-    for number in range(config.encoder_layers):
-        x = encoder_layer(f"model.encoder.layers.{number}", x, mask)
-    return x
-
-
-every_key = np.ones((1, 1, 1, 1), dtype=bool)
-encoded = encoder(source, every_key)
-print(f"the encoder gives {encoded.shape}; the difference is {differences['model.encoder.layers.1']:.1e}")
-
-# %% [markdown]
-# ## A decoder layer, and the decoder
+# ## Exercise: a decoder layer (10 minutes)
 #
 # The decoder differs from the encoder in three ways:
 #
-# 1. The decoder's self-attention is causal: position t sees positions 0 to t. In training, its input is the target
-# shifted right by one, so all T predictions are computed in one pass, and none sees the token that it predicts. 2. A
-# sublayer between self-attention and feed-forward network attends to the encoder's output, with T queries and S keys.
+# 1. Its self-attention is causal: position t sees positions 0 to t. In training, its input is the target shifted right by
+#    one, so all T predictions are computed in one pass, and none sees the token that it predicts.
+# 2. A sublayer between self-attention and feed-forward network attends to the encoder's output, with T queries and S
+#    keys. Its mask hides the padding of the source.
 # 3. Every layer attends to the *top* of the encoder, not to the encoder layer at the same depth.
 
 
+# %% tags=["part"]
+class DecoderLayer(Layer):
+    """Causal self-attention, attention to the encoder's output, feed-forward network (Figure 1, right)."""
+
+    def __init__(self, d, h, f, dropout=0.1):
+        super().__init__(d, f, dropout)
+        self.self_attn = MultiHeadAttention(d, h)
+        self.self_attn_layer_norm = LayerNorm(d)
+        self.encoder_attn = MultiHeadAttention(d, h)
+        self.encoder_attn_layer_norm = LayerNorm(d)
+
+    def forward(self, x, encoded, causal, mask):
+        """x (B,T,d) and the encoder's output (B,S,d) -> (B,T,d); `mask` (B,1,1,S) is that of the source."""
+        # SOLUTION
+        x = self.residual(x, self.self_attn_layer_norm, lambda x: self.self_attn(x, x, causal))
+        x = self.residual(x, self.encoder_attn_layer_norm, lambda x: self.encoder_attn(x, encoded, mask))
+        return self.residual(x, self.final_layer_norm, self.feed_forward)
+        # EXERCISE
+        # raise NotImplementedError
+        # END
+
+
 # %%
-def decoder_layer(layer, x, encoded, causal, mask):
-    """(B,T,d) and the encoder's output (B,S,d) -> (B,T,d)."""
-    x = layer_norm(f"{layer}.self_attn_layer_norm", x + attention(f"{layer}.self_attn", x, x, causal))
-    x = layer_norm(f"{layer}.encoder_attn_layer_norm", x + attention(f"{layer}.encoder_attn", x, encoded, mask))
-    x = layer_norm(f"{layer}.final_layer_norm", x + feed_forward(layer, x))
-    return check(layer, x)
-
-
-def decoder(ids, encoded, mask):
-    """Target ids (B,T) and the encoder's output (B,S,d) -> (B,T,d)."""
-    causal = np.tril(np.ones((ids.shape[1], ids.shape[1]), dtype=bool))  # (T,T): no key after the query
-    x = embed("model.decoder", ids)
-    for number in range(config.decoder_layers):
-        x = decoder_layer(f"model.decoder.layers.{number}", x, encoded, causal, mask)
-    return x
-
-
-decoded = decoder(target, encoded, every_key)
-print(f"the decoder gives {decoded.shape}; the difference is {differences['model.decoder.layers.1']:.1e}")
+# SOLUTION
+checks.check(DecoderLayer)
+# EXERCISE
+# checks.keep(DecoderLayer)
+# END
 
 # %% [markdown]
-# ## The top: logits from the embeddings
+# ## Exercise: two stacks (15 minutes)
 #
-# The logit of a token is the inner product of the decoder's output with the embedding of that token. Source
-# embeddings, target embeddings and output projection are the same matrix (section 3.4). So the model reads and writes
-# a word by the same vector, and has one matrix (V,d) instead of three.
+# A stack embeds its tokens (`embed`, then dropout, section 5.4) and passes them through its layers. The decoder makes its
+# causal mask itself.
+
+
+# %% tags=["part"]
+class Encoder(nn.Module):
+    """A stack of encoder layers on embeddings and positions: (B,S) -> (B,S,d)."""
+
+    def __init__(self, embed_tokens, h, f, layers, dropout=0.1):
+        super().__init__()
+        d = embed_tokens.embedding_dim
+        self.embed_tokens = embed_tokens
+        self.layers = nn.ModuleList([EncoderLayer(d, h, f, dropout) for _ in range(layers)])
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids, mask):
+        # SOLUTION
+        x = self.dropout(embed(self.embed_tokens, ids))
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+        # EXERCISE
+        # raise NotImplementedError
+        # END
+
+
+class Decoder(nn.Module):
+    """A stack of decoder layers on embeddings and positions: (B,T) and the encoder's output (B,S,d) -> (B,T,d)."""
+
+    def __init__(self, embed_tokens, h, f, layers, dropout=0.1):
+        super().__init__()
+        d = embed_tokens.embedding_dim
+        self.embed_tokens = embed_tokens
+        self.layers = nn.ModuleList([DecoderLayer(d, h, f, dropout) for _ in range(layers)])
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids, encoded, mask):
+        # SOLUTION
+        x = self.dropout(embed(self.embed_tokens, ids))
+        causal = causal_mask(ids.shape[1])
+        for layer in self.layers:
+            x = layer(x, encoded, causal, mask)
+        return x
+        # EXERCISE
+        # raise NotImplementedError
+        # END
+
 
 # %%
-matrices = [model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight, model.lm_head.weight]
-assert all(matrix is matrices[0] for matrix in matrices)
-
-logits = check("lm_head", decoded @ P["model.shared.weight"].T)  # (B,T,V)
-print(f"logits {logits.shape}; the difference is {differences['lm_head']:.1e}")
+# SOLUTION
+checks.check(Encoder, Decoder)
+# EXERCISE
+# checks.keep(Encoder, Decoder)
+# END
 
 # %% [markdown]
-# Was every step checked? We compare with the list printed at the beginning, including the second layers.
+# ## Exercise: the Transformer (10 minutes)
+#
+# Encoder and decoder, and a last projection that turns the decoder's output into logits (B,T,V), one for each word of
+# the vocabulary. The logit of a word is the inner product of the output with the embedding of that word: embeddings of
+# source and target and the output projection are the same matrix (section 3.4). So the model reads and writes a word by
+# the same vector, and has one matrix (V,d) instead of three. `__init__` sees to that, and to the first weights, which are
+# those of the package: Xavier's divided by $\sqrt N$ (notebook 4), and embeddings with variance 1/d (notebook 3).
+
+
+# %% tags=["part"]
+class EncoderDecoder(nn.Module):
+    """Both stacks, with one embedding matrix: source ids (B,S) and target ids (B,T) -> (B,T,d)."""
+
+    def __init__(self, V, d, h, f, layers, dropout=0.1):
+        super().__init__()
+        self.shared = nn.Embedding(V, d)
+        self.encoder = Encoder(self.shared, h, f, layers, dropout)
+        self.decoder = Decoder(self.shared, h, f, layers, dropout)
+
+    def forward(self, source, target):
+        # SOLUTION
+        mask = padding_mask(source)
+        return self.decoder(target, self.encoder(source, mask), mask)
+        # EXERCISE
+        # # Which mask do the encoder's self-attention and the decoder's attention to the source need?
+        # raise NotImplementedError
+        # END
+
+
+class Transformer(nn.Module):
+    """The whole model (Figure 1): source ids (B,S) and target ids (B,T) -> logits (B,T,V)."""
+
+    def __init__(self, V, d, h, f, layers, dropout=0.1):
+        super().__init__()
+        self.model = EncoderDecoder(V, d, h, f, layers, dropout)
+        self.lm_head = nn.Linear(d, V, bias=False)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:  # a matrix; not a bias, nor a parameter of a norm
+                nn.init.xavier_uniform_(parameter, gain=layers**-0.5)
+        nn.init.normal_(self.model.shared.weight, std=d**-0.5)
+        self.lm_head.weight = self.model.shared.weight
+
+    def forward(self, source, target):
+        # SOLUTION
+        return self.lm_head(self.model(source, target))
+        # EXERCISE
+        # raise NotImplementedError
+        # END
+
 
 # %%
-unchecked = [step.module for step in steps if step.module not in differences]
-assert unchecked == []
-print(f"all {len(steps)} steps are equal; the largest difference is {max(differences.values()):.1e}")
+# SOLUTION
+checks.check(EncoderDecoder, Transformer)
+# EXERCISE
+# checks.keep(EncoderDecoder, Transformer)
+# END
 
 # %% [markdown]
-# ## Padding
-#
-# Sentences of a batch differ in length. The shorter ones are padded, and neither the encoder nor the attention to the
-# source may see the padding. One mask (B,1,1,S) serves both, because it hides *keys*. Vectors of padding are still
-# computed, but nothing reads them. Positions count non-padding tokens only.
-#
-# The same functions on a padded batch; again every step is checked.
+# That is the Transformer. With the package's weights, which load by name into your model and back, every module computes
+# the same. In a new model all biases are 0 and all weights of norms are 1, so that nobody would notice if one were
+# forgotten; so random numbers are added first. The second sentence ends in padding.
 
 # %%
-lengths = torch.tensor([S, 4])
-kept = (torch.arange(S) < lengths[:, None]).long()  # (B,S), 1 for non-padding tokens
-kept_keys = kept.numpy().astype(bool)[:, None, None, :]  # (B,1,1,S)
-counted = (kept.cumsum(dim=1) - 1).numpy()  # (B,S)
-
+ours = Transformer(V, **SMALL).double().eval()
 with torch.no_grad():
-    model(input_ids=source, attention_mask=kept, decoder_input_ids=target, use_cache=False)
-differences.clear()
-decoded = decoder(target, encoder(source, kept_keys, counted), kept_keys)
-padded_logits = check("lm_head", decoded @ P["model.shared.weight"].T)
-
-assert all(step.module in differences for step in steps)
-np.testing.assert_allclose(padded_logits[0], logits[0], rtol=0, atol=1e-6)  # no padding: as before
-assert np.abs(padded_logits[1] - logits[1]).max() > 0.01  # three of its tokens are padding now
-print(f"with padding too, all are equal; the largest difference is {max(differences.values()):.1e}")
+    for parameter in package.parameters():
+        parameter += 0.2 * torch.randn_like(parameter)
+ours.load_state_dict(package.state_dict(), strict=True)
+package.load_state_dict(ours.state_dict(), strict=True)
+source[1, -3:] = PAD
+checks.compare_steps(ours, package, source, target)
 
 # %% [markdown]
 # ## Which tokens see which
@@ -303,25 +287,27 @@ print(f"with padding too, all are equal; the largest difference is {max(differen
 # This can be measured without looking at any weight: change one token, and see which predictions change.
 #
 # Target token t must change predictions t, t + 1, ..., and no earlier one. Every source token must change all
-# predictions, since the encoder attends in both directions.
+# predictions, since the encoder attends in both directions; but padding must change none.
 
 # %%
 with torch.no_grad():
+    before = ours(source, target)
 
     def changed_by(side, position):
-        """Which of the T predictions of the first sentence depend on a token."""
-        inputs = {"input_ids": source.clone(), "decoder_input_ids": target.clone()}
-        inputs[side][0, position] = (inputs[side][0, position] + 1) % V
-        found = model(**inputs, use_cache=False).logits[0].numpy()
-        return np.abs(found - their_logits[0]).max(axis=-1) > 1e-9  # (T,)
+        """Which of the T predictions of each sentence depend on the token at a position: (B,T)."""
+        tokens = {"source": source.clone(), "target": target.clone()}
+        tokens[side][:, position] = 3 + (tokens[side][:, position] - 2) % (V - 3)  # the next id, but no special token
+        return (ours(**tokens) - before).abs().amax(dim=-1) > 1e-9
 
-    by_target = np.array([changed_by("decoder_input_ids", t) for t in range(T)])  # (T,T)
-    by_source = np.array([changed_by("input_ids", s) for s in range(S)])  # (S,T)
+    by_target = torch.stack([changed_by("target", t)[0] for t in range(T)]).int()  # (T,T)
+    longer = torch.cat([source, torch.full((B, 4), PAD)], dim=1)
+    by_padding = (ours(longer, target) - before).abs().max()
 
 print("rows: the target token that was changed; columns: the predictions that change")
-print(by_target.astype(int))
-assert np.array_equal(by_target, np.triu(np.ones((T, T), dtype=bool)))
-assert by_source.all()
+print(by_target.numpy())
+assert torch.equal(by_target, torch.ones(T, T).triu().int())
+assert changed_by("source", 0).all()
+assert by_padding < 1e-9
 
 # %% [markdown]
 # ## Counting parameters
@@ -338,14 +324,57 @@ def count(V, d, f, layers):
     return V * d + layers * (encoder_layer + decoder_layer)
 
 
-assert model.num_parameters() == count(V, d, f, layers=2)
+assert sum(parameter.numel() for parameter in ours.parameters()) == count(V, SMALL["d"], SMALL["f"], SMALL["layers"])
 
 with torch.device("meta"):  # shapes without values: the paper's base model needs no memory
-    base = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(vocab_size=37000))
-assert base.num_parameters() == count(37000, 512, 2048, layers=6)
-print(f"this model has {model.num_parameters():,} parameters, the paper's base model {base.num_parameters():,}")
+    base = Transformer(37000, d=512, h=8, f=2048, layers=6)
+assert sum(parameter.numel() for parameter in base.parameters()) == count(37000, 512, 2048, layers=6)
+print(f"the paper's base model with 37,000 tokens has {count(37000, 512, 2048, 6):,} parameters")
 
 # %% [markdown]
-# **To try:** let each decoder layer attend to the encoder layer of its own height, and see which `check` fails. Drop a
-# bias from `linear`. Set `norm_first=True` in the config: then `layer_norm` goes before the sublayer, the sum is not
-# normalized, and each stack needs another norm at its top.
+# ## It translates
+#
+# Now the package trains a small model on the sentences of the sample dataset that have at most five words. This takes
+# one to two minutes. Then its weights move into your model, which becomes a translator without having been trained.
+#
+# To translate, the decoder starts with START and appends the likeliest next token until that is END. The next notebook
+# has more on this, and trains your own model.
+
+# %%
+train, test = read_short("train"), read_short("test")
+tokenizer = make_tokenizer(train)
+package = train_translator(tokenizer, train, max_steps=600)
+
+# %%
+ours = Transformer(len(tokenizer), **SIZES).eval()
+ours.load_state_dict(package.state_dict(), strict=True)
+
+
+@torch.no_grad()
+def translate(text):
+    source, target = tokenizer(text, return_tensors="pt").input_ids, torch.tensor([[START]])
+    while target[0, -1] != END and target.shape[1] < 30:
+        target = torch.cat([target, ours(source, target)[:, -1:].argmax(dim=-1)], dim=1)
+    return tokenizer.decode(target[0], skip_special_tokens=True)
+
+
+texts = [pair["en"] for pair in test[:20]]
+translations = [translate(text) for text in texts]
+for text, translation in zip(texts[:8], translations, strict=False):
+    print(f"{text} -> {translation}")
+assert translations == Translator(package, tokenizer)(texts, num_beams=1)
+right = np.mean([translation == pair["de"] for translation, pair in zip(translations, test, strict=False)])
+print(f"{right:.0%} of {len(texts)} sentences that it never saw are translated exactly")
+assert right > 0.4
+
+# %% [markdown]
+# **Questions.** 1. What would happen if each decoder layer attended to the encoder layer of its own depth? 2. Change
+# `residual` to pre-norm: what else must change?
+
+# %% [markdown] tags=["answer"]
+# **Answers.**
+#
+# 1. It would work, and such models exist. But the lower decoder layers would read a source that the encoder has not
+# finished reading. It would not be the paper's model, and `check` would object.
+# 2. The sum that leaves the last layer was never normalized, so each stack needs one more norm at its top. The package
+# has it as `layer_norm`, with `norm_first=True`.

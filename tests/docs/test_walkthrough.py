@@ -1,8 +1,12 @@
 """docs/walkthrough: the notebooks run, notice planted mistakes, and match their sources."""
 
+import importlib
 import json
+import linecache
+import math
 import re
 import runpy
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +18,7 @@ from matplotlib import pyplot as plt
 
 FOLDER = Path(__file__).parents[2] / "docs" / "walkthrough"
 SOURCES = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
+sys.path.append(str(FOLDER))  # as for a script in that folder
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def execute(code: str, source: Path, names: dict | None = None) -> dict:
 
 @pytest.mark.parametrize(
     "source",
-    [pytest.param(s, id=s.stem, marks=[pytest.mark.slow] if s.stem[:2] not in ("01", "05") else []) for s in SOURCES],
+    [pytest.param(s, id=s.stem, marks=[pytest.mark.slow] if s.stem[:2] not in ("01", "02") else []) for s in SOURCES],
 )
 def test_notebook_runs_from_top_to_bottom(source, elsewhere, capfd):
     """All its assertions hold, and it leaves no files behind."""
@@ -45,29 +50,158 @@ def test_notebook_runs_from_top_to_bottom(source, elsewhere, capfd):
     assert capfd.readouterr().out.strip() and list(elsewhere.iterdir()) == []
 
 
-MISTAKES = [  # notebook, correct code, mistake, what the assertion names
-    ("01_attention", "np.swapaxes(keys, -2, -1) * scaling", "np.swapaxes(keys, -2, -1)", ""),
-    ("02_heads_and_masks", "x.transpose(0, 2, 1, 3).reshape(B, T, h * k)", "x.reshape(B, T, h * k)", ""),
-    ("05_layers_and_stacks", "tokens * math.sqrt(d)", "tokens", "model.encoder.dropout"),
-    ("05_layers_and_stacks", "/ math.sqrt(k)", "/ math.sqrt(d)", "encoder.layers.0.self_attn.weights"),
-    ("05_layers_and_stacks", '.T + P[f"{name}.bias"]', ".T", "encoder.layers.0.self_attn.q_proj"),
-    ("05_layers_and_stacks", "ids.shape[1]), dtype=bool))", "ids.shape[1]), dtype=bool), k=1)", "0.self_attn.weights"),
-    ("05_layers_and_stacks", '.encoder_attn", x, encoded, mask)', '.encoder_attn", x, x, mask)', "k_proj"),
+PLANTED = [  # notebook, correct code, mistake, what the assertion names
+    ("01_attention", "np.sqrt(16)", "np.sqrt(15)", ""),
+    (
+        "02_heads_and_masks",
+        "x.transpose(1, 2).flatten(-2)",
+        "x.reshape(x.shape[0], x.shape[2], -1)",
+        "MultiHeadAttention",
+    ),
+    ("05_layers_and_stacks", "(x, encoded, mask)", "(x, x, mask)", "DecoderLayer"),
     ("05_layers_and_stacks", "2 * attention + feed_forward", "attention + feed_forward", ""),
-    ("06_training_and_decoding", "labels[:, :-1]", "labels[:, 1:]", ""),
-    ("06_training_and_decoding", "- epsilon * z.mean", "- 2 * epsilon * z.mean", ""),
+    ("06_training_and_decoding", "labels[:, :-1]", "labels[:, 1:]", "shift_right"),
+    ("06_training_and_decoding", "(p - q) / len(q)", "(p - q) / q.numel()", ""),
     ("06_training_and_decoding", "steps * warmup**-1.5)", "steps * warmup**-1.4)", ""),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "right", "wrong", "message"), MISTAKES, ids=[f"{m[0][:2]} {m[2]}" for m in MISTAKES])
+@pytest.mark.parametrize(("name", "right", "wrong", "message"), PLANTED, ids=[f"{m[0][:2]} {m[2]}" for m in PLANTED])
 def test_notebook_notices_a_mistake(name, right, wrong, message, elsewhere):
     source = FOLDER / f"{name}.py"
     code = source.read_text(encoding="utf-8")
     assert code.count(right) == 1
     with pytest.raises(AssertionError, match=re.escape(message)):
         execute(code.replace(right, wrong), source)
+
+
+# ---------------------------------------------------------------------------------------------- what the reader writes
+
+
+@pytest.fixture
+def checks(elsewhere, monkeypatch):
+    """docs/walkthrough/checks.py as a module, which keeps what readers write outside the repository."""
+    module = importlib.import_module("checks")
+    monkeypatch.setattr(module, "MINE", elsewhere / "my_transformer.py")
+    monkeypatch.syspath_prepend(elsewhere)
+    yield module
+    sys.modules.pop("my_transformer", None)
+
+
+def test_every_part_equals_the_package_and_has_known_mistakes(checks, capsys):
+    parts = checks.solved()
+    defined = [name for name, value in vars(parts).items() if getattr(value, "__module__", None) == "part"]
+    assert defined == list(checks.CASES) and set(checks.MISTAKES) == set(checks.CASES)
+    checks.check(*(getattr(parts, name) for name in defined))
+    assert len(re.findall(r"equal to the package \([1-9]", capsys.readouterr().out)) == len(defined)
+
+
+KNOWN = [
+    (name, *mistake) for name, of_part in importlib.import_module("checks").MISTAKES.items() for mistake in of_part
+]
+
+
+@pytest.mark.parametrize(("name", "right", "wrong", "message"), KNOWN, ids=[f"{m[0]}: {m[3]}" for m in KNOWN])
+def test_known_mistake_is_named(name, right, wrong, message, checks):
+    with pytest.raises(AssertionError, match=re.escape(f"Mistake: {message}.")):
+        checks.check(getattr(checks.solved(name, right, wrong), name))
+
+
+def test_check_explains_other_errors(checks):
+    def attention(q, k, v, mask=None):
+        return v[..., 0], q @ k.transpose(-2, -1)
+
+    with pytest.raises(AssertionError, match="the weights without a mask: the largest difference is [0-9.]+[.]$"):
+        checks.check(attention)
+
+    def padding_mask(ids):
+        return ids[:, :2]
+
+    with pytest.raises(AssertionError, match=re.escape("its shape is (2, 2), and must be (2, 1, 1, 7).")):
+        checks.check(padding_mask)
+
+    def causal_mask(length):
+        raise NotImplementedError
+
+    with pytest.raises(NotImplementedError):
+        checks.check(causal_mask)
+    with pytest.raises(RuntimeError, match="Unexpected key.*weight"):
+        checks.check(
+            type("LayerNorm", (torch.nn.Module,), {"__init__": lambda self, d: torch.nn.Module.__init__(self)})
+        )
+
+
+def test_weights_load_strictly_both_ways_and_logits_are_equal(checks):
+    theirs, ours = checks.package_model(), checks.solved().Transformer(50, 24, 3, 40, 2).double().eval()
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    for module in ours.modules():
+        if hasattr(module, "eps"):
+            module.eps = 0.1
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+        theirs.load_state_dict(ours.state_dict(), strict=True)
+        source, target = checks.padded_source(), checks.token_ids(2, 9)
+        expected = theirs(source, decoder_input_ids=target).logits
+        torch.testing.assert_close(ours(source, target), expected, rtol=0, atol=1e-6)
+        checks.compare_steps(ours, theirs, source, target)
+        theirs.model.encoder.layers[1].fc2.bias += 1e-3
+    with pytest.raises(AssertionError, match="^model.encoder.layers.1.fc2: the largest difference is 0.001"):
+        checks.compare_steps(ours, theirs, source, target)
+
+
+def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
+    """The cells of the exercise notebooks that are filled and kept make my_transformer.py grow to the whole model."""
+    blanks = 0
+    for source in [source for source in SOURCES if build.has_exercise(source)]:
+        path = build.exercise_path(source, FOLDER)
+        assert build.find_difference(source, path, as_exercise=True) is None, path.name
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        solutions = [c for c in build.read_source(source).cells if "answer" not in c.metadata.get("tags", [])]
+        assert len(solutions) < len(build.read_source(source).cells)
+        names = {"torch": torch, "nn": torch.nn, "math": math, "checks": checks, "PAD": 0, "START": 1, "END": 2}
+        sys.modules.pop("my_transformer", None)  # a notebook is a new process
+        for name in re.findall(r'checks.part\("(\w+)"\)', source.read_text(encoding="utf-8")):
+            names[name] = checks.part(name)
+            assert names[name].__module__ == "my_transformer"
+        for cell, solution in zip(cells, solutions, strict=True):
+            code = "".join(cell["source"])
+            is_part = "part" in solution.metadata.get("tags", [])
+            assert ("raise NotImplementedError" in code) == is_part and not cell.get("outputs")
+            if is_part:
+                blanks += code.count("raise NotImplementedError")
+                exec(compile(code, "blank", "exec"), dict(names))  # a blank can be run before it is filled
+                filled = checks.FOLDER / f"cell {blanks}"  # a cell is no file, but its lines are known to linecache
+                linecache.cache[str(filled)] = (
+                    len(solution.source),
+                    None,
+                    solution.source.splitlines(True),
+                    str(filled),
+                )
+                exec(compile(solution.source, str(filled), "exec"), names)
+            elif code.startswith("checks.keep("):
+                exec(code, names)
+    assert blanks == 22
+    mine, solution = (path.read_text(encoding="utf-8") for path in (checks.MINE, checks.SOLUTION))
+    for name in checks.CASES:
+        assert checks.find_definition(mine, name) == checks.find_definition(solution, name)
+    assert build.assemble(SOURCES) == solution
+
+
+def test_what_is_kept_replaces_an_earlier_version_and_must_pass(checks):
+    def keep(code):
+        linecache.cache["cell"] = (len(code), None, code.splitlines(True), "cell")
+        names = {"torch": torch, "PAD": 0}
+        exec(compile(code, "cell", "exec"), names)
+        checks.keep(names["padding_mask"])
+
+    keep("def padding_mask(ids):\n    return ids.ne(PAD)[:, None, None]\n")
+    keep("def padding_mask(ids):\n    return ids.gt(PAD)[:, None, None]\n")
+    with pytest.raises(AssertionError, match="wrong way round"):
+        keep("def padding_mask(ids):\n    return ids.eq(PAD)[:, None, None]\n")
+    text = checks.MINE.read_text(encoding="utf-8")
+    assert text.count("def padding_mask") == 1 and "ids.gt(PAD)" in text
 
 
 # -------------------------------------------------------------------------------------------------- as notebooks
@@ -82,18 +216,21 @@ def build():
 
 
 def test_notebooks_match_their_sources_and_were_executed(build):
-    assert [source.stem[:2] for source in SOURCES] == [f"{number:02}" for number in range(1, 8)]
+    assert [source.stem[:2] for source in SOURCES] == [f"{number:02}" for number in range(1, len(SOURCES) + 1)]
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     for source in SOURCES:
         path = source.with_suffix(".ipynb")
-        assert build.find_difference(source, path) is None, path.name
+        assert build.find_stale(source, FOLDER) == []
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         assert any(cell.get("outputs") for cell in cells), path.name
-        number, title = re.search(r"(?m)^# # (\d)\. (.*)$", source.read_text(encoding="utf-8")).groups()
-        assert f"{number}. **{title}** ([notebook]({path.name}), [source]({source.name}))" in readme.replace(
-            "\n   ", " "
-        )
-    assert {path.stem for path in FOLDER.glob("*.ipynb")} == {source.stem for source in SOURCES}
+        number, title = re.search(r"(?m)^# # (\d+)\. (.*)$", source.read_text(encoding="utf-8")).groups()
+        links = f"[notebook]({path.name}), [source]({source.name})"
+        if build.has_exercise(source):
+            links += f", [exercise]({build.exercise_path(source, FOLDER).name})"
+        assert f"{number}. **{title}** ({links})" in readme.replace("\n   ", " ")
+    exercises = {build.exercise_path(source, FOLDER).stem for source in SOURCES if build.has_exercise(source)}
+    assert {path.stem for path in FOLDER.glob("*.ipynb")} == {source.stem for source in SOURCES} | exercises
+    assert len(exercises) == 6
 
 
 def test_build_executes_a_source_and_finds_what_differs(build, tmp_path, elsewhere):
@@ -108,9 +245,23 @@ def test_build_executes_a_source_and_finds_what_differs(build, tmp_path, elsewhe
     assert "".join(first[0]["text"]) == f"{tmp_path}\n"  # runs in the folder of its source
     assert [output["data"]["text/plain"] for output in second] == [["42"]]
     source.write_text(code.replace("6 * 7", "6 * 8"), encoding="utf-8")
-    assert build.find_difference(source, path) == "differs from 01_small.py in cell 2"
+    assert build.find_stale(source, tmp_path) == ["01_small.ipynb differs from 01_small.py in cell 2"]
     source.write_text(code + "# %%\nassert 6 * 7 == 41\n", encoding="utf-8")
     assert build.find_difference(source, path) == "has 2 cells, and 01_small.py has 3"
+    blank = "# SOLUTION\na = 1\n# EXERCISE\n# # a hint\n# raise NotImplementedError\n# END\n"
+    source.write_text(f'# %% [markdown]\n# # 1. Title\n# %% tags=["part"]\n{blank}b = 2\n', encoding="utf-8")
+    assert build.find_stale(source, tmp_path)[1] == "01_small_exercise.ipynb is missing"
+    build.build(source, tmp_path)
+    assert build.find_stale(source, tmp_path) == []
+    cells = [
+        json.loads(one.read_text(encoding="utf-8"))["cells"] for one in (path, build.exercise_path(source, tmp_path))
+    ]
+    solution, exercise = ("".join(of[1]["source"]) for of in cells)
+    assert (solution, exercise) == ("a = 1\nb = 2", "# a hint\nraise NotImplementedError\nb = 2")
+    assert build.assemble([source]).endswith("-\n\n\na = 1\nb = 2\n")
+    source.write_text(source.read_text(encoding="utf-8").replace("a hint", "another"), encoding="utf-8")
+    assert build.find_stale(source, tmp_path) == ["01_small_exercise.ipynb differs from 01_small.py in cell 2"]
+    source.write_text("# %%\nassert 6 * 7 == 41\n", encoding="utf-8")
     path.unlink()
     with pytest.raises(CellExecutionError, match="AssertionError"):
         build.build(source, tmp_path)

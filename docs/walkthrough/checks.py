@@ -1,0 +1,705 @@
+"""Compares what a reader has written with the package, and names the mistake if it is a common one.
+
+    check(attention)    says how many numbers are equal, or raises AssertionError with the first that is not
+    keep(attention)     does the same, then writes the code to my_transformer.py, which the next notebooks import
+    part("attention")   the reader's attention, or the solution
+    compare_steps(...)  compares two whole models, module by module
+
+What is expected is computed by the package when `check` is called, in float64, with sizes that all differ and with
+parameters that make every term count: no bias is 0, no weight of a norm is 1, and their epsilon is 0.1.
+"""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import linecache
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import modeling_vanilla_transformer as package
+from vanilla_transformer.training.optimization import learning_rate_schedule
+
+FOLDER = Path(__file__).resolve().parent
+SOLUTION, MINE = FOLDER / "transformer.py", FOLDER / "my_transformer.py"
+PAD, START, END = 0, 1, 2
+B, S, T, d, h, f, V, LAYERS = 2, 7, 5, 24, 3, 40, 50, 2
+k = d // h
+TOLERANCE = 1e-6
+
+# ------------------------------------------------------------------------------------------------ the package's answers
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def token_ids(*shape: int) -> torch.Tensor:
+    return torch.randint(3, V, shape)
+
+
+def padded_source() -> torch.Tensor:
+    """Source ids (B,S), the last sentence with two tokens of padding."""
+    source = token_ids(B, S)
+    source[-1, -2:] = PAD
+    return source
+
+
+def package_model() -> VanillaTransformerForConditionalGeneration:
+    """A model in float64, in evaluation mode, in which every parameter matters."""
+    sizes = {"vocab_size": V, "d_model": d, "encoder_layers": LAYERS, "decoder_layers": LAYERS}
+    sizes |= {"encoder_attention_heads": h, "decoder_attention_heads": h, "encoder_ffn_dim": f, "decoder_ffn_dim": f}
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**sizes, layer_norm_eps=0.1)).double()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def share_weights(theirs: nn.Module, ours: nn.Module, prefixes: tuple[str, ...] = ("",)):
+    """Loads the package's parameters into the reader's module and back, by name, and the package's epsilon."""
+    state = {name: tensor for name, tensor in theirs.state_dict().items() if name.startswith(prefixes)}
+    ours.double().eval().load_state_dict(state)  # strict: raises if a name or a shape differs
+    theirs.load_state_dict(theirs.state_dict() | ours.state_dict())
+    for module in ours.modules():
+        if hasattr(module, "eps"):
+            module.eps = 0.1
+
+
+# ---------------------------------------------------------------------------------- what is compared, for each part
+# Each yields what it compares, a function that computes it with the reader's part, and what the package has.
+
+Comparisons = Iterator[tuple[str, Callable[[], torch.Tensor], torch.Tensor]]
+
+
+def attention(part) -> Comparisons:
+    q, keys, values = random(B, h, T, k), random(B, h, S, k), random(B, h, S, k)
+    mask = torch.rand(B, 1, T, S) < 0.6
+    nothing = mask.clone()
+    nothing[0, 0, 0] = False
+    for case, one in [("without a mask", None), ("with a mask", mask), ("with a query that sees no key", nothing)]:
+        output, weights = package.eager_attention_forward(nn.Identity(), q, keys, values, one, scaling=k**-0.5)
+        yield f"the weights {case}", lambda one=one: part(q, keys, values, one)[1], weights
+        yield f"the output {case}", lambda one=one: part(q, keys, values, one)[0], output.transpose(1, 2)
+
+
+def padding_mask(part) -> Comparisons:
+    source = padded_source()
+    expected = package.padding_mask(source, VanillaTransformerConfig(pad_token_id=PAD)).bool()[:, None, None]
+    yield "the mask", lambda: part(source), expected
+
+
+def causal_mask(part) -> Comparisons:
+    target = token_ids(1, T)
+    output = package_model()(token_ids(1, S), decoder_input_ids=target, output_attentions=True)
+    yield "the mask", lambda: part(T), output.decoder_attentions[0][0, 0] > 0  # which keys the package gives a weight
+
+
+def MultiHeadAttention(part) -> Comparisons:
+    theirs, ours = package_model().model.encoder.layers[0].self_attn, part(d, h)
+    share_weights(theirs, ours)
+    x, other, source = random(B, T, d), random(B, T, d), random(B, S, d)
+    mask, causal = torch.rand(B, 1, 1, S) < 0.6, torch.ones(T, T, dtype=torch.bool).tril()
+    for case, attended, one in [
+        ("to itself", x, None),
+        ("to itself, without the future", x, causal),
+        ("to another sentence of the same length", other, None),
+        ("to another sentence", source, None),
+        ("to another sentence, with padding", source, mask),
+    ]:
+        full = None if one is None else one.expand(B, 1, T, attended.shape[1])
+        expected = theirs(x, attended, attention_mask=full)[0]
+        yield f"attention {case}", lambda attended=attended, one=one: ours(x, attended, one), expected
+
+
+def sinusoids(part) -> Comparisons:
+    for length in (T, 1000):
+        expected = package.sinusoidal_positions(torch.arange(length), d)
+        yield f"{length} positions", lambda length=length: part(length, d), expected
+
+
+def embed(part) -> Comparisons:
+    stack, ids = package_model().model.encoder, token_ids(B, S)
+    positions = torch.arange(S)[None]
+    for length in (S, T):
+        expected, _ = stack.add_positions(stack.embed_tokens(ids[:, :length]), positions[:, :length], length)
+        yield f"{length} tokens", lambda length=length: part(stack.embed_tokens, ids[:, :length]), expected
+
+
+def LayerNorm(part) -> Comparisons:
+    theirs, ours = package_model().model.encoder.layers[0].final_layer_norm, part(d)
+    share_weights(theirs, ours)
+    x = random(B, T, d)
+    yield "the normalized x", lambda: ours(x), theirs(x)
+
+
+def Layer(part) -> Comparisons:
+    theirs, ours = package_model().model.encoder.layers[0], part(d, f)
+    share_weights(theirs, ours, ("fc", "final"))
+    x = random(B, T, d)
+    yield "feed_forward", lambda: ours.feed_forward(x), theirs.feed_forward(x)
+    norms = ours.final_layer_norm, theirs.final_layer_norm
+    yield "residual", lambda: ours.residual(x, norms[0], torch.sin), theirs.residual(x, norms[1], torch.sin)
+    for layer in (ours, theirs):  # all of what dropout is applied to is dropped
+        layer.dropout = nn.Dropout(1.0).train()
+    expected = theirs.residual(x, norms[1], torch.sin)
+    yield "residual in training", lambda: ours.residual(x, norms[0], torch.sin), expected
+
+
+def EncoderLayer(part) -> Comparisons:
+    theirs, ours = package_model().model.encoder.layers[0], part(d, h, f)
+    share_weights(theirs, ours)
+    x, mask = random(B, S, d), torch.rand(B, 1, 1, S) < 0.6
+    yield "the output", lambda: ours(x, mask), theirs(x, mask.expand(B, 1, S, S), None)
+
+
+def DecoderLayer(part) -> Comparisons:
+    theirs, ours = package_model().model.decoder.layers[0], part(d, h, f)
+    share_weights(theirs, ours)
+    x, mask = random(B, T, d), torch.rand(B, 1, 1, S) < 0.6
+    causal = torch.ones(T, T, dtype=torch.bool).tril()
+    for length in (T, S):  # with both lengths alike, a wrong input still fits
+        encoded, one = random(B, length, d), mask[..., :length]
+        expected = theirs(x, causal.expand(B, 1, T, T), encoded, one.expand(B, 1, T, length), None)
+        case = f"the output, for a source of {length} tokens"
+        yield case, lambda encoded=encoded, one=one: ours(x, encoded, causal, one), expected
+
+
+def Encoder(part) -> Comparisons:
+    theirs = package_model().model.encoder
+    ours = part(nn.Embedding(V, d), h, f, LAYERS)
+    share_weights(theirs, ours)
+    source = padded_source()
+    is_token = source != PAD
+    expected = theirs(source).last_hidden_state[is_token]
+    yield "the output", lambda: ours(source, is_token[:, None, None])[is_token], expected
+    ours.dropout, theirs.dropout = nn.Dropout(1.0), nn.Dropout(1.0)  # all of what dropout is applied to is dropped
+    expected = theirs(source).last_hidden_state[is_token]
+    yield "the output in training", lambda: ours(source, is_token[:, None, None])[is_token], expected
+
+
+def Decoder(part) -> Comparisons:
+    theirs = package_model().model.decoder
+    ours = part(nn.Embedding(V, d), h, f, LAYERS)
+    share_weights(theirs, ours)
+    source, target, encoded = padded_source(), token_ids(B, T), random(B, S, d)
+    is_token = source != PAD
+    expected = theirs(target, encoder_hidden_states=encoded, encoder_attention_mask=is_token.long())
+    yield "the output", lambda: ours(target, encoded, is_token[:, None, None]), expected.last_hidden_state
+
+
+def EncoderDecoder(part) -> Comparisons:
+    theirs, ours = package_model().model, part(V, d, h, f, LAYERS)
+    share_weights(theirs, ours)
+    source, target = padded_source(), token_ids(B, T)
+    expected = theirs(source, decoder_input_ids=target).last_hidden_state
+    yield "the decoder's output", lambda: ours(source, target), expected
+
+
+def Transformer(part) -> Comparisons:
+    theirs, ours = package_model(), part(V, d, h, f, LAYERS)
+    share_weights(theirs, ours)
+    yield "the number of parameters", lambda: count(ours), count(theirs)
+    source, target = padded_source(), token_ids(B, T)
+    yield "the logits", lambda: ours(source, target), theirs(source, decoder_input_ids=target).logits
+
+
+def count(model: nn.Module) -> torch.Tensor:
+    return torch.tensor(sum(parameter.numel() for parameter in model.parameters()))
+
+
+def some_labels() -> torch.Tensor:
+    """Labels (B,T), the first sentence two tokens shorter."""
+    labels = token_ids(B, T)
+    labels[:, -1] = END
+    labels[0, -3:] = torch.tensor([END, -100, -100])
+    return labels
+
+
+def shift_right(part) -> Comparisons:
+    labels = some_labels()
+    kept = labels != -100
+    expected = package_model().prepare_decoder_input_ids_from_labels(labels)
+    yield "where something is predicted", lambda: part(labels)[kept], expected[kept]
+    yield "whether all are token ids", lambda: part(labels) >= 0, expected >= 0
+
+
+def smoothed_loss(part) -> Comparisons:
+    logits, labels, hidden = 3 * random(B, T, V), some_labels(), random(B, T, d)
+    for smoothing in (0.0, 0.1, 0.4):
+        expected = package.label_smoothed_cross_entropy(hidden, nn.Identity(), labels, smoothing, logits=logits)
+        yield f"smoothing {smoothing}", lambda smoothing=smoothing: part(logits, labels, smoothing), expected
+
+
+def learning_rate(part) -> Comparisons:
+    peak, warmup, steps = 0.7, 40, range(1, 200)
+    expected = torch.tensor([learning_rate_schedule("inverse_sqrt", peak, warmup, 200)(step) for step in steps])
+    yield "steps 1 to 199", lambda: torch.tensor([float(part(step, peak, warmup)) for step in steps]), expected
+
+
+def train_step(part) -> Comparisons:
+    rate, smoothing = 0.01, 0.1
+    theirs, solution = package_model(), solved()
+    ours = solution.Transformer(V, d, h, f, LAYERS, dropout=0.0)
+    share_weights(theirs, ours)
+    ours.train()
+    source, labels = padded_source(), some_labels()
+    optimizers = [
+        torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9) for model in (ours, theirs)
+    ]
+
+    def step() -> torch.Tensor:
+        for group in optimizers[1].param_groups:
+            group["lr"] = rate
+        loss = theirs(source, labels=labels, label_smoothing=smoothing).loss  # in evaluation mode: without dropout
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[1].step()
+        return loss.detach()
+
+    for number in ("first", "second", "third"):
+        expected = step()
+        yield (
+            f"the loss of the {number} step",
+            lambda: torch.tensor(float(part(ours, optimizers[0], source, labels, rate, smoothing))),
+            expected,
+        )
+
+
+def greedy_search(part) -> Comparisons:
+    theirs = package_model()
+    with torch.no_grad():
+        # END becomes likelier, so that sentences end, and at different lengths.
+        theirs.lm_head.weight[END] += 2 * theirs.model.decoder.layers[-1].final_layer_norm.bias
+    ours = solved().Transformer(V, d, h, f, LAYERS)
+    share_weights(theirs, ours)
+    source = token_ids(40, S)
+    source[::2, -2:] = PAD
+    ends = (theirs.generate(source, num_beams=1, do_sample=False, max_length=20) == END).any(dim=1)
+    for case, some, length in [("at most 6 tokens", source, 6), ("until all have ended", source[ends], 30)]:
+        expected = theirs.generate(some, num_beams=1, do_sample=False, max_length=length)
+        yield case, lambda some=some, length=length: part(ours, some, length), expected
+
+
+PARTS = [attention, padding_mask, causal_mask, MultiHeadAttention, sinusoids, embed, LayerNorm, Layer, EncoderLayer]
+PARTS += [DecoderLayer, Encoder, Decoder, EncoderDecoder, Transformer, shift_right, smoothed_loss, learning_rate]
+CASES = {part.__name__: part for part in [*PARTS, train_step, greedy_search]}
+
+# ------------------------------------------------------------------------------------------------------ known mistakes
+# For each part: code of the solution, what a reader may write in its place, and what to tell them. An error of several
+# readers, or of one of the implementations in docs/seeds.md, belongs here.
+
+MISTAKES = {
+    "attention": [
+        (" / math.sqrt(q.shape[-1])", "", "the scores are not divided by the square root of k"),
+        ("math.sqrt(q.shape[-1])", "q.shape[-1]", "the scores are divided by k, not by its square root"),
+        (
+            "math.sqrt(q.shape[-1])",
+            "math.sqrt(k.shape[-2])",
+            "the scores are divided by the root of the number of keys",
+        ),
+        ("math.sqrt(q.shape[-1])", "math.sqrt(q.shape[-1] * q.shape[-3])", "the scores are divided by the root of d"),
+        ("softmax(dim=-1)", "softmax(dim=-2)", "the softmax is over the queries; it must be over the keys"),
+        ("    if mask is not None:", "    if False:", "the mask is not used"),
+        ("~mask", "mask", "the mask is the wrong way round: True means that the key is seen"),
+        ("torch.finfo(scores.dtype).min", "-math.inf", "minus infinity makes the weights NaN if all keys are hidden"),
+        ("torch.finfo(scores.dtype).min", "0", "the masked scores are 0, and so their weights are not"),
+    ],
+    "padding_mask": [
+        ("ids != PAD", "ids == PAD", "the mask is the wrong way round: True means that the key is seen"),
+        (
+            "[:, None, None, :]",
+            "[:, None, :, None]",
+            "the mask is along the queries; it must hide keys, the last axis",
+        ),
+        ("[:, None, None, :]", "", "the mask has no axes for heads and queries: its shape must be (B,1,1,S)"),
+    ],
+    "causal_mask": [
+        (".tril()", ".tril(diagonal=-1)", "a query does not see itself: the mask is shifted by one"),
+        (".tril()", ".tril(diagonal=1)", "a query sees the next token: the mask is shifted by one"),
+        (".tril()", ".triu()", "a query sees the future and not the past: rows are queries, columns are keys"),
+        (".tril()", "", "a query sees the future"),
+    ],
+    "MultiHeadAttention": [
+        (
+            "x.unflatten(-1, (self.h, -1)).transpose(1, 2)",
+            "x.reshape(x.shape[0], self.h, x.shape[1], -1)",
+            "heads are split by a reshape alone, which mixes tokens: reshape to (B,T,h,k), then transpose",
+        ),
+        (
+            "x.unflatten(-1, (self.h, -1)).transpose(1, 2)",
+            "x.unflatten(-1, (-1, self.h)).transpose(1, 2)",
+            "h and k are exchanged: there are h heads of width k",
+        ),
+        (
+            "x.unflatten(-1, (self.h, -1)).transpose(1, 2)",
+            "x.unflatten(-1, (-1, self.h)).permute(0, 3, 1, 2)",
+            "the features of a head are not neighbors: d is read as (k,h), and must be read as (h,k)",
+        ),
+        (
+            "x.transpose(1, 2).flatten(-2)",
+            "x.reshape(x.shape[0], x.shape[2], -1)",
+            "heads are joined without a transpose",
+        ),
+        (
+            "self.k_proj(attended)), self.split_heads(self.v_proj(attended))",
+            "self.k_proj(x)), self.split_heads(self.v_proj(x))",
+            "keys and values are those of x; they must be those of `attended`",
+        ),
+        ("self.k_proj(attended)", "self.k_proj(x)", "the keys are those of x; they must be those of `attended`"),
+        ("self.v_proj(attended)", "self.v_proj(x)", "the values are those of x; they must be those of `attended`"),
+        (", mask)", ")", "the mask is not passed on to attention"),
+        ("self.out_proj(self.join_heads(output))", "self.join_heads(output)", "the output projection is missing"),
+    ],
+    "sinusoids": [
+        (
+            "torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)",
+            "torch.cat([angles.sin(), angles.cos()], dim=-1)",
+            "all sines come first, then all cosines; they must alternate",
+        ),
+        ("[angles.sin(), angles.cos()]", "[angles.cos(), angles.sin()]", "sine and cosine are exchanged"),
+        ("-torch.arange(0, d, 2", "-torch.arange(0, d // 2", "the exponent is i/d; it must be 2i/d"),
+        ("-torch.arange(0, d, 2", "torch.arange(0, d, 2", "the clocks become faster with i; they must become slower"),
+        ("torch.arange(length", "torch.arange(1, length + 1", "positions begin with 1; they must begin with 0"),
+        ("torch.float64", "torch.float32", "computed in float32, angles of far positions are inexact; use float64"),
+    ],
+    "embed": [
+        (" * math.sqrt(d)", "", "the embeddings are not scaled by the square root of d"),
+        ("math.sqrt(d)", "math.sqrt(length)", "the embeddings are scaled by the root of the length, not of d"),
+        ("math.sqrt(d)", "d", "the embeddings are scaled by d, not by its square root"),
+        (" + sinusoids(length, d)", "", "the positions are not added"),
+        (
+            "embed_tokens(ids) * math.sqrt(d) + sinusoids(length, d)",
+            "(embed_tokens(ids) + sinusoids(length, d)) * math.sqrt(d)",
+            "the positions are scaled too; only the embeddings must be",
+        ),
+    ],
+    "LayerNorm": [
+        (
+            "(variance + self.eps).sqrt()",
+            "(variance.sqrt() + self.eps)",
+            "eps is outside the root; it is added to the variance",
+        ),
+        (" + self.eps", "", "eps is not added to the variance"),
+        ("correction=0", "correction=1", "the variance is divided by d - 1; use correction=0 to divide by d"),
+        (" - x.mean(dim=-1, keepdim=True)", "", "the mean is not subtracted"),
+        (" * self.weight", "", "the weight is not used"),
+        (" + self.bias", "", "the bias is not used"),
+        ("(variance + self.eps).sqrt()", "(variance + self.eps)", "x is divided by the variance, not by its root"),
+        ("dim=-1", "dim=1", "mean and variance are those of a feature over all tokens; each token has its own"),
+    ],
+    "Layer": [
+        (".relu()", "", "there is no activation between fc1 and fc2"),
+        ("self.fc2(self.fc1(x).relu())", "self.fc2(self.fc1(x)).relu()", "the activation is after fc2, not after fc1"),
+        (
+            "norm(x + self.dropout(sublayer(x)))",
+            "x + self.dropout(sublayer(norm(x)))",
+            "this is pre-norm; the paper normalizes the sum (post-norm)",
+        ),
+        ("x + self.dropout(sublayer(x))", "self.dropout(sublayer(x))", "x is not added to the output of the sublayer"),
+        (
+            "norm(x + self.dropout(sublayer(x)))",
+            "x + norm(self.dropout(sublayer(x)))",
+            "the output of the sublayer is normalized, and must be the sum",
+        ),
+        ("norm(x + self.dropout(sublayer(x)))", "x + self.dropout(sublayer(x))", "the sum is not normalized"),
+        ("self.dropout(sublayer(x))", "sublayer(x)", "dropout is missing"),
+        ("x + self.dropout(sublayer(x))", "self.dropout(x + sublayer(x))", "dropout is applied to the sum"),
+    ],
+    "EncoderLayer": [
+        ("(x, x, mask)", "(x, x)", "the mask is not passed on to attention"),
+        (
+            ", self.self_attn_layer_norm",
+            ", self.final_layer_norm",
+            "attention has the norm of the feed-forward network",
+        ),
+        (
+            "return self.residual(x, self.final_layer_norm, self.feed_forward)",
+            "return self.final_layer_norm(self.feed_forward(x))",
+            "the feed-forward network has no residual",
+        ),
+    ],
+    "DecoderLayer": [
+        ("(x, encoded, mask)", "(x, x, causal)", "encoder_attn attends to x; it must attend to the encoder's output"),
+        ("(x, x, causal)", "(x, x)", "self-attention sees the future: the causal mask is not passed on"),
+        ("(x, encoded, mask)", "(x, encoded)", "encoder_attn sees padding: the mask is not passed on"),
+        ("self.encoder_attn(", "self.self_attn(", "self_attn is used twice; the source needs encoder_attn"),
+        (", self.encoder_attn_layer_norm", ", self.self_attn_layer_norm", "encoder_attn has the norm of self_attn"),
+        (
+            """        x = self.residual(x, self.self_attn_layer_norm, lambda x: self.self_attn(x, x, causal))
+        x = self.residual(x, self.encoder_attn_layer_norm, lambda x: self.encoder_attn(x, encoded, mask))
+""",
+            """        x = self.residual(x, self.encoder_attn_layer_norm, lambda x: self.encoder_attn(x, encoded, mask))
+        x = self.residual(x, self.self_attn_layer_norm, lambda x: self.self_attn(x, x, causal))
+""",
+            "encoder_attn comes before self_attn; it must come after it",
+        ),
+    ],
+    "Encoder": [
+        ("x = layer(x, mask)", "x = layer(x, None)", "the mask is not passed on to the layers"),
+        (
+            "            x = layer(x, mask)",
+            "            y = layer(x, mask)\n        x = y",
+            "every layer reads the embeddings",
+        ),
+        (
+            "self.dropout(embed(self.embed_tokens, ids))",
+            "embed(self.embed_tokens, ids)",
+            "the embeddings have no dropout",
+        ),
+        (
+            "embed(self.embed_tokens, ids)",
+            "self.embed_tokens(ids)",
+            "embeddings are neither scaled nor given positions",
+        ),
+    ],
+    "Decoder": [
+        ("causal_mask(ids.shape[1])", "causal_mask(ids.shape[1]).T", "the causal mask is the wrong way round"),
+        ("causal_mask(ids.shape[1])", "None", "self-attention sees the future: there is no causal mask"),
+        ("causal, mask)", "causal, None)", "the layers do not get the mask of the source"),
+        (
+            "layer(x, encoded,",
+            "layer(x, x,",
+            "the layers attend to the target; they must attend to the encoder's output",
+        ),
+        (
+            "embed(self.embed_tokens, ids)",
+            "self.embed_tokens(ids)",
+            "embeddings are neither scaled nor given positions",
+        ),
+    ],
+    "EncoderDecoder": [
+        (
+            "self.encoder(source, mask), mask)",
+            "self.encoder(source, mask), None)",
+            "the decoder sees padding of the source",
+        ),
+        ("self.encoder(source, mask)", "self.encoder(source, None)", "the encoder sees padding"),
+        (
+            "self.encoder(source, mask)",
+            "self.decoder(source, source, mask)",
+            "the source is not encoded by the encoder",
+        ),
+    ],
+    "Transformer": [
+        ("self.lm_head(self.model(source, target))", "self.model(source, target)", "lm_head must follow the decoder"),
+        ("self.lm_head.weight = self.model.shared.weight", "pass", "lm_head must be tied to the embedding matrix"),
+        ("self.model(source, target)", "self.model(target, source)", "source and target are exchanged"),
+    ],
+    "shift_right": [
+        (
+            "torch.cat([start, labels[:, :-1]], dim=1)",
+            "labels",
+            "the labels are not shifted: the decoder reads the answer",
+        ),
+        ("[start, labels[:, :-1]]", "[labels[:, 1:], start]", "the labels are shifted to the left"),
+        ("START)", "PAD)", "the first token must be START"),
+        (".masked_fill(shifted == -100, PAD)", "", "-100 is left in it, which is no token id"),
+    ],
+    "smoothed_loss": [
+        ("[labels != -100]  # (N,V)", ".flatten(0, 1)", "labels of -100 count; nothing is predicted there"),
+        ("(1 - smoothing) * correct + smoothing * log_probs.mean(dim=-1)", "correct", "there is no label smoothing"),
+        ("(1 - smoothing) * correct", "correct", "the correct token must get 1 - smoothing, not 1"),
+        ("log_probs.mean(dim=-1)", "log_probs.sum(dim=-1)", "the smoothing is not divided by the V tokens"),
+        (
+            "smoothing * log_probs.mean(dim=-1)",
+            "smoothing * (log_probs.sum(dim=-1) - correct) / (log_probs.shape[1] - 1)",
+            "the smoothing is spread over the V - 1 wrong tokens; the paper and PyTorch spread it over all V",
+        ),
+        (").mean()", ").sum()", "the loss is a sum; it must be divided by the number of tokens"),
+        (").mean()", ").sum() / labels.numel()", "the loss is divided by all positions; padding must not count"),
+        ("-((1", "((1", "the sign is wrong"),
+    ],
+    "learning_rate": [
+        ("min(", "max(", "it is the larger of the two; it must be the smaller"),
+        ("math.sqrt(warmup / step)", "warmup / step", "it decays with the step, and must decay with its square root"),
+        ("peak * min(step / warmup, math.sqrt(warmup / step))", "peak * min(1, step / warmup)", "it does not decay"),
+        ("peak * ", "", "it is not multiplied by the peak"),
+    ],
+    "train_step": [
+        ("    optimizer.zero_grad()\n", "", "the gradients of the step before are still there: zero_grad is missing"),
+        ('group["lr"] = rate', "pass", "the parameters do not move: set the rate of each group, and call step"),
+        ("    optimizer.step()\n", "", "the parameters do not move: set the rate of each group, and call step"),
+        (
+            "shift_right(labels)",
+            "labels.clamp(min=0)",
+            "the decoder reads the labels that it should predict; shift them",
+        ),
+        (", smoothing)\n", ", 0.0)\n", "the smoothing is not passed on to the loss"),
+    ],
+    "greedy_search": [
+        ("[:, -1:]", "[:, :1]", "it takes the prediction at the first position; the new one is at the last"),
+        ("    return target", "    return target[:, 1:]", "START must stay in the result"),
+        (".argmax(", ".argmin(", "it takes the least likely token"),
+        ("is_finished.all()", "is_finished.any()", "it stops when one sentence has ended; it must wait for all"),
+        (".masked_fill(is_finished, PAD)", "", "after END a sentence goes on; it must be filled with PAD"),
+        (
+            "    while target.shape[1] < max_length and not is_finished.all():",
+            "    while target.shape[1] < max_length:",
+            "it does not stop when all sentences have ended",
+        ),
+    ],
+}
+
+# ------------------------------------------------------------------------------------------------------------ checking
+
+
+def find_definition(text: str, name: str) -> str | None:
+    """The source of a function or class at the top level of `text`; None if there is none."""
+    for node in ast.parse(text).body:
+        if getattr(node, "name", None) == name:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    return None
+
+
+def load(text: str) -> types.SimpleNamespace:
+    """Runs a module's text and returns its names."""
+    names = {"__name__": "part"}
+    exec(compile(text, "part", "exec"), names)
+    return types.SimpleNamespace(**names)
+
+
+def solved(name: str = "attention", right: str = "", wrong: str = "") -> types.SimpleNamespace:
+    """The names of transformer.py, with `right` replaced by `wrong` in the part of that name."""
+    text = SOLUTION.read_text(encoding="utf-8")
+    part = find_definition(text, name)
+    assert right in part, (name, right)
+    return load(text.replace(part, part.replace(right, wrong)) if right else text)
+
+
+def outcome(compute: Callable[[], torch.Tensor]) -> torch.Tensor | Exception:
+    """What the reader's part gives; an error in it is a result like others, but that it is not written is not."""
+    try:
+        return compute()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return error
+
+
+def compare(part) -> list[tuple[str, torch.Tensor | Exception, torch.Tensor]]:
+    """What is compared, what the reader's part gives and what the package gives, up to the first exception."""
+    found = []
+    with torch.random.fork_rng(), torch.set_grad_enabled(part.__name__ == "train_step"):
+        torch.manual_seed(0)
+        for what, compute, expected in CASES[part.__name__](part):
+            found.append((what, outcome(compute), expected))
+            if isinstance(found[-1][1], Exception):
+                break
+    return found
+
+
+def are_equal(one, other) -> bool:
+    if isinstance(one, Exception) or isinstance(other, Exception):
+        return type(one) is type(other) and str(one) == str(other)
+    if not isinstance(one, torch.Tensor) or one.shape != other.shape:
+        return False
+    return torch.allclose(one.double(), other.double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+
+
+@cache
+def known_outcomes(name: str) -> list[tuple[str, list]]:
+    """What the known mistakes in a part give, each with its message."""
+    found = []
+    for right, wrong, message in MISTAKES.get(name, []):
+        with contextlib.suppress(Exception):  # a mistake may break the part before its first comparison
+            found.append((message, compare(getattr(solved(name, right, wrong), name))))
+    return found
+
+
+def find_mistake(name: str, found: list) -> str | None:
+    """The known mistake that gives the same results as the reader's part, at least up to the first wrong one."""
+    last = next(number for number, (_, ours, expected) in enumerate(found) if not are_equal(ours, expected))
+    matches = {}
+    for message, theirs in known_outcomes(name):
+        same = [are_equal(one[1], other[1]) for one, other in zip(found, theirs, strict=False)]
+        if len(same) > last and all(same[: last + 1]):
+            matches[message] = sum(same)
+    return max(matches, key=matches.get, default=None)
+
+
+def describe(ours, expected: torch.Tensor) -> str:
+    if isinstance(ours, Exception):
+        return f"{type(ours).__name__}: {ours}"
+    if not isinstance(ours, torch.Tensor):
+        return f"it is a {type(ours).__name__}, and must be a tensor of shape {tuple(expected.shape)}"
+    if ours.shape != expected.shape:
+        return f"its shape is {tuple(ours.shape)}, and must be {tuple(expected.shape)}"
+    return f"the largest difference is {(ours.double() - expected.double()).abs().max().item():.2g}"
+
+
+def check(*parts):
+    """Compares functions or classes with the package; raises AssertionError at the first that differs."""
+    for part in parts:
+        name = part.__name__
+        found = compare(part)
+        numbers = sum(expected.numel() for *_, expected in found)
+        assert numbers > 0, f"{name}: nothing was compared"
+        for what, ours, expected in found:
+            if not are_equal(ours, expected):
+                mistake = find_mistake(name, found)
+                problem = f"{name}, {what}: {describe(ours, expected)}."
+                cause = ours if isinstance(ours, Exception) else None
+                raise AssertionError(f"{problem}\nMistake: {mistake}." if mistake else problem) from cause
+        print(f"{name}: equal to the package ({numbers:,} numbers)")
+
+
+def keep(*parts):
+    """Checks functions or classes and writes their source to my_transformer.py, in place of an earlier version."""
+    for part in parts:
+        code = part.__init__.__code__ if isinstance(part, type) else inspect.unwrap(part).__code__
+        source = find_definition("".join(linecache.getlines(code.co_filename)), part.__name__)
+        head = "import math\n\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
+        head += "from transformer import *  # the parts that are not written here yet\n"
+        text = MINE.read_text(encoding="utf-8") if MINE.exists() else head
+        old = find_definition(text, part.__name__)
+        text = text.replace(old, source) if old else f"{text}\n\n{source}\n"
+        check(getattr(load(text), part.__name__))  # as it is in the file, where other names may be missing
+        MINE.write_text(text, encoding="utf-8")
+        print(f"{part.__name__} is in {MINE.name}")
+
+
+def part(name: str):
+    """A function or class of an earlier notebook: the reader's, if my_transformer.py has it, else the solution."""
+    module = importlib.import_module(MINE.stem if MINE.exists() else SOLUTION.stem)
+    return getattr(module, name)
+
+
+@torch.no_grad()
+def compare_steps(ours: nn.Module, theirs: nn.Module, source: torch.Tensor, target: torch.Tensor):
+    """Runs two models with the same weights and compares the outputs of all modules that have the same name.
+
+    Padding of the source is left out of the comparison. Raises AssertionError at the first module whose output differs.
+    """
+    seen = {}
+
+    def watch(kept: dict, name: str, module: nn.Module):
+        def hook(_, inputs, output):
+            if not isinstance(output, torch.Tensor):  # attention returns its weights too, a stack of the package more
+                output = output[0]
+            kept.pop(name, None)  # a module that is called twice, such as dropout, is compared after its last call
+            kept[name] = output
+
+        return module.register_forward_hook(hook)
+
+    for model in (ours, theirs):
+        seen[model] = {}
+        hooks = [watch(seen[model], name, module) for name, module in model.named_modules() if name]
+        model(source, target) if model is ours else model(source, decoder_input_ids=target, use_cache=False)
+        for hook in hooks:
+            hook.remove()
+    kept = source != PAD
+    names = [name for name in seen[ours] if name in seen[theirs]]
+    assert len(names) > 10, "hardly a module has the name of one of the package's"
+    for name in names:
+        one, other = (of[name][kept] if of[name].shape[:2] == kept.shape else of[name] for of in seen.values())
+        assert are_equal(one, other), f"{name}: {describe(one, other)}"
+    print(f"{len(names)} modules have equal outputs, from {names[0]} to {names[-1]}")
