@@ -646,9 +646,10 @@ def check(*parts):
         for what, ours, expected in found:
             if not are_equal(ours, expected):
                 mistake = find_mistake(name, found)
-                problem = f"{name}, {what}: {describe(ours, expected)}."
-                cause = ours if isinstance(ours, Exception) else None
-                raise AssertionError(f"{problem}\nMistake: {mistake}." if mistake else problem) from cause
+                problem = f"{name}, {what}: {describe(ours, expected)}." + (
+                    f"\nMistake: {mistake}." if mistake else ""
+                )
+                raise AssertionError(problem) from (ours if isinstance(ours, Exception) else None)
         print(f"{name}: equal to the package ({numbers:,} numbers)")
 
 
@@ -670,7 +671,10 @@ def keep(*parts):
 def part(name: str):
     """A function or class of an earlier notebook: the reader's, if my_transformer.py has it, else the solution."""
     module = importlib.import_module(MINE.stem if MINE.exists() else SOLUTION.stem)
-    return getattr(module, name)
+    found = getattr(module, name)
+    if found.__module__ == MINE.stem:
+        print(f"{name} is yours")
+    return found
 
 
 @torch.no_grad()

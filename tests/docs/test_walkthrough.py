@@ -189,6 +189,24 @@ def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
     assert build.assemble(SOURCES) == solution
 
 
+@pytest.mark.slow
+def test_exercise_is_filled_and_kept_in_a_real_notebook(build, checks, elsewhere):
+    """In a copy of the folder, as a reader would; Jupyter has the source of a cell, but in no file."""
+    for name in ("checks.py", "transformer.py"):
+        (elsewhere / name).write_text((FOLDER / name).read_text(encoding="utf-8"), encoding="utf-8")
+    solution = (FOLDER / "transformer.py").read_text(encoding="utf-8")
+    cells = "import math\nimport checks\nimport torch\nfrom torch import nn\nfrom transformer import *\n# %%\n"
+    cells += "# %%\n".join(
+        f"{checks.find_definition(solution, name)}\n# %%\nchecks.keep({name})\n"
+        for name in ("LayerNorm", "greedy_search")
+    )
+    source = elsewhere / "01_reader.py"
+    source.write_text(f"# %%\n{cells}", encoding="utf-8")
+    build.build(source, elsewhere)
+    text = (elsewhere / "my_transformer.py").read_text(encoding="utf-8")
+    assert "class LayerNorm(nn.Module):" in text and "@torch.no_grad()\ndef greedy_search(" in text
+
+
 def test_what_is_kept_replaces_an_earlier_version_and_must_pass(checks):
     def keep(code):
         linecache.cache["cell"] = (len(code), None, code.splitlines(True), "cell")
