@@ -26,9 +26,14 @@
 # **You will have** attention, the first part of the model and the only one in which words meet.
 #
 # **How the exercises work.** `01_attention_exercise.ipynb` is this notebook with a blank where you write; the name, the
-# arguments and the shapes are given. `checks.check` compares your function with the package, in float64 and on sizes that all
-# differ, and names your mistake if it is a common one. `checks.keep` does the same and then writes your code to
-# `my_transformer.py`, from which the next notebooks import it. The solution is in `01_attention.ipynb`.
+# arguments and the shapes are given. `checks.check` compares your function with the package, in float64 and on sizes that
+# all differ, and names your mistake if it is a common one. `checks.keep` does the same and then writes your code to
+# `my_transformer.py`, from which the next notebooks take it. The solution is in `01_attention.ipynb`.
+#
+# **What a Transformer is.** Two stacks of layers. The encoder reads a sentence, the source; the decoder writes its
+# translation, the target, one token after the other. A token is a word or a piece of one, and from the bottom of a stack
+# to its top it is a vector of d numbers. Each layer adds to these vectors what it has computed from them. Most of this
+# treats each token by itself; what a token learns about the others, it learns by attention.
 #
 # Letters as in the package: B sentences, h heads, T queries, S keys, k width of a head (the paper's $d_k$).
 
@@ -240,8 +245,8 @@ np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm
 # What does training change? Take the sum of all outputs as the loss, and let the package compute the gradient with
 # respect to the queries. By the chain rule, a weight's gradient g is the sum of the features of its value. The
 # softmax's matrix carries it to the scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight
-# times how much more than the mean its value would add. The keys carry it on to the query, times the scale. So a query
-# moves towards the keys whose values help more than the average value does.
+# times how much more than the mean its value would add. The keys carry it on to the query, times the scale. So the gradient of a
+# query points towards the keys whose values would add more to the sum than the average value does.
 #
 # The package computes attention for a whole batch of heads: queries (B,h,T,k), keys and values (B,h,S,k). Its first
 # argument is the attention module, of which it only reads `training`, for dropout; its output is (B,T,h,k).

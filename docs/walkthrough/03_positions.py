@@ -24,7 +24,7 @@
 # **You need** notebook 2. **Time:** 60 minutes, 25 of them for the exercises. **You will have** the input of the first
 # layer: words with their positions.
 #
-# Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head.
+# Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head, V vocabulary size.
 
 # %%
 import math
