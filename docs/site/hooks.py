@@ -26,7 +26,7 @@ OUTSIDE = {
     "examples.md": "examples/README.md",
 }
 OUTSIDE |= {f"results/{path.name}": f"benchmarks/results/{path.name}" for path in ROOT.glob("benchmarks/results/*.md")}
-NOTEBOOKS = [path.relative_to(ROOT / "docs") for path in sorted(ROOT.glob("docs/walkthrough/**/*.ipynb"))]
+NOTEBOOKS = [path.relative_to(ROOT / "docs") for path in sorted(ROOT.glob("docs/walkthrough/[0-9]*.ipynb"))]
 NOTEBOOKS = [path for path in NOTEBOOKS if not path.stem.endswith("_exercise")]  # to be filled, not read
 ORIGINS = OUTSIDE | {str(path.with_suffix(".md")): f"docs/{path}" for path in NOTEBOOKS}
 
