@@ -191,8 +191,12 @@ def Decoder(part) -> Comparisons:
     share_weights(theirs, ours)
     source, target, encoded = padded_source(), token_ids(B, T), random(B, S, d)
     is_token = source != PAD
-    expected = theirs(target, encoder_hidden_states=encoded, encoder_attention_mask=is_token.long())
-    yield "the output", lambda: ours(target, encoded, is_token[:, None, None]), expected.last_hidden_state
+    inputs = {"encoder_hidden_states": encoded, "encoder_attention_mask": is_token.long()}
+    expected = theirs(target, **inputs).last_hidden_state
+    yield "the output", lambda: ours(target, encoded, is_token[:, None, None]), expected
+    ours.dropout, theirs.dropout = nn.Dropout(1.0), nn.Dropout(1.0)
+    expected = theirs(target, **inputs).last_hidden_state
+    yield "the output in training", lambda: ours(target, encoded, is_token[:, None, None]), expected
 
 
 def EncoderDecoder(part) -> Comparisons:
@@ -356,6 +360,7 @@ MISTAKES = {
         ("self.k_proj(attended)", "self.k_proj(x)", "the keys are those of x; they must be those of `attended`"),
         ("self.v_proj(attended)", "self.v_proj(x)", "the values are those of x; they must be those of `attended`"),
         (", mask)", ")", "the mask is not passed on to attention"),
+        ("attention(q,", "attention(q / q.shape[-1] ** 0.5,", "the scores are scaled here too; `attention` does that"),
         ("self.out_proj(self.join_heads(output))", "self.join_heads(output)", "the output projection is missing"),
     ],
     "sinusoids": [
@@ -461,6 +466,11 @@ MISTAKES = {
         ),
     ],
     "Decoder": [
+        (
+            "self.dropout(embed(self.embed_tokens, ids))",
+            "embed(self.embed_tokens, ids)",
+            "the embeddings have no dropout",
+        ),
         ("causal_mask(ids.shape[1])", "causal_mask(ids.shape[1]).T", "the causal mask is the wrong way round"),
         ("causal_mask(ids.shape[1])", "None", "self-attention sees the future: there is no causal mask"),
         ("causal, mask)", "causal, None)", "the layers do not get the mask of the source"),
@@ -492,6 +502,7 @@ MISTAKES = {
         ("self.lm_head(self.model(source, target))", "self.model(source, target)", "lm_head must follow the decoder"),
         ("self.lm_head.weight = self.model.shared.weight", "pass", "lm_head must be tied to the embedding matrix"),
         ("self.model(source, target)", "self.model(target, source)", "source and target are exchanged"),
+        ("target))", "target)).softmax(dim=-1)", "there is a softmax after lm_head; logits are what the loss needs"),
     ],
     "shift_right": [
         (
