@@ -13,7 +13,7 @@ test:     ## the tests that take minutes at most
 	pytest
 
 docs:     ## the website, into site/
-	NO_MKDOCS_2_WARNING=1 mkdocs build
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build
 
 bench:    ## the speed against others; DATA is a directory like Multi30k, MODEL a model that was trained on it
 	@test -n "$(DATA)" -a -n "$(MODEL)" || { echo "give both: make bench DATA=... MODEL=..."; exit 2; }
