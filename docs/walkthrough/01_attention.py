@@ -245,8 +245,8 @@ np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm
 # What does training change? Take the sum of all outputs as the loss, and let the package compute the gradient with
 # respect to the queries. By the chain rule, a weight's gradient g is the sum of the features of its value. The
 # softmax's matrix carries it to the scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight
-# times how much more than the mean its value would add. The keys carry it on to the query, times the scale. So the gradient of a
-# query points towards the keys whose values would add more to the sum than the average value does.
+# times how much more than the mean its value would add. The keys carry it on to the query, times the scale. So the
+# gradient of a query points towards the keys whose values would add more to the sum than the average value does.
 #
 # The package computes attention for a whole batch of heads: queries (B,h,T,k), keys and values (B,h,S,k). Its first
 # argument is the attention module, of which it only reads `training`, for dropout; its output is (B,T,h,k).

@@ -108,6 +108,16 @@ def test_known_mistake_is_named(name, right, wrong, message, checks):
         checks.check(getattr(checks.solved(name, right, wrong), name))
 
 
+def test_comparing_nothing_is_an_error(checks, monkeypatch):
+    parts = checks.solved()
+    monkeypatch.setattr(parts.Layer, "forward", lambda self, source, target: source)
+    monkeypatch.setitem(checks.CASES, "embed", lambda part: iter(()))
+    with pytest.raises(AssertionError, match="^embed: nothing was compared$"):
+        checks.check(parts.embed)
+    with pytest.raises(AssertionError, match="hardly a module has the name"):
+        checks.compare_steps(parts.Layer(24, 40), checks.package_model(), *checks.token_ids(2, 1, 5))
+
+
 def test_check_explains_other_errors(checks):
     def attention(q, k, v, mask=None):
         return v[..., 0], q @ k.transpose(-2, -1)
