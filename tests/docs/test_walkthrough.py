@@ -63,6 +63,8 @@ PLANTED = [  # notebook, correct code, mistake, what the assertion names
     ("06_training_and_decoding", "labels[:, :-1]", "labels[:, 1:]", "shift_right"),
     ("06_training_and_decoding", "(p - q) / len(q)", "(p - q) / q.numel()", ""),
     ("06_training_and_decoding", "steps * warmup**-1.5)", "steps * warmup**-1.4)", ""),
+    ("08_tokenization", "(-pairs[pair], vocabulary[pair[0]], vocabulary[pair[1]])", "-pairs[pair]", ""),
+    ("08_tokenization", "min(possible, key=RANK.get)", "max(possible, key=RANK.get)", ""),
 ]
 
 
