@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 8. Tokenization
 #
-# A model reads numbers. So far they came from a tokenizer; here you write one, in plain Python. It begins with bytes
+# A model reads numbers. So far they came from a tokenizer; here is one in plain Python. It begins with bytes
 # and an empty list of merges, and learns from text which neighbours to join: byte-pair encoding, with a vocabulary that
 # both languages share, as in section 5.1 of the paper. At the end it has learned the same merges as the package's
 # tokenizer on the whole sample dataset, and gives every sentence the same ids.
@@ -25,6 +25,7 @@
 import json
 import re
 import sys
+import unicodedata
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -92,8 +93,9 @@ PIECE = re.compile(
 
 
 def pieces(text: str) -> list[str]:
-    """The pieces of a text, each as the letters of its bytes."""
-    return ["".join(LETTERS[byte] for byte in piece.encode()) for piece in PIECE.findall(" " + text)]
+    """The pieces of a text, each as the letters of its bytes. NFC writes an accent and its letter as one character."""
+    text = " " + unicodedata.normalize("NFC", text)
+    return ["".join(LETTERS[byte] for byte in piece.encode()) for piece in PIECE.findall(text)]
 
 
 print(pieces("Does the girl open the door?"))
@@ -218,7 +220,7 @@ assert all(decode(encode(text)) == text for text in everything)
 print(f"equal ids, and the text again, for all {len(everything):,} sentences of the sample dataset")
 
 # %%
-for text in (sentence, "Das Krokodil schläft 🐊."):
+for text in (sentence, "They don't sleep.", "Das Krokodil schläft 🐊."):
     print(package.convert_ids_to_tokens(encode(text)))
     assert encode(text) == package(text).input_ids and decode(encode(text)) == text
 

@@ -14,6 +14,7 @@ from ..data.pairs import load_split
 from ..errors import UserError, loading, one_line
 from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of, write_attention_page
+from ..inspection.explorer import explore, write_explorer
 from ..inspection.shapes import shape_table, trace_shapes
 from ..training.arguments import MODEL_OPTIONS, model_fields
 from .options import Parser, add_dataset_options, positive
@@ -28,9 +29,9 @@ class DataclassParser(Parser, HfArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    """The options of `vanilla-transformer inspect shapes`, `attention` and `align`."""
+    """The options of `vanilla-transformer inspect shapes`, `attention`, `align` and `explorer`."""
     what = parser.add_subparsers(
-        dest="what", required=True, metavar="shapes|attention|align", parser_class=DataclassParser
+        dest="what", required=True, metavar="shapes|attention|align|explorer", parser_class=DataclassParser
     )
 
     shapes = what.add_parser(
@@ -74,17 +75,31 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--source_lang en --target_lang de",
         help="word alignments of sentence pairs",
     )
-    for command in (attention, align):
+    explorer = what.add_parser(
+        "explorer",
+        description="Write a web page to play with a model: step through translations and force other tokens, see the "
+        "beam tree, the shapes of every step, and what happens without one head, the positions or the encoder. All is "
+        "recorded in the page, which needs no network. About a minute for 20 sentences of a small model.",
+        epilog="example: vanilla-transformer inspect explorer --model outputs/sample --dataset_name sample_dataset "
+        "--source_lang en --target_lang de --output explorer.html",
+        help="a web page to play with a model",
+    )
+    explorer.add_argument("--output", required=True, type=Path, metavar="FILE", help="the page, an .html file")
+    explorer.add_argument("--sentences", type=positive, default=20, help="pairs to record (default: %(default)s)")
+
+    for command in (attention, align, explorer):
         command.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
 
-    add_dataset_options(align, required=True)
+    for command in (align, explorer):
+        add_dataset_options(command, required=True)
     align.add_argument("--layer", type=int, default=-1, help="decoder layer, from 0 (default: the last)")
 
 
 def run(options: argparse.Namespace):
-    """Runs one of the three."""
+    """Runs one of the four."""
+    actions = {"shapes": print_shapes, "attention": show_attention, "align": print_alignments, "explorer": make_page}
     try:
-        {"shapes": print_shapes, "attention": show_attention, "align": print_alignments}[options.what](options)
+        actions[options.what](options)
     except (RuntimeError, ValueError, IndexError, StrictDataclassError) as error:  # for an impossible model or size
         raise UserError(f"{options.what} failed: {one_line(error)}") from error
 
@@ -134,6 +149,20 @@ def show_attention(options: argparse.Namespace):
         raise UserError(f"--output {options.output} cannot be written: {error.strerror or error}.") from error
     print(maps.translation)
     print(f"Saved the attention to {options.output}.", file=sys.stderr)
+
+
+def make_page(options: argparse.Namespace):
+    """Writes the explorer of the first pairs of a split."""
+    model, tokenizer = load(options.model)
+    pairs = load_split(options)
+    pairs = pairs.select(range(min(options.sentences, len(pairs))))
+    alignments = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
+    recorded = explore(model, tokenizer, zip(pairs["source"], pairs["target"], alignments, strict=True))
+    try:
+        write_explorer(recorded, options.output, f"Inside {Path(options.model).name}")
+    except OSError as error:
+        raise UserError(f"--output {options.output} cannot be written: {error.strerror or error}.") from error
+    print(f"Saved the explorer to {options.output}.", file=sys.stderr)
 
 
 def print_alignments(options: argparse.Namespace):

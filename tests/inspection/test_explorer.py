@@ -1,0 +1,172 @@
+"""The explorer: what it records equals the model, and what the page computes equals our search and the shape trace."""
+
+import base64
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers import command_error
+
+from vanilla_transformer.__main__ import main
+from vanilla_transformer.data.tokenizer import train_tokenizer
+from vanilla_transformer.decoding_vanilla_transformer import beam_search
+from vanilla_transformer.inspection.attention import attention_maps, eager_attention
+from vanilla_transformer.inspection.explorer import Recorder, explore, without_head, write_explorer
+from vanilla_transformer.inspection.shapes import trace_shapes
+
+PAIRS = [("A dog sleeps.", "Ein Hund schläft.", "0-0 1-1 2-2"), ("</script><b>a & b", "a <i>b</i>", None)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([text for pair in PAIRS for text in pair[:2]], 300)
+
+
+@pytest.fixture
+def model(make_model, tokenizer):
+    model = make_model(vocab_size=len(tokenizer), encoder_attention_heads=2, decoder_attention_heads=4)
+    with torch.no_grad():
+        model.model.shared.weight[tokenizer.eos_token_id] *= 4  # an untrained model would hardly ever end a sentence
+    return model
+
+
+@pytest.fixture
+def page(model, tokenizer, tmp_path):
+    write_explorer(explore(model, tokenizer, PAIRS), tmp_path / "explorer.html", "Inside <b>a</b>")
+    return tmp_path / "explorer.html"
+
+
+@torch.no_grad()
+def test_what_is_recorded_is_what_the_model_computes(model, tokenizer):
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    recorded = explore(model, tokenizer, PAIRS)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])  # all that was switched off is on again
+    for (source, *_), sentence in zip(PAIRS, recorded["sentences"], strict=True):
+        ids, path = tokenizer(source, return_tensors="pt").input_ids, sentence["main"]
+        recorder = Recorder(model, tokenizer, ids, source)
+        tokens = recorder.complete([])
+        assert path["tokens"] and len(path["tokens"]) == len(tokens)
+        labels = torch.tensor([tokens])
+        outputs = model(input_ids=ids, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels))
+        probabilities, best = outputs.logits[0].softmax(dim=-1).topk(5)
+        np.testing.assert_allclose(path["p"], probabilities, atol=1e-4)
+        assert path["candidates"] == [[recorder.spell(token) for token in row] for row in best.tolist()]
+        assert path["chosen"] == [0] * len(tokens)
+        with eager_attention(model):
+            _, cross, decoder = recorder.path(tokens)
+        for name, weights in {"cross": cross, "decoder": decoder}.items():
+            found = np.frombuffer(base64.b64decode(path[name]), dtype=np.uint8) / 255
+            np.testing.assert_allclose(found, weights.flatten(), atol=0.5 / 255 + 1e-6)
+        maps = attention_maps(model, tokenizer, source, max_new_tokens=recorder.limit, num_beams=1)
+        torch.testing.assert_close(cross, maps.cross, atol=1e-6, rtol=0)
+        branch = sentence["branches"]["0.1"]
+        assert branch["tokens"][0] != path["tokens"][0] and branch["chosen"][0] == 1
+    assert [variant["name"] for variant in recorded["variants"][:4]] == [
+        "the model as it is",
+        "no encoder",
+        "no positions",
+        "no padding mask, 10 pads at the end",
+    ]
+    heads = model.config.encoder_layers * 2 + model.config.decoder_layers * 2 * 4
+    assert len(recorded["variants"]) == 4 + heads
+
+
+@torch.no_grad()
+def test_head_that_is_switched_off_adds_nothing(model, tokenizer):
+    attention = model.model.decoder.layers[0].encoder_attn
+    heads = []
+    hook = attention.out_proj.register_forward_hook(lambda module, inputs, output: heads.append((*inputs, output)))
+    ids = tokenizer(PAIRS[0][0], return_tensors="pt").input_ids
+    with without_head(attention, 1):
+        model(input_ids=ids, decoder_input_ids=ids)
+    hook.remove()
+    joined, output = heads[0]
+    joined = joined.clone()
+    joined[..., attention.head_dim : 2 * attention.head_dim] = 0
+    torch.testing.assert_close(output, attention.out_proj(joined), atol=1e-6, rtol=0)
+
+
+def test_page_searches_as_our_search_does(model, tokenizer, page, browser):
+    """Beams, length penalty and early stopping are applied to the record by the page itself."""
+    browser.get(page.as_uri())
+    compared, ended = 0, 0
+    for number, (source, *_) in enumerate(PAIRS):
+        ids = tokenizer(source, return_tensors="pt").input_ids
+        recorder = Recorder(model, tokenizer, ids, source)
+        for n, penalty, early in itertools.product([1, 2, 5, 8], [-1, 0, 0.6, 2], [False, True, "never"]):
+            options = {"num_beams": n, "length_penalty": float(penalty), "early_stopping": early}
+            search = {"custom_generate": beam_search, **options} if n > 1 else {"num_beams": 1}
+            expected = model.generate(ids, max_new_tokens=recorder.limit, **search)[0, 1:].tolist()
+            found = browser.execute_script(
+                """const [number, n, penalty, early] = arguments, { beams, limit } = data.sentences[number];
+                const best = search(beams[n - 1], n, penalty, early, limit).finished[0];
+                return ancestry(beams[n - 1], n, best.step, best.index).map(([s, i]) => beams[n - 1][s][i][1]);""",
+                *(number, n, penalty, str(early).lower()),
+            )
+            assert found == [recorder.spell(token) for token in expected], (source, options)
+            compared += 1
+            ended += len(expected) < recorder.limit
+    assert compared == 96 and 10 < ended < 90
+
+
+def test_page_counts_as_the_shape_trace_does(model, page, browser):
+    browser.get(page.as_uri())
+    config, sizes = model.config, {"S": 7, "T": 5}
+    model.config.pad_token_id = None
+    steps = trace_shapes(model, torch.ones(1, 7, dtype=torch.long), torch.ones(1, 5, dtype=torch.long))
+    steps = [step for step in steps if ".layers." not in step.module or ".layers.0." in step.module]
+    for is_encoder in (True, False):
+        heads = config.encoder_attention_heads if is_encoder else config.decoder_attention_heads
+        inner = config.encoder_ffn_dim if is_encoder else config.decoder_ffn_dim
+        sizes |= {"d": config.d_model, "h": heads, "f": inner, "V": config.vocab_size}
+        found = browser.execute_script("return data.shapes.map((step) => cost(step, arguments[0]))", sizes)
+        assert len(found) == len(steps) > 20
+        for step, numbers in zip(steps, found, strict=True):
+            if (".encoder." in step.module) == is_encoder:
+                assert numbers == [step.parameters, step.flops], step.module
+
+
+def test_page_in_a_browser(page, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
+
+    addresses = set(re.findall(r"https?:[^\"'` ]+", page.read_text(encoding="utf-8")))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a namespace, from which nothing is loaded
+    browser.set_window_size(500, 900)
+    browser.get(page.as_uri())
+    assert browser.title == "Inside <b>a</b>"
+    Select(browser.find_element(By.ID, "sentence")).select_by_index(1)
+    assert browser.find_elements(By.CSS_SELECTOR, "b") == []  # text is escaped
+    said = browser.find_element(By.ID, "said")
+    assert said.text.startswith("Token 1 of ")
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ARROW_RIGHT)
+    assert said.text.startswith("Token 2 of ")
+    browser.find_element(By.ID, "back").click()
+    candidate = browser.find_elements(By.CSS_SELECTOR, "#candidates button")[1]
+    forced = candidate.text.split("\n")[0]
+    candidate.click()
+    assert browser.execute_script("return path().candidates[0][path().chosen[0]]") == forced
+    assert browser.find_element(By.ID, "unforce").is_displayed()
+    browser.find_element(By.ID, "unforce").click()
+    assert browser.execute_script("return state.branch") is None
+    for tab in ("beams", "shapes", "break", "decode"):
+        browser.find_element(By.ID, f"tab-{tab}").click()
+        assert browser.find_element(By.ID, tab).is_displayed()
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), tab
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_explorer_command(model, tokenizer, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "test.csv").write_text("en,de\nA dog sleeps.,Ein Hund schläft.\nA dog.,Ein Hund.\n")
+    command = ["inspect", "explorer", "--model", str(tmp_path / "model"), "--dataset_name", str(tmp_path / "data")]
+    command += ["--source_lang", "en", "--target_lang", "de", "--sentences", "1", "--output"]
+    main([*command, str(tmp_path / "page.html")])
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count("Ein Hund schläft.") >= 1
+    assert "cannot be written: " in command_error(capsys, *command, tmp_path / "nowhere" / "page.html")

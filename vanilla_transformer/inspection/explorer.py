@@ -1,0 +1,276 @@
+"""A self-contained web page to play with a trained model: decoding, beam search, shapes, and what breaks it.
+
+The page computes nothing with the model. All that it shows is recorded here: next-token probabilities and attention
+along the greedy translation and along the branches that a reader can force, every candidate of beam searches with 1 to
+8 beams, and translations of models with a part switched off.
+"""
+
+import base64
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput
+
+from .. import VanillaTransformerForConditionalGeneration
+from ..decoding_vanilla_transformer import greedy_search
+from .alignment import align_words
+from .attention import attention_maps, eager_attention, encode, readable_tokens
+from .shapes import trace_shapes
+
+MOST_BEAMS = 8
+SHOWN = 5  # candidates of a next token
+PADS = 10
+
+
+def explore(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Iterable[tuple[str, str, str | None]],
+) -> dict:
+    """All that the page shows: `sentences`, the `shapes` of a forward pass, and the model's sizes.
+
+    Args:
+        pairs: Sources with a reference and its word alignment, such as "0-0 1-2"; None: unknown.
+    """
+    pairs = list(pairs)
+    sentences = []
+    with eager_attention(model), torch.no_grad():
+        for source, reference, alignment in tqdm(pairs, "Recording", leave=False):
+            ids = encode(model, tokenizer, "text", text=source)
+            recorder = Recorder(model, tokenizer, ids, source)
+            sentence = {"text": source, "reference": reference, "alignment": alignment or ""}
+            sentence |= {"source": [token.text for token in recorder.source], "limit": recorder.limit}
+            sentence |= {"words": [token.word for token in recorder.source], **recorder.decoding()}
+            sentence["beams"] = [recorder.beams(n) for n in range(1, MOST_BEAMS + 1)]
+            sentences.append(sentence)
+        variants = list(broken(model, tokenizer, pairs))
+    config = model.config
+    sizes = {"d": config.d_model, "h": config.encoder_attention_heads, "f": config.encoder_ffn_dim}
+    sizes |= {"V": config.decoder_vocab_size, "heads": config.decoder_attention_heads, "layers": config.decoder_layers}
+    return {"sentences": sentences, "variants": variants, "shapes": shapes(model), "sizes": sizes}
+
+
+class Recorder:
+    """Runs the decoder on prefixes of the translation of one source and keeps what the page shows of it."""
+
+    def __init__(self, model, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, text: str):
+        self.model, self.tokenizer = model, tokenizer
+        self.start, self.end = model.config.decoder_start_token_id, tokenizer.eos_token_id
+        self.limit = min(model.config.max_position_embeddings - 1, ids.shape[1] + 10)  # tokens written at most
+        self.source = readable_tokens(tokenizer, ids[0].tolist(), text)
+        self.mask = torch.ones_like(ids)
+        self.encoded = model.get_encoder()(ids, attention_mask=self.mask, output_attentions=True)
+
+    def forward(self, prefixes: list[list[int]]):
+        """The decoder's outputs for prefixes of equal length, each with the start token in front."""
+        rows = torch.tensor([[self.start, *prefix] for prefix in prefixes], device=self.mask.device)
+        states = self.encoded.last_hidden_state.expand(len(rows), -1, -1)
+        return self.model(
+            encoder_outputs=BaseModelOutput(states),
+            attention_mask=self.mask.expand(len(rows), -1),
+            decoder_input_ids=rows,
+            use_cache=False,
+            output_attentions=True,
+        )
+
+    def complete(self, prefix: list[int]) -> list[int]:
+        """The greedy translation that begins with `prefix`."""
+        while len(prefix) < self.limit and (not prefix or prefix[-1] != self.end):
+            prefix = [*prefix, int(self.forward([prefix]).logits[0, -1].argmax())]
+        return prefix
+
+    def path(self, tokens: list[int]) -> tuple[dict, torch.Tensor, torch.Tensor]:
+        """Tokens, their candidates with probabilities, and the attention (layers,h,T,S) and (layers,h,T,T)."""
+        outputs = self.forward([tokens[:-1]])
+        probabilities, best = outputs.logits[0].softmax(dim=-1).topk(SHOWN)  # (T,5)
+        spelled = [[self.spell(number) for number in row] for row in best.tolist()]
+        readable = [token.text for token in readable_tokens(self.tokenizer, tokens)]
+        step = {"tokens": readable, "candidates": spelled, "p": [rounded(row) for row in probabilities.tolist()]}
+        chosen = zip(best.tolist(), tokens, strict=True)
+        step["chosen"] = [row.index(token) if token in row else -1 for row, token in chosen]
+        step["best"] = best.tolist()
+        return step, torch.cat(outputs.cross_attentions), torch.cat(outputs.decoder_attentions)
+
+    def decoding(self) -> dict:
+        """The greedy path with all its attention, and a branch for each other candidate of each of its steps."""
+        tokens = self.complete([])
+        main, cross, decoder = self.path(tokens)
+        branches = {}
+        for step, candidates in enumerate(main["best"]):
+            for rank, candidate in enumerate(candidates):
+                if candidate != tokens[step]:
+                    branch, attention, _ = self.path(self.complete([*tokens[:step], candidate]))
+                    branch = {key: branch[key] for key in ("tokens", "candidates", "p", "chosen")}
+                    branches[f"{step}.{rank}"] = branch | {"cross": packed(attention[-1].mean(dim=0))}
+        del main["best"]
+        translation = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        words = [token.word for token in readable_tokens(self.tokenizer, tokens, translation)]
+        main |= {"translation": translation, "words": words, "cross": packed(cross), "decoder": packed(decoder)}
+        return {"main": main, "branches": branches, "encoder": packed(torch.cat(self.encoded.attentions))}
+
+    def beams(self, n: int) -> list[list[list]]:
+        """Each step of a search with n beams: its best 2n candidates as [parent beam, token, log-probability, ends].
+
+        What runs on does not depend on length penalty and early stopping, so the page can apply both to the record.
+        """
+        running, scores, steps = [[]], torch.zeros(1), []
+        for length in range(1, self.limit + 1):
+            log_probs = self.forward(running).logits[:, -1].float().log_softmax(dim=-1).cpu() + scores[:, None]
+            best, index = log_probs.flatten().topk(2 * n)
+            step = []
+            for total, place in zip(best.tolist(), index.tolist(), strict=True):
+                parent, token = divmod(place, log_probs.shape[-1])
+                ends = token == self.end or length == self.limit
+                step.append([parent, token, total, ends])
+            steps.append([[parent, self.spell(token), round(total, 5), ends] for parent, token, total, ends in step])
+            going_on = [candidate for candidate in step if not candidate[3]][:n]
+            if not going_on:
+                break
+            running = [[*running[parent], token] for parent, token, _, _ in going_on]
+            scores = torch.tensor([total for _, _, total, _ in going_on])
+        return steps
+
+    def spell(self, token: int) -> str:
+        """A token alone, with its space as `▁`."""
+        if token in self.tokenizer.all_special_ids:
+            return self.tokenizer.convert_ids_to_tokens(token)
+        once, twice = (self.tokenizer.decode([token] * count) for count in (1, 2))
+        return twice[len(once) :].replace(" ", "▁")  # the first token of a text loses its space
+
+
+def packed(weights: torch.Tensor) -> str:
+    """Weights from 0 to 1 as a byte each, in base64."""
+    return base64.b64encode((255 * weights).round().byte().cpu().numpy().tobytes()).decode()
+
+
+def rounded(numbers: list[float]) -> list[float]:
+    return [round(number, 4) for number in numbers]
+
+
+# ------------------------------------------------------------------------------------------------------ what breaks it
+
+
+def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str, str | None]]) -> Iterator[dict]:
+    """The translations, losses and alignments of the model as it is, and with one part after the other off."""
+    yield variant("the model as it is", model, tokenizer, pairs)
+    switches: list[tuple[str, Callable]] = [("no encoder", without_encoder), ("no positions", without_positions)]
+    for name, change in switches:
+        with change(model):
+            yield variant(name, model, tokenizer, pairs)
+    yield variant(f"no padding mask, {PADS} pads at the end", model, tokenizer, pairs, PADS)
+    attentions = {"self_attn": "self-attention", "encoder_attn": "attention to the source"}
+    for stack, layers in (("encoder", model.model.encoder.layers), ("decoder", model.model.decoder.layers)):
+        for number, layer in enumerate(layers):
+            for name, what in attentions.items():
+                attention = getattr(layer, name, None)  # an encoder layer has only one
+                count = 0 if attention is None else model.config.d_model // attention.head_dim
+                for head in range(count):
+                    with without_head(attention, head):
+                        yield variant(f"no head {head} in {stack} layer {number}, {what}", model, tokenizer, pairs)
+
+
+def variant(name: str, model, tokenizer: PreTrainedTokenizerBase, pairs: list, pads: int = 0) -> dict:
+    """Translations, losses per token of the references, and word alignments; `pads` are added and attended to."""
+    translations, losses, links = [], [], []
+    for source, reference, _ in pairs:
+        ids = encode(model, tokenizer, "text", text=source)
+        labels = encode(model, tokenizer, "reference", text_target=reference)
+        padded = nn.functional.pad(ids, (0, pads), value=model.config.pad_token_id)
+        inputs = {"input_ids": padded, "attention_mask": torch.ones_like(padded)}
+        limit = {"max_length": min(model.config.max_position_embeddings, ids.shape[1] + 11)}
+        written = model.generate(**inputs, custom_generate=greedy_search, num_beams=1, **limit)
+        translations.append(tokenizer.decode(written[0], skip_special_tokens=True))
+        losses.append(round(float(model(**inputs, labels=labels).loss), 3))
+        pair = attention_maps(model, tokenizer, source, reference)
+        links.append(" ".join(f"{i}-{j}" for i, j in align_words(pair)))
+    return {"name": name, "translations": translations, "losses": losses, "links": links}
+
+
+@contextmanager
+def without_head(attention: nn.Module, head: int) -> Iterator[None]:
+    """Nothing of this head reaches the output projection."""
+    columns = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
+    before = attention.out_proj.weight.detach().clone()
+    with torch.no_grad():
+        attention.out_proj.weight[:, columns] = 0
+        try:
+            yield
+        finally:
+            attention.out_proj.weight.copy_(before)
+
+
+@contextmanager
+def without_positions(model: nn.Module) -> Iterator[None]:
+    """Nothing is added to the embeddings; with rotary positions, every token is at position 0."""
+
+    def blank(module, inputs, output):
+        return module.forward(torch.zeros_like(inputs[0]), *inputs[1:]) if is_rotary else torch.zeros_like(output)
+
+    is_rotary = model.config.position_embedding_type == "rotary"
+    hooks = [
+        stack.embed_positions.register_forward_hook(blank) for stack in (model.model.encoder, model.model.decoder)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def without_encoder(model: nn.Module) -> Iterator[None]:
+    """The decoder sees zeros where the encoder's output was."""
+
+    def blank(module, inputs, output):
+        output.last_hidden_state = torch.zeros_like(output.last_hidden_state)
+        return output
+
+    hook = model.model.encoder.register_forward_hook(blank)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def shapes(model) -> list[dict]:
+    """The steps of a forward pass through the first layer of each stack, with shapes in letters."""
+    source, target = (torch.ones(1, length, dtype=torch.long, device=model.device) for length in (3, 2))
+    steps = [step for step in trace_shapes(model, source, target) if not re.search(r"\.layers\.[1-9]", step.module)]
+    return [
+        {
+            "module": step.module,
+            "what": step.description,
+            "section": step.section,
+            "letters": step.letters,
+            "code": code_of(model, step.module),
+        }
+        for step in steps
+    ]
+
+
+def code_of(model, name: str) -> str:
+    """The method that computes a step, with its line in the modeling file."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    method = inspect.unwrap(type(owner).forward)
+    return f"{method.__qualname__}, line {method.__code__.co_firstlineno}"
+
+
+def write_explorer(recorded: dict, path: Path, title: str):
+    """Writes what [`explore`] recorded as a self-contained web page."""
+    page = Path(__file__).with_name("explorer.html").read_text(encoding="utf-8")
+    # A text that contains </script> must not end the script element.
+    data = json.dumps(recorded, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    fields = {"{{title}}": escape(title), "{{data}}": data}
+    path.write_text(re.sub(r"{{\w+}}", lambda field: fields[field[0]], page), encoding="utf-8")
