@@ -165,6 +165,8 @@ def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
     expected += [(f"<ft> {source}", target) for source, target in (PAIRS[8], PAIRS[10])]
     assert texts(mixed["train"]) == expected and texts(mixed["validation"]) == PAIRS[30:]
     assert texts(load(**options, train_file_weights=[0, 0, 1])["train"]) == PAIRS[8:12]
+    tiny = load(**options, train_file_weights=[0, 0.01, 1])["train"]  # at least one pair
+    assert texts(tiny) == [PAIRS[4], *PAIRS[8:12]]
     assert texts(load(**options, train_file_weights=[2, 0, 0])["train"]) == [PAIRS[i // 2] for i in range(8)]
 
 

@@ -118,6 +118,11 @@ def check_options(options: argparse.Namespace):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.output and (options.output / "results.json").exists():
         raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
+    for name in filter(None, [options.references, options.sources]):
+        if options.output and Path(name).resolve().parent == options.output.resolve():
+            raise UserError(
+                f"{name} lies in --output {options.output}, which is written to; choose another directory."
+            )
     if options.comet and not shutil.which("comet-score"):
         raise UserError("--comet needs the program comet-score; install it with `pipx install unbabel-comet`.")
 

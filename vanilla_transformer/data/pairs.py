@@ -174,15 +174,15 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
 def mix_files(files: list[Dataset], args) -> Dataset | IterableDataset:
     """One dataset of the pairs of all training files, as often as `args.train_file_weights` says, and with tags.
 
-    A weight of w makes round(w n) pairs of the n pairs of a file, spread evenly: each of them floor(w) or ceil(w)
-    times. So the data itself says how often a pair is in an epoch, and batches, fingerprints and resuming need no
-    weights.
+    A weight of w makes round(w n) pairs of the n pairs of a file, but at least one unless w is 0, spread evenly: each
+    of them floor(w) or ceil(w) times. So the data itself says how often a pair is in an epoch, and batches,
+    fingerprints and resuming need no weights.
     """
     weights, tags = args.train_file_weights or [1.0] * len(files), args.train_file_tags or [""] * len(files)
     mixed = []
     for pairs, weight, tag in zip(files, weights, tags, strict=True):
         if weight != 1:
-            count = round(weight * len(pairs))
+            count = max(round(weight * len(pairs)), int(weight > 0))
             pairs = pairs.select(np.arange(count) * len(pairs) // count)
         if tag:
             add = partial(add_tag, tag=tag)
