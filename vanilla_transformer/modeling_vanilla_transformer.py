@@ -215,7 +215,7 @@ class Dropout(nn.Dropout):
 
 
 class VanillaTransformerLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: the feed-forward network and the residual around each sublayer."""
+    """Base class of encoder and decoder layers: a feed-forward network, and the residual around each sublayer."""
 
     def __init__(self, config: VanillaTransformerConfig, ffn_dim: int):
         super().__init__()
@@ -432,8 +432,8 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     ) -> VanillaTransformerEncoderOutput:
         """`input_ids` (B,S) or `inputs_embeds` (B,S,d) -> `last_hidden_state` (B,S,d).
 
-        `attention_mask` is (B,S), 1 for tokens and 0 for padding, or a custom mask (B,1,S,S). Without one, padding is
-        found by `pad_token_id`. Raises ValueError unless exactly one of ids and embeddings is given.
+        `attention_mask` is (B,S), 1 for tokens and 0 for padding, or a custom mask (B,1,S,S). Without one, ids that
+        equal `pad_token_id` are padding. Raises ValueError unless exactly one of ids and embeddings is given.
         """
         x = self.embed(input_ids, inputs_embeds)
         found = None

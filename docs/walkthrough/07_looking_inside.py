@@ -291,4 +291,4 @@ assert rates["attention, layer 1"] < rates["attention, layer 0"]
 #
 # The same for any trained model, without writing code:
 #
-#     vanilla-transformer inspect attention --model outputs/sample --text "The dog sleeps." --output map.html
+#     vanilla-transformer inspect explorer --model outputs/sample --text "The dog sleeps." --output map.html

@@ -62,7 +62,7 @@ def test_the_verbs_work_from_the_wheel(wheel, tmp_path):
     commands = [[verb, "--help"] for verb in VERBS]
     commands += [["convert", "model", form, "--to", form] for form in ("native", "ctranslate2", "onnx")]
     commands += [["inspect", "shapes", "--d_model", "64"]]
-    commands += [["inspect", "attention", "--model", "model", "--text", "The cat sleeps.", "--output", "map.html"]]
+    commands += [["inspect", "explorer", "--model", "model", "--text", "The cat sleeps.", "--output", "map.html"]]
     commands += [["translate", "--model", name, "--max_new_tokens", "5"] for name in ("model", "ctranslate2")]
     commands[-1] += ["--backend", "ctranslate2"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}

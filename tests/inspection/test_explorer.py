@@ -64,6 +64,13 @@ def test_what_is_recorded_is_what_the_model_computes(model, tokenizer):
         torch.testing.assert_close(cross, maps.cross, atol=1e-6, rtol=0)
         branch = sentence["branches"]["0.1"]
         assert branch["tokens"][0] != path["tokens"][0] and branch["chosen"][0] == 1
+        later = sentence["branches"]["2.1"]  # begins at its step
+        forced = recorder.complete([*tokens[:2], int(best[2, 1])])
+        with eager_attention(model):
+            whole, cross, _ = recorder.path(forced)
+        assert later["tokens"] == whole["tokens"][2:] and later["p"] == whole["p"][2:]
+        found = np.frombuffer(base64.b64decode(later["cross"]), dtype=np.uint8) / 255
+        np.testing.assert_allclose(found, cross[-1].mean(dim=0)[2:].flatten(), atol=0.5 / 255 + 1e-6)
     assert [variant["name"] for variant in recorded["variants"][:4]] == [
         "the model as it is",
         "no encoder",
@@ -150,6 +157,9 @@ def test_page_in_a_browser(page, browser):
     forced = candidate.text.split("\n")[0]
     candidate.click()
     assert browser.execute_script("return path().candidates[0][path().chosen[0]]") == forced
+    assert browser.execute_script("return currentWeights().length") == len(
+        browser.execute_script("return sentence().source")
+    )
     assert browser.find_element(By.ID, "unforce").is_displayed()
     browser.find_element(By.ID, "unforce").click()
     assert browser.execute_script("return state.branch") is None
@@ -170,3 +180,7 @@ def test_explorer_command(model, tokenizer, tmp_path, capsys):
     main([*command, str(tmp_path / "page.html")])
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count("Ein Hund schläft.") >= 1
     assert "cannot be written: " in command_error(capsys, *command, tmp_path / "nowhere" / "page.html")
+    of_text = ["inspect", "explorer", "--model", str(tmp_path / "model"), "--output", str(tmp_path / "text.html")]
+    main([*of_text, "--text", "A dog sleeps."])
+    assert "A dog sleeps." in (tmp_path / "text.html").read_text(encoding="utf-8")
+    assert "give either --text or --dataset_name" in command_error(capsys, *of_text)

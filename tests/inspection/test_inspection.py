@@ -23,7 +23,6 @@ from vanilla_transformer.inspection.attention import (
     draw_attention,
     eager_attention,
     readable_tokens,
-    write_attention_page,
 )
 from vanilla_transformer.inspection.shapes import trace_shapes
 
@@ -258,13 +257,12 @@ def test_missing_layers_and_heads_are_named(maps):
         attention_figure(maps, head=9)
 
 
-def test_attention_command_writes_pictures_and_pages(saved, tmp_path, capsys):
+def test_attention_command_writes_pictures(saved, tmp_path, capsys):
     command = ["inspect", "attention", "--model", str(saved), "--text", "A dog", "--translation", "Two children play."]
-    for name in ("map.png", "map.html"):
-        main([*command, "--output", str(tmp_path / name)])
-        assert capsys.readouterr().out == "Two children play.\n" and (tmp_path / name).stat().st_size
-    (tmp_path / "folder.html").mkdir()
-    assert "folder.html cannot be written: " in command_error(capsys, *command, "--output", tmp_path / "folder.html")
+    main([*command, "--output", str(tmp_path / "map.png")])
+    assert capsys.readouterr().out == "Two children play.\n" and (tmp_path / "map.png").stat().st_size
+    (tmp_path / "folder.png").mkdir()
+    assert "folder.png cannot be written: " in command_error(capsys, *command, "--output", tmp_path / "folder.png")
     assert "Format 'doc' is not supported" in command_error(capsys, *command, "--output", tmp_path / "a.doc")
     assert "cannot be written: No such" in command_error(capsys, *command, "--output", tmp_path / "nowhere" / "a.png")
 
@@ -278,56 +276,6 @@ def test_code_of_a_model_is_not_run(saved, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     assert "cannot be loaded" in command_error(capsys, "inspect", "shapes", "--model", saved)
     assert not (tmp_path / "was_run").exists()
-
-
-def test_page_in_a_browser(maps, tmp_path, browser):
-    """Every head can be chosen by hand and by address; values are shown by pointing and by keys."""
-    from selenium.webdriver import ActionChains
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.support.ui import Select
-
-    page = tmp_path / "map.html"
-    write_attention_page(maps, page, "Attention: <b>a</b>")
-    assert "http" not in page.read_text(encoding="utf-8")  # self-contained
-
-    def cells():
-        rows = browser.find_elements(By.CSS_SELECTOR, "tbody tr")
-        return [row.find_elements(By.CSS_SELECTOR, "td[role]") for row in rows]
-
-    def values() -> torch.Tensor:
-        return torch.tensor([[float(cell.get_attribute("title").split()[-1]) for cell in row] for row in cells()])
-
-    browser.get(page.as_uri())
-    assert browser.title == "Attention: <b>a</b>"
-    assert browser.find_element(By.TAG_NAME, "tbody").text.split()[1:] == [*"</script><b>&two", "</s>"]
-    assert browser.find_elements(By.TAG_NAME, "b") == []  # text is escaped
-    for kind in ("encoder", "cross", "decoder"):
-        weights = getattr(maps, kind)
-        Select(browser.find_element(By.ID, "kind")).select_by_value(kind)
-        Select(browser.find_element(By.ID, "layer")).select_by_value(str(len(weights) - 1))
-        Select(browser.find_element(By.ID, "head")).select_by_value("2")
-        torch.testing.assert_close(values(), weights[-1, 2], atol=6e-4, rtol=0)
-
-    browser.get(page.as_uri() + "#kind=cross&layer=1&head=3")
-    browser.refresh()
-    torch.testing.assert_close(values(), maps.cross[1, 3], atol=6e-4, rtol=0)
-    label = f"{maps.target[0].text} → {maps.source[0].text}"
-    assert label in cells()[0][0].get_attribute("aria-label")
-    pattern = describe_head(maps.cross[1, 3], maps.source, is_self=False)
-    assert browser.find_element(By.ID, "pattern").text == f"Pattern of this head: {pattern}."
-
-    status = browser.find_element(By.ID, "status")
-    ActionChains(browser).move_to_element(cells()[1][2]).perform()
-    assert status.text == cells()[1][2].get_attribute("title")
-    browser.execute_script("arguments[0].focus()", cells()[0][0])
-    for key, (row, column) in [(Keys.ARROW_DOWN, (1, 0)), (Keys.ARROW_RIGHT, (1, 1)), (Keys.ARROW_UP, (0, 1))]:
-        browser.switch_to.active_element.send_keys(key)
-        assert browser.switch_to.active_element == cells()[row][column]
-        assert status.text == cells()[row][column].get_attribute("title")
-    browser.switch_to.active_element.send_keys(Keys.ARROW_UP)  # there is nothing above
-    assert browser.switch_to.active_element == cells()[0][1]
-    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def test_words_are_aligned_by_the_largest_weight():

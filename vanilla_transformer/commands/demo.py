@@ -1,7 +1,7 @@
 """Serve a web page that translates with a model, and shows its n best, word alignment and attention.
 
-With the backend ctranslate2, word alignment and attention come from the same model in torch; they are left out for a
-directory that holds the converted model alone.
+With `--backend ctranslate2`, word alignment and attention are computed by the same model in torch. A directory that
+contains only the converted model is served without them.
 """
 
 import argparse

@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,7 +15,7 @@ from .. import Translator, VanillaTransformerConfig, VanillaTransformerForCondit
 from ..data.pairs import load_split
 from ..errors import UserError, loading, one_line
 from ..inspection.alignment import align_words, alignment_error_rate, read_links
-from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of, write_attention_page
+from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of
 from ..inspection.explorer import explore, write_explorer
 from ..inspection.shapes import shape_table, trace_shapes
 from ..training.arguments import MODEL_OPTIONS, model_fields
@@ -33,7 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser):
     what = parser.add_subparsers(
         dest="what", required=True, metavar="shapes|attention|align|explorer", parser_class=DataclassParser
     )
+    add_shapes(what)
+    for add in (add_attention, add_align, add_explorer):
+        add(what).add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
 
+
+def add_shapes(what):
+    """The options of `inspect shapes`."""
     shapes = what.add_parser(
         "shapes",
         dataclass_types=[MODEL_OPTIONS],
@@ -50,22 +58,29 @@ def add_arguments(parser: argparse.ArgumentParser):
     shapes.add_argument("--target_length", type=positive, default=10, help="T (default: %(default)s)")
     shapes.add_argument("--all_layers", action="store_true", help="print every layer in full")
 
+
+def add_attention(what) -> argparse.ArgumentParser:
+    """The options of `inspect attention`."""
     attention = what.add_parser(
         "attention",
-        description="Translate a text and show the attention weights, as a picture of the heads of one layer, or as a "
-        "web page (.html) in which layer and head can be chosen.",
+        description="Translate a text and draw the attention weights of the heads of one layer. `inspect explorer` "
+        "shows those of all layers.",
         epilog='example: vanilla-transformer inspect attention --model outputs/sample --text "The dog sleeps." '
-        "--output attention.html",
-        help="attention weights as a picture or a web page",
+        "--output attention.png",
+        help="attention weights as a picture",
     )
     attention.add_argument("--text", required=True, help="the text to translate")
     attention.add_argument("--translation", help="its translation (default: what the model generates)")
-    attention.add_argument("--output", required=True, type=Path, metavar="FILE", help=".png, .svg, .pdf or .html")
-    attention.add_argument("--kind", choices=KINDS, help="attention in the picture (default: cross)")
-    attention.add_argument("--layer", type=int, help="layer in the picture, from 0 (default: the last)")
-    attention.add_argument("--head", type=int, help="head in the picture, from 0 (default: all)")
+    attention.add_argument("--output", required=True, type=Path, metavar="FILE", help=".png, .svg or .pdf")
+    attention.add_argument("--kind", choices=KINDS, default="cross", help="which attention (default: %(default)s)")
+    attention.add_argument("--layer", type=int, default=-1, help="layer, from 0 (default: the last)")
+    attention.add_argument("--head", type=int, help="head, from 0 (default: all)")
     attention.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
+    return attention
 
+
+def add_align(what) -> argparse.ArgumentParser:
+    """The options of `inspect align`."""
     align = what.add_parser(
         "align",
         description="Print the word alignment of each sentence pair, from the attention to the source: links source "
@@ -75,24 +90,28 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--source_lang en --target_lang de",
         help="word alignments of sentence pairs",
     )
+    add_dataset_options(align, required=True)
+    align.add_argument("--layer", type=int, default=-1, help="decoder layer, from 0 (default: the last)")
+    return align
+
+
+def add_explorer(what) -> argparse.ArgumentParser:
+    """The options of `inspect explorer`."""
     explorer = what.add_parser(
         "explorer",
         description="Write a web page to play with a model: step through translations and force other tokens, see the "
-        "beam tree, the shapes of every step, and what happens without one head, the positions or the encoder. All is "
-        "recorded in the page, which needs no network. About a minute for 20 sentences of a small model.",
+        "attention of all heads, the beam tree, the shapes of every step, and what happens without one head, the "
+        "positions or the encoder. All is recorded in the page, which needs no network. About a minute for 20 "
+        "sentences of a small model.",
         epilog="example: vanilla-transformer inspect explorer --model outputs/sample --dataset_name sample_dataset "
         "--source_lang en --target_lang de --output explorer.html",
         help="a web page to play with a model",
     )
     explorer.add_argument("--output", required=True, type=Path, metavar="FILE", help="the page, an .html file")
+    explorer.add_argument("--text", help="a text to translate, instead of the pairs of a dataset")
+    add_dataset_options(explorer, required=False)
     explorer.add_argument("--sentences", type=positive, default=20, help="pairs to record (default: %(default)s)")
-
-    for command in (attention, align, explorer):
-        command.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
-
-    for command in (align, explorer):
-        add_dataset_options(command, required=True)
-    align.add_argument("--layer", type=int, default=-1, help="decoder layer, from 0 (default: the last)")
+    return explorer
 
 
 def run(options: argparse.Namespace):
@@ -135,34 +154,40 @@ def print_shapes(options: argparse.Namespace):
 
 
 def show_attention(options: argparse.Namespace):
-    """Writes a picture or a page, and prints the translation."""
-    place = {name: getattr(options, name) for name in ("kind", "layer", "head") if getattr(options, name) is not None}
+    """Draws a picture, and prints the translation."""
     model, tokenizer = load(options.model)
     generation = {"num_beams": options.num_beams} if options.num_beams else {}
     maps = attention_maps(model, tokenizer, options.text, options.translation, **generation)
-    try:
-        if options.output.suffix == ".html":
-            write_attention_page(maps, options.output, f"Attention: {options.text}")
-        else:
-            draw_attention(maps, options.output, **place)
-    except OSError as error:
-        raise UserError(f"--output {options.output} cannot be written: {error.strerror or error}.") from error
+    with writing(options.output):
+        draw_attention(maps, options.output, options.kind, options.layer, options.head)
     print(maps.translation)
     print(f"Saved the attention to {options.output}.", file=sys.stderr)
 
 
 def make_page(options: argparse.Namespace):
-    """Writes the explorer of the first pairs of a split."""
+    """Writes the explorer of one text, or of the first pairs of a split."""
+    if bool(options.text) == bool(options.dataset_name):
+        raise UserError("give either --text or --dataset_name.")
     model, tokenizer = load(options.model)
-    pairs = load_split(options)
-    pairs = pairs.select(range(min(options.sentences, len(pairs))))
-    alignments = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
-    recorded = explore(model, tokenizer, zip(pairs["source"], pairs["target"], alignments, strict=True))
-    try:
+    pairs = [(options.text, None, None)]
+    if options.dataset_name:
+        split = load_split(options)
+        split = split.select(range(min(options.sentences, len(split))))
+        alignments = split["alignment"] if "alignment" in split.column_names else [None] * len(split)
+        pairs = list(zip(split["source"], split["target"], alignments, strict=True))
+    recorded = explore(model, tokenizer, pairs)
+    with writing(options.output):
         write_explorer(recorded, options.output, f"Inside {Path(options.model).name}")
-    except OSError as error:
-        raise UserError(f"--output {options.output} cannot be written: {error.strerror or error}.") from error
     print(f"Saved the explorer to {options.output}.", file=sys.stderr)
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Turns an OSError into a UserError that names `output`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be written: {error.strerror or error}.") from error
 
 
 def print_alignments(options: argparse.Namespace):

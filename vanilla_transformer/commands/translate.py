@@ -74,7 +74,9 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
                 f"translated in one piece; shorten it{remedy}, or raise --max_source_length."
             ) from error
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            raise UserError(f"lines {done + 1} to {done + len(lines)} failed: {one_line(error)}") from error
+            raise UserError(
+                f"lines {done + 1} to {done + len(lines)} could not be translated: {one_line(error)}"
+            ) from error
         for text in written:
             print(text.replace("\n", " "))  # one line, whatever the model wrote
         sys.stdout.flush()

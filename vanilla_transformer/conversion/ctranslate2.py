@@ -117,7 +117,7 @@ def make_spec(model: PreTrainedModel) -> TransformerSpec:
 
 
 class Loader(BartLoader):
-    """CTranslate2's loader of BART, whose layers have the same names as ours."""
+    """Extends CTranslate2's loader for BART, whose layers have the same names as ours."""
 
     def set_common_layers(self, spec, stack):
         """Copies what an encoder or a decoder has besides its layers."""

@@ -56,7 +56,8 @@ def from_torch_transformer(
     if encoder.norm is not None and not encoder.layers[0].norm_first:
         raise ValueError(
             "This post-norm transformer normalizes twice at the end of both stacks: in the last layer, and in the "
-            "stack's `norm`. Set `transformer.encoder.norm = transformer.decoder.norm = None` before training it."
+            "stack's `norm`, which this model lacks. Set `transformer.encoder.norm = transformer.decoder.norm = None` "
+            "and train it again."
         )
     target_embeddings = source_embeddings if target_embeddings is None else target_embeddings
     source, target = (getattr(table, "weight", table) for table in (source_embeddings, target_embeddings))

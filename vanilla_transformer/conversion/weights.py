@@ -25,8 +25,8 @@ WRITES_STREAM = [
 def rename(theirs: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """Tensors of the source model under our names.
 
-    `rules` are regular expressions in their names, each with what replaces it. A tensor `in_proj`, in which queries,
-    keys and values are stacked in this order, becomes three.
+    `rules` maps regular expressions, matched in the names, to their replacements. A tensor `in_proj`, which stacks
+    queries, keys and values in this order, is split into three.
     """
     ours = {}
     for name, tensor in theirs.items():

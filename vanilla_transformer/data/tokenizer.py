@@ -28,7 +28,7 @@ def train_tokenizer(
         tags: Words such as `<bt>` that become one token each, wherever a text has them.
 
     Raises:
-        UserError: `vocab_size` is too small for the special tokens and the 256 bytes, or there is no text.
+        UserError: `vocab_size` is too small for the special tokens and the 256 bytes, or `texts` is empty.
     """
     alphabet, tags = pre_tokenizers.ByteLevel.alphabet(), list(dict.fromkeys(tags))
     smallest = len(SPECIAL_TOKENS) + len(alphabet) + len(tags)
@@ -101,7 +101,7 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
         tokenizer.bos_token = tokenizer.bos_token or tokenizer.cls_token
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.is_fast:  # without its class, which may rebuild the template or add token types
+    if tokenizer.is_fast:  # drop its class, which may rebuild the template or add token types
         kept = ("clean_up_tokenization_spaces", "split_special_tokens", "model_max_length")
         kwargs = {name: getattr(tokenizer, name) for name in kept}
         return wrap(tokenizer.backend_tokenizer, **kwargs, **tokenizer.special_tokens_map)

@@ -80,7 +80,7 @@ def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, ac
 def translate_split(
     translator: Translator, sources: list[str], accelerator: Accelerator, label: str, **generation
 ) -> list[str]:
-    """Translations of all sources in order, on every process; each process translates its share."""
+    """Divides the sources among the processes, and returns all translations, in order, on every process."""
     # Neighbors in length go to different processes, so that all have about the same work.
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     share = order[accelerator.process_index :: accelerator.num_processes]

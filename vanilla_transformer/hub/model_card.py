@@ -132,7 +132,7 @@ def code(value) -> str:
 
 
 def read_file(path: Path) -> dict:
-    """The dictionary in a JSON or YAML file; raises UserError if there is none."""
+    """The dictionary in a JSON or YAML file; raises UserError if the file is missing or cannot be parsed."""
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
     try:
         return parse(path.read_text(encoding="utf-8"))

@@ -1,6 +1,5 @@
-"""The attention weights of a translation, as tensors, pictures and a web page."""
+"""The attention weights of a translation, as tensors and pictures."""
 
-import json
 import math
 import re
 import warnings
@@ -8,7 +7,6 @@ from bisect import bisect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import torch
@@ -183,7 +181,7 @@ def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) ->
 def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: int = -1, head: int | None = None):
     """Saves [`attention_figure`] as .png, .svg or .pdf.
 
-    Characters that matplotlib's font lacks, such as Chinese ones, are drawn as boxes; a page shows them.
+    Characters that matplotlib's font lacks, such as Chinese ones, are drawn as boxes.
     """
     figure = attention_figure(maps, kind, layer, head)
     with warnings.catch_warnings():
@@ -225,23 +223,3 @@ def index_of(name: str, number: int, count: int) -> int:
     if not -count <= number < count:
         raise UserError(f"There is no {name} {number}; the model has {count}, from 0 to {count - 1}.")
     return number % count
-
-
-def write_attention_page(maps: AttentionMaps, path: Path, title: str):
-    """Writes a self-contained web page with all maps; its reader selects the kind of attention, layer and head."""
-    data = {}
-    for kind, name in KINDS.items():
-        rows, columns = maps.axes(kind)
-        weights = getattr(maps, kind)
-        data[kind] = {
-            "name": name,
-            "rows": [token.text for token in rows],
-            "columns": [token.text for token in columns],
-            "weights": [[[[round(w, 3) for w in row] for row in head] for head in of] for of in weights.tolist()],
-            "patterns": [[describe_head(head, columns, kind != "cross") for head in layer] for layer in weights],
-        }
-    page = Path(__file__).with_name("attention_page.html").read_text(encoding="utf-8")
-    # A text that contains </script> must not end the script element.
-    numbers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    fields = {"{{title}}": escape(title), "{{data}}": numbers}
-    path.write_text(re.sub(r"{{\w+}}", lambda field: fields[field[0]], page), encoding="utf-8")

@@ -34,15 +34,17 @@ PADS = 10
 def explore(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
-    pairs: Iterable[tuple[str, str, str | None]],
+    pairs: Iterable[tuple[str, str | None, str | None]],
 ) -> dict:
     """All that the page shows: `sentences`, the `shapes` of a forward pass, and the model's sizes.
 
     Args:
-        pairs: Sources with a reference and its word alignment, such as "0-0 1-2"; None: unknown.
+        pairs: Sources with a reference (None: the model's own translation) and its word alignment, such as "0-0 1-2"
+            (None: unknown).
+
+    Raises UserError if a text is empty, or longer than `max_position_embeddings`.
     """
-    pairs = list(pairs)
-    sentences = []
+    pairs, sentences, references = list(pairs), [], []
     with eager_attention(model), torch.no_grad():
         for source, reference, alignment in tqdm(pairs, "Recording", leave=False):
             ids = encode(model, tokenizer, "text", text=source)
@@ -52,7 +54,8 @@ def explore(
             sentence |= {"words": [token.word for token in recorder.source], **recorder.decoding()}
             sentence["beams"] = [recorder.beams(n) for n in range(1, MOST_BEAMS + 1)]
             sentences.append(sentence)
-        variants = list(broken(model, tokenizer, pairs))
+            references.append((source, reference or sentence["main"]["translation"]))
+        variants = list(broken(model, tokenizer, references))
     config = model.config
     sizes = {"d": config.d_model, "h": config.encoder_attention_heads, "f": config.encoder_ffn_dim}
     sizes |= {"V": config.decoder_vocab_size, "heads": config.decoder_attention_heads, "layers": config.decoder_layers}
@@ -101,7 +104,10 @@ class Recorder:
         return step, torch.cat(outputs.cross_attentions), torch.cat(outputs.decoder_attentions)
 
     def decoding(self) -> dict:
-        """The greedy path with all its attention, and a branch for each other candidate of each of its steps."""
+        """The greedy path with all its attention, and a branch for each other candidate of each of its steps.
+
+        A branch holds what follows from its step on, and only the mean attention of the last layer to the source.
+        """
         tokens = self.complete([])
         main, cross, decoder = self.path(tokens)
         branches = {}
@@ -109,8 +115,8 @@ class Recorder:
             for rank, candidate in enumerate(candidates):
                 if candidate != tokens[step]:
                     branch, attention, _ = self.path(self.complete([*tokens[:step], candidate]))
-                    branch = {key: branch[key] for key in ("tokens", "candidates", "p", "chosen")}
-                    branches[f"{step}.{rank}"] = branch | {"cross": packed(attention[-1].mean(dim=0))}
+                    branch = {key: branch[key][step:] for key in ("tokens", "candidates", "p", "chosen")}
+                    branches[f"{step}.{rank}"] = branch | {"cross": packed(attention[-1].mean(dim=0)[step:])}
         del main["best"]
         translation = self.tokenizer.decode(tokens, skip_special_tokens=True)
         words = [token.word for token in readable_tokens(self.tokenizer, tokens, translation)]
@@ -159,7 +165,7 @@ def rounded(numbers: list[float]) -> list[float]:
 # ------------------------------------------------------------------------------------------------------ what breaks it
 
 
-def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str, str | None]]) -> Iterator[dict]:
+def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]) -> Iterator[dict]:
     """The translations, losses and alignments of the model as it is, and with one part after the other off."""
     yield variant("the model as it is", model, tokenizer, pairs)
     switches: list[tuple[str, Callable]] = [("no encoder", without_encoder), ("no positions", without_positions)]
@@ -181,7 +187,7 @@ def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str
 def variant(name: str, model, tokenizer: PreTrainedTokenizerBase, pairs: list, pads: int = 0) -> dict:
     """Translations, losses per token of the references, and word alignments; `pads` are added and attended to."""
     translations, losses, links = [], [], []
-    for source, reference, _ in pairs:
+    for source, reference in pairs:
         ids = encode(model, tokenizer, "text", text=source)
         labels = encode(model, tokenizer, "reference", text_target=reference)
         padded = nn.functional.pad(ids, (0, pads), value=model.config.pad_token_id)

@@ -137,7 +137,7 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def resolve_resume_checkpoint(args) -> Path | None:
-    """The checkpoint to resume from; None without `--resume_from_checkpoint`, or if there is no checkpoint yet.
+    """The checkpoint to resume from; None without `--resume_from_checkpoint`, or before the first checkpoint.
 
     Raises:
         UserError: The given path is not a checkpoint or not the newest one in `--output_dir`, that directory cannot be
