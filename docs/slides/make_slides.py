@@ -7,7 +7,6 @@ python docs/slides/make_slides.py --check     lists those that differ
 import argparse
 import math
 import sys
-from html import escape
 from pathlib import Path
 
 import torch
@@ -17,44 +16,9 @@ from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_position
 from vanilla_transformer.training.optimization import learning_rate_schedule, paper_learning_rate
 
 FOLDER = Path(__file__).resolve().parent
-BLUE, ORANGE, GREEN, RED, GREY = "#3b6fb6", "#d9822b", "#4c9a5b", "#b5485d", "#8a8f98"
+sys.path.append(str(FOLDER.parent / "pictures"))
 
-
-# ------------------------------------------------------------------------------------------------------------- shapes
-
-
-def text(x, y, words, size=20, anchor="start", color="#1d2129", weight="normal") -> str:
-    style = f'font-size="{size}" text-anchor="{anchor}" fill="{color}" font-weight="{weight}"'
-    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(str(words))}</text>'
-
-
-def box(x, y, width, height, fill="none", words="", size=18, stroke=GREY, color="#1d2129") -> str:
-    """A rectangle with a line of text in its middle."""
-    place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
-    label = text(x + width / 2, y + height / 2 + size / 3, words, size, "middle", color) if words != "" else ""
-    return f'<rect {place} fill="{fill}" stroke="{stroke}" rx="3"/>{label}'
-
-
-def line(*points, color=GREY, width=2, arrow=False) -> str:
-    path = " ".join(f"{x:g},{y:g}" for x, y in points)
-    end = ' marker-end="url(#arrow)"' if arrow else ""
-    return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"{end}/>'
-
-
-def grid(values, x, y, cell, rows=(), columns=(), color=BLUE, numbers=False) -> str:
-    """A table of values from 0 to 1 as shades, with names of its rows and columns."""
-    parts = [text(x - 10, y + cell * (i + 0.5) + 6, name, 17, "end") for i, name in enumerate(rows)]
-    parts += [text(x + cell * (j + 0.5), y - 10, name, 17, "middle") for j, name in enumerate(columns)]
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            place = f'x="{x + cell * j:g}" y="{y + cell * i:g}" width="{cell:g}" height="{cell:g}"'
-            parts.append(f'<rect {place} fill="{color}" fill-opacity="{value:.2g}"/>')
-            if numbers:
-                shade = "#ffffff" if value > 0.6 else "#1d2129"
-                middle = (x + cell * (j + 0.5), y + cell * (i + 0.5) + 7)
-                parts.append(text(*middle, f"{value:.2f}", 18, "middle", shade))
-    width, height = cell * len(values[0]), cell * len(values)
-    return "".join(parts) + box(x, y, width, height)
+from drawing import BLUE, GREEN, GREY, LIGHT, ORANGE, RED, box, grid, line, svg, text  # noqa: E402
 
 
 def chart(curves, xlabel, ylabel, xticks=(), yticks=()) -> str:
@@ -407,11 +371,8 @@ def slide(number: int, title: str, figure, words: str) -> str:
     """One slide as an SVG file."""
     head = text(48, 72, title, 34, weight="bold") + text(930, 525, f"{number} / {len(SLIDES)}", 14, "end", GREY)
     body = "".join(text(48, 150 + 32 * i, row, 21) for i, row in enumerate(words.strip().split("\n")) if row)
-    arrow = '<marker id="arrow" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
-    arrow += f'<path d="M0 0L8 4L0 8z" fill="{GREY}"/></marker>'
-    size = 'viewBox="0 0 960 540" font-family="Helvetica, Arial, sans-serif"'
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><title>{escape(title)}</title><defs>{arrow}</defs>'
-    return f'{start}<rect width="960" height="540" fill="#ffffff"/>{head}{body}{figure()}</svg>\n'
+    background = '<rect width="960" height="540" fill="#ffffff"/>'
+    return svg(title, 960, 540, background + head + body + figure(), style=LIGHT)
 
 
 def main(argv: list[str] | None = None):

@@ -1,0 +1,55 @@
+"""SVG shapes that the slides and the pictures of the docs share: strings to be joined inside `svg`.
+
+A picture has no background, and its ink is light where the reader's system is dark.
+"""
+
+from html import escape
+
+BLUE, ORANGE, GREEN, RED, GREY = "#3b6fb6", "#d9822b", "#4c9a5b", "#b5485d", "#8a8f98"
+INK = "currentColor"
+
+ARROW = f'''<marker id="arrow" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="6" markerHeight="6" orient="auto">
+<path d="M0 0L8 4L0 8z" fill="{GREY}"/></marker>'''
+LIGHT = "svg { color: #1d2129; }"
+LIGHT_OR_DARK = LIGHT + " @media (prefers-color-scheme: dark) { svg { color: #e6edf3; } }"
+
+
+def svg(title: str, width: int, height: int, body: str, style: str = LIGHT_OR_DARK) -> str:
+    """A whole SVG file; screen readers read the title."""
+    size = f'viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif"'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>'
+    return f"{start}<style>{style}</style><defs>{ARROW}</defs>{body}</svg>\n"
+
+
+def text(x, y, words, size=20, anchor="start", color=INK, weight="normal") -> str:
+    style = f'font-size="{size}" text-anchor="{anchor}" fill="{color}" font-weight="{weight}"'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(str(words))}</text>'
+
+
+def box(x, y, width, height, fill="none", words="", size=18, stroke=GREY, color=INK) -> str:
+    """A rectangle with a line of text in its middle."""
+    place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
+    label = text(x + width / 2, y + height / 2 + size / 3, words, size, "middle", color) if words != "" else ""
+    return f'<rect {place} fill="{fill}" stroke="{stroke}" rx="3"/>{label}'
+
+
+def line(*points, color=GREY, width=2, arrow=False) -> str:
+    path = " ".join(f"{x:g},{y:g}" for x, y in points)
+    end = ' marker-end="url(#arrow)"' if arrow else ""
+    return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"{end}/>'
+
+
+def grid(values, x, y, cell, rows=(), columns=(), color=BLUE, numbers=False) -> str:
+    """A table of values from 0 to 1 as shades, with names of its rows and columns."""
+    parts = [text(x - 10, y + cell * (i + 0.5) + 6, name, 17, "end") for i, name in enumerate(rows)]
+    parts += [text(x + cell * (j + 0.5), y - 10, name, 17, "middle") for j, name in enumerate(columns)]
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            place = f'x="{x + cell * j:g}" y="{y + cell * i:g}" width="{cell:g}" height="{cell:g}"'
+            parts.append(f'<rect {place} fill="{color}" fill-opacity="{value:.2g}"/>')
+            if numbers:
+                shade = "#ffffff" if value > 0.6 else INK
+                middle = (x + cell * (j + 0.5), y + cell * (i + 0.5) + 7)
+                parts.append(text(*middle, f"{value:.2f}", 18, "middle", shade))
+    width, height = cell * len(values[0]), cell * len(values)
+    return "".join(parts) + box(x, y, width, height)
