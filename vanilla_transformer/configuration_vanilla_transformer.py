@@ -88,7 +88,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
-    # Empty, because the plans are in the encoder and decoder classes of the modeling file.
+    # Empty, because the plan is in the base class of encoder and decoder.
     base_model_fsdp_plan = {}
 
     vocab_size: int = size(37000)

@@ -370,16 +370,6 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         return (self.dropout(x), positions) if self.is_rotary else (self.dropout(x + positions), None)
 
 
-def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """How to split a layer over devices.
-
-    Projections to heads (q, k, v) and to inner features (fc1) are split by column, those back (out_proj, fc2) by row.
-    """
-    columns = [f"{attention}.{name}_proj" for attention in attentions for name in "qkv"] + ["fc1"]
-    rows = [f"{attention}.out_proj" for attention in attentions] + ["fc2"]
-    return {f"layers.*.{name}": "colwise" for name in columns} | {f"layers.*.{name}": "rowwise" for name in rows}
-
-
 @dataclass
 class VanillaTransformerEncoderOutput(BaseModelOutput):
     """The encoder's output, and the padding mask (B,S) that the encoder inferred; None if the caller gave one.
@@ -414,7 +404,6 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     """N encoder layers over the embedded source (Figure 1, left)."""
 
     _can_record_outputs = {"hidden_states": VanillaTransformerEncoderLayer, "attentions": VanillaTransformerAttention}
-    _tp_plan = tensor_parallel_plan("self_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.vocab_size, config.encoder_attention_heads)
@@ -457,7 +446,6 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="encoder_attn"),
     }
-    _tp_plan = tensor_parallel_plan("self_attn", "encoder_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.decoder_vocab_size, config.decoder_attention_heads)
@@ -588,8 +576,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
     """The whole Transformer (Figure 1): encoder, decoder and output projection."""
-
-    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
