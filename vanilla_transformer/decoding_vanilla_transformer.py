@@ -126,7 +126,6 @@ def beam_search(
     running = input_ids.unflatten(0, (-1, n))  # (A,n,T)
     states = make_states(model, others, len(running), n, **model_kwargs)
     finished = Hypotheses(running, generation_config)
-    output, lengths, best_scores = finished.tokens.clone(), finished.lengths.clone(), finished.scores.clone()
     # All beams start with the same prompt, so the first step may only extend the first of them.
     scores = torch.zeros(running.shape[:2], device=input_ids.device)  # (A,n)
     scores[:, 1:] = NEG_INF
@@ -140,27 +139,23 @@ def beam_search(
         extended = torch.cat([gather_beams(running, parents), tokens[..., None]], dim=-1)  # (A,c,T+1)
         ends = stopping_criteria(extended.flatten(0, 1), None).unflatten(0, (-1, candidates))  # (A,c)
         length += 1
-        finished.add(extended, best, ends)
         indices = states[0].indices
-        output[indices], lengths[indices], best_scores[indices] = finished.tokens, finished.lengths, finished.scores
-
+        finished.add(indices, extended, best, ends)
         scores, chosen = (best + NEG_INF * ends).topk(n)
         running, parents = gather_beams(extended, chosen), parents.gather(1, chosen)
-        is_finished = finished.cannot_improve(scores, length - prompt, max_length - prompt) | ends.all(dim=1)
-        unfinished = (~is_finished).nonzero()[:, 0]
+        can_improve = finished.can_improve(indices, scores, length - prompt, max_length - prompt)
+        unfinished = (can_improve & ~ends.all(dim=1)).nonzero()[:, 0]
         if not len(unfinished):
             break
         for state in states:
             state.select(unfinished, parents[unfinished])
-        if is_finished.any():
-            running, scores = running[unfinished], scores[unfinished]
-            finished.select(unfinished)
+        running, scores = running[unfinished], scores[unfinished]
         logits = [state.step(running[..., -1]) for state in states]
     returned = generation_config.num_return_sequences
-    output = output[:, :returned, : int(lengths[:, :returned].max())].flatten(0, 1)
+    output = finished.tokens[:, :returned, : int(finished.lengths[:, :returned].max())].flatten(0, 1)
     if not generation_config.return_dict_in_generate:
         return output
-    scores = best_scores[:, :returned].flatten()
+    scores = finished.scores[:, :returned].flatten()
     return GenerateBeamEncoderDecoderOutput(sequences=output, sequences_scores=scores)
 
 
@@ -330,7 +325,7 @@ class DecodingState:
 
 
 class Hypotheses:
-    """The n best finished hypotheses of A unfinished sentences: tokens (A,n,`max_length`), scores, lengths (A,n)."""
+    """The n best finished hypotheses of B sentences: tokens (B,n,`max_length`), scores, lengths (B,n)."""
 
     def __init__(self, prompts: torch.Tensor, generation_config: GenerationConfig):
         self.config = generation_config
@@ -347,31 +342,30 @@ class Hypotheses:
         missing = self.config.max_length - tokens.shape[2]
         return torch.nn.functional.pad(tokens, (0, missing), value=self.fill)
 
-    def add(self, tokens: torch.Tensor, log_probs: torch.Tensor, ends: torch.Tensor):
+    def add(self, sentences: torch.Tensor, tokens: torch.Tensor, log_probs: torch.Tensor, ends: torch.Tensor):
         """Adds those of the first n candidates (A,c,T), best first, that end here, and keeps the n best of all."""
         n, length = self.tokens.shape[1], tokens.shape[2]
         competes = ends.clone()
         competes[:, n:] = False
         scores = log_probs / (length - self.prompt) ** self.config.length_penalty + NEG_INF * ~competes
-        self.scores, chosen = torch.cat([self.scores, scores], dim=1).topk(n)
-        self.tokens = gather_beams(torch.cat([self.tokens, self.pad(tokens)], dim=1), chosen)
-        self.is_filled = torch.cat([self.is_filled, competes], dim=1).gather(1, chosen)
         lengths = torch.full_like(scores, length, dtype=torch.long)
-        self.lengths = torch.cat([self.lengths, lengths], dim=1).gather(1, chosen)
+        self.scores[sentences], chosen = torch.cat([self.scores[sentences], scores], dim=1).topk(n)
+        tokens = torch.cat([self.tokens[sentences], self.pad(tokens)], dim=1)
+        self.tokens[sentences] = gather_beams(tokens, chosen)
+        self.is_filled[sentences] = torch.cat([self.is_filled[sentences], competes], dim=1).gather(1, chosen)
+        self.lengths[sentences] = torch.cat([self.lengths[sentences], lengths], dim=1).gather(1, chosen)
 
-    def cannot_improve(self, running_scores: torch.Tensor, length: int, max_length: int) -> torch.Tensor:
-        """Whether no running beam (A,n), best first, of `length` new tokens can beat the worst finished one: (A)."""
+    def can_improve(
+        self, sentences: torch.Tensor, running_scores: torch.Tensor, length: int, max_length: int
+    ) -> torch.Tensor:
+        """Whether a running beam (A,n), best first, of `length` new tokens can beat the worst finished one: (A)."""
         early, penalty = self.config.early_stopping, self.config.length_penalty
+        is_filled = self.is_filled[sentences]
         best_length = max_length if early == "never" and penalty > 0 else length
         best_possible = running_scores[:, :1] / best_length**penalty
-        worst = self.scores.amin(dim=1, keepdim=True).where(self.is_filled, NEG_INF)
-        is_finished = (best_possible <= worst).all(dim=1)
-        return is_finished | self.is_filled.all(dim=1) if early is True else is_finished
-
-    def select(self, sentences: torch.Tensor):
-        """Keeps these sentences (A') of the A."""
-        self.tokens, self.lengths = self.tokens[sentences], self.lengths[sentences]
-        self.scores, self.is_filled = self.scores[sentences], self.is_filled[sentences]
+        worst = self.scores[sentences].amin(dim=1, keepdim=True).where(is_filled, NEG_INF)
+        can_improve = (best_possible > worst).any(dim=1)
+        return can_improve & ~is_filled.all(dim=1) if early is True else can_improve
 
 
 def gather_beams(of_beams: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:
