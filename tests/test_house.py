@@ -91,7 +91,7 @@ def test_saved_model_travels_with_exactly_the_five_files(tmp_path):
 
 
 def test_importing_the_package_imports_no_more_than_the_model_needs():
-    heavy = {"datasets", "matplotlib", "sacrebleu", "vanilla_transformer.training"}
+    heavy = {"datasets", "evaluate", "matplotlib", "sacrebleu", "vanilla_transformer.training"}
     code = f"import sys, vanilla_transformer.__main__; print(*{heavy} & sys.modules.keys())"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert printed.split() == []

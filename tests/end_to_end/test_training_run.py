@@ -34,7 +34,7 @@ from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.data import pairs as data
 from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.evaluation import tuning
-from vanilla_transformer.evaluation.scores import score_translations
+from vanilla_transformer.evaluation.scores import TranslationQuality
 from vanilla_transformer.hub.upload import staged, translate_in_fresh_process
 from vanilla_transformer.training.arguments import parse_arguments
 from vanilla_transformer.translation_vanilla_transformer import Translator
@@ -81,7 +81,7 @@ def test_progress_and_examples_are_printed(finished):
 def test_scores_are_those_of_the_saved_model(finished, pairs):
     rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     translations = Translator.from_pretrained(str(finished[0]))([row["en"] for row in rows])
-    expected = score_translations(translations, [row["de"] for row in rows])
+    expected = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
     found = results(finished[0])
     assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
     assert all(found[name] == expected[name] for name in ("bleu_signature", "chrf_signature"))
@@ -133,7 +133,7 @@ def test_decoding_is_tuned_on_the_validation_split(pairs, tmp_path, monkeypatch)
     assert chosen in (tmp_path / "model" / "README.md").read_text()
     rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     translations = Translator.from_pretrained(str(tmp_path / "model"))([row["en"] for row in rows])
-    scores = score_translations(translations, [row["de"] for row in rows])
+    scores = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
     assert found["test_bleu"] == scores["bleu"]
 
 

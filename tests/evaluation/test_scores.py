@@ -1,12 +1,14 @@
 """BLEU and chrF are sacreBLEU's, with the tokenizer that fits the target language."""
 
+import socket
+
 import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import scores as scoring
-from vanilla_transformer.evaluation.scores import make_bleu, score_translations
+from vanilla_transformer.evaluation.scores import TranslationQuality, make_bleu
 
 REFERENCES = [
     "Der Hund schläft heute nicht.",
@@ -23,9 +25,21 @@ TRANSLATIONS = {
 CHINESE = [f"我今天在城市里看到第{number}只狗。" for number in "一二三四五六七八九十百千万甲乙丙丁戊己庚"]
 
 
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("scoring used the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def score(translations, references, **options) -> dict:
+    return TranslationQuality(**options).compute(predictions=translations, references=references)
+
+
 @pytest.mark.parametrize("name", TRANSLATIONS)
 def test_scores_equal_sacrebleu(name):
-    scores = score_translations(TRANSLATIONS[name], REFERENCES)
+    scores = score(TRANSLATIONS[name], REFERENCES)
     assert scores["bleu"] == sacrebleu.corpus_bleu(TRANSLATIONS[name], [REFERENCES]).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(TRANSLATIONS[name], [REFERENCES]).score
     if name == "perfect":
@@ -35,7 +49,7 @@ def test_scores_equal_sacrebleu(name):
 
 
 def test_signatures_name_the_metric():
-    scores = score_translations(REFERENCES, REFERENCES)
+    scores = score(REFERENCES, REFERENCES)
     version = f"version:{sacrebleu.__version__}"
     assert {"nrefs:1", "case:mixed", "tok:13a", "smooth:exp", version} <= {*scores["bleu_signature"].split("|")}
     assert {"nrefs:1", "case:mixed", "nc:6", "nw:0", version} <= {*scores["chrf_signature"].split("|")}
@@ -45,8 +59,8 @@ def test_signatures_name_the_metric():
 @pytest.mark.parametrize("language", ["zh", "zh_CN", "ZH-tw", "zho_Hans", "cmn"])
 def test_perfect_chinese_scores_100(language):
     """13a takes a whole sentence for one word, which has no 4-grams."""
-    assert score_translations(CHINESE, CHINESE)["bleu"] == 0
-    assert score_translations(CHINESE, CHINESE, target_lang=language)["bleu"] == pytest.approx(100)
+    assert score(CHINESE, CHINESE)["bleu"] == 0
+    assert score(CHINESE, CHINESE, target_lang=language)["bleu"] == pytest.approx(100)
 
 
 TOKENIZERS = [("de", None, "13a"), (None, None, "13a"), ("", None, "13a"), ("th", None, "char")]
@@ -55,7 +69,7 @@ TOKENIZERS += [("zh_CN", None, "zh"), ("zh", "intl", "intl")]
 
 @pytest.mark.parametrize("language, named, tokenizer", TOKENIZERS)
 def test_tokenizer_is_the_named_one_or_that_of_the_target_language(language, named, tokenizer):
-    scores = score_translations(REFERENCES, REFERENCES, target_lang=language, tokenize=named)
+    scores = score(REFERENCES, REFERENCES, target_lang=language, tokenize=named)
     assert f"tok:{tokenizer}" in scores["bleu_signature"]
 
 
@@ -68,7 +82,7 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
 
     without_mecab.TOKENIZERS = BLEU.TOKENIZERS
     monkeypatch.setattr(scoring, "BLEU", without_mecab)
-    assert "tok:char" in score_translations(CHINESE, CHINESE, target_lang=language)["bleu_signature"]
+    assert "tok:char" in score(CHINESE, CHINESE, target_lang=language)["bleu_signature"]
     with pytest.raises(UserError, match=f"--bleu_tokenize {package} cannot be used: install sacrebleu"):
         make_bleu(language, package)
 

@@ -2,6 +2,8 @@
 
 import re
 
+import datasets
+import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
 from ..errors import UserError
@@ -37,16 +39,28 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lower
         raise UserError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
 
 
-def score_translations(
-    translations: list[str], references: list[str], target_lang: str | None = None, tokenize: str | None = None
-) -> dict[str, float | str]:
-    """Corpus `bleu` (cased) and `chrf` (chrF2) with one reference each, and sacreBLEU's signatures of both.
+class TranslationQuality(evaluate.Metric):
+    """Corpus BLEU (cased) and chrF2 with one reference each, and sacreBLEU's signatures of both.
 
-    `target_lang` and `tokenize` are for [`make_bleu`]. The keys of the signatures are `bleu_signature` and
-    `chrf_signature`.
+    `evaluate.load` would download its metrics; this one needs no network.
     """
-    scores = {}
-    for name, metric in {"bleu": make_bleu(target_lang, tokenize), "chrf": CHRF()}.items():
-        scores[name] = metric.corpus_score(translations, [references]).score
-        scores[f"{name}_signature"] = str(metric.get_signature())
-    return scores
+
+    def __init__(self, target_lang: str | None = None, tokenize: str | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.metrics = {"bleu": make_bleu(target_lang, tokenize), "chrf": CHRF()}
+
+    def _info(self):
+        return evaluate.MetricInfo(
+            description="Corpus BLEU and chrF by sacreBLEU, with their signatures.",
+            citation="Post, M. (2018). A Call for Clarity in Reporting BLEU Scores. WMT.",
+            features=datasets.Features(
+                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+            ),
+        )
+
+    def _compute(self, predictions: list[str], references: list[str]) -> dict:
+        scores = {}
+        for name, metric in self.metrics.items():
+            scores[name] = metric.corpus_score(predictions, [references]).score
+            scores[f"{name}_signature"] = str(metric.get_signature())
+        return scores

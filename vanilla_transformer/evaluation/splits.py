@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.batches import evaluation_batches
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import Translator
-from .scores import score_translations
+from .scores import TranslationQuality
 
 NUM_EXAMPLES = 3  # translations to print
 
@@ -41,8 +41,8 @@ def evaluate_split(
     translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max_source_length=longest)
     with accelerator.autocast():
         translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
-    target_lang = args.target_lang or args.target_column
-    scores = score_translations(translations, references, target_lang, args.bleu_tokenize)
+    quality = TranslationQuality(args.target_lang or args.target_column, args.bleu_tokenize)
+    scores = quality.compute(predictions=translations, references=references)
     triples = list(zip(sources, references, translations, strict=True))[:NUM_EXAMPLES]
     examples = [dict(zip(("source", "reference", "translation"), triple, strict=True)) for triple in triples]
     if accelerator.is_main_process:
