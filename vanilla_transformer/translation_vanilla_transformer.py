@@ -2,7 +2,6 @@
 """Texts in, translations out: [`Translator`], and the same as a pipeline. This file travels with every saved model."""
 
 import importlib
-import json
 import math
 import os
 import re
@@ -11,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -23,8 +21,7 @@ from .decoding_vanilla_transformer import Unsupported, beam_search, greedy_searc
 
 TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "too_long")  # the other options are those of `generate`
 VOCABULARY = ("vocab_size", "decoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-AT_LEAST = {"max_tokens": 1, "max_source_length": 1}
-AT_LEAST |= {"num_beams": 1, "max_length": 1, "max_new_tokens": 1, "min_length": 0, "min_new_tokens": 0}
+AT_LEAST_ONE = ("max_tokens", "max_source_length", "num_beams", "max_length", "max_new_tokens")
 # Where a long text may be split: after sentences, else after clauses, else between words.
 CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
 
@@ -94,7 +91,7 @@ class Translator:
                     raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")
         if tokenizer.pad_token is None:
             raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
-        check_options({"max_tokens": max_tokens, "max_source_length": max_source_length})
+        check_options(max_tokens=max_tokens, max_source_length=max_source_length)
         self.models = models
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -184,10 +181,9 @@ class Translator:
         """
         if isinstance(texts, str):
             raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
-        generation = {name: value for name, value in generation.items() if value is not None}
-        check_options(generation)
+        generation = check_options(**generation)
         texts = list(texts)
-        text_indices, sources = self.tokenize(texts)
+        text_indices, sources = self.tokenize(texts, self.too_long)
         search = partial(self.translate_batches, generation=generation)
         translations = [[] for _ in texts]
         for index, piece in zip(text_indices, self.run(search, sources, self.max_tokens, progress), strict=True):
@@ -212,18 +208,14 @@ class Translator:
         """
         if isinstance(texts, str):
             return self.n_best([texts], n, streamer, progress, **generation)[0]
-        generation = {name: value for name, value in generation.items() if value is not None}
-        check_options(generation)
+        generation = check_options(**generation)
         samples = generation.get("do_sample", self.model.generation_config.do_sample)
         generation = {"num_beams": 1 if samples else max(n, self.num_beams({})), **generation}
         most = n if samples else generation["num_beams"]
         if not 1 <= n <= most:
             raise ValueError(f"`n` is {n}; it must be from 1 to the number of beams, {generation['num_beams']}.")
         texts = list(texts)
-        text_indices, sources = self.tokenize(texts)
-        for index, following in pairwise(text_indices):
-            if index == following:  # two pieces of one text
-                raise TextTooLong(index, len(self.encode([texts[index]])[0]), self.longest_source)
+        text_indices, sources = self.tokenize(texts, too_long="refuse")
         search = partial(self.n_best_batches, n=n, streamer=streamer, generation=generation)
         max_tokens = self.max_tokens // n if samples else self.max_tokens  # beams share their source, samples do not
         special, hypotheses = set(self.tokenizer.all_special_ids), [[] for _ in texts]
@@ -247,7 +239,7 @@ class Translator:
                 bar.update(len(batch))
         return found
 
-    def tokenize(self, texts: list[str]) -> tuple[list[int], list[list[int]]]:
+    def tokenize(self, texts: list[str], too_long: str) -> tuple[list[int], list[list[int]]]:
         """For each piece to translate, the index of its text and its token ids. Most texts are one piece."""
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str):
@@ -257,7 +249,11 @@ class Translator:
         filled = [index for index, text in enumerate(texts) if text.strip()]
         text_indices, sources = [], []
         for index, source in zip(filled, self.encode([texts[index] for index in filled]), strict=True):
-            pieces = [source] if len(source) <= self.longest_source else self.split(texts[index], index)
+            pieces = [source]
+            if len(source) > self.longest_source:
+                pieces = self.split(texts[index]) if too_long == "split" else []
+            if not pieces:
+                raise TextTooLong(index, len(source), self.longest_source)
             text_indices += [index] * len(pieces)
             sources += pieces
         return text_indices, sources
@@ -265,8 +261,8 @@ class Translator:
     def encode(self, texts: list[str]) -> list[list[int]]:
         return self.tokenizer(texts, return_attention_mask=False, verbose=False).input_ids if texts else []
 
-    def split(self, text: str, index: int) -> list[list[int]]:
-        """Token ids of the pieces of a text that is too long.
+    def split(self, text: str) -> list[list[int]]:
+        """Token ids of the pieces of a text that is too long; none if a word is too long.
 
         A language token at its beginning, such as >>deu<< of Marian models, is repeated in each piece.
         """
@@ -276,10 +272,8 @@ class Translator:
         def fits(piece: str) -> bool:
             return len(self.encode([language + piece.strip()])[0]) <= self.longest_source
 
-        pieces = cut(text.removeprefix(language), fits) if self.too_long == "split" else []
-        if not pieces or not all(map(fits, pieces)):
-            raise TextTooLong(index, len(self.encode([text])[0]), self.longest_source)
-        return self.encode([language + piece.strip() for piece in pieces])
+        pieces = self.encode([language + piece.strip() for piece in cut(text.removeprefix(language), fits)])
+        return pieces if max(map(len, pieces)) <= self.longest_source else []
 
     def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
         """The translations of each batch of token ids."""
@@ -357,16 +351,21 @@ class Translator:
         return found
 
 
-def check_options(options: dict):
-    """Raises ValueError for options that are out of range, or return anything but one translation of each text."""
-    for name, least in AT_LEAST.items():
-        if options.get(name) is not None and options[name] < least:
-            raise ValueError(f"`{name}` is {options[name]}; it must be at least {least}.")
+def check_options(**options) -> dict:
+    """The options that are not None.
+
+    Raises ValueError if one is out of range, or returns anything but one translation of each text.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    for name in AT_LEAST_ONE:
+        if options.get(name, 1) < 1:
+            raise ValueError(f"`{name}` is {options[name]}; it must be at least 1.")
     if not math.isfinite(options.get("length_penalty", 1.0)):
         raise ValueError(f"`length_penalty` is {options['length_penalty']}; it must be a finite number.")
     for name, expected in [("num_return_sequences", 1), ("return_dict_in_generate", False)]:
         if options.get(name, expected) != expected:
             raise ValueError(f"`{name}` is not for a Translator; call its `n_best`, or the model's `generate`.")
+    return options
 
 
 def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
@@ -374,11 +373,6 @@ def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
 
     Transformers would initialize missing weights at random and drop others, with a warning only.
     """
-    index = Path(name_or_path) / "model.safetensors.index.json"
-    if index.is_file():  # transformers would also load a pickle, or a file elsewhere, that it names
-        for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
-            if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict | kwargs)
     problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]
