@@ -134,51 +134,42 @@ def replace(path, module):
     return lambda theirs: setattr(theirs.get_submodule(parent), name, module)
 
 
-@pytest.mark.parametrize(
-    ("options", "change", "config", "message"),
-    [
-        ({"norm_first": True, "bias": False}, None, {}, "Missing key.*encoder.layers.0.self_attn.q_proj.bias"),
-        (
-            {},
-            replace("transformer.encoder.norm", nn.LayerNorm(16)),
-            {},
-            "encoder.norm = transformer.decoder.norm = No",
-        ),
-        ({}, replace("transformer.decoder.norm", nn.LayerNorm(16)), {}, "Unexpected key.*decoder.layer_norm.weight"),
-        (
-            {"norm_first": True},
-            replace("transformer.decoder.norm", None),
-            {},
-            "Missing key.*decoder.layer_norm.weight",
-        ),
-        ({}, replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 8, 24, 0.0)), {}, "differ in num_heads: 4, 8"),
-        (
-            {},
-            replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 4, 32, 0.0)),
-            {},
-            r"mismatch for model\.encoder\.layers\.1\.fc1\.weight",
-        ),
-        ({}, lose_activation, {}, "differ in activation: gelu, relu"),
-        (
-            {},
-            replace(f"{DECODER}.1.gate", nn.Linear(16, 1)),
-            {},
-            r"Unexpected key.*decoder\.layers\.1\.gate\.weight",
-        ),
-        ({"activation": nn.functional.hardtanh}, None, {}, "it is 'hardtanh'; it must be one of"),
-        ({}, None, {"d_model": 16}, "multiple values for keyword argument 'd_model'"),
-        ({}, None, {"position_embedding_type": "learned"}, "Missing key.*encoder.embed_positions.weight"),
-        ({}, None, {"scale_embeding": False}, "did you mean `scale_embedding`"),
-        ({"separate": True}, replace("target_embeddings", nn.Embedding(13, 8)), {}, "embed_tokens.weight"),
-        ({"head": "bias"}, replace("lm_head", nn.Linear(16, 14)), {}, "mismatch for lm_head.weight"),
-    ],
-)
-def test_torch_transformer_without_counterpart_is_refused(options, change, config, message):
+NORM = nn.LayerNorm(16)
+DIFFERENT = {
+    "no biases": ({"norm_first": True, "bias": False}, None, "Missing key.*encoder.layers.0.self_attn.q_proj.bias"),
+    "two norms": ({}, replace("transformer.encoder.norm", NORM), "encoder.norm = transformer.decoder.norm = No"),
+    "extra norm": ({}, replace("transformer.decoder.norm", NORM), "Unexpected key.*decoder.layer_norm.weight"),
+    "one norm": ({"norm_first": True}, replace("transformer.decoder.norm", None), "Missing key.*decoder.layer_norm"),
+    "heads": ({}, replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 8, 24, 0.0)), "differ in num_heads: 4, 8"),
+    "ffn": ({}, replace(f"{ENCODER}.1", nn.TransformerEncoderLayer(16, 4, 32, 0.0)), r"layers\.1\.fc1\.weight"),
+    "activations": ({}, lose_activation, "differ in activation: gelu, relu"),
+    "gate": ({}, replace(f"{DECODER}.1.gate", nn.Linear(16, 1)), r"Unexpected key.*decoder\.layers\.1\.gate"),
+    "activation": ({"activation": nn.functional.hardtanh}, None, "it is 'hardtanh'; it must be one of"),
+    "width": ({"separate": True}, replace("target_embeddings", nn.Embedding(13, 8)), "embed_tokens.weight"),
+    "head": ({"head": "bias"}, replace("lm_head", nn.Linear(16, 14)), "mismatch for lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize(("options", "change", "message"), DIFFERENT.values(), ids=DIFFERENT)
+def test_torch_transformer_without_counterpart_is_refused(options, change, message):
     theirs = TorchTranslator(**options)
     if change:
         change(theirs)
-    with pytest.raises((ValueError, RuntimeError, TypeError, StrictDataclassError), match=f"(?s){message}"):
-        theirs.convert(**config)
+    with pytest.raises((ValueError, RuntimeError, StrictDataclassError), match=f"(?s){message}"):
+        theirs.convert()
+
+
+WRONG_FIELDS = [
+    ({"d_model": 16}, "multiple values for keyword argument 'd_model'"),
+    ({"position_embedding_type": "learned"}, "Missing key.*encoder.embed_positions.weight"),
+    ({"scale_embeding": False}, "did you mean `scale_embedding`"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), WRONG_FIELDS)
+def test_wrong_config_fields_of_a_torch_transformer_are_refused(config, message):
+    with pytest.raises((ValueError, RuntimeError, TypeError), match=f"(?s){message}"):
+        TorchTranslator().convert(**config)
 
 
 def test_activations_have_the_same_names():
@@ -274,27 +265,20 @@ def test_positions_extend_beyond_marians_table():
     assert_close(from_marian(short)(SOURCE, MASK, TARGET).logits, long(SOURCE, MASK, TARGET).logits)
 
 
-@pytest.mark.parametrize(
-    ("path", "module", "message"),
-    [
-        (
-            "encoder.layers.1.fc2",
-            nn.Linear(24, 16, bias=False),
-            'Missing key(s) in state_dict: "model.encoder.layers.1.fc2.bias"',
-        ),
-        ("encoder.layers.1.fc2", nn.Linear(23, 16), "mismatch for model.encoder.layers.1.fc2.weight"),
-        (
-            "decoder.layers.1.adapter",
-            nn.Linear(16, 16),
-            'Unexpected key(s) in state_dict: "model.decoder.layers.1.adapter.weight',
-        ),
-    ],
-)
+OTHER_TENSORS = [
+    ("encoder.layers.1.fc2", nn.Linear(24, 16, bias=False), "Missing key(s) in state_dict: {}.bias"),
+    ("encoder.layers.1.fc2", nn.Linear(23, 16), "mismatch for {}.weight"),
+    ("decoder.layers.1.adapter", nn.Linear(16, 16), "Unexpected key(s) in state_dict: {}.weight"),
+]
+
+
+@pytest.mark.parametrize(("path", "module", "message"), OTHER_TENSORS)
 def test_marian_with_other_tensors_is_refused(path, module, message):
     theirs = make_marian()
     replace(f"model.{path}", module)(theirs)
-    with pytest.raises((ValueError, RuntimeError), match=re.escape(message)):
+    with pytest.raises(RuntimeError) as error:
         from_marian(theirs)
+    assert message.format(f"model.{path}") in str(error.value).replace('"', "")
 
 
 def test_load_foreign_passes_options_on(marian):

@@ -143,7 +143,7 @@ class CTranslate2Translator(Translator):
     """
 
     def __init__(self, directory: Path, device: torch.device, **kwargs):
-        config = VanillaTransformerConfig(**json.loads((directory / CONFIG).read_text(encoding="utf-8"))["config"])
+        config = VanillaTransformerConfig(**read_config(directory)["config"])
         generation_config = GenerationConfig.from_pretrained(directory)
         model = SimpleNamespace(config=config, generation_config=generation_config, device=torch.device("cpu"))
         super().__init__(model, AutoTokenizer.from_pretrained(directory), **kwargs)
@@ -237,9 +237,9 @@ def load_translator(
         raise ValueError(f"`dtype={dtype!r}` is for the backend torch; give `quantization` to ctranslate2.")
     own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
     directory = Path(name_or_path)
-    if not (directory / CONFIG).is_file():
+    if not read_config(directory):
         directory = convert_once(name_or_path, quantization, **kwargs)
-    found = json.loads((directory / CONFIG).read_text(encoding="utf-8"))["quantization"]
+    found = read_config(directory)["quantization"]
     if quantization not in (None, found):
         raise ValueError(f"{directory} was converted with `quantization={found!r}`, not {quantization!r}.")
     return CTranslate2Translator(directory, device, **own)
@@ -259,7 +259,7 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     target = home / (quantization or "float32")
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / ".lock"):  # held while another process converts
-        if not is_conversion_of(source, target):
+        if read_config(target).get("source") != source:
             model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
             Translator(model, tokenizer)  # raises ValueError for a model of another kind
@@ -268,7 +268,7 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     return target
 
 
-def is_conversion_of(source: str, directory: Path) -> bool:
-    """Whether the directory holds a converted model, of the weights that `source` identifies."""
+def read_config(directory: Path) -> dict:
+    """What [`to_ctranslate2`] noted in the directory of a converted model; empty if it is none."""
     file = directory / CONFIG
-    return file.is_file() and json.loads(file.read_text(encoding="utf-8"))["source"] == source
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

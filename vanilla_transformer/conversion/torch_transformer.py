@@ -52,8 +52,7 @@ def from_torch_transformer(
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
-    encoder, decoder = transformer.encoder, transformer.decoder
-    if encoder.norm is not None and not encoder.layers[0].norm_first:
+    if transformer.encoder.norm is not None and not transformer.encoder.layers[0].norm_first:
         raise ValueError(
             "This post-norm transformer normalizes twice at the end of both stacks: in the last layer, and in the "
             "stack's `norm`, which this model lacks. Set `transformer.encoder.norm = transformer.decoder.norm = None` "
@@ -64,33 +63,38 @@ def from_torch_transformer(
     theirs = transformer.state_dict() | {"source_embeddings.weight": source, "target_embeddings.weight": target}
     head = {"weight": target} if lm_head is None else lm_head.state_dict()
     theirs |= {f"lm_head.{name}": tensor for name, tensor in head.items()}
-
-    read = {
-        "vocab_size": source.shape[0],
-        "decoder_vocab_size": target.shape[0],
-        "d_model": transformer.d_model,
-        "encoder_layers": len(encoder.layers),
-        "decoder_layers": len(decoder.layers),
-        "encoder_attention_heads": _shared_value(encoder, nn.MultiheadAttention, "num_heads"),
-        "decoder_attention_heads": _shared_value(decoder, nn.MultiheadAttention, "num_heads"),
-        "encoder_ffn_dim": encoder.layers[0].linear1.out_features,
-        "decoder_ffn_dim": decoder.layers[0].linear1.out_features,
-        "dropout": _shared_value(transformer, LAYERS, "dropout1.p"),
-        "attention_dropout": _shared_value(transformer, nn.MultiheadAttention, "dropout"),
-        "activation_dropout": _shared_value(transformer, LAYERS, "dropout.p"),
-        "norm_first": _shared_value(transformer, LAYERS, "norm_first"),
-        "layer_norm_eps": _shared_value(transformer, nn.LayerNorm, "eps"),
-        "share_encoder_decoder_embeddings": source is target,
-        "tie_word_embeddings": lm_head is None or lm_head.weight is target,
-        "lm_head_bias": "lm_head.bias" in theirs,
-    }
     if "activation_function" not in config:
-        read["activation_function"] = _shared_value(transformer, LAYERS, "activation", _activation_name)
-    weights = rename(theirs, TORCH_TRANSFORMER)
-    return build(VanillaTransformerConfig(**read, **config), weights, source.dtype, source.device)
+        config["activation_function"] = shared_value(transformer, LAYERS, "activation", activation_name)
+    config = VanillaTransformerConfig(
+        vocab_size=source.shape[0],
+        decoder_vocab_size=target.shape[0],
+        share_encoder_decoder_embeddings=source is target,
+        tie_word_embeddings=lm_head is None or lm_head.weight is target,
+        lm_head_bias="lm_head.bias" in theirs,
+        **sizes(transformer),
+        **config,
+    )
+    return build(config, rename(theirs, TORCH_TRANSFORMER), source.dtype, source.device)
 
 
-def _shared_value(part: nn.Module, kind: type | tuple[type, ...], attribute: str, read: Callable | None = None) -> Any:
+def sizes(transformer: nn.Transformer) -> dict[str, Any]:
+    """The config fields that the layers determine. Raises ValueError if layers differ."""
+    found = {
+        "d_model": transformer.d_model,
+        "dropout": shared_value(transformer, LAYERS, "dropout1.p"),
+        "attention_dropout": shared_value(transformer, nn.MultiheadAttention, "dropout"),
+        "activation_dropout": shared_value(transformer, LAYERS, "dropout.p"),
+        "norm_first": shared_value(transformer, LAYERS, "norm_first"),
+        "layer_norm_eps": shared_value(transformer, nn.LayerNorm, "eps"),
+    }
+    for side, stack in [("encoder", transformer.encoder), ("decoder", transformer.decoder)]:
+        found[f"{side}_layers"] = len(stack.layers)
+        found[f"{side}_attention_heads"] = shared_value(stack, nn.MultiheadAttention, "num_heads")
+        found[f"{side}_ffn_dim"] = stack.layers[0].linear1.out_features
+    return found
+
+
+def shared_value(part: nn.Module, kind: type | tuple[type, ...], attribute: str, read: Callable | None = None) -> Any:
     """An attribute of all modules of a kind, as read by `read`. Raises ValueError if they differ in it."""
     values = [attrgetter(attribute)(module) for module in part.modules() if isinstance(module, kind)]
     values = list(dict.fromkeys(map(read, values) if read else values))
@@ -99,7 +103,7 @@ def _shared_value(part: nn.Module, kind: type | tuple[type, ...], attribute: str
     return values[0]
 
 
-def _activation_name(activation: nn.Module | Callable) -> str:
+def activation_name(activation: nn.Module | Callable) -> str:
     """The name of an activation in transformers' `ACT2FN`, for those that both libraries have."""
     if getattr(activation, "approximate", "none") == "tanh":
         return "gelu_pytorch_tanh"

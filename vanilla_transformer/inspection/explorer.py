@@ -9,13 +9,14 @@ import base64
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from html import escape
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
@@ -97,7 +98,8 @@ class Recorder:
         probabilities, best = outputs.logits[0].softmax(dim=-1).topk(SHOWN)  # (T,5)
         spelled = [[self.spell(number) for number in row] for row in best.tolist()]
         readable = [token.text for token in readable_tokens(self.tokenizer, tokens)]
-        step = {"tokens": readable, "candidates": spelled, "p": [rounded(row) for row in probabilities.tolist()]}
+        rounded = [[round(p, 4) for p in row] for row in probabilities.tolist()]
+        step = {"tokens": readable, "candidates": spelled, "p": rounded}
         chosen = zip(best.tolist(), tokens, strict=True)
         step["chosen"] = [row.index(token) if token in row else -1 for row, token in chosen]
         step["best"] = best.tolist()
@@ -158,20 +160,16 @@ def packed(weights: torch.Tensor) -> str:
     return base64.b64encode((255 * weights).round().byte().cpu().numpy().tobytes()).decode()
 
 
-def rounded(numbers: list[float]) -> list[float]:
-    return [round(number, 4) for number in numbers]
-
-
 # ------------------------------------------------------------------------------------------------------ what breaks it
 
 
 def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]) -> Iterator[dict]:
     """The translations, losses and alignments of the model as it is, and with one part after the other off."""
     yield variant("the model as it is", model, tokenizer, pairs)
-    switches: list[tuple[str, Callable]] = [("no encoder", without_encoder), ("no positions", without_positions)]
-    for name, change in switches:
-        with change(model):
-            yield variant(name, model, tokenizer, pairs)
+    with without_encoder(model):
+        yield variant("no encoder", model, tokenizer, pairs)
+    with without_positions(model):
+        yield variant("no positions", model, tokenizer, pairs)
     yield variant(f"no padding mask, {PADS} pads at the end", model, tokenizer, pairs, PADS)
     attentions = {"self_attn": "self-attention", "encoder_attn": "attention to the source"}
     for stack, layers in (("encoder", model.model.encoder.layers), ("decoder", model.model.decoder.layers)):
@@ -201,50 +199,37 @@ def variant(name: str, model, tokenizer: PreTrainedTokenizerBase, pairs: list, p
     return {"name": name, "translations": translations, "losses": losses, "links": links}
 
 
-@contextmanager
-def without_head(attention: nn.Module, head: int) -> Iterator[None]:
-    """Nothing of this head reaches the output projection."""
-    columns = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
-    before = attention.out_proj.weight.detach().clone()
-    with torch.no_grad():
-        attention.out_proj.weight[:, columns] = 0
-        try:
-            yield
-        finally:
-            attention.out_proj.weight.copy_(before)
+def without_head(attention: nn.Module, head: int) -> RemovableHandle:
+    """Nothing of this head reaches the output projection, until the handle is closed."""
+
+    def blank(module, inputs):
+        joined = inputs[0].unflatten(-1, (-1, attention.head_dim)).clone()  # (B,T,h,k)
+        joined[..., head, :] = 0
+        return joined.flatten(-2)
+
+    return attention.out_proj.register_forward_pre_hook(blank)
 
 
-@contextmanager
-def without_positions(model: nn.Module) -> Iterator[None]:
+def without_positions(model: nn.Module) -> ExitStack:
     """Nothing is added to the embeddings; with rotary positions, every token is at position 0."""
 
     def blank(module, inputs, output):
         return module.forward(torch.zeros_like(inputs[0]), *inputs[1:]) if is_rotary else torch.zeros_like(output)
 
-    is_rotary = model.config.position_embedding_type == "rotary"
-    hooks = [
-        stack.embed_positions.register_forward_hook(blank) for stack in (model.model.encoder, model.model.decoder)
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    is_rotary, hooks = model.config.position_embedding_type == "rotary", ExitStack()
+    for stack in (model.model.encoder, model.model.decoder):
+        hooks.enter_context(stack.embed_positions.register_forward_hook(blank))
+    return hooks
 
 
-@contextmanager
-def without_encoder(model: nn.Module) -> Iterator[None]:
+def without_encoder(model: nn.Module) -> RemovableHandle:
     """The decoder sees zeros where the encoder's output was."""
 
     def blank(module, inputs, output):
         output.last_hidden_state = torch.zeros_like(output.last_hidden_state)
         return output
 
-    hook = model.model.encoder.register_forward_hook(blank)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return model.model.encoder.register_forward_hook(blank)
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
