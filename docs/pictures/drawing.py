@@ -3,22 +3,30 @@
 A picture has no background, and its ink is light where the reader's system is dark.
 """
 
+import argparse
+import sys
 from html import escape
+from pathlib import Path
 
 BLUE, ORANGE, GREEN, RED, GREY = "#3b6fb6", "#d9822b", "#4c9a5b", "#b5485d", "#8a8f98"
 INK = "currentColor"
 
-ARROW = f'''<marker id="arrow" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="6" markerHeight="6" orient="auto">
-<path d="M0 0L8 4L0 8z" fill="{GREY}"/></marker>'''
 LIGHT = "svg { color: #1d2129; }"
 LIGHT_OR_DARK = LIGHT + " @media (prefers-color-scheme: dark) { svg { color: #e6edf3; } }"
 
 
-def svg(title: str, width: int, height: int, body: str, style: str = LIGHT_OR_DARK) -> str:
-    """A whole SVG file; screen readers read the title."""
+def svg(title: str, width: int, height: int, body: str, is_slide: bool = False) -> str:
+    """A whole SVG file; screen readers read the title. A slide fills the window, and its ink stays dark."""
     size = f'viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif"'
+    size, style = (size, LIGHT) if is_slide else (f'width="{width}" height="{height}" {size}', LIGHT_OR_DARK)
     start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>'
-    return f"{start}<style>{style}</style><defs>{ARROW}</defs>{body}</svg>\n"
+    heads = (arrowhead(color) for color in (BLUE, ORANGE, GREEN, RED, GREY) if f"#arrow{color[1:]}" in body)
+    return f"{start}<style>{style}</style><defs>{''.join(heads)}</defs>{body}</svg>\n"
+
+
+def arrowhead(color: str) -> str:
+    size = 'viewBox="0 0 8 8" refX="6" refY="4" markerWidth="12" markerHeight="12" markerUnits="userSpaceOnUse"'
+    return f'<marker id="arrow{color[1:]}" {size} orient="auto"><path d="M0 0L8 4L0 8z" fill="{color}"/></marker>'
 
 
 def text(x, y, words, size=20, anchor="start", color=INK, weight="normal") -> str:
@@ -26,16 +34,22 @@ def text(x, y, words, size=20, anchor="start", color=INK, weight="normal") -> st
     return f'<text x="{x:g}" y="{y:g}" {style}>{escape(str(words))}</text>'
 
 
-def box(x, y, width, height, fill="none", words="", size=18, stroke=GREY, color=INK) -> str:
-    """A rectangle with a line of text in its middle."""
+def box(x, y, width, height, fill="none", words="", size=18, stroke=GREY, color=INK, opacity=1) -> str:
+    """A rectangle with a line of text in its middle; `opacity` is that of its filling."""
     place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
+    shade = "" if opacity == 1 else f' fill-opacity="{opacity:g}"'
     label = text(x + width / 2, y + height / 2 + size / 3, words, size, "middle", color) if words != "" else ""
-    return f'<rect {place} fill="{fill}" stroke="{stroke}" rx="3"/>{label}'
+    return f'<rect {place} fill="{fill}"{shade} stroke="{stroke}" rx="3"/>{label}'
+
+
+def circle(x, y, radius, stroke=GREY, width=2, fill="none") -> str:
+    place = f'cx="{x:g}" cy="{y:g}" r="{radius:g}"'
+    return f'<circle {place} fill="{fill}" stroke="{stroke}" stroke-width="{width:g}"/>'
 
 
 def line(*points, color=GREY, width=2, arrow=False) -> str:
     path = " ".join(f"{x:g},{y:g}" for x, y in points)
-    end = ' marker-end="url(#arrow)"' if arrow else ""
+    end = f' marker-end="url(#arrow{color[1:]})"' if arrow else ""
     return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"{end}/>'
 
 
@@ -53,3 +67,17 @@ def grid(values, x, y, cell, rows=(), columns=(), color=BLUE, numbers=False) -> 
                 parts.append(text(*middle, f"{value:.2f}", 18, "middle", shade))
     width, height = cell * len(values[0]), cell * len(values)
     return "".join(parts) + box(x, y, width, height)
+
+
+def write_or_check(pictures: dict[Path, str], description: str, argv: list[str] | None = None):
+    """Writes the files; with `--check`, lists those that differ and exits with 1 if there are any."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="write nothing; list the files that differ")
+    check, differ = parser.parse_args(argv).check, False
+    for path, drawn in pictures.items():
+        if not check:
+            path.write_text(drawn, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != drawn:
+            differ = True
+            print(f"{path.name} differs")
+    sys.exit(1 if differ else 0)

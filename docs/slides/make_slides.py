@@ -4,21 +4,20 @@ python docs/slides/make_slides.py
 python docs/slides/make_slides.py --check     lists those that differ
 """
 
-import argparse
 import math
 import sys
 from pathlib import Path
 
 import torch
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
 from vanilla_transformer.training.optimization import learning_rate_schedule, paper_learning_rate
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.append(str(FOLDER.parent / "pictures"))
 
-from drawing import BLUE, GREEN, GREY, LIGHT, ORANGE, RED, box, grid, line, svg, text  # noqa: E402
+from drawing import BLUE, GREEN, GREY, ORANGE, RED, box, grid, line, svg, text, write_or_check  # noqa: E402
+from make_diagrams import SOURCE, TARGET, base_model, cells, encoder_layer, mask, who_sees_whom  # noqa: E402
 
 
 def chart(curves, xlabel, ylabel, xticks=(), yticks=()) -> str:
@@ -79,30 +78,22 @@ def largest_weight() -> str:
 
 
 def heads() -> str:
-    colors = (BLUE, ORANGE, GREEN, RED)
-    parts = [
-        box(530 + 30 * j, 150 + 26 * i, 30, 26, colors[j // 2], stroke="#ffffff") for i in range(4) for j in range(8)
-    ]
-    parts += [text(650, 135, "(T, d)", 18, "middle"), line((650, 265), (650, 310), arrow=True)]
-    for head, color in enumerate(colors):
+    T, d, k, cell = 4, 8, 2, 30
+    numbers = torch.arange(T * d).view(T, d)
+    parts = [text(700, 130, "(T, d)", 18, "middle"), cells(numbers, 580, 145, cell, T, d, k)]
+    parts.append(line((700, 275), (700, 320), arrow=True))
+    for head in range(d // k):
         left = 510 + 105 * head
-        parts += [
-            box(left + 30 * j, 330 + 26 * i, 30, 26, color, stroke="#ffffff") for i in range(4) for j in range(2)
-        ]
-        parts.append(text(left + 30, 460, f"head {head + 1}", 16, "middle"))
+        parts.append(cells(numbers[:, head * k : head * k + k], left, 335, cell, T, d, k))
+        parts.append(text(left + 30, 478, f"head {head + 1}", 16, "middle"))
     return "".join(parts) + text(910, 310, "(h, T, k), d = h k", 18, "end")
 
 
 def masks() -> str:
-    words = ("Die", "Katze", "schläft", "<pad>")
-    causal = [[float(j <= i) for j in range(4)] for i in range(4)]
-    padding = [[1.0, 1.0, 1.0, 0.0]]
-    parts = grid(causal, 640, 150, 58, words, words, BLUE)
-    return (
-        parts
-        + grid(padding, 640, 430, 58, ("source",), (), ORANGE)
-        + text(640, 415, "padding is never attended to", 16)
-    )
+    seen, cell = who_sees_whom(), 42
+    decoder = mask(seen["decoder"], 630, 130, cell, TARGET, TARGET) + text(850, 220, "the past", 17, color=BLUE)
+    cross = mask(seen["cross"], 630, 345, cell, TARGET, SOURCE, GREEN)
+    return decoder + cross + text(850, 435, "no padding", 17, color=GREEN)
 
 
 def positions() -> str:
@@ -112,23 +103,8 @@ def positions() -> str:
 
 
 def layer() -> str:
-    parts, y = [], 440
-    names = [("self-attention", BLUE), ("add, then norm", GREY), ("feed-forward", ORANGE), ("add, then norm", GREY)]
-    parts.append(line((700, 490), (700, y + 4), arrow=True))
-    for name, color in names:
-        parts.append(box(600, y - 46, 200, 46, "none", name, stroke=color))
-        parts.append(line((700, y - 46), (700, y - 76), arrow=True))
-        y -= 80
-    for bottom in (465, 305):
-        parts += [
-            line((700, bottom), (860, bottom), (860, bottom - 128), (804, bottom - 128), color=GREEN, arrow=True)
-        ]
-    return "".join(parts) + text(868, 410, "residual", 16, color=GREEN)
-
-
-def base_model() -> VanillaTransformerForConditionalGeneration:
-    with torch.device("meta"):
-        return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig())
+    drawn, top = encoder_layer(510, 500, norm_first=False)
+    return drawn + line((605, top), (605, top - 20), color=GREEN, width=4, arrow=True)
 
 
 def stacks() -> str:
@@ -372,22 +348,13 @@ def slide(number: int, title: str, figure, words: str) -> str:
     head = text(48, 72, title, 34, weight="bold") + text(930, 525, f"{number} / {len(SLIDES)}", 14, "end", GREY)
     body = "".join(text(48, 150 + 32 * i, row, 21) for i, row in enumerate(words.strip().split("\n")) if row)
     background = '<rect width="960" height="540" fill="#ffffff"/>'
-    return svg(title, 960, 540, background + head + body + figure(), style=LIGHT)
+    return svg(title, 960, 540, background + head + body + figure(), is_slide=True)
 
 
 def main(argv: list[str] | None = None):
     """Draws all slides, or exits with 1 if a file differs."""
-    parser = argparse.ArgumentParser(prog="make_slides.py", description="Draw the slides, or check them.")
-    parser.add_argument("--check", action="store_true", help="draw nothing; list the slides that differ")
-    check, differ = parser.parse_args(argv).check, False
-    for number, (title, figure, words) in enumerate(SLIDES, start=1):
-        path, drawn = FOLDER / f"{number:02}.svg", slide(number, title, figure, words)
-        if not check:
-            path.write_text(drawn, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != drawn:
-            differ = True
-            print(f"{path.name} differs")
-    sys.exit(1 if differ else 0)
+    slides = {FOLDER / f"{number:02}.svg": slide(number, *parts) for number, parts in enumerate(SLIDES, start=1)}
+    write_or_check(slides, "Draw the slides, or check them.", argv)
 
 
 if __name__ == "__main__":
