@@ -128,6 +128,8 @@ assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1  # the last position
 # before. So the d features are split into h heads of k = d / h features, each head attends by itself, and the results
 # are joined. This costs no more multiplications than one wide head, h T S k = T S d for the scores.
 #
+# ![A row of d features is cut into h groups of k, and the groups become blocks (T,k), one for each head](../pictures/heads.svg)
+#
 # Splitting only regroups numbers. The d features of a word are read as h groups of k neighbors, (B,T,d) as (B,T,h,k).
 # Then heads and positions change places, (B,h,T,k), so that the heads stand where a batch does: `attention` serves all
 # heads of all sentences in one call. Joining undoes both.
@@ -141,6 +143,8 @@ assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1  # the last position
 # So they do in the decoder, with the causal mask. And the decoder attends to the encoder: queries come from the target,
 # keys and values from the source, and T and S differ. So the function has two inputs, `x` for the queries, and
 # `attended` for keys and values.
+#
+# ![Who may attend to whom: all source tokens but padding to each other, target tokens to themselves and the past, target tokens to all source tokens but padding](../pictures/attention_kinds.svg)
 #
 # ## Exercise: multi-head attention (30 minutes)
 #

@@ -68,6 +68,8 @@ torch.testing.assert_close(shuffled, in_order[:, order], rtol=0, atol=1e-6)
 #
 # Each pair of features is the hand of a clock: feature 2i holds the sine of its angle, feature 2i + 1 the cosine.
 #
+# ![Clocks at nine positions: each pair of features turns more slowly than the one before](../pictures/positions.svg)
+#
 # $$PE(pos, 2i) = \sin(pos / 10000^{2i/d}), \qquad PE(pos, 2i+1) = \cos(pos / 10000^{2i/d})$$
 #
 # The first clock turns by one radian at every position; each next one is slower, and the last hardly moves in a

@@ -143,6 +143,8 @@ plt.show()
 # - **pre-norm**, most models of today: `x + sublayer(norm(x))`. x is only ever added to, so there is a direct path from
 #   the last layer down to the embeddings. One more norm at the end of the stack normalizes the sum.
 #
+# ![An encoder layer in both orders: in post-norm the norms are on the way up, in pre-norm on the branches](../pictures/norms.svg)
+#
 # In training, the output of a sublayer first goes through dropout (section 5.4): each number is set to 0 with
 # probability 0.1 and otherwise divided by 0.9, so that the network cannot rely on any single one. Outside training
 # dropout does nothing. `nn.Dropout` knows which it is.

@@ -54,7 +54,10 @@ PAD, START, END = 0, 1, 2
 # %% [markdown]
 # ## The plan
 #
-# This is Figure 1 as a list: what each module of the package computes in one pass, for B = 2 sentences, S = 7 and T = 5.
+# ![Figure 1 with the names, output shapes and parameters of the package's modules](../pictures/figure_1.svg)
+#
+# This is Figure 1 of the paper, drawn from the package's base model. A list says the same: what each module computes in
+# one pass, for B = 2 sentences, S = 7 and T = 5. The model of the list is smaller, since this notebook will run it.
 # The second layer of each stack has the same shapes as the first and is shown in one line. The names on the left are
 # those of the modules, and so of the parameters. Your model will have the same names.
 
