@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
@@ -187,10 +186,8 @@ def test_visitors_see_sentences_and_neither_paths_nor_traces(folder, monkeypatch
         ("--quantization int8", "needs `backend='ctranslate2'`"),
     ],
 )
-def test_bad_options_are_one_sentence_at_once(folder, options, message, capsys):
-    start = time.monotonic()
+def test_bad_options_are_one_sentence(folder, options, message, capsys):
     assert message in command_error(capsys, "demo", "--model", folder, *options.split())
-    assert time.monotonic() - start < 60
 
 
 def test_a_port_in_use_is_one_sentence(folder, capsys):

@@ -25,6 +25,9 @@ OPTIONS = SIZES | {
     "max_source_positions": 40,
     "max_target_positions": 50,
 }
+# Searches that both models know.
+BEAMS = {"num_beams": 4, "max_new_tokens": 9, "max_length": None, "min_new_tokens": None}
+BEAMS |= {"suppress_tokens": None, "forced_eos_token_id": None, "early_stopping": True}
 
 
 @pytest.fixture
@@ -98,10 +101,7 @@ def test_logits_and_beams_equal_those_of_fsmt(fsmt, layout, tmp_path):
     with torch.no_grad():
         theirs = fsmt(**inputs, decoder_input_ids=TARGET, use_cache=False).logits
         assert_close(ours(**inputs, decoder_input_ids=TARGET).logits, theirs)
-    search = {"num_beams": 4, "max_new_tokens": 9, "max_length": None, "min_new_tokens": None}
-    tokens = {"suppress_tokens": None, "forced_eos_token_id": None, "early_stopping": True}
-    expected = fsmt.generate(**inputs, **search, **tokens).tolist()
-    assert ours.generate(**inputs, **search, **tokens).tolist() == expected
+    assert ours.generate(**inputs, **BEAMS).tolist() == fsmt.generate(**inputs, **BEAMS).tolist()
     assert ours.config.tie_word_embeddings and not ours.config.share_encoder_decoder_embeddings
 
 
@@ -153,14 +153,11 @@ class Harmful:
 def test_other_files_are_refused_and_run_no_code(fsmt, content, tmp_path):
     path = tmp_path / "checkpoint.pt"
     save(path, fairseq_weights(fsmt))
-    if content == "truncated":
-        path.write_bytes(path.read_bytes()[:-2000])
-    elif content == "harmful":
-        path.write_bytes(pickle.dumps(Harmful()))
-    elif content == "foreign":
+    if content == "foreign":
         torch.save({"state_dict": {}}, path)
     else:
-        path.write_text("not a checkpoint")
+        wrong = {"truncated": path.read_bytes()[:-2000], "harmful": pickle.dumps(Harmful()), "text": b"no checkpoint"}
+        path.write_bytes(wrong[content])
     with pytest.raises(ValueError, match="is not a checkpoint of fairseq's `transformer`, or it is damaged"):
         from_fairseq(path)
 
@@ -203,10 +200,8 @@ def test_pieces_that_the_dictionary_lacks_are_read_as_unknown_and_never_written(
         found = ours(torch.tensor([ids]), **inputs).logits.log_softmax(dim=-1)
     assert_close(found[..., :size], expected)
     assert found[..., size:].max() < -20
-    beams = {"num_beams": 4, "max_new_tokens": 9, "max_length": None, "min_new_tokens": None}
-    beams |= {"suppress_tokens": None, "forced_eos_token_id": None, "early_stopping": True}
-    translated = ours.generate(torch.tensor([ids]), **beams).tolist()
-    assert translated == fsmt.generate(as_in_fairseq, **beams).tolist()
+    translated = ours.generate(torch.tensor([ids]), **BEAMS).tolist()
+    assert translated == fsmt.generate(as_in_fairseq, **BEAMS).tolist()
     assert Translator(ours, tokenizer)(["low les n"], max_new_tokens=5, num_beams=1) != [""]
 
 

@@ -129,8 +129,8 @@ def convert(weights: dict[str, torch.Tensor], rows: int, **config) -> VanillaTra
         d_model=source.shape[1],
         position_embedding_type="learned",
         max_position_embeddings=rows,
-        share_encoder_decoder_embeddings=is_same(source, target),
-        tie_word_embeddings=is_same(target, weights["lm_head.weight"]),
+        share_encoder_decoder_embeddings=torch.equal(source, target),
+        tie_word_embeddings=torch.equal(target, weights["lm_head.weight"]),
         lm_head_bias="lm_head.bias" in weights,
         **TOKENS,
         **config,
@@ -153,11 +153,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
         raise ValueError(f"{path} is not a checkpoint of fairseq's `transformer`, or it is damaged.") from error
     weights = {name: tensor for name, tensor in theirs.items() if not re.fullmatch(IGNORED, name)}
     return rename(weights, RENAMED), options
-
-
-def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape and values."""
-    return first.shape == second.shape and torch.equal(first, second)
 
 
 def sinusoids(rows: int, dim: int) -> torch.Tensor:
@@ -194,12 +189,22 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
             )
         vocabulary[token] = len(vocabulary)
     if codes is None:
-        return make_tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")), len(vocabulary)
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    else:
+        tokenizer = Tokenizer(read_codes(Path(codes), vocabulary))
+        tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    options = {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
+    return wrap(tokenizer, **options, **SPECIAL_TOKENS), len(vocabulary)
+
+
+def read_codes(codes: Path, vocabulary: dict[str, int]) -> models.BPE:
+    """The merges of subword-nmt, over the pieces of the vocabulary and those that it lacks."""
     # `wor@@ d` of subword-nmt is `wor d</w>` in the codes and here.
     specials = SPECIAL_TOKENS.values()
     pieces = {t if t in specials else t[:-2] if t.endswith("@@") else f"{t}</w>": i for t, i in vocabulary.items()}
     merges = []
-    for number, line in enumerate(Path(codes).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(codes.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("#version"):
             continue
         pair = line.split(" ")
@@ -208,17 +213,7 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
         merges.append(tuple(pair))
         for piece in (*pair, "".join(pair)):
             pieces.setdefault(piece, len(pieces))
-    model = models.BPE(pieces, merges, unk_token="<unk>", end_of_word_suffix="</w>")
-    return make_tokenizer(model, decoders.BPEDecoder(suffix="</w>")), len(vocabulary)
-
-
-def make_tokenizer(model: models.Model, decoder: decoders.Decoder | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer of words or their pieces, with fairseq's special tokens."""
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if decoder is not None:
-        tokenizer.decoder = decoder
-    return wrap(tokenizer, clean_up_tokenization_spaces=False, split_special_tokens=True, **SPECIAL_TOKENS)
+    return models.BPE(pieces, merges, unk_token="<unk>", end_of_word_suffix="</w>")
 
 
 def append_unknown(weights: dict[str, torch.Tensor], count: int):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from tabulate import tabulate
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
@@ -112,7 +113,5 @@ def shape_table(steps: list[ShapeStep], all_layers: bool = False) -> Iterator[st
             letters, numbers = f"({','.join(step.letters)})", f"({', '.join(map(str, step.shape))})"
             counts = [f"{count:,}" if count else "" for count in (step.parameters, step.flops)]
             rows.append((step.module, step.description, step.section, letters, numbers, *counts))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, "<<<<<>>", strict=True)
-        yield "  ".join(f"{cell:{align}{width}}" for cell, width, align in cells)
+    aligned = ["left"] * 5 + ["right"] * 2
+    yield from tabulate(rows, tablefmt="plain", colalign=aligned, disable_numparse=True).splitlines()
