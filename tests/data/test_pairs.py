@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import pytest
+import yaml
 from datasets import Dataset, IterableDataset
 from helpers import data_options, text_dataset
 
@@ -33,6 +34,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
 
+ENGLISH_GERMAN = {"source_lang": "en", "target_lang": "de"}
 streamed = pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
 
 
@@ -53,6 +55,15 @@ def write(path: Path, rows: list[dict]) -> Path:
     else:
         table.to_json(path, lines=path.suffix == ".jsonl")
     return path
+
+
+def write_card(folder: Path, configs: dict[str, dict[str, str]]):
+    """A dataset card with the file of each split of each configuration."""
+    listed = [
+        {"config_name": name, "data_files": [{"split": split, "path": path} for split, path in files.items()]}
+        for name, files in configs.items()
+    ]
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': listed})}---\n# Dogs")
 
 
 def load(**options) -> dict:
@@ -78,19 +89,13 @@ def hub_like(tmp_path):
     for name, part in [("data/train", PAIRS[:30]), ("data/dev", PAIRS[30:36]), ("data/test", PAIRS[36:])]:
         write(folder / f"{name}.jsonl", rows(pairs=part))
     write(folder / "fr.csv", rows("en", "fr", PAIRS[:10]))
-    configs = {"en-de": {"train": "data/train.jsonl", "dev": "data/dev.jsonl", "test": "data/test.jsonl"}}
-    configs["en-fr"] = {"train": "fr.csv"}
-    lines = ["---", "configs:"]
-    for config, files in configs.items():
-        lines += [f"- config_name: {config}", "  data_files:"]
-        for split, path in files.items():
-            lines += [f"  - split: {split}", f"    path: {path}"]
-    (folder / "README.md").write_text("\n".join([*lines, "---", "# Dogs"]))
+    files = {"train": "data/train.jsonl", "dev": "data/dev.jsonl", "test": "data/test.jsonl"}
+    write_card(folder, {"en-de": files, "en-fr": {"train": "fr.csv"}})
     return folder
 
 
 def test_directory_with_configurations(hub_like, capsys):
-    options = {"dataset_name": hub_like, "dataset_config_name": "en-de", "source_lang": "en", "target_lang": "de"}
+    options = {"dataset_name": hub_like, "dataset_config_name": "en-de", **ENGLISH_GERMAN}
     pairs = load(**options, validation_split="dev")
     assert {split: texts(part) for split, part in pairs.items()} == PARTS
     assert "Warning" not in capsys.readouterr().out
@@ -154,8 +159,8 @@ def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
         write(tmp_path / "b.txt", rows(pairs=[*PAIRS[4:8], ("", "empty")])),
         write(tmp_path / "c.tsv", rows("de", "en", [(t, s) for s, t in PAIRS[8:12]])),
     ]
-    options = {"train_file": files, "validation_file": write(tmp_path / "val.csv", rows(pairs=PAIRS[30:]))}
-    options |= {"source_lang": "en", "target_lang": "de"}
+    validation = write(tmp_path / "val.csv", rows(pairs=PAIRS[30:]))
+    options = {"train_file": files, "validation_file": validation, **ENGLISH_GERMAN}
     plain = texts(load(**options)["train"])
     assert plain == [*PAIRS[:8], ("", "empty"), *PAIRS[8:12]]
     assert f"from column 'source' to column 'target' of {files[1]}" in capsys.readouterr().out
@@ -177,29 +182,19 @@ def test_validation_is_held_out_of_the_first_training_file(tmp_path):
     assert texts(pairs["train"]) == [PAIRS[i // 2] for i in range(36)] + PAIRS[20:]
 
 
+Y_TO_X = {"source_column": "y", "target_column": "x"}
+X_TO_Y = {"source_lang": "x", "target_lang": "y"}
 # columns of the file -> options -> (source, target)
 COLUMNS = {
     "translation column": (["translation"], {"source_lang": "de", "target_lang": "en"}, ("de 0", "en 0")),
     "translation column, both languages": (["translation"], {}, ("en 0", "de 0")),
     "language columns": (["id", "de", "en", "fr"], {"source_lang": "fr", "target_lang": "de"}, ("fr 0", "de 0")),
     "named columns": (["id", "x", "y", "z"], {"source_column": "z", "target_column": "x"}, ("z 0", "x 0")),
-    "named columns win": (
-        ["en", "de", "x", "y"],
-        {"source_lang": "en", "target_lang": "de", "source_column": "y", "target_column": "x"},
-        ("y 0", "x 0"),
-    ),
+    "named columns win": (["en", "de", "x", "y"], ENGLISH_GERMAN | Y_TO_X, ("y 0", "x 0")),
     "two text columns": (["id", "x", "y"], {}, ("x 0", "y 0")),
     "source and target": (["note", "target", "source"], {}, ("source 0", "target 0")),
-    "source and target, and languages": (
-        ["target", "source"],
-        {"source_lang": "en", "target_lang": "de"},
-        ("source 0", "target 0"),
-    ),
-    "languages beside a translation column": (
-        ["translation", "pt", "es"],
-        {"source_lang": "pt", "target_lang": "es"},
-        ("pt 0", "es 0"),
-    ),
+    "source and target, and languages": (["target", "source"], ENGLISH_GERMAN, ("source 0", "target 0")),
+    "beside a translation column": (["translation", "x", "y"], X_TO_Y, ("x 0", "y 0")),
 }
 
 
@@ -223,7 +218,7 @@ def test_translation_feature_of_datasets(tmp_path):
     feature = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
     path = tmp_path / "train.parquet"
     Dataset.from_list(columns(["translation"]), features=feature).to_parquet(path)
-    assert load_file(path, source_lang="en", target_lang="de")[3] == ("en 3", "de 3")
+    assert load_file(path, **ENGLISH_GERMAN)[3] == ("en 3", "de 3")
 
 
 def test_columns_source_and_target_the_other_way_round(tmp_path):
@@ -235,7 +230,7 @@ def test_text_column_called_translation(tmp_path):
     path = write(tmp_path / "train.jsonl", [{"text": f"dog {i}", "translation": f"Hund {i}"} for i in range(20)])
     assert load_file(path)[0] == ("dog 0", "Hund 0")
     with pytest.raises(UserError, match="text, translation"):
-        load(train_file=path, source_lang="en", target_lang="de")
+        load(train_file=path, **ENGLISH_GERMAN)
 
 
 @pytest.mark.parametrize("percentage, held_out", [(5, 2), (50, 20), (1, 1)])
@@ -276,12 +271,10 @@ def test_evaluating_on_the_training_pairs_is_warned_of(hub_like, tmp_path, capsy
 def test_changed_directory_is_read_again(tmp_path):
     """`datasets` caches a directory with a card by its name alone."""
     folder = tmp_path / "set"
-    card = ["---", "configs:", "- config_name: default", "  data_files:"]
-    card += [f"  - {{split: {split}, path: {split}.jsonl}}" for split in ("train", "validation")]
     for word in ("old", "new"):
         for split in ("train", "validation"):
             write(folder / f"{split}.jsonl", rows(pairs=[(f"{word} {i}", "x") for i in range(9)]))
-        (folder / "README.md").write_text("\n".join([*card, "---", ""]))
+        write_card(folder, {"default": {"train": "train.jsonl", "validation": "validation.jsonl"}})
         assert texts(load(dataset_name=folder)["train"])[0] == (f"{word} 0", "x")
 
 
@@ -368,7 +361,7 @@ def test_broken_file(name, tmp_path):
 
 def test_each_of_several_files_is_named(tmp_path):
     files = [write(tmp_path / "a.jsonl", rows()), write(tmp_path / "b.jsonl", rows("x", "y"))]
-    message = error(train_file=files, source_lang="en", target_lang="de")
+    message = error(train_file=files, **ENGLISH_GERMAN)
     assert "--target_lang de must both be" in message and f"the columns of {files[1]} are x, y" in message
     assert f"--train_file {tmp_path}/none.csv does not exist" in error(train_file=[files[0], tmp_path / "none.csv"])
 
@@ -393,9 +386,8 @@ def test_header_that_does_not_fit_is_refused(streaming, tmp_path):
     good, shifted = tmp_path / "good.csv", tmp_path / "shifted.csv"
     good.write_text("en,de\na,b\nc,d\n")
     shifted.write_text("en,de\nwell, a,b\nc,d\n")
-    languages = {"source_lang": "en", "target_lang": "de", "streaming": streaming}
     for files in [(shifted, good), (good, shifted)]:
-        message = error(train_file=files[0], validation_file=files[1], **languages)
+        message = error(train_file=files[0], validation_file=files[1], streaming=streaming, **ENGLISH_GERMAN)
         assert f"first row of {shifted} has more fields than its header" in message
 
 
