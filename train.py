@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer.data.batches import training_batches
-from vanilla_transformer.data.pairs import fingerprint, load_pairs
+from vanilla_transformer.data.pairs import load_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation.scores import make_bleu
 from vanilla_transformer.evaluation.splits import evaluate_split
@@ -50,28 +50,30 @@ def main():
     disable_progress_bar()  # of transformers, for saving models
     resumed = distributed.run_on_main(accelerator, checkpoint.resolve_resume_checkpoint, args)
 
-    # -------------------------------------------------------------------------------------------------------- data
+    # -------------------------------------------------------------------------------------------------- data, model
     # One process per machine prepares what the others then read from its disk.
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(args)
     tokenizer = distributed.run_on_main(accelerator, builders.make_tokenizer, args, pairs["train"], resumed)
-    config = builders.make_config(args, tokenizer)
-    if args.native:
-        check_native(config)
-    with accelerator.main_process_first(), accelerator.local_main_process_first():
-        splits = builders.tokenize_splits(pairs, tokenizer, args, config, accelerator)
-        if args.teacher:
-            splits["train"] = add_soft_targets(splits["train"], tokenizer, config, args, accelerator)
-
-    # -------------------------------------------------------------------------------------------- model, optimizer
     torch.manual_seed(args.seed)
-    model = builders.make_model(args, config, accelerator.device)
-    accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {config.vocab_size:,}")
+    model = builders.make_model(args, tokenizer, accelerator.device)
+    if args.native:
+        check_native(model.config)
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
+        splits = builders.tokenize_splits(pairs, tokenizer, args, model.config, accelerator)
+        if args.teacher:
+            splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, args, accelerator)
+
+    model.to(accelerator.device)
+    accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
     args = builders.resolve_defaults(args, model, splits["train"], resumed, accelerator)
-    # `whole` is evaluated and saved: the model itself, or an unsharded and uncompiled copy that is given its weights.
+
+    # ------------------------------------------------------------------------------------ copies, shards, optimizer
+    # `whole` is evaluated and saved: the model, or an unsharded and uncompiled copy of the `evaluated` weights.
     is_sharded = distributed.number_of_shards(accelerator) > 1
     whole = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay)) if args.ema_decay else None
+    evaluated = model if ema is None else ema.module
     if is_sharded:
         distributed.shard(model)
         if ema is not None:
@@ -81,32 +83,18 @@ def main():
     optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, args))
     wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # DDP; a sharded model only gets autocast
 
-    def eval_model():
-        """The complete model on each process, with averaged weights if there are any."""
-        if whole is not model:
-            distributed.copy_weights(ema.module if ema is not None else model, whole)
-        return whole
-
     # ------------------------------------------------------------------------------------ batches, schedule, resume
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
-    recipe = resolved_recipe(args, config)
-    settings = recipe | {
-        "data": fingerprint(splits["train"]),
-        "validation": fingerprint(splits["validation"]),
-        "batches_per_step": batches_per_step,
-        "mixed_precision": accelerator.mixed_precision,
-    }
+    recipe = resolved_recipe(args, model.config)
+    settings = checkpoint.run_settings(recipe, splits, batches_per_step, accelerator)
     state = TrainerState(settings=settings)
     if resumed is not None:
         state = checkpoint.resume(resumed, settings, output_dir, model, ema, optimizer.optimizer, accelerator)
     share = (state.position, accelerator.process_index, accelerator.num_processes)
     batches = training_batches(splits["train"], tokenizer, args, *share, stream_state=state.stream)
-    max_steps = builders.count_steps(args, batches, batches_per_step, state.step)
+    max_steps = builders.count_steps(args, batches, batches_per_step, state.step, accelerator)
     schedule = optim.learning_rate_schedule(args.lr_scheduler_type, args.learning_rate, args.warmup_steps, max_steps)
     triggers = Triggers(args, max_steps)
-    accelerator.print(f"steps {state.step:,} to {max_steps:,}, learning rate up to {args.learning_rate:.2e}")
-    if max_steps < args.warmup_steps:
-        accelerator.print("warning: the run ends during warm-up; lower --warmup_steps, or train longer.")
     if args.dry_run:
         dry_run_report(args, model, splits["train"], batches, batches_per_step, recipe, accelerator)
         return distributed.end_processes(accelerator)
@@ -129,7 +117,8 @@ def main():
             if stopping:
                 raise Stopped(state.step, shutdown.exit_status)
             if triggers.should_evaluate(state.step) and not state.is_evaluated:
-                scores = evaluate_split(eval_model(), tokenizer, splits["validation"], "eval", args, accelerator)
+                distributed.copy_weights(evaluated, whole)
+                scores = evaluate_split(whole, tokenizer, splits["validation"], "eval", args, accelerator)
                 state.log_scores(scores)
                 accelerator.log(scalars(scores), step=state.step)
             if triggers.should_save(state.step) and accelerator.is_main_process:
@@ -168,43 +157,41 @@ def main():
     # ------------------------------------------------------------------------------------------------ final scores
     if state.step < max_steps:
         accelerator.print(f"early stopping after step {state.step}")
-    final = eval_model()
+    distributed.copy_weights(evaluated, whole)
     chosen = distributed.run_on_main(accelerator, checkpoint.final_checkpoints, output_dir, state, triggers)
     if chosen:
-        checkpoint.load_weights(final, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))
+        checkpoint.load_weights(whole, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))
         accelerator.print(f"using the weights of {', '.join(one.name for one in chosen)}")
-    results = state.results() | {"num_parameters": final.num_parameters()}
+    results = state.results() | {"num_parameters": whole.num_parameters()}
     if args.tune_decoding:
-        with accelerator.autocast():
-            tried = distributed.run_on_main(accelerator, tune_on_split, final, tokenizer, splits["validation"], args)
-        best = {name: tried[0][name] for name in ("num_beams", "length_penalty")}
-        final.generation_config.update(**best)
-        results["tuned_decoding"] = tried
-        accelerator.print(f"tuned on the validation split: {best}")
+        results["tuned_decoding"] = tune_on_split(whole, tokenizer, splits["validation"], args, accelerator)
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
-            results |= evaluate_split(final, tokenizer, splits[split], prefix, args, accelerator)
+            results |= evaluate_split(whole, tokenizer, splits[split], prefix, args, accelerator)
     if not state.is_evaluated:
         state.log_scores(results)
     accelerator.log(scalars(results), step=state.step)
-
-    # --------------------------------------------------------------------------------------------------------- save
     if accelerator.is_main_process:
         results |= describe_run(args, splits, accelerator)
-        final.save_pretrained(output_dir)
-        tokenizer.save_pretrained(output_dir)
-        text = json.dumps(results, indent=2, ensure_ascii=False)
-        (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
-        plot_training_curves(state.history, output_dir / "training_curves.png")
-        shortest = min(results["examples"], key=lambda example: len(example["source"]))
-        with contextlib.suppress(UserError):  # an empty translation has no attention
-            maps = attention_maps(final, tokenizer, shortest["source"], shortest["translation"])
-            draw_attention(maps, output_dir / "attention.png")
-        write_model_card(output_dir)
+        save_model(output_dir, whole, tokenizer, results, state.history)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             print(f"Pushed to {push(output_dir, args.hub_model_id, native=args.native).commit_url}")
     distributed.end_processes(accelerator)
+
+
+def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[dict]):
+    """Writes model, tokenizer, results, pictures and the model card."""
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    text = json.dumps(results, indent=2, ensure_ascii=False)
+    (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
+    plot_training_curves(history, output_dir / "training_curves.png")
+    shortest = min(results["examples"], key=lambda example: len(example["source"]))
+    with contextlib.suppress(UserError):  # an empty translation has no attention
+        maps = attention_maps(model, tokenizer, shortest["source"], shortest["translation"])
+        draw_attention(maps, output_dir / "attention.png")
+    write_model_card(output_dir)
 
 
 if __name__ == "__main__":

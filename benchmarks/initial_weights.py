@@ -120,10 +120,10 @@ def train_one(matrices: str, embeddings: float | None, argv: list[str]):
 
     make_model = builders.make_model
 
-    def make_initialized(args, config, device):
-        model = make_model(args, config, device)
+    def make_initialized(*arguments):
+        model = make_model(*arguments)
         with torch.no_grad():
-            initialize(model, matrices, embeddings or config.d_model**-0.5)
+            initialize(model, matrices, embeddings or model.config.d_model**-0.5)
         return model
 
     builders.make_model = make_initialized

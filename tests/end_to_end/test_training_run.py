@@ -408,10 +408,6 @@ BAD = {  # options, parts of the message
     ),
     "missing model": ("--model_name_or_path {tmp}/none", ["{tmp}/none"]),
     "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", ["{tmp}/checkpoint-8"]),
-    "model with another tokenizer": (
-        "--model_name_or_path {finished} --tokenizer_name x",
-        ["--tokenizer_name cannot be combined"],
-    ),
     "pickle of a Marian model": ("--model_name_or_path {tmp}/pickle", ["{tmp}/pickle", "safetensors"]),
     "incomplete Marian model": ("--model_name_or_path {tmp}/incomplete", ["{tmp}/incomplete", "fc1.bias"]),
     "Marian model of other sizes": (

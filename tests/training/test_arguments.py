@@ -226,6 +226,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         ("--average_checkpoints_by=score --eval_steps=3", "--average_checkpoints=3", "--average_checkpoints_by score"),
         ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
         ("--native", "--push_to_hub", "--native needs --push_to_hub."),
+        ("--model_name_or_path=m --tokenizer_name=t", "--tokenizer_name=", "--tokenizer_name cannot be combined"),
         (
             "--train_file x.csv y.csv --dataset_name= --train_file_weights 2",
             "--train_file_weights 2 1",

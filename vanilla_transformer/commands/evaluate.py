@@ -25,7 +25,7 @@ from ..data.pairs import load_split
 from ..errors import UserError, loading, one_line
 from ..evaluation.scores import make_bleu
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
-from ..evaluation.tuning import tune
+from ..evaluation.tuning import tune, use_best
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, add_dataset_options, add_translation_options, positive
@@ -196,7 +196,7 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     ((name, _),) = options.systems
     tried = tune(load_translator(name, options), sources, references, bleu)
     config = GenerationConfig.from_pretrained(name)
-    config.update(**{key: tried[0][key] for key in ("num_beams", "length_penalty")})
+    use_best(tried, config)
     config.save_pretrained(name)
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f")))
     if options.output:

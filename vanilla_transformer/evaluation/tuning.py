@@ -1,8 +1,10 @@
 """Beams and length penalty chosen by BLEU on a validation set."""
 
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from sacrebleu.metrics import BLEU
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import Hypothesis, Translator
@@ -37,12 +39,29 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
     return sorted(tried, key=lambda one: (-one["bleu"], one["num_beams"]))
 
 
+def use_best(tried: list[dict], config: GenerationConfig) -> dict:
+    """Makes the best of what [`tune`] tried the defaults of `generate`, and returns it."""
+    best = {name: tried[0][name] for name in ("num_beams", "length_penalty")}
+    config.update(**best)
+    return best
+
+
 def tune_on_split(
-    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, split: Dataset, args
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    split: Dataset,
+    args,
+    accelerator: Accelerator,
 ) -> list[dict]:
-    """What [`tune`] returns for a split. `args` are the options of train.py, as in [`evaluate_split`]."""
-    model.eval()
-    longest = max(split["source_length"])
-    translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max_source_length=longest)
-    bleu = make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)
-    return tune(translator, list(split["source"]), list(split["target"]), bleu)
+    """Tunes a model on a split and returns what [`tune`] does. `args` are as in [`evaluate_split`]."""
+    tried = None
+    if accelerator.is_main_process:
+        model.eval()
+        longest = max(split["source_length"])
+        translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max_source_length=longest)
+        bleu = make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)
+        with accelerator.autocast():
+            tried = tune(translator, list(split["source"]), list(split["target"]), bleu)
+    tried = broadcast_object_list([tried])[0]
+    accelerator.print(f"tuned on the validation split: {use_best(tried, model.generation_config)}")
+    return tried

@@ -324,6 +324,8 @@ def check_conflicts(args: argparse.Namespace):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
     if args.early_stopping_patience and not args.eval_steps:
         raise UserError("--early_stopping_patience needs --eval_steps.")
+    if args.tokenizer_name and args.model_name_or_path:
+        raise UserError("--tokenizer_name cannot be combined with --model_name_or_path, which has its own.")
     if args.native and not args.push_to_hub:
         raise UserError("--native needs --push_to_hub.")
 

@@ -1,4 +1,4 @@
-"""Builds what a run needs from its options: tokenizer, config, tokenized splits, model, generation config."""
+"""Builds what a run needs from its options: tokenizer, model with its generation config, tokenized splits."""
 
 import math
 from argparse import Namespace
@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from huggingface_hub.errors import HTTPError
-from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
@@ -16,14 +14,12 @@ from ..conversion import load_foreign
 from ..data.batches import lengths_of
 from ..data.pairs import iter_texts, tokenize_pairs
 from ..data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
-from ..errors import UserError, one_line
+from ..errors import UserError, loading, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import model_fields
 from .checkpoint import load_state
 from .memory import largest_batch
 from .optimization import paper_learning_rate
-
-LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, HTTPError)
 
 
 def make_tokenizer(args, train_pairs, checkpoint: Path | None):
@@ -53,44 +49,56 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     return tokenizer
 
 
-def make_config(args, tokenizer) -> VanillaTransformerConfig:
-    """The config of the model to fine-tune or, for a new model, one built from the options and the tokenizer.
+def make_model(args, tokenizer, device: torch.device) -> VanillaTransformerForConditionalGeneration:
+    """A new model, or the one to fine-tune, with its generation config; on the CPU.
 
     Raises UserError if the options conflict with that model, with the tokenizer or with one another.
     """
-    fields, size = model_fields(args), len(tokenizer)
-    asked = fields.get("vocab_size")
-    if args.model_name_or_path:
-        config = config_to_fine_tune(args, fields)
-    elif asked is not None and (asked < size or args.tokenizer_name and asked != size):
-        raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
-    else:
-        config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
-    longest = max(args.max_source_length, args.max_target_length)
+    # On a CPU, eager attention is the fastest for short sentences.
+    attention = args.attn_implementation or ("eager" if device.type == "cpu" else None)
+    options = {"attn_implementation": attention, "dtype": torch.float32}
+    model = model_to_fine_tune(args, options) if args.model_name_or_path else new_model(args, tokenizer, options)
+    config, longest = model.config, max(args.max_source_length, args.max_target_length)
     if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:
         raise UserError(
             f"--max_position_embeddings is {config.max_position_embeddings}, but sentences may have {longest} tokens, "
             "and learned positions end there; lower --max_source_length and --max_target_length, or raise it for a "
             "new model."
         )
-    return config
+    if args.gradient_checkpointing:
+        # The second name is that of transformers before 5.22.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    model.generation_config = make_generation_config(args, model)
+    return model
 
 
-def config_to_fine_tune(args, fields: dict) -> VanillaTransformerConfig:
-    """The config of `--model_name_or_path`, ours or a Marian one, with the dropout options that were given."""
-    name = args.model_name_or_path
-    dropouts = {field: value for field, value in fields.items() if "dropout" in field}
+def new_model(args, tokenizer, options: dict) -> VanillaTransformerForConditionalGeneration:
+    """A model with initial weights; `options` are those of transformers."""
+    fields, size = model_fields(args), len(tokenizer)
+    asked = fields.get("vocab_size", size)
+    if asked < size or (args.tokenizer_name and asked != size):
+        raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
+    config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
     try:
-        config = load_foreign(name, use_safetensors=True, **dropouts).config  # of a Marian model, from its weights too
-    except LOADING_ERRORS as error:
-        raise UserError(f"--model_name_or_path {name} cannot be loaded: {one_line(error)}") from error
+        return AutoModelForSeq2SeqLM.from_config(config, **options)
+    except (ValueError, ImportError) as error:  # there is no such attention, or not on this machine
+        raise UserError(
+            f"Cannot build a model with {options['attn_implementation']} attention: {one_line(error)}"
+        ) from error
+
+
+def model_to_fine_tune(args, options: dict) -> VanillaTransformerForConditionalGeneration:
+    """`--model_name_or_path`, ours or a Marian one, with the dropout options that were given."""
+    name, fields = f"--model_name_or_path {args.model_name_or_path}", model_fields(args)
+    dropouts = {field: value for field, value in fields.items() if "dropout" in field}
+    with loading(name):
+        model = load_foreign(args.model_name_or_path, use_safetensors=True, **dropouts, **options)
     for field, value in fields.items():
-        fits = field == "vocab_size" and value > config.vocab_size  # a tokenizer may have fewer tokens than asked for
-        if value != getattr(config, field) and not fits:
-            raise UserError(f"--{field} is {value}, but {getattr(config, field)} in --model_name_or_path {name}.")
-    if args.tokenizer_name:
-        raise UserError(f"--tokenizer_name cannot be combined with --model_name_or_path {name}, which has its own.")
-    return config
+        theirs = getattr(model.config, field)
+        fits = field == "vocab_size" and value > theirs  # a tokenizer may have fewer tokens than asked for
+        if value != theirs and not fits:
+            raise UserError(f"--{field} is {value}, but {theirs} in {name}.")
+    return model
 
 
 def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConfig, accelerator: Accelerator) -> dict:
@@ -116,27 +124,6 @@ def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConf
         int(lengths_of(train)[0].max()) if isinstance(train, Sized) else args.max_source_length
     )
     return splits
-
-
-def make_model(args, config: VanillaTransformerConfig, device: torch.device):
-    """A new model, or the one to fine-tune, with its generation config. Raises UserError if it cannot be built."""
-    # On a CPU, eager attention is the fastest for short sentences.
-    attention = args.attn_implementation or ("eager" if device.type == "cpu" else None)
-    options = {"attn_implementation": attention, "dtype": torch.float32}
-    try:
-        if args.model_name_or_path is None:
-            model = AutoModelForSeq2SeqLM.from_config(config, **options)
-        else:
-            dropouts = {field: value for field, value in vars(config).items() if field.endswith("dropout")}
-            model = load_foreign(args.model_name_or_path, use_safetensors=True, **dropouts, **options)
-    except LOADING_ERRORS as error:
-        name = f"--model_name_or_path {args.model_name_or_path}" if args.model_name_or_path else "a model"
-        raise UserError(f"Cannot build {name} with --attn_implementation {attention}: {one_line(error)}") from error
-    if args.gradient_checkpointing:
-        # The second name is that of transformers before 5.22.
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    model.generation_config = make_generation_config(args, model)
-    return model.to(device)
 
 
 # Kept from a Marian model: its decoder starts with the padding token, which these options keep out of the output.
@@ -181,11 +168,14 @@ def longest_side(train, args) -> int:
     return max(args.max_source_length, args.max_target_length)
 
 
-def count_steps(args, batches, batches_per_step: int, done: int) -> int:
+def count_steps(args, batches, batches_per_step: int, done: int, accelerator: Accelerator) -> int:
     """The optimizer steps of the run, by steps or epochs. Raises UserError if more are `done` already."""
     count = args.max_steps or math.ceil(args.num_train_epochs * len(batches.epoch()) / batches_per_step)
     if count < done:
         raise UserError(
             f"The run ends at step {count}, before checkpoint-{done}; raise --max_steps or --num_train_epochs."
         )
+    accelerator.print(f"steps {done:,} to {count:,}, learning rate up to {args.learning_rate:.2e}")
+    if count < args.warmup_steps:
+        accelerator.print("warning: the run ends during warm-up; lower --warmup_steps, or train longer.")
     return count

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.pairs import fingerprint
 from ..errors import UserError, one_line
 from .distributed import copy_weights, run_on_main
 from .state import TrainerState, Triggers
@@ -43,8 +44,7 @@ def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: Train
 
     Raises OSError if it cannot be written; the previous checkpoints are intact.
     """
-    if whole is not model:
-        copy_weights(model, whole)
+    copy_weights(model, whole)
     optimizer_state = get_optimizer_state_dict(model, optimizer, options=ON_MAIN)
     average = get_model_state_dict(ema.module, options=ON_MAIN) if ema is not None else None
     state.scaler = {} if accelerator.scaler is None else accelerator.scaler.state_dict()
@@ -235,6 +235,16 @@ DESCRIPTIONS = {
     "validation": "the validation pairs",
     "batches_per_step": "batches per step (processes times --gradient_accumulation_steps) were {}, now {}",
 }
+
+
+def run_settings(recipe: dict, splits: dict, batches_per_step: int, accelerator: Accelerator) -> dict:
+    """What a checkpoint keeps, to be compared with the settings of the run that resumes from it."""
+    return recipe | {
+        "data": fingerprint(splits["train"]),
+        "validation": fingerprint(splits["validation"]),
+        "batches_per_step": batches_per_step,
+        "mixed_precision": accelerator.mixed_precision,
+    }
 
 
 def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:

@@ -85,9 +85,10 @@ def shard(model: VanillaTransformerForConditionalGeneration):
 
 
 def copy_weights(source: nn.Module, target: nn.Module):
-    """Copies the weights between two models of the same architecture, whether they are sharded or not."""
-    options = StateDictOptions(full_state_dict=True)
-    set_model_state_dict(target, get_model_state_dict(source, options=options), options=options)
+    """Copies the weights between two models of the same architecture, sharded or not, unless they are the same."""
+    if source is not target:
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(target, get_model_state_dict(source, options=options), options=options)
 
 
 def sync_on_last(accelerator: Accelerator, model: nn.Module, is_last: bool):
