@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock
-from helpers import TINY, parts, small_model, training_options
+from helpers import parts, small_model, training_options
 from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -190,7 +190,7 @@ STATE = "trainer_state.json"
 DAMAGES = [
     *itertools.product(("model.safetensors", "optimizer.safetensors", "ema.safetensors", STATE), (truncate,)),
     *itertools.product(("model.safetensors", "optimizer.safetensors", STATE), (Path.unlink,)),
-    *((STATE, write(text)) for text in ('{"epoch": 1.0}', "[1]", '{"step": 7}')),
+    *((STATE, write(text)) for text in ('{"epoch": 1.0}', "[1]")),
 ]
 
 
@@ -200,29 +200,6 @@ def test_damaged_or_foreign_checkpoint_is_named(name, harm, folder, accelerator)
     harm(folder / name)
     with pytest.raises(UserError, match=rf"^{folder} cannot be read: .*; delete it to resume from an older one\.$"):
         resume(folder, {"streaming": False}, folder.parent, run.model, run.ema, run.optimizer, accelerator)
-
-
-def load_version_0_1(folder: Path, accelerator, now: dict, stream: dict | None = None) -> TrainerState:
-    """Its settings have no sizes, and its trainer state other items."""
-    saved = json.loads((folder / "trainer_state.json").read_text())
-    saved.pop("scores_count_from", None)
-    old = {"skipped": [], "is_interrupted": True, "settings": {"seed": 42, "data": "d1"}, "stream": stream}
-    (folder / "trainer_state.json").write_text(json.dumps(saved | old))
-    run = Run(accelerator)
-    return resume(folder, now, folder.parent, run.model, run.ema, run.optimizer, accelerator)
-
-
-def test_checkpoint_of_version_0_1_resumes(folder, accelerator):
-    state = load_version_0_1(folder, accelerator, settings(**TINY))
-    assert (state.step, state.scores_count_from) == (1, 0)
-    message = f"these changed after {folder} was written: --d_model was 16, now 32. Restore them\\.$"
-    with pytest.raises(UserError, match=message):
-        load_version_0_1(folder, accelerator, settings(**TINY | {"d_model": 32}))
-
-
-def test_older_position_in_a_stream_is_rejected(folder, accelerator):
-    with pytest.raises(UserError, match=f"^{folder} was written by a version that read streams differently"):
-        load_version_0_1(folder, accelerator, settings(**TINY), stream={"epoch": 0, "shard_idx": 0})
 
 
 # ------------------------------------------------------------------------------------- pruning, averaging, output dir

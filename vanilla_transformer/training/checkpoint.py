@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -84,10 +84,7 @@ def reading(checkpoint: Path) -> Iterator[None]:
 def load_state(checkpoint: Path) -> TrainerState:
     """The trainer state of a checkpoint. Raises UserError if it cannot be read."""
     with reading(checkpoint):
-        saved = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-        if saved["step"] != step_of(checkpoint):
-            raise ValueError(f"its trainer_state.json belongs to step {saved['step']}")
-        return TrainerState(**{item.name: saved[item.name] for item in fields(TrainerState) if item.name in saved})
+        return TrainerState(**json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
@@ -279,15 +276,7 @@ def resume(
         UserError: The checkpoint cannot be read, has no moving average, or belongs to other settings.
     """
     state = load_state(checkpoint)
-    with reading(checkpoint):  # version 0.1 did not save sizes among the settings
-        saved = VanillaTransformerConfig.from_pretrained(checkpoint)
-    sizes = {name: getattr(saved, name) for name in SIZES}
-    changed = compare_settings(checkpoint, state.settings | sizes, settings)
-    if state.stream is not None and "files" not in state.stream:
-        raise UserError(
-            f"{checkpoint} was written by a version that read streams differently; start a new run with "
-            f"--model_name_or_path {checkpoint}."
-        )
+    changed = compare_settings(checkpoint, state.settings, settings)
     average = checkpoint / "ema.safetensors"
     if ema is not None and not average.exists():
         raise UserError(f"{checkpoint} was written without --ema_decay; leave that option out.")
