@@ -216,6 +216,8 @@ def make_parser() -> Parser:
 
 # Options on the command line that override other keys of a recipe than their own.
 FILE_OPTIONS = {"train_file", "train_file_weights", "train_file_tags", "validation_file", "test_file"}
+NEEDS = dict.fromkeys(sorted(FILE_OPTIONS - {"train_file"}), "train_file")  # options that need another one
+NEEDS |= {"early_stopping_patience": "eval_steps", "native": "push_to_hub"}
 LISTS = {"train_file", "train_file_weights", "train_file_tags", "teacher"}  # options with one or more values
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
@@ -266,24 +268,19 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
     """The options in a recipe, except those without a value. Raises UserError if it cannot be read."""
     try:
-        # The node tree: YAML's loaders would read `no`, the language, as False, and drop the first of two equal keys.
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        # This loader keeps all values as text: others would read `no`, the language, as False.
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"The recipe {path} cannot be read: {one_line(error)}") from error
-    if not isinstance(root, yaml.MappingNode):
+    if not isinstance(content, dict):
         raise UserError(f"The recipe {path} must consist of lines `option: value`.")
-    recipe = {}
-    for key_node, value_node in root.value:
-        key = str(key_node.value).replace("-", "_")
+    recipe = {key.replace("-", "_"): value for key, value in content.items()}
+    for key, value in recipe.items():
         if key not in options:
             raise UserError(f"'{key}' in {path} is not an option{closest(key, options)}")
-        if key in recipe:
-            raise UserError(f"'{key}' is given twice in {path}; remove one of the two lines.")
-        is_list = isinstance(value_node, yaml.SequenceNode) and key in LISTS
-        nodes = value_node.value if is_list else [value_node]
-        if not all(isinstance(node, yaml.ScalarNode) for node in nodes):
+        values = value if isinstance(value, list) and key in LISTS else [value]
+        if not all(isinstance(one, str) for one in values):
             raise UserError(f"'{key}' in {path} must be a single value, not a list or a mapping.")
-        recipe[key] = [node.value for node in nodes] if is_list else value_node.value
     return {key: value for key, value in recipe.items() if value not in ("", "null", "~")}
 
 
@@ -296,9 +293,9 @@ def check_conflicts(args: argparse.Namespace):
     """Raises UserError for options that contradict each other."""
     if args.dataset_name and args.train_file:
         raise UserError("--dataset_name and --train_file are both given; choose one.")
-    for name in sorted(FILE_OPTIONS - {"train_file"}):
-        if getattr(args, name) and not args.train_file:
-            raise UserError(f"--{name} needs --train_file.")
+    for name, needed in NEEDS.items():
+        if getattr(args, name) and not getattr(args, needed):
+            raise UserError(f"--{name} needs --{needed}.")
     for name in ("train_file_weights", "train_file_tags"):
         values = getattr(args, name)
         if values and len(values) != len(args.train_file):
@@ -322,12 +319,8 @@ def check_conflicts(args: argparse.Namespace):
         )
     if args.average_checkpoints_by == "score" and not (args.average_checkpoints and args.eval_steps):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
-    if args.early_stopping_patience and not args.eval_steps:
-        raise UserError("--early_stopping_patience needs --eval_steps.")
     if args.tokenizer_name and args.model_name_or_path:
         raise UserError("--tokenizer_name cannot be combined with --model_name_or_path, which has its own.")
-    if args.native and not args.push_to_hub:
-        raise UserError("--native needs --push_to_hub.")
 
 
 def model_fields(args: argparse.Namespace) -> dict:
