@@ -5,7 +5,6 @@ the `top_k` most probable tokens of each target position are kept with their pro
 training pairs. The loss is in optimization.py.
 """
 
-from hashlib import blake2b
 from pathlib import Path
 
 import datasets
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
@@ -59,7 +59,8 @@ def add_soft_targets(
                     found[name][i] = row[: len(rows[i]["labels"])].ravel()
         return found
 
-    key = digest(pairs, teachers, args.teacher_top_k)
+    known = [(teacher.config.to_json_string(), teacher.state_dict()) for teacher in teachers]
+    key = Hasher.hash([fingerprint(pairs), args.teacher_top_k, known])
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_targets"
     folder.mkdir(parents=True, exist_ok=True)
     pairs = pairs.map(
@@ -109,14 +110,3 @@ def soft_targets(
         mean = mean + logits.softmax(dim=-1) / len(teachers)
     probabilities, tokens = mean.topk(min(top_k, mean.shape[-1]))
     return tokens, probabilities
-
-
-def digest(pairs: Dataset, teachers: list[VanillaTransformerForConditionalGeneration], top_k: int) -> str:
-    """What soft targets depend on, as a name for their file."""
-    content = blake2b(f"{fingerprint(pairs)} {top_k}".encode(), digest_size=16)
-    for teacher in teachers:
-        content.update(teacher.config.to_json_string().encode())
-        for name, tensor in teacher.state_dict().items():
-            content.update(name.encode())
-            content.update(tensor.cpu().numpy())
-    return content.hexdigest()
