@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None):
 def dry_run(model_dir: str, repo_id: str | None, revision: str | None, native: bool, space: str | None):
     with staged(model_dir, repo_id, revision, native) as folder:
         print(f"It loads in a fresh process, and translates: {translate_in_fresh_process(folder)}")
-        sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     list_files(sizes, repo_id or "a repository named after the directory")
     if space:
         files = space_files(repo_id or model_dir)

@@ -27,16 +27,11 @@ LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resu
 PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher"]
 
 
-def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path:
+def write_model_card(output_dir: str | Path) -> Path:
     """Writes README.md from `all_results.json` and `recipe.yaml` of a finished run.
 
-    If `config.json` is that of a native form, the card says so and shows code without `trust_remote_code`.
-
-    Args:
-        repo_id: The model id in the code of the card; None for the name of the directory.
-
-    Raises:
-        UserError: One of the three files is missing or damaged, or train.py did not write it.
+    If `config.json` is that of a native form, the card says so and shows code without `trust_remote_code`. Raises
+    UserError if one of the three files is missing or damaged, or train.py did not write it.
     """
     output_dir = Path(output_dir)
     results, recipe, config = (
@@ -78,7 +73,7 @@ def write_model_card(output_dir: str | Path, repo_id: str | None = None) -> Path
         dataset=dataset,
         is_on_hub=is_on_hub,
         base=base and public_name(base),
-        model_id=repo_id or name,
+        model_id=name,
         native=None if config["model_type"] == VanillaTransformerConfig.model_type else config["architectures"][0],
         sentence=SENTENCE,
         main_options=MAIN_OPTIONS.split(),

@@ -54,14 +54,12 @@ def space_files(model_id: str, revision: str | None = None) -> dict[str, bytes]:
     return {name: text.encode() for name, text in files.items()} | dict(sorted(sources.items()))
 
 
-def push_space(
-    space_id: str, model_id: str, revision: str | None = None, private: bool = False, token: str | None = None
-) -> CommitInfo:
+def push_space(space_id: str, model_id: str, revision: str | None = None, private: bool = False) -> CommitInfo:
     """Uploads [`space_files`] in one commit; creates the Space if needed.
 
     Raises UserError if the Hub refuses it or cannot be reached.
     """
-    api = HfApi(token=token)
+    api = HfApi()
     operations = [
         CommitOperationAdd(path_in_repo=path, path_or_fileobj=content)
         for path, content in space_files(model_id, revision).items()

@@ -27,7 +27,6 @@ RUN_FILES = "README.md LICENSE recipe.yaml all_results.json training_curves.png 
 TOKENIZER_FILES = """tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
 target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja"""
 MODEL_FILES = f"model.safetensors config.json generation_config.json {TOKENIZER_FILES} *.py"
-SAVE_AGAIN = "save the model again with save_pretrained, in one file"
 
 # ------------------------------------------------------------------------------------------------ what is published
 
@@ -47,11 +46,14 @@ def staged(
             trained it, its card is written again.
 
     Raises:
-        UserError: A file is missing, unreadable or a link out of the directory, or the model is of another kind or has
-            no native form.
+        UserError: A file is missing or unreadable, or the model is of another kind or has no native form.
     """
     output_dir = Path(output_dir)
-    check_directory(output_dir)
+    kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
+    if kind != ours:
+        raise UserError(
+            f"{output_dir} holds a model of type {kind}, not {ours}; give a directory that train.py wrote."
+        )
     if not (output_dir / "README.md").exists():
         write_model_card(output_dir)
     with tempfile.TemporaryDirectory() as temporary:
@@ -79,29 +81,9 @@ def staged(
         yield folder
 
 
-def check_directory(output_dir: Path):
-    """Raises UserError unless the directory has a model of this package, a tokenizer, and a card or its results."""
-    kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
-    if kind != ours:
-        raise UserError(
-            f"{output_dir} holds a model of type {kind}, not {ours}; give a directory that train.py wrote."
-        )
-    if not (output_dir / "model.safetensors").exists():
-        raise UserError(f"{output_dir} has no model.safetensors; {SAVE_AGAIN}.")
-    if not (output_dir / "tokenizer_config.json").exists():
-        raise UserError(f"{output_dir} has no tokenizer; save it there with tokenizer.save_pretrained.")
-    if not any((output_dir / name).exists() for name in ("README.md", "all_results.json")):
-        raise UserError(f"{output_dir} has no README.md, and no all_results.json to write it from; write a README.md.")
-
-
 def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
-    """Copies or links the files of these names into a folder.
-
-    Raises UserError for a link out of the directory, since a push would publish what it leads to.
-    """
+    """Copies or links the files of these names into a folder."""
     for path in itertools.chain.from_iterable(map(output_dir.glob, patterns.split())):
-        if not path.resolve().is_relative_to(output_dir.resolve()):
-            raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
         place(path.resolve(), folder / path.name)
 
 
@@ -154,7 +136,8 @@ def translate_in_fresh_process(folder: Path) -> str:
         child = subprocess.run([sys.executable, "-c", FRESH_PROCESS], input=task, env=env, cwd=home, **pipes)
     if child.returncode:
         reason = child.stderr.strip().rpartition("\n")[2].replace(f"{folder.resolve()}/", "")
-        raise UserError(f"{folder.name} does not load in a fresh process: {reason} To repair it, {SAVE_AGAIN}.")
+        remedy = "To repair it, save model and tokenizer again with save_pretrained, the model in one file."
+        raise UserError(f"{folder.name} does not load in a fresh process: {reason} {remedy}")
     return child.stdout
 
 
@@ -178,14 +161,11 @@ def hub_errors(repo_id: str, output_dir: str | Path | None = None, native: bool 
         raise UserError(message) from error
 
 
-def check_push(
-    repo_id: str | None = None, output_dir: str | Path = ".", token: str | None = None, native: bool = False
-) -> str:
-    """Checks, before any work starts, that the Hub accepts the token; returns the full id of the repository.
+def check_push(repo_id: str | None = None, output_dir: str | Path = ".", native: bool = False) -> str:
+    """Checks, before any work starts, that the Hub accepts the user's token; returns the full id of the repository.
 
     Args:
         repo_id: The repository, `owner/name`, or a name in the user's namespace. None: the name of `output_dir`.
-        token: A Hub token. None: the one saved by `hf auth login` or set in HF_TOKEN.
         native: As in [`push`], for the message.
 
     Raises:
@@ -194,7 +174,7 @@ def check_push(
     name = repo_id or Path(output_dir).resolve().name
     with hub_errors(name, output_dir, native):
         validate_repo_id(name)
-        user = HfApi(token=token).whoami()["name"]
+        user = HfApi().whoami()["name"]
     return name if "/" in name else f"{user}/{name}"
 
 
@@ -205,7 +185,6 @@ def push(
     revision: str | None = None,
     commit_message: str | None = None,
     create_pr: bool = False,
-    token: str | None = None,
     native: bool = False,
 ) -> CommitInfo:
     """Pushes a trained model to the Hub in one commit, after [`check_push`] and [`translate_in_fresh_process`].
@@ -214,7 +193,7 @@ def push(
     does not replace are deleted, since they could be loaded instead.
 
     Args:
-        repo_id: As in [`check_push`], like `token`.
+        repo_id: As in [`check_push`].
         private: Create a private repository; a public one is then refused.
         revision: The branch to push to, created if needed. None: main.
         create_pr: Open a pull request.
@@ -226,11 +205,10 @@ def push(
     Raises:
         UserError: The model does not load or has no native form, or the Hub refuses the push or cannot be reached.
     """
-    repo_id = check_push(repo_id, output_dir, token, native)
-    api = HfApi(token=token)
+    repo_id, api = check_push(repo_id, output_dir, native), HfApi()
     with staged(output_dir, repo_id, revision, native) as folder:
         translate_in_fresh_process(folder)
-        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        files = {path.name: path for path in sorted(folder.iterdir())}
         with hub_errors(repo_id, output_dir, native):
             api.create_repo(repo_id, private=private or None, exist_ok=True)
             if private and not api.model_info(repo_id).private:
