@@ -270,6 +270,7 @@ def encoder_layer(x, y, norm_first: bool) -> tuple[str, float]:
             at = step(name, branch, at)
         parts.append(line((branch, at), (branch, at - 28), (stream + 14, at - 28), arrow=True))
         parts.append(line((stream, y), (stream, at - 14), color=GREEN, width=4, arrow=True))
+        parts.append(text(stream - 12, (y + at) / 2, "residual", 16, "end"))
         parts.append(plus(stream, at - 28))
         y = at - 40
         for name in on_stream:

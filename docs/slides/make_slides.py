@@ -91,7 +91,7 @@ def heads() -> str:
 
 def masks() -> str:
     seen, cell = who_sees_whom(), 42
-    decoder = mask(seen["decoder"], 630, 130, cell, TARGET, TARGET) + text(850, 220, "the past", 17, color=BLUE)
+    decoder = mask(seen["decoder"], 630, 130, cell, TARGET, TARGET) + text(850, 220, "no future", 17, color=BLUE)
     cross = mask(seen["cross"], 630, 345, cell, TARGET, SOURCE, GREEN)
     return decoder + cross + text(850, 435, "no padding", 17, color=GREEN)
 
