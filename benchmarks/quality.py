@@ -1,0 +1,95 @@
+"""Print the tables of docs/results.md: what several seeds of each system scored, and what their training took.
+
+python benchmarks/quality.py EVALUATION
+
+EVALUATION is what `vanilla-transformer evaluate --output` wrote for models of train.py, whose directories end
+in their seeds: published-1, published-2, student-1. What is needed of their all_results.json is copied to
+EVALUATION/runs.json, so that the tables can be printed again without the models.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from pathlib import Path
+
+from tabulate import tabulate
+
+OF_A_RUN = ("num_parameters", "train_steps", "train_target_tokens", "train_runtime", "eval_bleu", "mixed_precision")
+
+
+def main(argv: list[str] | None = None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("evaluation", type=Path, help="the directory that evaluate --output wrote")
+    folder = parser.parse_args(argv).evaluation
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    if not (folder / "runs.json").exists():
+        runs = {name: read_run(Path(name)) for name in results["systems"] if Path(name).is_dir()}
+        (folder / "runs.json").write_text(json.dumps(runs, indent=2), encoding="utf-8")
+    runs = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+    for rows in (by_system(results, runs), by_seed(results, runs)):
+        print(tabulate(rows, "keys", "github", disable_numparse=True), end="\n\n")
+    for metric, signature in results["signatures"].items():
+        print(f"- {metric}: `{signature}`")
+
+
+def read_run(model: Path) -> dict:
+    results = json.loads((model / "all_results.json").read_text(encoding="utf-8"))
+    return {key: results[key] for key in OF_A_RUN}
+
+
+def by_system(results: dict, runs: dict) -> list[dict]:
+    """A row for all seeds of a system: mean and standard deviation of the scores, size, and mean cost."""
+    systems = {}
+    for name in results["systems"]:
+        systems.setdefault(system_of(name), []).append(name)
+    rows = []
+    for system, names in systems.items():
+        row = {"system": system, "seeds": str(len(names))}
+        for metric in results["signatures"]:
+            row[metric] = mean_and_deviation([results["systems"][name][metric]["score"] for name in names])
+        trained = [runs[name] for name in names if name in runs]
+        if trained:
+            row["parameters"] = f"{trained[0]['num_parameters']:,}"
+            row["target tokens"] = f"{statistics.mean(run['train_target_tokens'] for run in trained) / 1e6:.1f} M"
+            row["hours of training"] = f"{statistics.mean(run['train_runtime'] for run in trained) / 3600:.2f}"
+        rows.append(row)
+    return rows
+
+
+def by_seed(results: dict, runs: dict) -> list[dict]:
+    """A row for each system and seed: BLEU as sacreBLEU prints it, p against the baseline, and the hypotheses."""
+    digests = {Path(file).stem: digest for file, digest in results["sha256"].items()}
+    rows = []
+    for name, system in results["systems"].items():
+        precisions = "/".join(f"{precision:.1f}" for precision in system["precisions"])
+        p_value, file = system["BLEU"]["p_value"], re.sub(r"[^\w.]+", "-", name).strip("-.")
+        rows.append(
+            {
+                "model": Path(name).name if name in runs else system_of(name),
+                "BLEU": f"{system['BLEU']['score']:.2f}",
+                "precisions": precisions,
+                "BP": f"{system['brevity_penalty']:.3f}",
+                "chrF2": f"{system['chrF2']['score']:.2f}",
+                "p": "" if p_value is None else f"{p_value:.3f}",
+                "steps": f"{runs[name]['train_steps']:,}" if name in runs else "",
+                "validation BLEU": f"{runs[name]['eval_bleu']:.2f}" if name in runs else "",
+                "SHA-256 of the hypotheses": f"`{digests[file][:12]}`",
+            }
+        )
+    return rows
+
+
+def system_of(name: str) -> str:
+    """outputs/published-2 -> published; outputs/student-1+outputs/student-2 -> ensemble of 2 student."""
+    systems = [re.sub(r"-\d+$", "", Path(part).name) for part in name.split("+")]
+    return systems[0] if len(systems) == 1 else f"{systems[0]}, ensemble of {len(systems)}"
+
+
+def mean_and_deviation(scores: list[float]) -> str:
+    mean = f"{statistics.mean(scores):.2f}"
+    return f"{mean} ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else mean
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# The record of docs/results.md: three models by the published recipe, three students of them, and their scores.
+# bash recipes/multi30k_tiny.sh multi30k_tok outputs/multi30k_tiny          # after a stop, the same command resumes
+# More options go to train.py, for a trial: bash recipes/multi30k_tiny.sh sample_dataset outputs/trial --max_steps 100
+set -euo pipefail
+data=${1:?give the directory of the dataset} output=${2:?give a directory for the models}
+options=("${@:3}")
+seeds="1 2 3"
+
+train() {  # train NAME OPTION...: from its newest checkpoint if it has one; nothing if it is finished
+    [ -e "$output/$1/all_results.json" ] || accelerate launch --mixed_precision bf16 train.py "${@:2}" \
+        --dataset_name "$data" --output_dir "$output/$1" --resume_from_checkpoint "${options[@]}"
+}
+
+for seed in $seeds; do
+    train "published-$seed" --config recipes/multi30k_wu2021.yaml --seed "$seed"
+done
+teachers=("$output"/published-{1,2,3})
+for seed in $seeds; do
+    train "student-$seed" --config recipes/multi30k_tiny.yaml --teacher "${teachers[@]}" --seed "$seed"
+done
+
+# Everything was chosen on the validation split; this is the only look at the test split.
+students=("$output"/student-{1,2,3})
+vanilla-transformer evaluate --model "${teachers[@]}" "${students[@]}" "$(IFS=+; echo "${students[*]}")" \
+    --dataset_name "$data" --split test --source_lang en --target_lang de --num_beams 5 \
+    --bleu_tokenize none --lowercase --output "$output/evaluation"
+python benchmarks/quality.py "$output/evaluation"

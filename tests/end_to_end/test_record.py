@@ -1,0 +1,65 @@
+"""recipes/multi30k_tiny.sh in small: teachers, students, their scores and the tables of docs/results.md."""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+SMALL = (
+    "--max_steps 2 --eval_steps 1 --warmup_steps 1 --d_model 16 --encoder_layers 1 --decoder_layers 1 --num_beams 1"
+)
+SMALL += " --max_train_samples 300 --max_eval_samples 5 --max_predict_samples 5 --vocab_size 400"
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of the models, and the tables of a second call after the results of one model were lost."""
+    folder = tmp_path_factory.mktemp("record")
+    command = ["bash", "recipes/multi30k_tiny.sh", "sample_dataset", str(folder), *SMALL.split()]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path, "ACCELERATE_USE_CPU": "true"}
+    run = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+    assert subprocess.run(command, **run).returncode == 0
+    for file in ("student-3/all_results.json", "evaluation/results.json", "evaluation/runs.json"):
+        (folder / file).unlink()
+    again = subprocess.run(command, **run)
+    assert again.returncode == 0, again.stderr
+    assert re.findall(r"resuming from (.*)", again.stdout) == [f"{folder}/student-3/checkpoint-2"]
+    return folder, again.stdout[again.stdout.rindex("| system ") :]
+
+
+def rows_of(table: str) -> dict[str, list[str]]:
+    """The other cells of each row of a table, by its first."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {first: others for first, *others in cells}
+
+
+@pytest.mark.slow
+def test_students_learn_from_all_teachers_with_their_tokenizer(record):
+    folder, _ = record
+    recipe = (folder / "student-2" / "recipe.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"published-\d", recipe) == ["published-1", "published-2", "published-3"]
+    tokenizers = {(folder / name / "tokenizer.json").read_text() for name in ("published-1", "student-1", "student-2")}
+    assert len(tokenizers) == 1
+
+
+@pytest.mark.slow
+def test_tables_have_mean_and_deviation_of_the_seeds(record):
+    folder, tables = record
+    systems = json.loads((folder / "evaluation" / "results.json").read_text())["systems"]
+
+    def expected_of(metric: str) -> str:
+        scores = [systems[f"{folder}/student-{seed}"][metric]["score"] for seed in (1, 2, 3)]
+        return f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+
+    by_system, by_seed = (rows_of(table) for table in tables.split("\n\n")[:2])
+    assert by_system["student"][:3] == ["3", expected_of("BLEU"), expected_of("chrF2")]
+    assert by_system["student, ensemble of 3"][0] == "1"
+    names = [f"{system}-{seed}" for system in ("published", "student") for seed in (1, 2, 3)]
+    assert list(by_seed) == [*names, "student, ensemble of 3"]
