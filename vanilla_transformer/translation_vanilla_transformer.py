@@ -2,6 +2,7 @@
 """Texts in, translations out: [`Translator`], and the same as a pipeline. This file travels with every saved model."""
 
 import importlib
+import json
 import math
 import os
 import re
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,7 +23,7 @@ from .decoding_vanilla_transformer import Unsupported, beam_search, greedy_searc
 
 TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "too_long")  # the other options are those of `generate`
 VOCABULARY = ("vocab_size", "decoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
-AT_LEAST_ONE = ("max_tokens", "max_source_length", "num_beams", "max_length", "max_new_tokens")
+AT_LEAST_ONE = ("n", "max_tokens", "max_source_length", "num_beams", "max_length", "max_new_tokens")
 # Where a long text may be split: after sentences, else after clauses, else between words.
 CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
 
@@ -208,12 +210,12 @@ class Translator:
         """
         if isinstance(texts, str):
             return self.n_best([texts], n, streamer, progress, **generation)[0]
+        check_options(n=n)
         generation = check_options(**generation)
         samples = generation.get("do_sample", self.model.generation_config.do_sample)
         generation = {"num_beams": 1 if samples else max(n, self.num_beams({})), **generation}
-        most = n if samples else generation["num_beams"]
-        if not 1 <= n <= most:
-            raise ValueError(f"`n` is {n}; it must be from 1 to the number of beams, {generation['num_beams']}.")
+        if n > generation["num_beams"] and not samples:
+            raise ValueError(f"`n` is {n}; there are only {generation['num_beams']} beams to choose from.")
         texts = list(texts)
         text_indices, sources = self.tokenize(texts, too_long="refuse")
         search = partial(self.n_best_batches, n=n, streamer=streamer, generation=generation)
@@ -373,6 +375,11 @@ def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
 
     Transformers would initialize missing weights at random and drop others, with a warning only.
     """
+    index = Path(name_or_path) / "model.safetensors.index.json"
+    if index.is_file():  # transformers would also load a pickle, or a file elsewhere, that it names
+        for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict | kwargs)
     problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]

@@ -215,7 +215,7 @@ plt.show()
 # training, a wide head would look at one key, chosen by chance. With scaling, all curves are nearly flat.
 #
 # The paper suspects that large products push "the softmax function into regions where it has extremely small
-# gradients" (section 3.2.1). The measurements say more. Without the scale the median of the gradient first *rises*: a
+# gradients" (section 3.2.1). The measurements say more. Without the scale the median of the gradient first *rises* with the width: a
 # softmax that is torn between two keys is the most sensitive of all. At the paper's width of 64 it is still about as
 # large as with the scale. What has vanished is the gradient of the queries whose weights are saturated: the lower
 # quartile has fallen far, and at larger widths the median follows. The next cell asserts all this.

@@ -299,7 +299,7 @@ for seed in SEEDS:
 # %% [markdown]
 # A row counts if every token of it is right, its END included. One pass over the right tokens is enough to know:
 # greedy decoding writes the whole row correctly if and only if each token is the likeliest one after the right ones
-# before it. That is an equality, and so we check it against `generate`. The share of right tokens, beside it, shows
+# before it. We check this equivalence against `generate`. The share of right tokens, beside it, shows
 # how near a wrong row is.
 
 

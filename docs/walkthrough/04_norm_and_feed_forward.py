@@ -151,8 +151,8 @@ plt.show()
 #
 # ## Exercise: what layers share (20 minutes)
 #
-# A layer of the encoder and one of the decoder have the feed-forward network in common, and the residual around each of
-# their sublayers. Write both, with post-norm.
+# Encoder and decoder layers are alike in two methods: the feed-forward network, and the residual around each sublayer.
+# Write both methods, with post-norm.
 
 
 # %% tags=["part"]
@@ -294,8 +294,8 @@ for axis in axes:
 plt.show()
 
 # %% [markdown]
-# **Pre-norm**: the words grow, as sums of more and more do, and the gradient shrinks gently upwards, since a norm
-# divides by what has grown. Every layer gets a gradient of about the same size.
+# **Pre-norm**: each layer adds to the words, so they grow. A norm divides by their size, so the highest layers get a
+# smaller gradient than the lowest, but of the same order of magnitude.
 #
 # **Post-norm**: all words have size 1. The gradients of the encoder keep their order of magnitude. Those of the
 # decoder shrink towards the bottom by about the same factor at each layer, so they nearly vanish in a deep one.

@@ -142,8 +142,8 @@ print(merge(tuple("Ġgehen"), ("e", "n")))
 assert merge(tuple("aaaa"), ("a", "a")) == ("aa", "aa")  # overlapping pairs: the left one wins
 
 # %% [markdown]
-# What would go wrong if `merge` compared with the tokens of the input, `tokens[i]` and `tokens[i + 1]`, and joined both
-# pairs of `aaa`? The middle letter would count twice, and the tokens would no longer spell the text.
+# What would go wrong if `merge` compared `pair` with `tokens[i]` and `tokens[i + 1]` of the input, and joined both pairs
+# of `aaa`? The middle letter would count twice, and the tokens would no longer spell the text.
 #
 # ## From an empty list to the whole vocabulary
 #
@@ -191,8 +191,8 @@ print(f"equal: {len(merges)} merges and {len(vocabulary)} ids")
 # %% [markdown]
 # ## From text to ids, and back
 #
-# To encode a new text, apply the merges to each piece in the order in which they were learned. Order matters: a merge
-# can only join what earlier merges have made. The end token closes the sentence, as the model must learn to write it.
+# To encode a new text, apply the merges to each piece in the order in which they were learned. Order matters: many
+# merges join what earlier ones have made. The end token comes last, since the model must learn to write it.
 
 # %%
 RANK = {pair: number for number, pair in enumerate(merges)}

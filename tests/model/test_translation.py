@@ -81,9 +81,11 @@ def test_the_n_best_of_many_texts_are_those_of_each_and_of_transformers(translat
 
 
 def test_wrong_n_and_texts_of_several_pieces_are_refused(translator):
-    for n in (0, 4):
-        with pytest.raises(ValueError, match=f"`n` is {n}; it must be from 1 to the number of beams, 3"):
-            translator.n_best(TEXTS[0], n, num_beams=3)
+    with pytest.raises(ValueError, match="`n` is 4; there are only 3 beams to choose from"):
+        translator.n_best(TEXTS[0], 4, num_beams=3)
+    for options in ({}, {"do_sample": True}):
+        with pytest.raises(ValueError, match="`n` is 0; it must be at least 1"):
+            translator.n_best(TEXTS[0], 0, **options)
     with pytest.raises(ValueError, match="`num_return_sequences` is not for a Translator; call its `n_best`, or"):
         translator(TEXTS, num_beams=3, num_return_sequences=3)
     translator.longest_source = 5
@@ -231,8 +233,14 @@ def test_weights_that_do_not_match_are_refused(damage, folder):
         Translator.from_pretrained(folder)
 
 
-def test_a_pickle_is_refused(folder):
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors"])
+def test_other_files_than_safetensors_are_refused(file, folder):
     weights = Path(folder) / "model.safetensors"
+    index = weights.with_name("model.safetensors.index.json")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": file}}))
+    with pytest.raises(ValueError, match=f"names {file}; only safetensors files beside it"):
+        Translator.from_pretrained(folder)
+    index.unlink()
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     weights.unlink()
     with pytest.raises(OSError, match="model.safetensors"):

@@ -16,7 +16,7 @@ CONVERSIONS = {"vanilla_transformer": lambda model: model, "fsmt": from_fsmt, **
 def load_foreign(
     name_or_path: str, use_safetensors: bool | None = None, **options: Any
 ) -> VanillaTransformerForConditionalGeneration:
-    """Loads a vanilla_transformer model, or a Marian, Pegasus, Blenderbot or FSMT model and converts it.
+    """Loads a vanilla_transformer model, or converts a Marian, Pegasus, Blenderbot or FSMT model to one.
 
     Args:
         name_or_path: A directory or a Hub id.
@@ -25,7 +25,7 @@ def load_foreign(
         options: For `from_pretrained`.
 
     Raises:
-        ValueError: The model is of another kind, or its weights do not match its config; see also [`from_native`].
+        ValueError: The model is of another kind, or its weights do not match its config.
         OSError: There is no such model, or it is a pickle although `use_safetensors` is True.
     """
     model_type = PretrainedConfig.get_config_dict(name_or_path)[0].get("model_type", "unknown")

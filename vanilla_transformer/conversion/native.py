@@ -105,7 +105,7 @@ from_marian = from_pegasus = from_blenderbot = from_native
 def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedModel:
     """The model of transformers that computes the same, by `to_marian`, `to_pegasus` or `to_blenderbot`.
 
-    Raises ValueError, naming the field of the config, if there is none.
+    If none does, raises ValueError, which names the field of the config at fault.
     """
     return to_family(model, native_family(model.config))
 

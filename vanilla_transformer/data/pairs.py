@@ -29,7 +29,7 @@ PAIR_FEATURES = datasets.Features(
 )
 
 # How files are read, by suffix. In .csv and .tsv files, "None" and "null" are words; in .tsv and .txt files, a
-# quotation mark is text. The third column of a .txt file finds lines with more than one tab.
+# quotation mark is text. In a .txt file, a third column catches what follows a second tab.
 CSV = {"keep_default_na": False}
 TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}
 TXT = {**TSV, "names": ["source", "target", "rest"], "header": None, "index_col": False, "on_bad_lines": "warn"}

@@ -169,7 +169,7 @@ def longest_side(train, args) -> int:
 
 
 def count_steps(args, batches, batches_per_step: int, done: int, accelerator: Accelerator) -> int:
-    """The optimizer steps of the run, by steps or epochs. Raises UserError if more are `done` already."""
+    """The optimizer steps of the run, from `max_steps` or epochs. Raises UserError if more are `done` already."""
     count = args.max_steps or math.ceil(args.num_train_epochs * len(batches.epoch()) / batches_per_step)
     if count < done:
         raise UserError(

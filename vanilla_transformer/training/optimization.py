@@ -80,9 +80,9 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
     """Label-smoothed cross-entropy (section 5.4) of a batch, summed and divided by `num_tokens`; () in nats.
 
     `num_tokens` counts the target tokens of the whole optimizer step, so that the losses of its batches add up. With
-    `--teacher`, a share of the loss is distillation; with `--r_drop_alpha`, half the loss of R-Drop (Liang et al.,
-    2021, Equation 4): each pair is read twice with different dropout, and `alpha` / 2 times the divergence of the two
-    predictions is added to the mean loss. Both need the logits of the batch, which the plain loss never holds.
+    `--teacher`, a share of the loss is distillation. With `--r_drop_alpha`, it is half the loss of R-Drop (Liang et
+    al., 2021, Equation 4): each pair is read twice with different dropout, and `alpha` / 2 times the mean of both KL
+    divergences is added to the mean loss. Both options need the logits of the batch, which the plain loss never holds.
     """
     smoothing = args.label_smoothing_factor
     if not (args.teacher or args.r_drop_alpha):

@@ -92,7 +92,7 @@ class Meter:
             self.started = time.perf_counter()
 
     def add(self, state: TrainerState, learning_rate: float, loss: torch.Tensor, tokens: torch.Tensor, norm):
-        """Adds a step: its loss per target token (), token counts (3,) and gradient norm ()."""
+        """Adds a step: its loss on this process (), the counts of `count_tokens` (3,) and its gradient norm ()."""
         self.steps.append((state.step, state.position, learning_rate, torch.stack([loss, *tokens, norm])))
 
     def flush(self, state: TrainerState, accelerator, detect_spikes: bool = True) -> dict:
