@@ -282,10 +282,6 @@ def wait(browser, selector, condition=lambda element: True):
     return WebDriverWait(browser, 30, ignored_exceptions=ignored).until(found)
 
 
-def value(browser, name: str) -> str:
-    return wait(browser, f"#{name} textarea").get_attribute("value")
-
-
 def wait_for_translation(browser, text: str):
     wait(browser, "#translation textarea", lambda box: box.get_attribute("value") == text)
 

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
-from accelerate import Accelerator
 
 from vanilla_transformer.data.batches import evaluation_batches
-from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.evaluation import splits as evaluation
 from vanilla_transformer.evaluation.splits import evaluate_loss, evaluate_split, translate_split
 
@@ -44,13 +42,8 @@ def split() -> datasets.Dataset:
     return datasets.Dataset.from_list([row | length for row, length in zip(rows, lengths, strict=True)])
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(["a"], 260)
-
-
 @pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
-def test_loss_is_the_mean_over_all_tokens(make_model, split, max_tokens, tokenizer):
+def test_loss_is_the_mean_over_all_tokens(make_model, split, max_tokens, byte_tokenizer, accelerator):
     """For any batches; without label smoothing, and without dropout although the model was in training mode."""
     model = make_model(dropout=0.5).eval()
     total = tokens = 0
@@ -61,24 +54,21 @@ def test_loss_is_the_mean_over_all_tokens(make_model, split, max_tokens, tokeniz
             log_probabilities = logits.double().log_softmax(-1)
             total -= log_probabilities.gather(2, labels[..., None]).sum().item()
             tokens += labels.numel()
-    batches = evaluation_batches(split, tokenizer, max_tokens)
+    batches = evaluation_batches(split, byte_tokenizer, max_tokens)
     assert {1: 20, 10_000: 1}.get(max_tokens, len(batches)) == len(batches)
-    loss = evaluate_loss(model.train(), batches, Accelerator(cpu=True))
+    loss = evaluate_loss(model.train(), batches, accelerator)
     assert loss == pytest.approx(total / tokens, rel=1e-5)
 
 
-def test_loss_of_several_processes_equals_that_of_one(make_model, split, tokenizer, monkeypatch):
-    model, accelerator = make_model(), Accelerator(cpu=True)
-    expected = evaluate_loss(model, evaluation_batches(split, tokenizer, 40), accelerator)
+def test_loss_of_several_processes_equals_that_of_one(make_model, split, byte_tokenizer, accelerator, monkeypatch):
+    model = make_model()
+    expected = evaluate_loss(model, evaluation_batches(split, byte_tokenizer, 40), accelerator)
     for num_processes in [2, 30]:  # some of the 30 have no batch at all
-        results = in_turn(
-            lambda index, n=num_processes: evaluate_loss(
-                model, evaluation_batches(split, tokenizer, 40, index, n), accelerator
-            ),
-            num_processes,
-            monkeypatch,
-        )
-        assert results == pytest.approx([expected] * num_processes, rel=1e-6)
+
+        def run(index, n=num_processes):
+            return evaluate_loss(model, evaluation_batches(split, byte_tokenizer, 40, index, n), accelerator)
+
+        assert in_turn(run, num_processes, monkeypatch) == pytest.approx([expected] * num_processes, rel=1e-6)
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 7])
@@ -100,17 +90,17 @@ def test_every_sentence_is_translated_once_and_in_order(num_processes, monkeypat
 
 
 @pytest.mark.parametrize("bleu_tokenize", [None, "char"])
-def test_warning_if_bleu_is_0_but_chrf_is_not(bleu_tokenize, make_model, tokenizer, split, monkeypatch, capsys):
+def test_warning_if_bleu_is_0_but_chrf_is_not(
+    bleu_tokenize, make_model, byte_tokenizer, split, accelerator, monkeypatch, capsys
+):
     """Perfect translations without spaces, which 13a takes for single words."""
+    model = make_model(vocab_size=len(byte_tokenizer))
     texts = ["我今天看到一只狗。"] * len(split)
     split = split.add_column("source", texts).add_column("target", texts)
     monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: texts)
-    args = SimpleNamespace(
-        per_device_eval_max_tokens=99, target_lang=None, target_column="to", bleu_tokenize=bleu_tokenize
-    )
-    results = evaluate_split(
-        make_model(vocab_size=len(tokenizer)), tokenizer, split, "eval", args, Accelerator(cpu=True)
-    )
+    options = {"per_device_eval_max_tokens": 99, "target_lang": None, "target_column": "to"}
+    args = SimpleNamespace(**options, bleu_tokenize=bleu_tokenize)
+    results = evaluate_split(model, byte_tokenizer, split, "eval", args, accelerator)
     assert results["examples"][0] == dict.fromkeys(("source", "reference", "translation"), texts[0])
     assert results["eval_chrf"] > 99
     assert ("BLEU is 0 although chrF is not" in capsys.readouterr().out) == (bleu_tokenize is None)

@@ -285,13 +285,6 @@ def test_an_ensemble_equals_a_search_over_its_models(folder, other_folder, gener
     assert translator.longest_source == translator.max_positions == 14
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_one_model_given_twice_changes_nothing(folder, translator, num_beams):
-    generation = {"num_beams": num_beams, "max_new_tokens": 12}
-    twice = Translator.from_pretrained([folder, folder], device="cpu", max_tokens=60)
-    assert twice(TEXTS, **generation) == translator(TEXTS, **generation)
-
-
 def test_models_that_cannot_be_averaged_are_refused(folder, other_folder, tokenizer, make_model, tmp_path):
     train_tokenizer(["other texts"], 300).save_pretrained(other_folder)
     with pytest.raises(ValueError, match=f"{other_folder} has another vocabulary than {folder}.*train the models of"):

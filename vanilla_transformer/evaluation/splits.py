@@ -43,8 +43,8 @@ def evaluate_split(
         translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
     quality = TranslationQuality(args.target_lang or args.target_column, args.bleu_tokenize)
     scores = quality.compute(predictions=translations, references=references)
-    triples = list(zip(sources, references, translations, strict=True))[:NUM_EXAMPLES]
-    examples = [dict(zip(("source", "reference", "translation"), triple, strict=True)) for triple in triples]
+    rows = list(zip(sources, references, translations, strict=True))[:NUM_EXAMPLES]
+    examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
     if accelerator.is_main_process:
         tqdm.write(f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}")
         tqdm.write("\n".join(f"  {key:<12} {text}" for example in examples for key, text in example.items()))
