@@ -308,8 +308,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         Embedding    normal with variance 1/d, so that sqrt(d) times an embedding, and a logit, has variance near 1
 
         What the sublayers of a deep stack add at first must be small beside what passes through it, or a post-norm
-        model learns slowly (Zhang et al., 2019, who divide by the square root of the layer's number; docs/LOG.md has
-        our measurements of both).
+        model learns slowly (Zhang et al., 2019; docs/LOG.md compares their division by sqrt(layer number) with ours).
         """
         if isinstance(module, nn.Linear):
             # transformers calls the method of the nearest PreTrainedModel around `module`: in a layer, of its stack.
@@ -388,8 +387,7 @@ class VanillaTransformerEncoderOutput(BaseModelOutput):
 def padding_mask(input_ids: Tensor, config: VanillaTransformerConfig) -> Tensor | None:
     """The mask (B,S), 1 for tokens and 0 for `pad_token_id`; None if the config has no padding token.
 
-    If the end token is also the padding token, the first one after another token is the end (1), the others are
-    padding.
+    If that is also the end token, the first one after another token is the end (1), the others are padding.
     """
     if config.pad_token_id is None:
         return None
@@ -610,7 +608,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         they are None.
         """
         # Not a named parameter: Trainer would look for it in the dataset, as for every name with "label" in it.
-        label_smoothing = kwargs.pop("label_smoothing", 0.0)
+        smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -630,9 +628,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if labels is None or (not self.training if output_logits is None else output_logits):
             logits = self.lm_head(hidden)  # (B,T,V)
         if labels is not None:
-            loss = label_smoothed_cross_entropy(
-                hidden, self.lm_head, labels, label_smoothing, num_items_in_batch, logits
-            )
+            loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, smoothing, num_items_in_batch, logits)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
