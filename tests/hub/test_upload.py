@@ -43,11 +43,21 @@ def config(**changes):
     return change
 
 
+def link(name):
+    def replace_by_link(folder):
+        (folder / name).rename(folder.parent / f"outside_{name}")
+        (folder / name).symlink_to(folder.parent / f"outside_{name}")
+
+    return replace_by_link
+
+
 BROKEN = {
     "no directory": (shutil.rmtree, "config.json does not exist; name the --output_dir"),
     "no config": (remove("config.json"), "config.json does not exist"),
     "damaged config": (write("config.json", "{"), "config.json cannot be read"),
     "foreign config": (write("config.json", '{"model_type": "marian"}'), "of type marian, not vanilla_transformer"),
+    "linked code": (link("modeling_vanilla_transformer.py"), "modeling_vanilla_transformer.py is a link"),
+    "linked weights": (link("model.safetensors"), "model.safetensors is a link to a file elsewhere"),
     "no results": (remove("all_results.json"), "all_results.json does not exist"),
 }
 

@@ -169,6 +169,7 @@ def test_unknown_recipe_key_names_the_closest(recipe, key, remedy):
         ("dropout: [0.1\n", ["cannot be read", "recipe.yaml"]),
         ("a: b: c\n", ["cannot be read", "recipe.yaml"]),
         ("- d_model\n", ["recipe.yaml", "option: value"]),
+        ("dataset_name: x\nseed: 1\nseed: 2\n", ["'seed' is given twice", "recipe.yaml"]),
         (NESTED_ALIASES, ["'dropout'", "single value"]),
         ("just text\n", ["recipe.yaml", "option: value"]),
         ("", ["recipe.yaml", "option: value"]),

@@ -46,7 +46,8 @@ def staged(
             trained it, its card is written again.
 
     Raises:
-        UserError: A file is missing or unreadable, or the model is of another kind or has no native form.
+        UserError: A file is missing, unreadable or a link out of the directory, or the model is of another kind or has
+            no native form.
     """
     output_dir = Path(output_dir)
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
@@ -82,8 +83,13 @@ def staged(
 
 
 def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
-    """Copies or links the files of these names into a folder."""
+    """Copies or links the files of these names into a folder.
+
+    Raises UserError for a link out of the directory, since a push would publish what it leads to.
+    """
     for path in itertools.chain.from_iterable(map(output_dir.glob, patterns.split())):
+        if not path.resolve().is_relative_to(output_dir.resolve()):
+            raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
         place(path.resolve(), folder / path.name)
 
 

@@ -268,19 +268,24 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
     """The options in a recipe, except those without a value. Raises UserError if it cannot be read."""
     try:
-        # This loader keeps all values as text: others would read `no`, the language, as False.
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        # The node tree: YAML's loaders would read `no`, the language, as False, and drop the first of two equal keys.
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"The recipe {path} cannot be read: {one_line(error)}") from error
-    if not isinstance(content, dict):
+    if not isinstance(root, yaml.MappingNode):
         raise UserError(f"The recipe {path} must consist of lines `option: value`.")
-    recipe = {key.replace("-", "_"): value for key, value in content.items()}
-    for key, value in recipe.items():
+    recipe = {}
+    for key_node, value_node in root.value:
+        key = str(key_node.value).replace("-", "_")
         if key not in options:
             raise UserError(f"'{key}' in {path} is not an option{closest(key, options)}")
-        values = value if isinstance(value, list) and key in LISTS else [value]
-        if not all(isinstance(one, str) for one in values):
+        if key in recipe:
+            raise UserError(f"'{key}' is given twice in {path}; remove one of the two lines.")
+        is_list = isinstance(value_node, yaml.SequenceNode) and key in LISTS
+        nodes = value_node.value if is_list else [value_node]
+        if not all(isinstance(node, yaml.ScalarNode) for node in nodes):
             raise UserError(f"'{key}' in {path} must be a single value, not a list or a mapping.")
+        recipe[key] = [node.value for node in nodes] if is_list else value_node.value
     return {key: value for key, value in recipe.items() if value not in ("", "null", "~")}
 
 
