@@ -45,9 +45,6 @@ def run(options: argparse.Namespace):
         raise UserError("--quantization is for --to ctranslate2; drop one of the two.")
     if (options.dictionary or options.codes) and not options.model.endswith(".pt"):
         raise UserError("--dictionary and --codes are for a checkpoint of fairseq (.pt); drop them.")
-    for name in ("dictionary", "codes"):
-        if getattr(options, name) and not getattr(options, name).is_file():
-            raise UserError(f"--{name} {getattr(options, name)} is not a file.")
     if options.codes and not options.dictionary:
         raise UserError("--codes need --dictionary; give fairseq's dict.*.txt too.")
     try:

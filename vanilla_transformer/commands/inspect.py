@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from tqdm.auto import tqdm
-from transformers import AutoConfig, HfArgumentParser, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from .. import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.pairs import load_split
@@ -19,22 +19,12 @@ from ..inspection.attention import KINDS, attention_maps, draw_attention, index_
 from ..inspection.explorer import explore, write_explorer
 from ..inspection.shapes import shape_table, trace_shapes
 from ..training.arguments import MODEL_OPTIONS, model_fields
-from .options import Parser, add_dataset_options, positive
-
-
-class DataclassParser(Parser, HfArgumentParser):
-    """A [`Parser`] that takes options from dataclasses too."""
-
-    def __init__(self, *args, **kwargs):
-        # HfArgumentParser's formatter repeats defaults.
-        super().__init__(*args, formatter_class=argparse.HelpFormatter, **kwargs)
+from .options import add_dataset_options, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser):
     """The options of `vanilla-transformer inspect shapes`, `attention`, `align` and `explorer`."""
-    what = parser.add_subparsers(
-        dest="what", required=True, metavar="shapes|attention|align|explorer", parser_class=DataclassParser
-    )
+    what = parser.add_subparsers(dest="what", required=True, metavar="shapes|attention|align|explorer")
     add_shapes(what)
     for add in (add_attention, add_align, add_explorer):
         add(what).add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")

@@ -3,12 +3,16 @@
 import argparse
 
 import torch
+from transformers import HfArgumentParser
 
 GENERATION = ("num_beams", "length_penalty", "max_new_tokens")  # options that go to `generate`
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports bad usage in one sentence, with exit code 2."""
+class Parser(HfArgumentParser):
+    """Reports bad usage in one sentence, with exit code 2. Takes options from dataclasses too."""
+
+    def __init__(self, *args, formatter_class=argparse.HelpFormatter, **kwargs):
+        super().__init__(*args, formatter_class=formatter_class, **kwargs)  # that of HfArgumentParser repeats defaults
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message}; see --help.\n")

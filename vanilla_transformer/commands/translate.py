@@ -6,7 +6,6 @@ from itertools import islice
 from statistics import mean
 
 import torch
-from transformers import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError, loading, one_line
@@ -50,9 +49,6 @@ def run(options: argparse.Namespace):
         raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")
     torch.manual_seed(options.seed)
     given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION, *CANDIDATES)}
-    for name in options.model if len(options.model) > 1 else []:
-        with loading(name):  # so that the error names the one that does not exist
-            PretrainedConfig.get_config_dict(name, revision=options.revision)
     with loading(", ".join(options.model)):
         translator = Translator.from_pretrained(options.model, **given)
     translate_lines(translator, options)

@@ -172,8 +172,7 @@ def resolve_resume_checkpoint(args) -> Path | None:
 def prepare_output_dir(lock: FileLock, recipe: str):
     """Creates the output directory, acquires its lock, deletes what a killed run left, and writes `recipe.yaml`.
 
-    Raises:
-        UserError: The directory cannot be created or written to, or another run is using it.
+    Raises UserError if another run is using it.
     """
     output_dir = Path(lock.lock_file).parent
     try:
@@ -181,8 +180,6 @@ def prepare_output_dir(lock: FileLock, recipe: str):
         lock.acquire()
     except Timeout as error:
         raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
-    except OSError as error:
-        raise UserError(f"--output_dir {output_dir} cannot be used: {error.strerror}; choose another.") from error
     for remains in output_dir.glob("checkpoint-*.tmp"):  # of a killed run
         shutil.rmtree(remains, ignore_errors=True)
     (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
