@@ -95,14 +95,8 @@ def trained(original, tmp_path) -> Path:
     return shutil.copytree(original, tmp_path / "toy")
 
 
-@pytest.fixture(scope="session")
-def edit():
-    """edit(path, **changes): sets keys of a JSON or YAML file."""
-
-    def edit(path: Path, **changes) -> Path:
-        text = path.read_text(encoding="utf-8")
-        load, dump = (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
-        path.write_text(dump(load(text) | changes), encoding="utf-8")
-        return path
-
-    return edit
+def edit(path: Path, **changes):
+    """Sets keys of a JSON or YAML file."""
+    text = path.read_text(encoding="utf-8")
+    load, dump = (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
+    path.write_text(dump(load(text) | changes), encoding="utf-8")

@@ -259,9 +259,6 @@ def test_fine_tuning_a_marian_model_of_the_hub(marian, hub, folder):
     assert asked and not any("pytorch_model.bin" in request or "/commits/" in request for request in asked)
 
 
-# ------------------------------------------------------------------------------------------------------ pushed again
-
-
 # ---------------------------------------------------------------------------------------------- code in a repository
 
 

@@ -6,6 +6,7 @@ import re
 from html import unescape
 
 import pytest
+from conftest import edit
 from huggingface_hub import ModelCard
 
 from vanilla_transformer.errors import UserError
@@ -41,7 +42,7 @@ def test_metadata(trained, results):
     }
 
 
-def test_hub_dataset_without_a_test_split(trained, results, edit):
+def test_hub_dataset_without_a_test_split(trained, results):
     results = {key: value for key, value in results.items() if not key.startswith("test_")}
     (trained / "all_results.json").write_text(json.dumps(results | {"dataset": "me/pairs", "target_lang": "no"}))
     edit(trained / "recipe.yaml", dataset_name="me/pairs", model_name_or_path="team/bigger")
@@ -52,7 +53,7 @@ def test_hub_dataset_without_a_test_split(trained, results, edit):
     assert "(https://huggingface.co/datasets/me/pairs)" in card.text and "fine-tuned from team/bigger" in card.text
 
 
-def test_files_are_not_a_hub_dataset(trained, edit):
+def test_files_are_not_a_hub_dataset(trained):
     """`data/train.jsonl` looks like `owner/name`."""
     edit(trained / "all_results.json", dataset="data/train.jsonl")
     edit(trained / "recipe.yaml", dataset_name=None, train_file=["data/train.jsonl"])
@@ -60,7 +61,7 @@ def test_files_are_not_a_hub_dataset(trained, edit):
     assert card.data.datasets is None
 
 
-def test_text_of_the_card(trained, results, edit):
+def test_text_of_the_card(trained, results):
     card = read(write_model_card(trained))
     for part in ["| dev | 31.42 | 55.50 | 1.235 |", "| test | 30.25 | 54.12 | 1.300 |", results["bleu_signature"]]:
         assert part in card
@@ -92,7 +93,7 @@ def test_card_without_pictures_and_examples(trained, results):
 NASTY = "x | y `z` <script>alert(1)</script>\n---\n# heading *b* __c__ [d](e) ![f](g) {{ h }}"
 
 
-def test_names_cannot_break_the_card(trained, results, edit):
+def test_names_cannot_break_the_card(trained, results):
     """Neither the tables, the HTML nor the YAML."""
     plain = read(write_model_card(trained))
     edit(trained / "all_results.json", source_lang=NASTY, target_lang=NASTY, dataset=f"/x/{NASTY}", hardware=NASTY)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import FILES, PAIRS
+from conftest import FILES, PAIRS, edit
 from hub_server import LoopbackHub, run_python
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
@@ -33,14 +33,6 @@ def remove(*names):
 
 def write(name, text="x"):
     return lambda folder: (folder / name).write_text(text)
-
-
-def config(**changes):
-    def change(folder):
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return change
 
 
 def link(name):
@@ -84,7 +76,7 @@ def import_the_package(folder):
     "breakage, message",
     [
         (import_the_package, "vanilla_transformer"),
-        (config(auto_map={}), "model type `vanilla_transformer`"),
+        (lambda folder: edit(folder / "config.json", auto_map={}), "model type `vanilla_transformer`"),
         (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py"),
         (remove("model.safetensors"), "model.safetensors.*save model and tokenizer again"),
         (rename_a_weight, "missing_keys.*model.encoder.layers.0.fc1.bias.*unexpected_keys.*extra"),
@@ -125,7 +117,7 @@ def published(folder, *args, **options) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted(staging.iterdir())}
 
 
-def test_what_is_published(trained, edit):
+def test_what_is_published(trained):
     (trained / "pytorch_model.bin").write_text("a pickle")
     files = published(trained, "me/other")
     assert list(files) == FILES
@@ -142,22 +134,6 @@ def test_what_is_published(trained, edit):
     assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", ["train.jsonl", "bt.txt"])
     assert recipe["teacher"] == [trained.name, "me/teacher"]
     assert set(files) - set(FILES) == {"helper.py"}
-
-
-@pytest.mark.slow
-def test_directory_of_an_earlier_version_is_complete(trained, edit):
-    """Its code was in files of other names."""
-    old = {"translation": "pipeline", "decoding": "generation"}
-    for new, name in old.items():
-        (trained / f"{new}_vanilla_transformer.py").rename(trained / f"{name}_vanilla_transformer.py")
-    for path in trained.glob("*.py"):
-        for new, name in old.items():
-            path.write_text(path.read_text().replace(f"{new}_vanilla_transformer", f"{name}_vanilla_transformer"))
-    pipelines = json.loads((trained / "config.json").read_text())["custom_pipelines"]
-    pipelines["vanilla-translation"]["impl"] = "pipeline_vanilla_transformer.VanillaTranslationPipeline"
-    edit(trained / "config.json", custom_pipelines=pipelines)
-    assert {"pipeline_vanilla_transformer.py", "generation_vanilla_transformer.py"} <= published(trained).keys()
-    assert translate(trained) is not None
 
 
 # ---------------------------------------------------------------------------------------------- with a Hub on loopback
@@ -206,7 +182,7 @@ def test_native_form_is_published(trained, hub, tmp_path):
 
 
 def test_model_without_native_form_is_refused_before_anything_is_sent(trained, at_hub):
-    config(position_embedding_type="rotary")(trained)
+    edit(trained / "config.json", position_embedding_type="rotary")
     with pytest.raises(UserError, match="--native is not possible: .*position_embedding_type='rotary'"):
         push(trained, "me/toy", native=True)
     assert at_hub.requests == ["GET /api/whoami-v2"]
@@ -273,7 +249,7 @@ def test_second_push_is_a_no_op_and_keeps_edits(trained, at_hub):
     assert not at_hub.repos["me/open"].private
 
 
-def test_revision_and_message(trained, at_hub, edit):
+def test_revision_and_message(trained, at_hub):
     for message in ("one", "two"):
         push(trained, "team/toy", revision="v2", commit_message=message)
         edit(trained / "all_results.json", hardware=message)

@@ -320,22 +320,6 @@ def test_every_option_has_help(capsys):
     assert all(f"--{name}" in shown for name in vars(parse_arguments([])))
 
 
-INTERFACE = (
-    "output_dir dataset_name dataset_config_name train_file validation_file test_file source_lang target_lang "
-    "source_column target_column max_source_length max_target_length tokenizer_name vocab_size model_name_or_path "
-    "streaming max_train_samples learning_rate lr_scheduler_type warmup_steps max_steps num_train_epochs "
-    "label_smoothing_factor gradient_accumulation_steps max_grad_norm weight_decay adam_beta1 adam_beta2 adam_epsilon "
-    "seed eval_steps save_steps logging_steps save_total_limit resume_from_checkpoint early_stopping_patience "
-    "report_to num_beams length_penalty torch_compile push_to_hub hub_model_id d_model config "
-    "per_device_train_max_tokens average_checkpoints ema_decay bpe_dropout dry_run average_checkpoints_by "
-    "r_drop_alpha gradient_checkpointing metric_for_best_model on_divergence"
-)
-
-
-def test_public_options_exist():
-    assert set(INTERFACE.split()) <= vars(parse_arguments([])).keys()
-
-
 # --------------------------------------------------------------------------------------------------------- the recipes
 
 
