@@ -173,20 +173,21 @@ def main():
     accelerator.log(scalars(results), step=state.step)
     if accelerator.is_main_process:
         results |= describe_run(args, splits, accelerator)
-        save_model(output_dir, whole, tokenizer, results, state.history)
+        lowest_loss = optim.lowest_loss(args, whole.config.decoder_vocab_size)
+        save_model(output_dir, whole, tokenizer, results, state.history, lowest_loss)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             print(f"Pushed to {push(output_dir, args.hub_model_id, native=args.native).commit_url}")
     distributed.end_processes(accelerator)
 
 
-def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[dict]):
+def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[dict], lowest_loss: float | None):
     """Writes model, tokenizer, results, pictures and the model card."""
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     text = json.dumps(results, indent=2, ensure_ascii=False)
     (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
-    plot_training_curves(history, output_dir / "training_curves.png")
+    plot_training_curves(history, output_dir / "training_curves.png", lowest_loss)
     shortest = min(results["examples"], key=lambda example: len(example["source"]))
     with contextlib.suppress(UserError):  # an empty translation has no attention
         maps = attention_maps(model, tokenizer, shortest["source"], shortest["translation"])

@@ -37,7 +37,7 @@ def finished(pairs, tmp_path_factory) -> tuple[Path, str]:
 def histories(monkeypatch) -> list[list[dict]]:
     """The history of each run, instead of its pictures, which take half the time of a small run."""
     drawn = []
-    monkeypatch.setattr("train.plot_training_curves", lambda history, path: drawn.append(history))
+    monkeypatch.setattr("train.plot_training_curves", lambda history, path, bound: drawn.append(history))
     monkeypatch.setattr("train.draw_attention", lambda *_: None)
     return drawn
 

@@ -101,6 +101,15 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
     return loss
 
 
+def lowest_loss(args, vocab_size: int) -> float | None:
+    """The entropy of the smoothed targets, below which no training loss can be; None if a teacher changes them."""
+    if args.teacher:
+        return None
+    targets = torch.full((vocab_size,), args.label_smoothing_factor / vocab_size)
+    targets[0] += 1 - args.label_smoothing_factor
+    return torch.special.entr(targets).sum().item()
+
+
 def distillation_loss(
     logits: torch.Tensor, tokens: torch.Tensor, probabilities: torch.Tensor, temperature: float
 ) -> torch.Tensor:
