@@ -235,9 +235,26 @@ def test_pictures_show_weights_and_tokens(maps, kind):
     for panel, shown in [*zip(panels, weights[1], strict=True), (single, weights[1, 3])]:
         (image,) = panel.get_images()
         assert torch.equal(torch.tensor(image.get_array().data), shown) and image.get_clim() == (0, 1)
-        assert [label.get_text() for label in panel.get_xticklabels()] == [token.text for token in columns]
-        assert [label.get_text() for label in panel.get_yticklabels()] == [token.text for token in rows]
+        for axis, tokens in [(panel.xaxis, columns), (panel.yaxis, rows)]:
+            assert axis.get_major_formatter().format_ticks(axis.get_ticklocs()) == [token.text for token in tokens]
     assert [panel.get_title()[:6] for panel in (*panels, single)] == ["head 0", "head 1", "head 2", "head 3", "head 3"]
+
+
+@pytest.mark.parametrize(("heads", "below"), [(1, [0]), (2, [0, 1]), (3, [1, 2]), (4, [2, 3])])
+def test_tokens_and_color_bar_are_drawn_once_for_all_heads(maps, heads, below):
+    """Also below a panel that has none under it."""
+    maps.encoder = maps.encoder[:, :heads]
+    figure = attention_figure(maps, "encoder", layer=1)
+    panels = [axis for axis in figure.axes if axis.get_visible() and axis.get_images()]
+    assert len(panels) == heads and figure.get_suptitle() == "Encoder self-attention, layer 1"
+    named = {
+        side: [number for number, panel in enumerate(panels) if getattr(panel, f"{side}axis").get_tick_params()[place]]
+        for side, place in [("x", "labelbottom"), ("y", "labelleft")]
+    }
+    assert named == {"x": below, "y": list(range(0, heads, 2)) if heads > 2 else [0]}
+    assert [axis.get_ylabel() for axis in figure.axes].count("attention weight") == 1
+    for panel in panels:  # no farther than the weights
+        assert panel.get_xlim() == (-0.5, len(maps.source) - 0.5) and panel.get_ylim() == panel.get_xlim()[::-1]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])

@@ -21,6 +21,11 @@ KINDS = {
     "decoder": "Decoder self-attention",
     "cross": "Attention to the source",
 }
+SIDES = {  # what the rows and the columns of a map are
+    "encoder": ("queries", "keys"),
+    "decoder": ("queries: tokens read", "keys"),
+    "cross": ("queries: tokens predicted", "keys: tokens of the source"),
+}
 
 
 @dataclass
@@ -192,7 +197,8 @@ def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: 
 def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, head: int | None = None) -> Figure:
     """A picture of one layer with a panel for each head, or of one head; colors range from 0 to 1.
 
-    Raises UserError if there is no such layer or head.
+    The panels share the color bar and the tokens, on the left and below. Raises UserError if there is no such layer
+    or head.
     """
     weights = getattr(maps, kind)  # (layers,h,rows,columns)
     layer = index_of("layer", layer, len(weights))
@@ -200,20 +206,26 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
     rows, columns = maps.axes(kind)
     across = math.ceil(math.sqrt(len(heads)))
     down = math.ceil(len(heads) / across)
-    size = across * (1.4 + 0.24 * len(columns)) + 0.8, down * (1.3 + 0.24 * len(rows)) + 0.6
+    # A panel is wide enough for its title.
+    size = across * max(2.4, 0.25 * len(columns)) + 1.8, down * (0.3 + 0.25 * len(rows)) + 1.3
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False)
-    for axis in axes.flat[len(heads) :]:
-        axis.set_visible(False)
+    axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for number, axis in enumerate(axes.flat):
+        axis.set_visible(number < len(heads))
+        axis.tick_params(length=0, labelbottom=number + across >= len(heads))  # also above a place that is empty
     for axis, number in zip(axes.flat, heads, strict=False):
         shown = weights[layer, number]
-        image = axis.imshow(shown, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        style = {"fontsize": 8, "parse_math": False}  # a token may contain $
+        image = axis.imshow(shown, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        style = {"fontsize": 9, "parse_math": False}  # a token may contain $
         axis.set_xticks(range(len(columns)), [token.text for token in columns], rotation=90, **style)
         axis.set_yticks(range(len(rows)), [token.text for token in rows], **style)
-        title = f"head {number}: {describe_head(shown, columns, kind != 'cross')}"
-        axis.set_title(title, fontsize=9, parse_math=False)
-    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
+        axis.set_title(
+            f"head {number}: {describe_head(shown, columns, kind != 'cross')}", fontsize=10, parse_math=False
+        )
+    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.6, aspect=30)
+    of_rows, of_columns = SIDES[kind]
+    figure.supylabel(of_rows, fontsize=10)
+    figure.supxlabel(of_columns, fontsize=10)
     figure.suptitle(f"{KINDS[kind]}, layer {layer}")
     return figure
 
