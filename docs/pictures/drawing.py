@@ -15,13 +15,16 @@ LIGHT = "svg { color: #1d2129; }"
 LIGHT_OR_DARK = LIGHT + " @media (prefers-color-scheme: dark) { svg { color: #e6edf3; } }"
 
 
-def svg(title: str, width: int, height: int, body: str, is_slide: bool = False) -> str:
-    """A whole SVG file; screen readers read the title. A slide fills the window, and its ink stays dark."""
+def svg(title: str, width: int, height: int, body: str, is_slide: bool = False, rules: str = "") -> str:
+    """A whole SVG file; screen readers read the title. A slide fills the window, and its ink stays dark.
+
+    Further style `rules` can move parts of it.
+    """
     size = f'viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif"'
     size, style = (size, LIGHT) if is_slide else (f'width="{width}" height="{height}" {size}', LIGHT_OR_DARK)
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{in_xml(title)}</title>'
     heads = (arrowhead(color) for color in (BLUE, ORANGE, GREEN, RED, GREY) if f"#arrow{color[1:]}" in body)
-    return f"{start}<style>{style}</style><defs>{''.join(heads)}</defs>{body}</svg>\n"
+    return f"{start}<style>{style}{rules}</style><defs>{''.join(heads)}</defs>{body}</svg>\n"
 
 
 def arrowhead(color: str) -> str:
@@ -29,9 +32,13 @@ def arrowhead(color: str) -> str:
     return f'<marker id="arrow{color[1:]}" {size} orient="auto"><path d="M0 0L8 4L0 8z" fill="{color}"/></marker>'
 
 
+def in_xml(words) -> str:
+    return escape("".join(letter if letter.isprintable() else "▯" for letter in str(words)))  # no control characters
+
+
 def text(x, y, words, size=20, anchor="start", color=INK, weight="normal") -> str:
     style = f'font-size="{size}" text-anchor="{anchor}" fill="{color}" font-weight="{weight}"'
-    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(str(words))}</text>'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{in_xml(words)}</text>'
 
 
 def box(x, y, width, height, fill="none", words="", size=18, stroke=GREY, color=INK, opacity=1) -> str:
@@ -67,6 +74,15 @@ def grid(values, x, y, cell, rows=(), columns=(), color=BLUE, numbers=False) -> 
                 parts.append(text(*middle, f"{value:.2f}", 18, "middle", shade))
     width, height = cell * len(values[0]), cell * len(values)
     return "".join(parts) + box(x, y, width, height)
+
+
+def curve(start, end, width=2.0, color=BLUE, dash="none", across=False) -> str:
+    """A curved line that leaves and arrives vertically, or horizontally if it runs across; steepest near its start."""
+    (x, y), (right, down) = start, end
+    turn = x + 0.25 * (right - x), (y + down) / 2
+    bend = f"{turn[0]:g},{y:g} {turn[0]:g},{down:g}" if across else f"{x:g},{turn[1]:g} {right:g},{turn[1]:g}"
+    style = f'fill="none" stroke="{color}" stroke-width="{width:.2g}" stroke-dasharray="{dash}"'
+    return f'<path d="M{x:g},{y:g}C{bend} {right:g},{down:g}" {style}/>'
 
 
 def write_or_check(pictures: dict[Path, str], description: str, argv: list[str] | None = None):

@@ -321,6 +321,12 @@ checks.check(train_step)
 # To translate, the decoder reads its own output. All sentences of the batch begin with START, and at each step the most
 # likely next token is appended, which the logits at the *last* position give. A sentence that has ended is filled up with
 # PAD while others go on; when all have ended, or are `max_length` tokens long, the search is over.
+#
+# This is what a larger model, that of `recipes/sample.yaml`, predicts at three of the steps:
+#
+# ![bars of the likeliest next tokens at three steps](../pictures/next_tokens.svg)
+#
+# It is sure of the first token, and nearly undecided between *h* and *hel* for the second.
 
 
 # %% tags=["part"]
@@ -473,6 +479,13 @@ print(f"{ours.numel():,} logits and {len(test)} translations are equal")
 # - **When to stop.** Once n hypotheses are finished and the best unfinished one would not score better than the worst of
 #   them if it ended now. This is `early_stopping=False`, a heuristic: a longer sentence could still score better.
 #   `"never"` assumes the maximum length before it gives up; `True` stops as soon as n are finished.
+#
+# The sentence from above, with n = 3:
+#
+# ![a search with three beams as a tree](../pictures/beam_tree.svg)
+#
+# Greedy search takes *h*, and the likeliest verb that it can reach from there is *hilfen*, a form that does not exist. Beam
+# search keeps *hel* as well, and at step 4 *helfen* has the highest sum.
 
 
 # %%

@@ -112,6 +112,15 @@ for layer in range(LAYERS):
     draw(maps, "cross", layer)
 
 # %% [markdown]
+# A row can be drawn as lines, too, each as wide as its weight. This is a larger model, that of `recipes/sample.yaml`,
+# while it translates *Does the girl open the door?* Grey tokens are not written yet.
+#
+# ![attention weights as lines from a token that is predicted](../pictures/attention_arrows.svg)
+#
+# Whether *the* becomes *der*, *die* or *das* depends on the noun: half of the weight is on *girl*. And the verb has two
+# parts again, *macht ... auf*. Before the second one is written, a head of the decoder's self-attention looks back at the
+# first. (Of the heads of all layers it is the one with the largest weight there.)
+#
 # Where do these numbers come from? From queries and keys, by Equation 1. Hooks record both in the last layer, and we
 # compute the map from them.
 
