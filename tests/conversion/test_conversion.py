@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import TINY, assert_close, command_error, randomise, translate_by_marian
+from helpers import LABELS, MASK, SOURCE, TARGET, TINY, assert_close, command_error, randomise, translate_by_marian
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from torch import nn
@@ -21,11 +21,6 @@ from vanilla_transformer.conversion import from_marian, from_torch_transformer, 
 from vanilla_transformer.conversion.torch_transformer import TORCH_TRANSFORMER
 from vanilla_transformer.conversion.weights import interleave, rename
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
-
-SOURCE = torch.tensor([[5, 9, 11, 7, 3, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0]])
-TARGET = torch.tensor([[4, 10, 6, 6, 2], [7, 3, 2, 0, 0], [5, 12, 9, 2, 0]])
-MASK = (SOURCE != 0).long()
-LABELS = TARGET.masked_fill(TARGET == 0, -100)
 
 
 def assert_same_gradients(ours: nn.Module, theirs: dict[str, torch.Tensor]):
@@ -51,9 +46,9 @@ class TorchTranslator(nn.Module):
                 layer.activation = activation  # torch's copies of the layer lose it
         if not norm_first:
             self.transformer.encoder.norm = self.transformer.decoder.norm = None
-        self.source_embeddings = nn.Embedding(19 if separate else 13, 16)
-        self.target_embeddings = nn.Embedding(13, 16) if separate else self.source_embeddings
-        self.lm_head = None if head is None else nn.Linear(16, 13, bias=head == "bias")
+        self.source_embeddings = nn.Embedding(41 if separate else 37, 16)
+        self.target_embeddings = nn.Embedding(37, 16) if separate else self.source_embeddings
+        self.lm_head = None if head is None else nn.Linear(16, 37, bias=head == "bias")
         randomise(self)
 
     def convert(self, **config):
@@ -144,8 +139,8 @@ DIFFERENT = {
     "activations": ({}, lose_activation, "differ in activation: gelu, relu"),
     "gate": ({}, replace(f"{DECODER}.1.gate", nn.Linear(16, 1)), r"Unexpected key.*decoder\.layers\.1\.gate"),
     "activation": ({"activation": nn.functional.hardtanh}, None, "it is 'hardtanh'; it must be one of"),
-    "width": ({"separate": True}, replace("target_embeddings", nn.Embedding(13, 8)), "embed_tokens.weight"),
-    "head": ({"head": "bias"}, replace("lm_head", nn.Linear(16, 14)), "mismatch for lm_head.weight"),
+    "width": ({"separate": True}, replace("target_embeddings", nn.Embedding(37, 8)), "embed_tokens.weight"),
+    "head": ({"head": "bias"}, replace("lm_head", nn.Linear(16, 38)), "mismatch for lm_head.weight"),
 }
 
 
@@ -180,7 +175,7 @@ def test_activations_have_the_same_names():
 def make_marian(bias=False, **config) -> MarianMTModel:
     """A random Marian model; its decoder starts with padding, which must not be generated."""
     ids = {"pad_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2, "decoder_start_token_id": 0}
-    defaults = TINY | ids | {"vocab_size": 13, "activation_function": "swish", "scale_embedding": True}
+    defaults = TINY | ids | {"activation_function": "swish", "scale_embedding": True}
     model = MarianMTModel(MarianConfig(**defaults | config))
     tables = {name: p.clone() for name, p in model.named_parameters() if "embed_positions" in name}
     randomise(model)
@@ -193,7 +188,7 @@ def make_marian(bias=False, **config) -> MarianMTModel:
     return model.eval()
 
 
-SEPARATE = {"share_encoder_decoder_embeddings": False, "vocab_size": 17, "decoder_vocab_size": 13}
+SEPARATE = {"share_encoder_decoder_embeddings": False, "vocab_size": 41, "decoder_vocab_size": 37}
 MARIANS = {
     "shared": {},
     "bias": {"bias": True},
@@ -220,7 +215,7 @@ def test_logits_loss_and_gradients_equal_marian(options):
 
     gradients = interleave({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None})
     if options.get("bias"):  # a parameter here, a constant there
-        residual = torch.nn.functional.one_hot(TARGET, 13) - their_output.logits.softmax(-1)
+        residual = torch.nn.functional.one_hot(LABELS.clamp(min=0), 37) - their_output.logits.softmax(-1)
         gradients["lm_head.bias"] = -residual[LABELS != -100].mean(dim=0).detach()
     assert_same_gradients(ours, gradients)
 

@@ -4,7 +4,6 @@
 """
 
 import copy
-import hashlib
 import json
 import os
 import shutil
@@ -55,7 +54,7 @@ def to_ctranslate2(
     tokenizer: PreTrainedTokenizerBase,
     output_dir: str | os.PathLike,
     quantization: str | None = None,
-    source: str | None = None,
+    source: str | list | None = None,
 ):
     """Writes `model` as a CTranslate2 model, with tokenizer and configs, into the new directory `output_dir`.
 
@@ -252,10 +251,8 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     if not Path(name_or_path).is_dir() or not os.access(folder, os.W_OK):
         home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / name_or_path.strip("/").replace("/", "--")
     if Path(name_or_path).is_dir():
-        digest = hashlib.sha256()
-        for file in sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json")):
-            digest.update(file.name.encode() + file.read_bytes())
-        source = digest.hexdigest()
+        files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
+        source = [[file.name, file.stat().st_mtime_ns] for file in files]
     target = home / (quantization or "float32")
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / ".lock"):  # held while another process converts
