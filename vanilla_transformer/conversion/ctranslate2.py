@@ -162,7 +162,6 @@ class CTranslate2Translator(Translator):
         self.saved_options = {name: value for name, value in saved.items() if name[0] != "_"}
 
     def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
-        """The translations of each batch of token ids."""
         running = (self.submit(sources, generation, asynchronous=True) for sources in batches)
         for results, _ in pairwise(chain(running, [None])):  # the next is submitted before one is awaited
             ids = [[self.ids[name] for name in result.result().hypotheses[0]] for result in results]
@@ -171,7 +170,6 @@ class CTranslate2Translator(Translator):
     def n_best_batches(
         self, batches: Iterable[list[list[int]]], n: int, streamer, generation: dict
     ) -> Iterator[list[list[tuple[list[int], float]]]]:
-        """The token ids and the score of each of the `n` best translations, for each source of each batch."""
         callback = None
         if streamer is not None:
             streamer.put(torch.tensor([self.model.config.decoder_start_token_id]))  # the prompt, as from transformers

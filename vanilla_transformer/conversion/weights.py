@@ -4,22 +4,11 @@ Conversion is strict: every tensor of the source model is used, every parameter 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-
-# Modules that write to the residual stream or normalize it: d_model is the first axis of weight and bias.
-# All others read the stream or embed tokens: d_model is the last axis of the weight, and no axis of the bias.
-WRITES_STREAM = [
-    "out_proj",
-    "fc2",
-    "self_attn_layer_norm",
-    "encoder_attn_layer_norm",
-    "final_layer_norm",
-    "layer_norm",
-]
 
 
 def rename(theirs: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -47,22 +36,26 @@ def interleave(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     The model computes the same function: embeddings and sublayers write to the stream in the new order, sublayers and
     logits read from it in the new order, and layer normalization is independent of the order.
     """
-    return permute(weights, lambda features: features.view(2, -1).T.flatten())
+    return permute(weights, (2, -1))
 
 
 def separate(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The opposite of [`interleave`]: the features with even numbers come first."""
-    return permute(weights, lambda features: features.view(-1, 2).T.flatten())
+    return permute(weights, (-1, 2))
 
 
-def permute(weights: Mapping[str, torch.Tensor], order: Callable) -> dict[str, torch.Tensor]:
-    """Puts the d features of the residual stream into the order that `order` makes of 0 to d - 1."""
+def permute(weights: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """Puts the d features of the residual stream into the order of a matrix of this shape, read column by column."""
     permuted = {}
     for name, tensor in weights.items():
         module, kind = name.split(".")[-2:]
-        if module in WRITES_STREAM or kind == "weight":
-            axis = 0 if module in WRITES_STREAM else 1
-            tensor = tensor.index_select(axis, order(torch.arange(tensor.shape[axis], device=tensor.device)))
+        # Modules that write to the stream or normalize it have its features on the first axis of weight and bias. All
+        # others, which read it or embed tokens, have them on the last axis of the weight, and on no axis of the bias.
+        writes = module in ("out_proj", "fc2") or module.endswith("layer_norm")
+        if writes or kind == "weight":
+            axis = 0 if writes else 1
+            order = torch.arange(tensor.shape[axis], device=tensor.device).view(shape).T.flatten()
+            tensor = tensor.index_select(axis, order)
         permuted[name] = tensor
     return permuted
 

@@ -50,12 +50,11 @@ class TranslationQuality(evaluate.Metric):
         self.metrics = {"bleu": make_bleu(target_lang, tokenize), "chrf": CHRF()}
 
     def _info(self):
+        text = datasets.Value("string")
         return evaluate.MetricInfo(
             description="Corpus BLEU and chrF by sacreBLEU, with their signatures.",
             citation="Post, M. (2018). A Call for Clarity in Reporting BLEU Scores. WMT.",
-            features=datasets.Features(
-                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
-            ),
+            features=datasets.Features(predictions=text, references=text),
         )
 
     def _compute(self, predictions: list[str], references: list[str]) -> dict:
