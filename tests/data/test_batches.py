@@ -134,10 +134,8 @@ def options(**kwargs) -> SimpleNamespace:
 
 def as_pairs(batch: dict) -> list[tuple]:
     """The token ids of a batch without padding."""
-    sources = [
-        ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    ]
-    return [(tuple(s), tuple(t[t != -100].tolist())) for s, t in zip(sources, batch["labels"], strict=True)]
+    rows = zip(batch["input_ids"], batch["attention_mask"].bool(), batch["labels"], strict=True)
+    return [(tuple(ids[mask].tolist()), tuple(labels[labels != -100].tolist())) for ids, mask, labels in rows]
 
 
 def take(loader, count: int) -> list[list[tuple]]:
@@ -187,11 +185,8 @@ def test_training_batches(source, tokenized, tokenizer):
     for start in [1, len(epochs[0]) - 1, len(epochs[0]), len(epochs[0]) + 3]:
         assert take(training_batches(source, tokenizer, options(), start), 9) == stream[start : start + 9]
     for num_processes in [2, 3]:
-        share = {"num_processes": num_processes, "start": 6}
-        dealt = [
-            take(training_batches(source, tokenizer, options(), process_index=i, **share), 10)
-            for i in range(num_processes)
-        ]
+        share = (source, tokenizer, options(), 6)
+        dealt = [take(training_batches(*share, i, num_processes), 10) for i in range(num_processes)]
         assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == stream[6 : 6 + 10 * num_processes]
 
 

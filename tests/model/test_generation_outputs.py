@@ -46,14 +46,8 @@ def test_every_field_has_the_shape_of_barts(model, bart, mode, use_cache):
     assert ours == theirs
     assert {"encoder_attentions", "decoder_attentions", "cross_attentions", "decoder_hidden_states"} <= ours.keys()
     if use_cache:
-        ours, theirs = (
-            [
-                layer.keys.shape
-                for part in (cache.self_attention_cache, cache.cross_attention_cache)
-                for layer in part.layers
-            ]
-            for cache in caches
-        )
+        layers = [cache.self_attention_cache.layers + cache.cross_attention_cache.layers for cache in caches]
+        ours, theirs = ([layer.keys.shape for layer in of_one] for of_one in layers)
         rows = 3 * max(MODES[mode].get("num_beams", 1), MODES[mode].get("num_return_sequences", 1))
         assert ours == theirs and {shape[0] for shape in ours} == {rows}
 
