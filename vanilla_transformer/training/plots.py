@@ -29,7 +29,7 @@ def plot_training_curves(history: list[dict], path: Path, lowest_loss: float | N
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, loc="upper right" if axis is axes[0] else "best")
+            axis.legend(frameon=False)
     axes[0].set_xlim(0, max((entry["step"] for entry in history), default=1))  # of all three
     for axis in (axes[0], axes[2]):
         axis.set_ylim(bottom=0)
