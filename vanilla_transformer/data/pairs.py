@@ -208,18 +208,13 @@ def drop_malformed(lines: Dataset | IterableDataset, name: str) -> Dataset | Ite
 
 def hold_out_validation(pairs: dict, args):
     """Takes the last pairs of the training split for validation, `args.validation_split_percentage` of them."""
+    remedy = "give validation pairs with --validation_split or --validation_file."
     if args.streaming:
-        raise UserError(
-            f"{where(args)} has no validation split, and a stream cannot be split; give validation pairs with "
-            "--validation_split or --validation_file."
-        )
+        raise UserError(f"{where(args)} has no validation split, and a stream cannot be split; {remedy}")
     train = pairs["train"]
     count = max(1, len(train) * args.validation_split_percentage // 100)
     if count >= len(train):
-        raise UserError(
-            f"{where(args)} has {len(train)} pair(s), too few to hold some out for validation; give validation pairs "
-            "with --validation_split or --validation_file."
-        )
+        raise UserError(f"{where(args)} has {len(train)} pair(s), too few to hold some out for validation; {remedy}")
     PartialState().print(
         f"{where(args)} has no validation split: the last {count:,} pairs of the training split are held out."
     )

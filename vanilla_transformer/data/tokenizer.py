@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable
-from itertools import chain
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -28,7 +27,7 @@ def train_tokenizer(
         tags: Words such as `<bt>` that become one token each, wherever a text has them.
 
     Raises:
-        UserError: `vocab_size` is too small for the special tokens and the 256 bytes, or `texts` is empty.
+        UserError: `vocab_size` is too small for the special tokens and the 256 bytes.
     """
     alphabet, tags = pre_tokenizers.ByteLevel.alphabet(), list(dict.fromkeys(tags))
     smallest = len(SPECIAL_TOKENS) + len(alphabet) + len(tags)
@@ -37,10 +36,6 @@ def train_tokenizer(
             f"--vocab_size is {vocab_size}; it must be at least {smallest}, for {len(alphabet)} bytes and "
             f"{smallest - len(alphabet)} special tokens."
         )
-    texts = iter(texts)
-    first = next(texts, None)
-    if first is None:
-        raise UserError("The dataset has no text to train a tokenizer on; check its columns.")
     tokenizer = Tokenizer(models.BPE())
     # A leading space makes the first word the same token as inside a sentence; decoding strips it.
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
@@ -49,7 +44,7 @@ def train_tokenizer(
     specials = list(SPECIAL_TOKENS.values())
     size = vocab_size - len(tags)
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=specials, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(chain([first], texts), trainer, length=length)
+    tokenizer.train_from_iterator(texts, trainer, length=length)
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
     return wrap(tokenizer, clean_up_tokenization_spaces=False, split_special_tokens=True, **SPECIAL_TOKENS)
