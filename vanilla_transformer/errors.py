@@ -18,7 +18,7 @@ def one_line(error: BaseException) -> str:
         names = r"(Class v|V)alidation error for (field|validator '\w+':) |\w+Error: "
         return re.sub(names, "", " ".join(str(error).split()))
     if isinstance(error.__cause__, HFValidationError):  # transformers took a missing directory for an id of the Hub
-        return re.sub(r".*: ('.*')\..*", r"there is no directory \1.", str(error.__cause__))
+        return re.sub(r".*: ('.*')\..*", r"the directory \1 does not exist.", str(error.__cause__))
     return " ".join(str(error).split())
 
 

@@ -394,7 +394,7 @@ BAD = {  # options, parts of the message
     ),
     "missing tokenizer": (
         "--tokenizer_name {tmp}/none",
-        ["--tokenizer_name {tmp}/none: there is no directory '{tmp}/none'."],
+        ["--tokenizer_name {tmp}/none: the directory '{tmp}/none' does not exist."],
     ),
     "tag of several tokens": (
         "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags <bt> --tokenizer_name {finished}",
