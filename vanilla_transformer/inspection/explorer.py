@@ -59,7 +59,8 @@ def explore(
         variants = list(broken(model, tokenizer, references))
     config = model.config
     sizes = {"d": config.d_model, "h": config.encoder_attention_heads, "f": config.encoder_ffn_dim}
-    sizes |= {"V": config.decoder_vocab_size, "heads": config.decoder_attention_heads, "layers": config.decoder_layers}
+    sizes |= {"V": config.decoder_vocab_size, "heads": config.decoder_attention_heads}
+    sizes |= {"encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers}
     return {"sentences": sentences, "variants": variants, "shapes": shapes(model), "sizes": sizes}
 
 
