@@ -154,7 +154,9 @@ def test_several_models_are_an_ensemble(folder, translator, tmp_path, monkeypatc
     ensemble = Translator([translator.model, other.model], translator.tokenizer)
     found = run_main(monkeypatch, b"No!\nA man\n", "--model", *folders, "--num_beams", "3", "--max_new_tokens", "8")
     assert found.decode().splitlines() == ensemble(["No!", "A man"], num_beams=3, max_new_tokens=8)
-    with pytest.raises(SystemExit, match=f"translate: .* cannot be loaded: there is no directory '{tmp_path}/none'"):
+    with pytest.raises(
+        SystemExit, match=f"translate: .* cannot be loaded: the directory '{tmp_path}/none' does not exist"
+    ):
         run_main(monkeypatch, b"No!\n", "--model", folder, f"{tmp_path}/none")
 
 

@@ -167,6 +167,15 @@ def test_page_in_a_browser(page, browser):
         browser.find_element(By.ID, f"tab-{tab}").click()
         assert browser.find_element(By.ID, tab).is_displayed()
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), tab
+    browser.find_element(By.ID, "tab-shapes").click()
+    script = "return [...document.querySelectorAll('.sublayer')].map((one) => one.className.split(' ')[1])"
+    assert browser.execute_script(script) == ["self_attn", "feed_forward", "self_attn", "encoder_attn", "feed_forward"]
+    steps = len(browser.find_elements(By.CSS_SELECTOR, ".stack button"))
+    assert steps == browser.execute_script("return data.shapes.length")
+    keys = browser.find_element(By.CSS_SELECTOR, ".encoder_attn .three :nth-child(2)")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", keys)  # from behind the table
+    keys.click()
+    assert "encoder_attn.k_proj" in browser.find_element(By.ID, "step").text
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
