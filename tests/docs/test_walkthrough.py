@@ -65,6 +65,8 @@ PLANTED = [  # notebook, correct code, mistake, what the assertion names
     ("06_training_and_decoding", "steps * warmup**-1.5)", "steps * warmup**-1.4)", ""),
     ("08_tokenization", "(-pairs[pair], vocabulary[pair[0]], vocabulary[pair[1]])", "-pairs[pair]", ""),
     ("08_tokenization", "min(possible, key=RANK.get)", "max(possible, key=RANK.get)", ""),
+    ("09_mistakes", 'torch.zeros_like(given["key_value_states"])', 'given["key_value_states"]', ""),
+    ("09_mistakes", "attention.scaling = 1.0", "pass", ""),
 ]
 
 
