@@ -172,7 +172,7 @@ def test_page_in_a_browser(page, browser):
     assert browser.execute_script(script) == ["self_attn", "feed_forward", "self_attn", "encoder_attn", "feed_forward"]
     steps = len(browser.find_elements(By.CSS_SELECTOR, ".stack button"))
     assert steps == browser.execute_script("return data.shapes.length")
-    keys = browser.find_element(By.CSS_SELECTOR, ".encoder_attn .three :nth-child(2)")
+    keys = browser.find_element(By.CSS_SELECTOR, ".encoder_attn .three > :nth-child(2)")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", keys)  # from behind the table
     keys.click()
     assert "encoder_attn.k_proj" in browser.find_element(By.ID, "step").text
