@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import EMBEDDINGS, TEXTS, norms, positions, save_translator, writing_translator
+from helpers import EMBEDDINGS, TEXTS, never_end, norms, positions, save_translator, writing_translator
 
 from vanilla_transformer import Translator
 from vanilla_transformer.translation_vanilla_transformer import TextTooLong
@@ -110,10 +110,8 @@ def test_order_empty_texts_and_pieces(folder, max_tokens):
 
 
 def test_learned_positions_end_translations(text_tokenizer, tmp_path):
-    ours = writing_translator(
-        text_tokenizer, position_embedding_type="learned", max_position_embeddings=14, lm_head_bias=True
-    )
-    ours.model.lm_head.bias.data[text_tokenizer.eos_token_id] = -1e4
+    ours = writing_translator(text_tokenizer, position_embedding_type="learned", max_position_embeddings=14)
+    never_end(ours)
     assert converted(ours, tmp_path)(["No!"], max_new_tokens=99) == ours(["No!"], max_new_tokens=99)
 
 

@@ -80,8 +80,7 @@ def old_weights(fsmt) -> dict[str, torch.Tensor]:
     weights["decoder.embed_out"] = weights.pop("decoder.output_projection.weight")
     renamed = {}
     for name, tensor in weights.items():
-        if ".self_attn_layer_norm." in name:
-            name = name.replace(".self_attn_layer_norm.", ".layer_norms.0.")
+        name = name.replace(".self_attn_layer_norm.", ".layer_norms.0.")
         name = name.replace(".encoder_attn_layer_norm.", ".layer_norms.1.")
         number = "1" if name.startswith("encoder") else "2"
         name = name.replace(".final_layer_norm.", f".layer_norms.{number}.")

@@ -23,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .. import VanillaTransformerForConditionalGeneration
 from ..decoding_vanilla_transformer import greedy_search
+from ..modeling_vanilla_transformer import VanillaTransformerAttention
 from .alignment import align_words
 from .attention import attention_maps, eager_attention, encode, readable_tokens
 from .shapes import trace_shapes
@@ -172,15 +173,13 @@ def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str
     with without_positions(model):
         yield variant("no positions", model, tokenizer, pairs)
     yield variant(f"no padding mask, {PADS} pads at the end", model, tokenizer, pairs, PADS)
-    attentions = {"self_attn": "self-attention", "encoder_attn": "attention to the source"}
-    for stack, layers in (("encoder", model.model.encoder.layers), ("decoder", model.model.decoder.layers)):
-        for number, layer in enumerate(layers):
-            for name, what in attentions.items():
-                attention = getattr(layer, name, None)  # an encoder layer has only one
-                count = 0 if attention is None else model.config.d_model // attention.head_dim
-                for head in range(count):
-                    with without_head(attention, head):
-                        yield variant(f"no head {head} in {stack} layer {number}, {what}", model, tokenizer, pairs)
+    kinds = {"self_attn": "self-attention", "encoder_attn": "attention to the source"}
+    for name, module in model.named_modules():
+        if isinstance(module, VanillaTransformerAttention):
+            _, stack, _, layer, kind = name.split(".")  # model.encoder.layers.0.self_attn
+            for head in range(model.config.d_model // module.head_dim):
+                with without_head(module, head):
+                    yield variant(f"no head {head} in {stack} layer {layer}, {kinds[kind]}", model, tokenizer, pairs)
 
 
 def variant(name: str, model, tokenizer: PreTrainedTokenizerBase, pairs: list, pads: int = 0) -> dict:
