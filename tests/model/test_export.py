@@ -59,8 +59,13 @@ def export(model, exporter, config, folder):
     exporter.export_for_generation(model, inputs, config).save_pretrained(folder / "decoder")
 
 
+def run(session: onnxruntime.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    outputs = session.run(None, {value.name: feed[value.name] for value in session.get_inputs()})
+    return dict(zip([value.name for value in session.get_outputs()], outputs, strict=True))
+
+
 class OnnxDecoder:
-    """step(previous tokens (B,1)) -> logits (B,1,V), by onnxruntime."""
+    """By onnxruntime: `start` with a source, then `step` from the previous tokens (B,1) to logits (B,1,V)."""
 
     def __init__(self, folder, model):
         self.encoder, self.prefill, self.decode = (
@@ -68,24 +73,16 @@ class OnnxDecoder:
             for name in ("encoder/model.onnx", "decoder/prefill.onnx", "decoder/decode.onnx")
         )
 
-    @staticmethod
-    def run(session, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = session.run(None, {value.name: feed[value.name] for value in session.get_inputs()})
-        return dict(zip([value.name for value in session.get_outputs()], outputs, strict=True))
-
     def start(self, source, mask):
-        feed = {"input_ids": source.numpy(), "attention_mask": mask.numpy()}
-        feed["encoder_outputs.last_hidden_state"] = self.run(self.encoder, feed)["last_hidden_state"]
+        self.feed, self.session = {"input_ids": source.numpy(), "attention_mask": mask.numpy()}, self.prefill
+        self.feed["encoder_outputs.last_hidden_state"] = run(self.encoder, self.feed)["last_hidden_state"]
 
-        def step(tokens):
-            is_first = not any(name.startswith("input.") for name in feed)
-            session = self.prefill if is_first else self.decode
-            outputs = self.run(session, {**feed, "decoder_input_ids": tokens.numpy()})
-            # The cache that one step returns is an input of the next.
-            feed.update({"input." + name.removeprefix("output."): value for name, value in outputs.items()})
-            return torch.from_numpy(outputs["logits"])
-
-        return step
+    def step(self, tokens):
+        outputs = run(self.session, {**self.feed, "decoder_input_ids": tokens.numpy()})
+        # The cache that one step returns is an input of the next.
+        self.feed |= {"input." + name.removeprefix("output."): value for name, value in outputs.items()}
+        self.session = self.decode
+        return torch.from_numpy(outputs["logits"])
 
 
 class ProgramDecoder:
@@ -96,17 +93,16 @@ class ProgramDecoder:
         self.prefill, self.decode, self.config = decoder.runners["prefill"], decoder.runners["decode"], model.config
 
     def start(self, source, mask):
-        inputs = {"attention_mask": mask, "encoder_outputs": self.encode(input_ids=source, attention_mask=mask)}
         cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        inputs["past_key_values"] = cache
+        encoded = self.encode(input_ids=source, attention_mask=mask)
+        self.inputs = {"attention_mask": mask, "encoder_outputs": encoded, "past_key_values": cache}
+        self.program = self.prefill
 
-        def step(tokens):
-            run = self.decode if inputs["past_key_values"].get_seq_length() else self.prefill
-            outputs = run(**inputs, decoder_input_ids=tokens)
-            inputs["past_key_values"] = outputs.past_key_values
-            return outputs.logits
-
-        return step
+    def step(self, tokens):
+        outputs = self.program(**self.inputs, decoder_input_ids=tokens)
+        self.inputs["past_key_values"] = outputs.past_key_values
+        self.program = self.decode
+        return outputs.logits
 
 
 ENGINES = {
@@ -127,10 +123,10 @@ def greedy_search(
     engine, source: torch.Tensor, mask: torch.Tensor, max_new_tokens: int, end: int = END
 ) -> torch.Tensor:
     """Source ids and their mask, 0 at padding, (B,S) -> target ids (B,T), padded after the end of a sentence."""
-    step = engine.start(source, mask)
+    engine.start(source, mask)
     target, ended = torch.full((len(source), 1), START), torch.zeros(len(source), dtype=torch.bool)
     for _ in range(max_new_tokens):
-        best = step(target[:, -1:])[:, -1].argmax(-1).masked_fill(ended, PAD)
+        best = engine.step(target[:, -1:])[:, -1].argmax(-1).masked_fill(ended, PAD)
         target, ended = torch.cat([target, best[:, None]], dim=1), ended | (best == end)
         if ended.all():
             break
