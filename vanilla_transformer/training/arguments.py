@@ -229,11 +229,8 @@ OVERRIDES = {
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line and the recipe named by `--config`; the command line wins.
 
-    Returns:
-        A namespace with every option. Model fields that were not given are None.
-
-    Raises:
-        UserError: An unknown option (names the closest one), a wrong value, or options that contradict each other.
+    Returns a namespace with every option, in which model fields that were not given are None. Raises UserError for an
+    unknown option, a wrong value, or options that contradict each other.
     """
     parser = make_parser()
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))

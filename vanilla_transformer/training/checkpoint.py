@@ -100,11 +100,7 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
 
 
 def average_checkpoints(checkpoints: list[Path], use_ema: bool = False) -> dict[str, torch.Tensor]:
-    """The mean of the weights of several checkpoints (section 6.1), computed in float32.
-
-    Raises:
-        UserError: One of them cannot be read.
-    """
+    """The mean of the weights of several checkpoints (section 6.1), in float32; UserError if one cannot be read."""
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
         with reading(checkpoint):
@@ -136,9 +132,8 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 def resolve_resume_checkpoint(args) -> Path | None:
     """The checkpoint to resume from; None without `--resume_from_checkpoint`, or before the first checkpoint.
 
-    Raises:
-        UserError: The given path is not a checkpoint or not the newest one in `--output_dir`, that directory cannot be
-            written to, or the run would overwrite other files there.
+    Raises UserError if the given path is not a checkpoint or not the newest one in `--output_dir`, that directory
+    cannot be written to, or the run would overwrite other files there.
     """
     output_dir, name, checkpoint = Path(args.output_dir), args.resume_from_checkpoint, None
     existing = list_checkpoints(output_dir)
@@ -244,8 +239,7 @@ def run_settings(recipe: dict, splits: dict, batches_per_step: int, accelerator:
 def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
     """The settings that changed since the checkpoint was written, each with a text that says how.
 
-    Raises:
-        UserError: The model, the training pairs or the batches changed, so that the run cannot be resumed.
+    Raises UserError if the model, the training pairs or the batches changed, so that the run cannot be resumed.
     """
     changed = {
         name: DESCRIPTIONS.get(name, f"--{name} was {{}}, now {{}}").format(old[name], new[name])
@@ -267,10 +261,8 @@ def resume(
 ) -> TrainerState:
     """Loads weights, moving average, optimizer state and loss scale, and prints which settings changed.
 
-    Returns the trainer state with the new settings.
-
-    Raises:
-        UserError: The checkpoint cannot be read, has no moving average, or belongs to other settings.
+    Returns the trainer state with the new settings. Raises UserError if the checkpoint cannot be read, has no moving
+    average, or belongs to other settings.
     """
     state = load_state(checkpoint)
     changed = compare_settings(checkpoint, state.settings, settings)

@@ -19,23 +19,19 @@ from ..errors import UserError, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .signals import Stopped
 
-UNSUPPORTED = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; use FSDP2 (accelerate launch --config_file "
-    "recipes/accelerate/fsdp2.yaml), or Seq2SeqTrainer as in docs/scaling.md.",
-    "ACCELERATE_USE_FSDP": "FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.",
-}
-
 
 def make_accelerator(args) -> Accelerator:
     """Accelerate as it was launched, with the trackers of `--report_to`.
 
-    Raises:
-        UserError: The launch uses DeepSpeed or FSDP 1, or a tracker does not exist or is not installed.
+    Raises UserError if the launch uses DeepSpeed or FSDP 1, or a tracker does not exist or is not installed.
     """
-    for flag, message in UNSUPPORTED.items():
-        is_fsdp2 = flag.endswith("FSDP") and os.environ.get("FSDP_VERSION", "1") == "2"
-        if parse_flag_from_env(flag) and not is_fsdp2:
-            raise UserError(message)
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        raise UserError(
+            "DeepSpeed is not supported; use FSDP2 (accelerate launch --config_file "
+            "recipes/accelerate/fsdp2.yaml), or Seq2SeqTrainer as in docs/scaling.md."
+        )
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and os.environ.get("FSDP_VERSION") != "2":
+        raise UserError("FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.")
     trackers = [name for name in args.report_to.split(",") if name != "none"]
     patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
     try:

@@ -96,11 +96,7 @@ class Meter:
         self.steps.append((state.step, state.position, learning_rate, torch.stack([loss, *tokens, norm])))
 
     def flush(self, state: TrainerState, accelerator, detect_spikes: bool = True) -> dict:
-        """Adds the collected steps to `state` and returns the log entry.
-
-        Raises:
-            Diverged: At one of the steps the loss or its gradient was NaN or infinite, or the loss spiked.
-        """
+        """Adds the collected steps to `state` and returns the log entry; raises [`Diverged`] if one of them did."""
         numbers = torch.stack([numbers for *_, numbers in self.steps])  # (steps,5)
         numbers[:, 0] = accelerator.reduce(numbers[:, 0].contiguous())  # each process has the loss of its batches
         numbers = numbers.cpu().double()
