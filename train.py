@@ -63,10 +63,9 @@ def main():
         splits = builders.tokenize_splits(pairs, tokenizer, args, model.config, accelerator)
         if args.teacher:
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, args, accelerator)
-
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    args = builders.resolve_defaults(args, model, splits["train"], resumed, accelerator)
+    builders.resolve_defaults(args, model, splits["train"], resumed, accelerator)
 
     # ------------------------------------------------------------------------------------ copies, shards, optimizer
     # `whole` is evaluated and saved: the model, or an unsharded and uncompiled copy of the `evaluated` weights.
@@ -135,7 +134,8 @@ def main():
             for i, batch in enumerate(micro_batches):
                 optim.seed_batch(args.seed, state.position + i * accelerator.num_processes + accelerator.process_index)
                 batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-                with distributed.sync_on_last(accelerator, wrapped, is_last=i == len(micro_batches) - 1):
+                is_last = i == len(micro_batches) - 1  # processes exchange gradients once a step
+                with contextlib.nullcontext() if is_last else accelerator.no_sync(wrapped):
                     loss = optim.compute_loss(wrapped, batch, tokens[0].clamp(min=1), args)
                     accelerator.backward(loss * accelerator.num_processes)  # DDP averages gradients; we want the sum
                 step_loss += loss.detach()

@@ -70,13 +70,8 @@ def test_a_pushed_space_serves_the_pushed_model(trained, tmp_path):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        env |= {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_TOKEN": "hf_read",
-        }
-        env["GRADIO_SERVER_PORT"] = str(port)
+        env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_read"}
+        env |= {"HF_HUB_DISABLE_XET": "1", "GRADIO_SERVER_PORT": str(port)}
         with (tmp_path / "errors").open("w") as errors:
             running = subprocess.Popen([sys.executable, "app.py"], cwd=folder, env=env, stderr=errors)
         try:

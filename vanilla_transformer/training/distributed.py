@@ -87,11 +87,6 @@ def copy_weights(source: nn.Module, target: nn.Module):
         set_model_state_dict(target, get_model_state_dict(source, options=options), options=options)
 
 
-def sync_on_last(accelerator: Accelerator, model: nn.Module, is_last: bool):
-    """A context in which processes exchange gradients only in the last backward pass of an optimizer step."""
-    return contextlib.nullcontext() if is_last else accelerator.no_sync(model)
-
-
 def end_processes(accelerator: Accelerator):
     """Ends the trackers and the process group.
 
