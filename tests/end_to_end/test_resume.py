@@ -258,12 +258,3 @@ def test_resume_of_nothing_starts_from_scratch(pairs, tmp_path):
     argv = options(pairs, tmp_path / "model", "--max_steps 1" + QUICK + RESUME)
     assert "no checkpoint found; starting from scratch" in train(argv)
     assert f"resuming from {tmp_path}/model/checkpoint-1" in train(argv)
-
-
-def test_checkpoint_of_the_previous_version_resumes(finished, pairs, tmp_path):
-    """It has checksums, which are no longer read, and other items in the trainer state."""
-    folder = shutil.copytree(finished[0], tmp_path / "model", ignore=shutil.ignore_patterns("checkpoint-8"))
-    rewrite(folder / "checkpoint-4", skipped=[], is_interrupted=False, rollbacks=0)
-    (folder / "checkpoint-4" / "SHA256SUMS").write_text("of other files\n")
-    train(options(pairs, folder, "--max_steps 8 --eval_steps 4" + RESUME))
-    assert_same_run(folder, finished[0])
