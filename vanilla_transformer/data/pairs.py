@@ -54,13 +54,16 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     """
     if not (args.dataset_name or args.train_file):  # as in a recipe of sizes only
         raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
-    raw = load_files(args) if args.train_file else load_dataset(args)
     names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
+    if args.train_file:
+        origins = {"train": args.train_file[0], "validation": args.validation_file, "test": args.test_file}
+        raw = {split: load_file(split, name, args) for split, name in origins.items() if name is not None}
+    else:
+        origins, raw = names, load_dataset(args)
     for split, name in names.items():
         if split == "train" or getattr(args, f"{split}_split"):
             check_split(raw, name, args)
     pairs = {split: raw[name] for split, name in names.items() if name in raw}
-    origins = {split: getattr(args, f"{split}_file") if args.train_file else name for split, name in names.items()}
     trained_on = {Path(name).resolve() for name in args.train_file or [names["train"]]}
     for split in ("validation", "test"):
         if split in pairs and Path(origins[split]).resolve() in trained_on:
@@ -146,12 +149,6 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
             cache_dir=cache,
             **(CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
         )
-
-
-def load_files(args) -> dict[str, Dataset | IterableDataset]:
-    """Loads the first training file, the validation file and the test file."""
-    files = {"train": args.train_file[0], "validation": args.validation_file, "test": args.test_file}
-    return {split: load_file(split, name, args) for split, name in files.items() if name is not None}
 
 
 def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
