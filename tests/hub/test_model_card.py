@@ -3,13 +3,14 @@
 import ast
 import json
 import re
+from html import unescape
 
 import pytest
 from conftest import edit
 from huggingface_hub import ModelCard
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.hub.model_card import language_code, write_model_card
+from vanilla_transformer.hub.model_card import language_code, text, write_model_card
 
 
 @pytest.fixture
@@ -87,6 +88,36 @@ def test_card_without_pictures_and_examples(trained, results):
     card = read(write_model_card(trained))
     assert "![" not in card and "Translations of" not in card and "None" not in card
     compile(re.search(r"(?ms)^```python\n(.*?)^```$", card).group(1), "card", "exec")
+
+
+NASTY = "x | y `z` <script>alert(1)</script>\n---\n# heading *b* __c__ [d](e) ![f](g) {{ h }}"
+
+
+def test_names_cannot_break_the_card(trained, results):
+    """Neither the tables, the HTML nor the YAML."""
+    plain = read(write_model_card(trained))
+    edit(trained / "all_results.json", source_lang=NASTY, target_lang=NASTY, dataset=f"/x/{NASTY}", hardware=NASTY)
+    examples = [dict.fromkeys(("source", "reference", "translation"), f"{NASTY}\n```\n")]
+    edit(trained / "all_results.json", versions={NASTY: NASTY}, bleu_signature=NASTY, examples=examples)
+    edit(trained / "recipe.yaml", validation_split=NASTY, model_name_or_path=f"/y/{NASTY}")
+    directory = trained.rename(trained.with_name(NASTY.replace("/", "")))
+    card = ModelCard.load(write_model_card(directory))
+    assert {result.dataset_split for result in card.data.eval_results} == {NASTY, "test"}
+    prose = re.sub(r"(?ms)^```.*?^```$", "", card.text)
+    prose = re.sub(r"`[^`]*`", "", prose.replace("\\`", ""))  # neither HTML nor Markdown works in code
+    assert "<script>" not in prose and "&lt;script&gt;" in prose
+    assert not re.search(r"(?<!\\)(\*b\*|\[d\]|__c)", prose)
+    headings = [re.findall(r"(?m)^##? (.*)$", body) for body in (ModelCard(plain).text, card.text)]
+    assert headings[0][1:] == headings[1][1:] and len(re.findall(r"(?m)^```", card.text)) == 6
+    rows = [re.findall(r"(?m)^\|.*\|$", body) for body in (plain, prose)]
+    cells = [[len(re.findall(r"(?<!\\)\|", row)) for row in table] for table in rows]
+    assert cells[0] == cells[1]
+
+
+def test_escaped_text_reads_as_before():
+    for value in (NASTY, "multi30k_en_de", "__init__", "a\\b"):
+        assert unescape(re.sub(r"\\(\W|_)", r"\1", text(value))) == " ".join(value.split())
+    assert text("multi30k_en_de") == "multi30k_en_de"
 
 
 CODES = {"en": "en", "deu": "deu", "pt-BR": "pt", "eng_Latn": "eng", "src": None, "english": None, None: None}

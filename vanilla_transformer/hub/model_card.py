@@ -1,5 +1,6 @@
 """The model card (README.md) of a trained model, written from `all_results.json` and `recipe.yaml` of its run."""
 
+import html
 import itertools
 import json
 import re
@@ -38,7 +39,7 @@ def write_model_card(output_dir: str | Path) -> Path:
     )
     if "train_target_tokens" not in results:  # transformers' Trainer also writes a file of this name
         raise UserError(f"{output_dir}/all_results.json is not from train.py; write a README.md yourself.")
-    name, dataset = output_dir.resolve().name, results["dataset"]
+    name, dataset = " ".join(output_dir.resolve().name.split()), results["dataset"]
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
     is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name")  # of a local one, it is the last part
@@ -61,6 +62,8 @@ def write_model_card(output_dir: str | Path) -> Path:
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
+        text=text,
+        code=code,
         timedelta=timedelta,
         python=lambda value: json.dumps(value, ensure_ascii=False),
         results=results,
@@ -104,6 +107,20 @@ def language_code(name: str | None) -> str | None:
     found = re.fullmatch(r"([a-z]{2,3})([-_][A-Za-z]{2,4})?", name or "")
     is_column_name = found and found.group(1) in {"src", "tgt", "trg", "ref", "hyp"}  # also codes of small languages
     return found.group(1) if found and not is_column_name else None
+
+
+# ---------------------------------------------------------------------------------------------- text for the template
+
+
+def text(value) -> str:
+    """A value as one line of plain text in Markdown, without markup or HTML."""
+    line = html.escape(" ".join(str(value).split()), quote=False)
+    return re.sub(r"[\\`*\[\]|#~!]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", line)  # not the _ inside a_word
+
+
+def code(value) -> str:
+    """A value as inline code, outside tables."""
+    return "`" + " ".join(str(value).split()).replace("`", "'") + "`"
 
 
 # --------------------------------------------------------------------------------------------- the files of a run
