@@ -13,13 +13,13 @@
 # %% [markdown]
 # # 8. Tokenization
 #
-# A model reads numbers. So far they came from a tokenizer; here is one in plain Python. It begins with bytes
-# and an empty list of merges, and learns from text which neighbours to join: byte-pair encoding, with a vocabulary that
-# both languages share, as in section 5.1 of the paper. At the end it has learned the same merges as the package's
-# tokenizer on the whole sample dataset, and gives every sentence the same ids.
+# A model reads numbers. So far they came from a tokenizer; here is one in plain Python. It begins with bytes and an
+# empty list of merges, and learns from text which neighbours to join: byte-pair encoding, with a vocabulary that both
+# languages share, as in section 5.1 of the paper. At the end it has learned the same merges as the package's tokenizer
+# on the whole sample dataset, and gives every sentence the same ids.
 #
-# **You need** Python; no other notebook. **Time:** 45 minutes; the code runs for half a minute. **You will
-# have** a tokenizer of 40 lines that equals that of a trained model.
+# **You need** Python, and from notebook 1 how the exercises work. **Time:** 75 minutes, 35 of them for the exercises; the
+# code runs for half a minute. **You will have** a tokenizer of 40 lines that equals that of a trained model.
 
 # %%
 import json
@@ -30,6 +30,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+import checks
 from matplotlib import pyplot as plt
 
 from vanilla_transformer.data.tokenizer import train_tokenizer, with_bpe_dropout
@@ -110,23 +111,48 @@ counts = Counter(piece for text in texts for piece in pieces(text))
 print(f"{len(counts)} different pieces; the most frequent: {counts.most_common(5)}")
 
 # %% [markdown]
-# ## One merge
+# ## Exercise: counting pairs (5 minutes)
 #
-# Count all neighbours, join the most frequent pair everywhere, and write the merge down. The joined pair is a new token.
+# One step of learning: count all neighbours, join the most frequent pair everywhere, and write the merge down. The
+# joined pair is a new token. First the counting. A word is a tuple of tokens with the number of its occurrences.
 
 
-# %%
-def count_pairs(words: dict[tuple[str, ...], int]) -> Counter:
-    """How often each pair of neighbouring tokens occurs, over all words."""
+# %% tags=["part"]
+def count_pairs(words):
+    """How often each pair of neighbouring tokens occurs: words {tokens: count} -> Counter {(token, token): count}."""
+    # SOLUTION
     pairs = Counter()
     for tokens, count in words.items():
         for pair in zip(tokens, tokens[1:], strict=False):
             pairs[pair] += count
     return pairs
+    # EXERCISE
+    # raise NotImplementedError
+    # END
 
 
-def merge(tokens: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
-    """Joins each occurrence of `pair`, from left to right."""
+# %%
+# SOLUTION
+checks.check(count_pairs)
+# EXERCISE
+# checks.keep(count_pairs)
+# END
+
+# %%
+words = {tuple(piece): count for piece, count in counts.items()}
+print(count_pairs(words).most_common(5))
+
+# %% [markdown]
+# ## Exercise: merging a pair (10 minutes)
+#
+# Join each occurrence of the pair, from left to right. No token is used twice: of the two pairs of `aaa`, the left one
+# is joined. Two tokens are the pair only if both are equal to its tokens; that they spell the same is not enough.
+
+
+# %% tags=["part"]
+def merge(tokens, pair):
+    """Joins each occurrence of `pair` in a tuple of tokens, from left to right, and returns a tuple."""
+    # SOLUTION
     merged = []
     for token in tokens:
         if merged and (merged[-1], token) == pair:
@@ -134,10 +160,19 @@ def merge(tokens: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
         else:
             merged.append(token)
     return tuple(merged)
+    # EXERCISE
+    # raise NotImplementedError
+    # END
 
 
-words = {tuple(piece): count for piece, count in counts.items()}
-print(count_pairs(words).most_common(5))
+# %%
+# SOLUTION
+checks.check(merge)
+# EXERCISE
+# checks.keep(merge)
+# END
+
+# %%
 print(merge(tuple("Ġgehen"), ("e", "n")))
 assert merge(tuple("aaaa"), ("a", "a")) == ("aa", "aa")  # overlapping pairs: the left one wins
 
@@ -145,20 +180,22 @@ assert merge(tuple("aaaa"), ("a", "a")) == ("aa", "aa")  # overlapping pairs: th
 # What would go wrong if `merge` compared `pair` with `tokens[i]` and `tokens[i + 1]` of the input, and joined both pairs
 # of `aaa`? The middle letter would count twice, and the tokens would no longer spell the text.
 #
-# ## From an empty list to the whole vocabulary
+# ## Exercise: from an empty list to the whole vocabulary (10 minutes)
 #
-# Repeat until the vocabulary is full. If two pairs are equally frequent, the package's library takes the pair whose
-# first token entered the vocabulary earlier, then that whose second one did. The vocabulary begins with the special
-# tokens and the 256 bytes, sorted.
-
-# %%
-SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
+# Repeat until the vocabulary is full, or no pair is left. If two pairs are equally frequent, the package's library
+# takes the pair whose first token entered the vocabulary earlier, then that whose second one did. The vocabulary
+# begins with the special tokens and the 256 bytes, sorted. Two merges may spell the same token; it keeps its first id.
 
 
-def learn_merges(counts: Counter, vocab_size: int) -> tuple[list[tuple[str, str]], dict[str, int]]:
-    """The merges in the order in which they were learned, and the id of each token."""
-    words = {tuple(piece): count for piece, count in counts.items()}
-    vocabulary = {token: number for number, token in enumerate(SPECIAL + sorted(LETTERS))}
+# %% tags=["part"]
+def learn_merges(counts, first, vocab_size):
+    """Learns merges from words {text: count} until the vocabulary, which begins with the tokens `first`, is full.
+
+    Returns the merges in the order in which they were learned, and the vocabulary {token: id}.
+    """
+    # SOLUTION
+    words = {tuple(word): count for word, count in counts.items()}
+    vocabulary = {token: number for number, token in enumerate(first)}
     merges = []
     while len(vocabulary) < vocab_size:
         pairs = count_pairs(words)
@@ -169,17 +206,34 @@ def learn_merges(counts: Counter, vocab_size: int) -> tuple[list[tuple[str, str]
         merges.append(best)
         vocabulary.setdefault("".join(best), len(vocabulary))
     return merges, vocabulary
+    # EXERCISE
+    # # 1. The words as tuples of letters, and the vocabulary of the first tokens. No merges yet.
+    # # 2. While the vocabulary is too small: the best pair, if there is one. min takes a key: a tuple that is smallest for
+    # #    the best pair. The more frequent, the smaller; then the ids of its tokens.
+    # # 3. Merge it in all words, write it down, and give the new token the next id. If this never ends, the words stay
+    # #    as they are.
+    # raise NotImplementedError
+    # END
 
 
-merges, vocabulary = learn_merges(counts, 1000)
+# %%
+# SOLUTION
+checks.check(learn_merges)
+# EXERCISE
+# checks.keep(learn_merges)
+# END
+
+# %%
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
+merges, vocabulary = learn_merges(counts, SPECIAL + sorted(LETTERS), 1000)
 for number in (0, 1, 2, 9, 99, 739):
     print(f"merge {number + 1}: {merges[number]}")
 
 # %% [markdown]
 # The first merges are endings and beginnings that both languages are full of; the last ones are whole words.
 #
-# The package's tokenizer is trained on the same texts by the `tokenizers` library, in Rust. The merges are the same, in
-# the same order, and so is every id of the vocabulary:
+# The package's tokenizer is trained on the same texts by the `tokenizers` library, in Rust. The merges are the same,
+# in the same order, and so is every id of the vocabulary:
 
 # %%
 package = train_tokenizer(texts, vocab_size=1000)
@@ -189,22 +243,41 @@ assert vocabulary == package.get_vocab() and len(vocabulary) == 1000
 print(f"equal: {len(merges)} merges and {len(vocabulary)} ids")
 
 # %% [markdown]
-# ## From text to ids, and back
+# ## Exercise: encoding a word (10 minutes)
 #
-# To encode a new text, apply the merges to each piece in the order in which they were learned. Order matters: many
-# merges join what earlier ones have made. The end token comes last, since the model must learn to write it.
+# To encode a new word, apply the merges in the order in which they were learned. Order matters: many merges join what
+# earlier ones have made. So as long as there are neighbours to merge, take those that were learned first.
+
+
+# %% tags=["part"]
+def encode_word(word, rank):
+    """The tokens of a word, as a tuple, by the merges {(token, token): number}, of which the lowest number comes first."""
+    # SOLUTION
+    tokens = tuple(word)
+    while possible := [pair for pair in zip(tokens, tokens[1:], strict=False) if pair in rank]:
+        tokens = merge(tokens, min(possible, key=rank.get))
+    return tokens
+    # EXERCISE
+    # raise NotImplementedError
+    # END
+
+
+# %%
+# SOLUTION
+checks.check(encode_word)
+# EXERCISE
+# checks.keep(encode_word)
+# END
+
+# %% [markdown]
+# A sentence is the tokens of its pieces, and the end token comes last, since the model must learn to write it.
 
 # %%
 RANK = {pair: number for number, pair in enumerate(merges)}
 
 
 def encode(text: str) -> list[int]:
-    ids = []
-    for piece in pieces(text):
-        tokens = tuple(piece)
-        while possible := [pair for pair in zip(tokens, tokens[1:], strict=False) if pair in RANK]:
-            tokens = merge(tokens, min(possible, key=RANK.get))
-        ids += [vocabulary[token] for token in tokens]
+    ids = [vocabulary[token] for piece in pieces(text) for token in encode_word(piece, RANK)]
     return [*ids, vocabulary["</s>"]]
 
 
@@ -230,7 +303,8 @@ for text in (sentence, "They don't sleep.", "Das Krokodil schläft 🐊."):
 #
 # ## How many merges?
 #
-# More merges make sequences shorter, and the embedding matrix larger; rare tokens are also seen less often in training.
+# More merges make sequences shorter, and the embedding matrix larger; rare tokens are also seen less often in
+# training.
 
 # %%
 sizes = [260, 300, 400, 600, 800, 1000, 1400, 1800]
@@ -275,9 +349,10 @@ for _ in range(4):
 # 1. The sample dataset is trained on with one vocabulary for both languages. What do they share, and what would two
 #    vocabularies cost?
 # 2. Why must the merges be learned from the training split alone?
-# 3. `encode` looks for the earliest merge again after each one. Would one pass over all 740 merges give the same?
-#
-# **Answers.** 1. Names, punctuation and many short pieces are shared, and so is their embedding, which tied weights use
-# a third time in the output layer; two vocabularies would need two matrices. 2. Otherwise the test would not show what
-# happens to text that nobody has seen. 3. Yes: a merge can only create pairs that were learned later, since its own
-# token had to exist first. It is slower for long merge lists, as most merges do not occur in a piece.
+# 3. `encode_word` looks for the earliest merge again after each one. Would one pass over all 740 merges give the same?
+
+# %% [markdown] tags=["answer"]
+# **Answers.** 1. Names, punctuation and many short pieces are shared, and so is their embedding, which tied weights
+# use a third time in the output layer; two vocabularies would need two matrices. 2. Otherwise the test would not show
+# what happens to text that nobody has seen. 3. Yes: a merge can only create pairs that were learned later, since its
+# own token had to exist first. It is slower for long merge lists, as most merges do not occur in a piece.

@@ -40,6 +40,7 @@ width of the feed-forward network, V vocabulary size, N target tokens without pa
 """
 
 import math
+from collections import Counter
 
 import torch
 from torch import nn

@@ -13,17 +13,23 @@ import ast
 import contextlib
 import importlib
 import inspect
+import json
 import linecache
+import re
+import reprlib
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import torch
+from tokenizers import models
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import modeling_vanilla_transformer as package
+from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.training.optimization import learning_rate_schedule
 
 FOLDER = Path(__file__).resolve().parent
@@ -76,7 +82,8 @@ def share_weights(theirs: nn.Module, ours: nn.Module, prefixes: tuple[str, ...] 
 # ---------------------------------------------------------------------------------- what is compared, for each part
 # Each yields what it compares, a function that computes it with the reader's part, and what the package has.
 
-Comparisons = Iterator[tuple[str, Callable[[], torch.Tensor], torch.Tensor]]
+Value = torch.Tensor | tuple | dict  # tuples and dicts of tokens
+Comparisons = Iterator[tuple[str, Callable[[], Value], Value]]
 
 
 def attention(part) -> Comparisons:
@@ -292,9 +299,91 @@ def greedy_search(part) -> Comparisons:
         yield case, lambda some=some, length=length: part(ours, some, length), expected
 
 
+@cache
+def sample_texts() -> tuple[str, ...]:
+    """Some sentences of the sample dataset, in both languages."""
+    lines = (FOLDER.parents[1] / "sample_dataset" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    return tuple(json.loads(line)[language] for line in lines[:400] for language in ("en", "de"))
+
+
+@cache
+def package_bpe(vocab_size: int) -> tuple:
+    """The package's tokenizer of these sentences, as its backend; the words, and how often each occurs; the merges."""
+    backend = train_tokenizer(sample_texts(), vocab_size).backend_tokenizer
+    pieces = (backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(t)) for t in sample_texts())
+    words = Counter(word for text in pieces for word, _ in text)
+    return backend, words, [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
+
+
+def tokens_by_merges(word: str, merges: list[tuple[str, str]]) -> tuple[str, ...]:
+    """The tokens of a word by the `tokenizers` library."""
+    vocabulary = dict.fromkeys([*word, *("".join(pair) for pair in merges), *(t for pair in merges for t in pair)])
+    bpe = models.BPE({token: number for number, token in enumerate(vocabulary)}, merges)
+    return tuple(token.value for token in bpe.tokenize(word))
+
+
+def spell(counts: dict[str, int]) -> dict[tuple[str, ...], int]:
+    return {tuple(word): count for word, count in counts.items()}
+
+
+def count_pairs(part) -> Comparisons:
+    _, words, merges = package_bpe(300)
+    yield "the most frequent pair", lambda: Counter(part(spell(words))).most_common(1)[0][0], merges[0]
+    for what, counts in [("the counts in aaa, twice, and aab", {"aaa": 2, "aab": 1}), ("all counts", words)]:
+        expected = Counter()
+        for word, count in counts.items():
+            for pair in {word[i : i + 2] for i in range(len(word) - 1)}:
+                expected[tuple(pair)] += count * len(re.findall(f"(?={re.escape(pair)})", word))
+        yield what, lambda counts=counts: dict(part(spell(counts))), dict(expected)
+
+
+def merge(part) -> Comparisons:
+    _, words, merges = package_bpe(300)
+    for word, pair in [("xaay", "aa"), ("aaa", "aa"), ("abaaab", "aa"), ("ababcab", "ab"), ("b", "ab")]:
+        yield (
+            f"{pair[0]} and {pair[1]} in {word}",
+            lambda w=word, p=pair: part(tuple(w), tuple(p)),
+            tokens_by_merges(word, [tuple(pair)]),
+        )
+    before, pair = [("b", "c"), ("a", "b")], ("ab", "c")
+    tokens = tokens_by_merges("abcab", before)
+    yield "ab and c in a bc ab", lambda: part(tokens, pair), tokens_by_merges("abcab", [*before, pair])
+    for word in list(words)[:100]:
+        yield (
+            f"the first merge in {word}",
+            lambda w=word: part(tuple(w), merges[0]),
+            tokens_by_merges(word, merges[:1]),
+        )
+
+
+def learn_merges(part) -> Comparisons:
+    for vocab_size in (264, 400):
+        backend, words, merges = package_bpe(vocab_size)
+        vocabulary = backend.get_vocab()
+        first = sorted(vocabulary, key=vocabulary.get)[:260]
+        yield (
+            f"the merges of a vocabulary of {vocab_size}",
+            lambda w=words, f=first, n=vocab_size: tuple(part(w, f, n)[0]),
+            tuple(merges),
+        )
+        yield f"a vocabulary of {vocab_size}", lambda w=words, f=first, n=vocab_size: part(w, f, n)[1], vocabulary
+    yield "the merges of one word", lambda: tuple(part({"aab": 3}, ["a", "b"], 9)[0]), (("a", "a"), ("aa", "b"))
+
+
+def encode_word(part) -> Comparisons:
+    merges = [("c", "d"), ("a", "cd"), ("cd", "cd")]
+    rank = {pair: number for number, pair in enumerate(merges)}
+    yield "acdcd", lambda rank=rank: part("acdcd", rank), tokens_by_merges("acdcd", merges)
+    backend, words, merges = package_bpe(400)
+    rank = {pair: number for number, pair in enumerate(merges)}
+    for word in [*list(words)[::5], "ĠUnbekanntes", "zzz", "e"]:
+        yield word, lambda w=word: part(w, rank), tuple(token.value for token in backend.model.tokenize(word))
+
+
 PARTS = [attention, padding_mask, causal_mask, MultiHeadAttention, sinusoids, embed, LayerNorm, Layer, EncoderLayer]
 PARTS += [DecoderLayer, Encoder, Decoder, EncoderDecoder, Transformer, shift_right, smoothed_loss, learning_rate]
-CASES = {part.__name__: part for part in [*PARTS, train_step, greedy_search]}
+PARTS += [train_step, greedy_search, count_pairs, merge, learn_merges, encode_word]
+CASES = {part.__name__: part for part in PARTS}
 
 # ------------------------------------------------------------------------------------------------------ known mistakes
 # For each part: code of the solution, what a reader may write in its place, and what to tell them. An error of several
@@ -557,6 +646,96 @@ MISTAKES = {
             "it does not stop when all sentences have ended",
         ),
     ],
+    "count_pairs": [
+        ("+= count", "+= 1", "each word counts once; it must count as often as it occurs"),
+        ("zip(tokens, tokens[1:], strict=False)", "zip(tokens[::2], tokens[1::2])", "every other pair is left out"),
+        (
+            "zip(tokens, tokens[1:], strict=False)",
+            "set(zip(tokens, tokens[1:], strict=False))",
+            "a pair that occurs twice in a word counts once",
+        ),
+        ("pairs[pair] += count", "pairs[pair] = count", "each word overwrites the counts of the words before"),
+        (
+            "zip(tokens, tokens[1:], strict=False)",
+            "zip(tokens, [*tokens[1:], tokens[0]])",
+            "the last token is paired with the first",
+        ),
+    ],
+    "merge": [
+        (
+            "merged and (merged[-1], token) == pair",
+            'merged and merged[-1] + token == "".join(pair)',
+            "two tokens that spell the same as the pair are joined; both must be equal to its tokens",
+        ),
+        (
+            "merged and (merged[-1], token) == pair",
+            "merged and (merged[-1], token) == pair and pair[0] + pair[1] not in merged",
+            "only the first occurrence is joined",
+        ),
+        (
+            "    for token in tokens:\n        if merged and (merged[-1], token) == pair:",
+            "    for i, token in enumerate(tokens):\n        if i and (tokens[i - 1], token) == pair:",
+            "a token is used twice: in aaa, only the left pair is joined",
+        ),
+        ("merged[-1] += token", "merged.append(merged[-1] + token)", "the first token of the pair stays"),
+        ("tuple(merged)", "merged", "it returns a list; words are keys of a dict, so it must be a tuple"),
+        ("tuple(merged)", '"".join(merged)', "it returns a string, and the tokens are lost"),
+        (
+            """    for token in tokens:
+        if merged and (merged[-1], token) == pair:
+            merged[-1] += token
+        else:
+            merged.append(token)
+    return tuple(merged)""",
+            """    for token in reversed(tokens):
+        if merged and (token, merged[0]) == pair:
+            merged[0] = token + merged[0]
+        else:
+            merged.insert(0, token)
+    return tuple(merged)""",
+            "it goes from right to left",
+        ),
+    ],
+    "learn_merges": [
+        (
+            "(-pairs[pair], vocabulary[pair[0]], vocabulary[pair[1]])",
+            "-pairs[pair]",
+            "of equally frequent pairs it takes the one that it has met first; the ids of the tokens decide",
+        ),
+        (
+            "(-pairs[pair], vocabulary[pair[0]], vocabulary[pair[1]])",
+            "(-pairs[pair], pair)",
+            "of equally frequent pairs it takes the first in the alphabet; the ids of the tokens decide",
+        ),
+        ("(-pairs[pair], ", "(pairs[pair], ", "it merges the rarest pair"),
+        (
+            "len(vocabulary) < vocab_size",
+            "len(merges) < vocab_size",
+            "vocab_size is the number of tokens, not of merges; the first tokens count too",
+        ),
+        (
+            "len(vocabulary) < vocab_size",
+            "len(vocabulary) <= vocab_size",
+            "there is one merge too many",
+        ),
+        ("        if not pairs:\n            break\n", "", "it fails when no pair is left; it must stop"),
+        (
+            "words = {tuple(word): count for word, count in counts.items()}",
+            "words = {tuple(word): 1 for word in counts}",
+            "each word counts once; it must count as often as it occurs",
+        ),
+    ],
+    "encode_word": [
+        ("min(", "max(", "the latest merge comes first; it must be the earliest"),
+        ("min(possible, key=rank.get)", "possible[0]", "the leftmost pair is merged; it must be the earliest learned"),
+        (
+            "min(possible, key=rank.get)",
+            "max(possible, key=lambda pair: len(pair[0] + pair[1]))",
+            "the longest token is made; it must be the one learned earliest",
+        ),
+        ("    while possible :=", "    if possible :=", "only one pair is merged"),
+        ("return tokens", 'return "".join(tokens)', "it returns a string, and the tokens are lost"),
+    ],
 }
 
 # ------------------------------------------------------------------------------------------------------------ checking
@@ -586,7 +765,7 @@ def solved(name: str = "attention", right: str = "", wrong: str = "") -> types.S
     return load(text.replace(part, part.replace(right, wrong)) if right else text)
 
 
-def outcome(compute: Callable[[], torch.Tensor]) -> torch.Tensor | Exception:
+def outcome(compute: Callable[[], Value]) -> Value | Exception:
     """What the reader's part gives; an error in it is a result like others, but that it is not written is not."""
     try:
         return compute()
@@ -596,7 +775,7 @@ def outcome(compute: Callable[[], torch.Tensor]) -> torch.Tensor | Exception:
         return error
 
 
-def compare(part) -> list[tuple[str, torch.Tensor | Exception, torch.Tensor]]:
+def compare(part) -> list[tuple[str, Value | Exception, Value]]:
     """What is compared, what the reader's part gives and what the package gives, up to the first exception."""
     found = []
     with torch.random.fork_rng(), torch.set_grad_enabled(part.__name__ == "train_step"):
@@ -611,6 +790,8 @@ def compare(part) -> list[tuple[str, torch.Tensor | Exception, torch.Tensor]]:
 def are_equal(one, other) -> bool:
     if isinstance(one, Exception) or isinstance(other, Exception):
         return type(one) is type(other) and str(one) == str(other)
+    if not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and one == other
     if not isinstance(one, torch.Tensor) or one.shape != other.shape:
         return False
     return torch.allclose(one.double(), other.double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
@@ -637,9 +818,11 @@ def find_mistake(name: str, found: list) -> str | None:
     return max(matches, key=matches.get, default=None)
 
 
-def describe(ours, expected: torch.Tensor) -> str:
+def describe(ours, expected: Value) -> str:
     if isinstance(ours, Exception):
         return f"{type(ours).__name__}: {ours}"
+    if not isinstance(expected, torch.Tensor):
+        return f"it is {reprlib.repr(ours)}, and must be {reprlib.repr(expected)}"
     if not isinstance(ours, torch.Tensor):
         return f"it is a {type(ours).__name__}, and must be a tensor of shape {tuple(expected.shape)}"
     if ours.shape != expected.shape:
@@ -652,7 +835,7 @@ def check(*parts):
     for part in parts:
         name = part.__name__
         found = compare(part)
-        numbers = sum(expected.numel() for *_, expected in found)
+        numbers = sum(getattr(expected, "numel", expected.__len__)() for *_, expected in found)
         assert numbers > 0, f"{name}: nothing was compared"
         for what, ours, expected in found:
             if not are_equal(ours, expected):
@@ -661,7 +844,9 @@ def check(*parts):
                     f"\nMistake: {mistake}." if mistake else ""
                 )
                 raise AssertionError(problem) from (ours if isinstance(ours, Exception) else None)
-        print(f"{name}: equal to the package ({numbers:,} numbers)")
+        print(
+            f"{name}: equal to the package ({numbers:,} {'numbers' if isinstance(expected, torch.Tensor) else 'tokens'})"
+        )
 
 
 def keep(*parts):

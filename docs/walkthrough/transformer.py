@@ -8,6 +8,7 @@ width of the feed-forward network, V vocabulary size, N target tokens without pa
 """
 
 import math
+from collections import Counter
 
 import torch
 from torch import nn
@@ -265,3 +266,53 @@ def greedy_search(model, source, max_length):
         target = torch.cat([target, token], dim=1)
         is_finished = is_finished | (token == END)
     return target
+
+
+# 8. Tokenization -----------------------------------------------------------------------------------------------------
+
+
+def count_pairs(words):
+    """How often each pair of neighbouring tokens occurs: words {tokens: count} -> Counter {(token, token): count}."""
+    pairs = Counter()
+    for tokens, count in words.items():
+        for pair in zip(tokens, tokens[1:], strict=False):
+            pairs[pair] += count
+    return pairs
+
+
+def merge(tokens, pair):
+    """Joins each occurrence of `pair` in a tuple of tokens, from left to right, and returns a tuple."""
+    merged = []
+    for token in tokens:
+        if merged and (merged[-1], token) == pair:
+            merged[-1] += token
+        else:
+            merged.append(token)
+    return tuple(merged)
+
+
+def learn_merges(counts, first, vocab_size):
+    """Learns merges from words {text: count} until the vocabulary, which begins with the tokens `first`, is full.
+
+    Returns the merges in the order in which they were learned, and the vocabulary {token: id}.
+    """
+    words = {tuple(word): count for word, count in counts.items()}
+    vocabulary = {token: number for number, token in enumerate(first)}
+    merges = []
+    while len(vocabulary) < vocab_size:
+        pairs = count_pairs(words)
+        if not pairs:
+            break
+        best = min(pairs, key=lambda pair: (-pairs[pair], vocabulary[pair[0]], vocabulary[pair[1]]))
+        words = {merge(tokens, best): count for tokens, count in words.items()}
+        merges.append(best)
+        vocabulary.setdefault("".join(best), len(vocabulary))
+    return merges, vocabulary
+
+
+def encode_word(word, rank):
+    """The tokens of a word, as a tuple, by the merges {(token, token): number}, of which the lowest number comes first."""
+    tokens = tuple(word)
+    while possible := [pair for pair in zip(tokens, tokens[1:], strict=False) if pair in rank]:
+        tokens = merge(tokens, min(possible, key=rank.get))
+    return tokens
