@@ -28,7 +28,7 @@ from ..evaluation.systems import GenerateTranslator, comet_scores, results_table
 from ..evaluation.tuning import tune, use_best
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import Translator
-from .options import GENERATION, add_dataset_options, add_translation_options, positive
+from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, positive
 
 EXAMPLES = """
          vanilla-transformer evaluate --model outputs/first outputs/second Helsinki-NLP/opus-mt-en-de \\
@@ -167,8 +167,7 @@ def file_name(system: str) -> str:
 
 def load_translator(name: str, options: argparse.Namespace) -> Translator:
     """A model of this package, or of another kind; `a+b` is an ensemble of `a` and `b`."""
-    names = ("backend", "quantization", "device", "dtype", "max_tokens", "max_source_length", "trust_remote_code")
-    given = {key: getattr(options, key) for key in names}
+    given = {key: getattr(options, key) for key in LOADING}
     configure_malloc()
     disable_progress_bar()  # of transformers
     models = [name] if Path(name).exists() else name.split("+")

@@ -5,7 +5,9 @@ import argparse
 import torch
 from transformers import HfArgumentParser
 
-GENERATION = ("num_beams", "length_penalty", "max_new_tokens")  # options that go to `generate`
+# Options that go to `Translator.from_pretrained`, and those that go to `generate`.
+LOADING = ("trust_remote_code", "backend", "quantization", "max_source_length", "max_tokens", "device", "dtype")
+GENERATION = ("num_beams", "length_penalty", "max_new_tokens")
 
 
 class Parser(HfArgumentParser):

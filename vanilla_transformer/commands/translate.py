@@ -12,10 +12,9 @@ from ..errors import UserError, loading, one_line
 from ..evaluation.mbr import most_similar
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
-from .options import GENERATION, add_translation_options, positive
+from .options import GENERATION, LOADING, add_translation_options, positive
 
 LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
-CANDIDATES = ("n_best", "mbr", "mbr_candidates", "mbr_utility", "seed")  # options of this command alone
 # Epsilon sampling: samples without unlikely tokens are better candidates (Freitag et al., 2023, arXiv:2305.09860).
 SAMPLING = {"do_sample": True, "num_beams": 1, "top_k": 0, "epsilon_cutoff": 0.02}
 
@@ -48,7 +47,7 @@ def run(options: argparse.Namespace):
     if hypotheses > (options.num_beams or hypotheses):
         raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")
     torch.manual_seed(options.seed)
-    given = {name: value for name, value in vars(options).items() if name not in ("model", *GENERATION, *CANDIDATES)}
+    given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
     with loading(", ".join(options.model)):
         translator = Translator.from_pretrained(options.model, **given)
     translate_lines(translator, options)
