@@ -105,7 +105,7 @@ def build(source: Path, output_dir: Path) -> Path:
     notebook = read_source(source)
     where = {"metadata": {"path": str(source.parent)}}  # as when it is opened in Jupyter
     NotebookClient(
-        notebook, timeout=600, kernel_name=KERNEL["name"], resources=where, record_timing=False, coalesce_streams=True
+        notebook, timeout=3600, kernel_name=KERNEL["name"], resources=where, record_timing=False, coalesce_streams=True
     ).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code":

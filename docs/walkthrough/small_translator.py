@@ -1,4 +1,4 @@
-"""A small English-German translator, trained by the package on the sample dataset: the notebooks 5 to 7 use it."""
+"""A small English-German translator, trained by the package on the sample dataset: notebooks 5 to 7 and 10 use it."""
 
 import json
 from collections.abc import Iterator
@@ -43,20 +43,30 @@ def make_batches(tokenizer: PreTrainedTokenizerFast, pairs: list[dict[str, str]]
 
 
 def train_translator(
-    tokenizer: PreTrainedTokenizerFast, pairs: list[dict[str, str]], max_steps: int = 1000
+    tokenizer: PreTrainedTokenizerFast,
+    pairs: list[dict[str, str]],
+    max_steps: int = 1000,
+    seed: int = 0,
+    label_smoothing: float = 0.1,
+    progress: bool = True,
+    **changes,
 ) -> VanillaTransformerForConditionalGeneration:
-    """Trains a model of the package and prints its loss; about a minute for 1,000 steps on one core."""
-    torch.manual_seed(0)
+    """Trains a model of the package and prints its loss; about a minute for 1,000 steps on one core.
+
+    `changes` replace `SIZES` or are other fields of the config.
+    """
+    torch.manual_seed(seed)
+    sizes = {name: changes.pop(name, size) for name, size in SIZES.items()}
     config = VanillaTransformerConfig(
         vocab_size=len(tokenizer),
-        d_model=SIZES["d"],
-        encoder_layers=SIZES["layers"],
-        decoder_layers=SIZES["layers"],
-        encoder_attention_heads=SIZES["h"],
-        decoder_attention_heads=SIZES["h"],
-        encoder_ffn_dim=SIZES["f"],
-        decoder_ffn_dim=SIZES["f"],
-        dropout=0.05,
+        d_model=sizes["d"],
+        encoder_layers=sizes["layers"],
+        decoder_layers=sizes["layers"],
+        encoder_attention_heads=sizes["h"],
+        decoder_attention_heads=sizes["h"],
+        encoder_ffn_dim=sizes["f"],
+        decoder_ffn_dim=sizes["f"],
+        **{"dropout": 0.05, **changes},
         **special_token_ids(tokenizer),
     )
     model = VanillaTransformerForConditionalGeneration(config)
@@ -65,12 +75,12 @@ def train_translator(
     model.train()
     batches = make_batches(tokenizer, pairs)
     for step in range(1, max_steps + 1):
-        loss = model(**next(batches), label_smoothing=0.1).loss
+        loss = model(**next(batches), label_smoothing=label_smoothing).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         set_learning_rate(optimizer, schedule(step))
         optimizer.step()
         optimizer.zero_grad()
-        if step % 200 == 0:
+        if progress and step % 200 == 0:
             print(f"step {step:5}   loss {loss.item():.2f}")
     return model.eval()
