@@ -1,6 +1,7 @@
 """Tokenizers: train one for both languages, or prepare an existing one for sequence-to-sequence training."""
 
 import copy
+import sys
 from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -43,7 +44,12 @@ def train_tokenizer(
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
     specials = list(SPECIAL_TOKENS.values())
     size = vocab_size - len(tags)
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=specials, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=specials,
+        initial_alphabet=alphabet,
+        show_progress=sys.stderr.isatty(),  # in a notebook or a file, its bars are blank lines
+    )
     tokenizer.train_from_iterator(texts, trainer, length=length)
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
