@@ -15,11 +15,13 @@
 #
 # ![Attention maps of a trained translator](attention_map.png)
 #
-# This is where the seven notebooks lead. Each row is a token of a German sentence that a model writes, each column a
+# This is where notebooks 1 to 7 lead. Each row is a token of a German sentence that a model writes, each column a
 # token of the English sentence that it reads, and the brighter a square, the more the model looks at that English token
 # to choose the German one; it looks with four heads, hence four pictures. Nobody told it which word translates which.
 # You will write such a model yourself, about 200 lines of plain PyTorch. By notebook 6 it translates sentences that it
-# has never seen, and its weights load into this package; notebook 7 draws the picture.
+# has never seen, and its weights load into this package; notebook 7 draws the picture. It is the model of the paper
+# (Vaswani et al., 2017, *Attention Is All You Need*, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)); sections,
+# equations, figures and tables in these notebooks are those of the paper.
 #
 # **You need** Python, NumPy, matrix products and gradients, and in PyTorch tensors and `nn.Module` (PyTorch's own
 # introduction, *Learn the Basics*, is enough). **Time:** 45 minutes, 20 of them for the exercise.
@@ -28,7 +30,9 @@
 # **How the exercises work.** `01_attention_exercise.ipynb` is this notebook with a blank where you write; the name, the
 # arguments and the shapes are given. `checks.check` compares your function with the package, in float64 and on sizes that
 # all differ, and names your mistake if it is a common one. `checks.keep` does the same and then writes your code to
-# `my_transformer.py`, from which the next notebooks take it. The solution is in `01_attention.ipynb`.
+# `my_transformer.py`, from which the next notebooks take it. It keeps the function and nothing else of the cell, so put
+# helpers and imports inside the function; `math`, `np`, `torch`, `nn` and `F` (`torch.nn.functional`) are there. The
+# solution is in `01_attention.ipynb`.
 #
 # **What a Transformer is.** Two stacks of layers. The encoder reads a sentence, the source; the decoder writes its
 # translation, the target, one token after the other. A token is a word or a piece of one, and from the bottom of a stack
@@ -116,7 +120,7 @@ def attention(q, k, v, mask=None):
     weights = scores.softmax(dim=-1)
     return weights @ v, weights
     # EXERCISE
-    # # 1. The scores (...,T,S): each query times each key, divided by the root of the width k.
+    # # 1. The scores (...,T,S): each query times each key, divided by the root of the width, k.shape[-1].
     # # 2. If there is a mask, the lowest number where it is False: masked_fill, and torch.finfo(scores.dtype).min.
     # # 3. The weights: a softmax over the keys.
     # # 4. The output: the weighted mean of the values.
@@ -243,8 +247,8 @@ np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm
 # ## What a query learns
 #
 # What does training change? Take the sum of all outputs as the loss, and let the package compute the gradient with
-# respect to the queries. By the chain rule, a weight's gradient g is the sum of the features of its value. The
-# softmax's matrix carries it to the scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight
+# respect to the queries. The loss is the sum of all outputs, so its gradient with respect to a weight is the sum of the
+# features of that key's value; call it g. The softmax's matrix carries it to the scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight
 # times how much more than the mean its value would add. The keys carry it on to the query, times the scale. So the
 # gradient of a query points towards the keys whose values would add more to the sum than the average value does.
 #

@@ -126,7 +126,8 @@ assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1  # the last position
 #
 # One softmax gives each word one weighted mean. A word may need more than one: its verb, its article, the word
 # before. So the d features are split into h heads of k = d / h features, each head attends by itself, and the results
-# are joined. This costs no more multiplications than one wide head, h T S k = T S d for the scores.
+# are joined. This costs no more multiplications than one wide head: for the scores, h heads × T × S × k = T × S × d
+# products.
 #
 # ![A row of d features is cut into h groups of k, and the groups become blocks (T,k), one for each head](../pictures/heads.svg)
 #

@@ -42,7 +42,7 @@ if "ipykernel" not in sys.modules:  # as a plain script: draw, but open no windo
     plt.switch_backend("Agg")
     warnings.filterwarnings("ignore", message="FigureCanvasAgg")
 torch.set_num_threads(1)
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## Exercise: layer norm (15 minutes)
@@ -72,7 +72,8 @@ class LayerNorm(nn.Module):
         variance = x.var(dim=-1, correction=0, keepdim=True)
         return (x - x.mean(dim=-1, keepdim=True)) / (variance + self.eps).sqrt() * self.weight + self.bias
         # EXERCISE
-        # # x.mean and x.var take dim and keepdim; correction=0 divides by d. Not nn.LayerNorm, which is all of it.
+        # # x.mean and x.var take dim and keepdim; correction=0 divides by d. Do not call nn.LayerNorm: it would
+        # # be the whole answer.
         # raise NotImplementedError
         # END
 
@@ -147,12 +148,12 @@ plt.show()
 #
 # In training, the output of a sublayer first goes through dropout (section 5.4): each number is set to 0 with
 # probability 0.1 and otherwise divided by 0.9, so that the network cannot rely on any single one. Outside training
-# dropout does nothing. `nn.Dropout` knows which it is.
+# dropout does nothing. `model.train()` and `model.eval()` tell `nn.Dropout` which it is.
 #
 # ## Exercise: what layers share (20 minutes)
 #
 # Encoder and decoder layers are alike in two methods: the feed-forward network, and the residual around each sublayer.
-# Write both methods, with post-norm.
+# Write both methods, with post-norm. `residual` does the dropout; `feed_forward` has none.
 
 
 # %% tags=["part"]
@@ -175,7 +176,7 @@ class Layer(nn.Module):
         # END
 
     def residual(self, x, norm, sublayer):
-        """The norm of x plus the output of `sublayer(x)` after dropout: (B,T,d) -> (B,T,d)."""
+        """`norm(x + dropout(sublayer(x)))`, where `sublayer` is a function: (B,T,d) -> (B,T,d)."""
         # SOLUTION
         return norm(x + self.dropout(sublayer(x)))
         # EXERCISE
@@ -303,8 +304,8 @@ plt.show()
 # Where does the factor come from? If the output of a sublayer is as large as its input, the norm divides a sum of
 # twice the variance, so the gradient on the residual path is multiplied by $1/\sqrt 2$. Self-attention and the
 # feed-forward network make up for it: they return the rest of the gradient on their own path. But attention to the
-# source sends its gradient to the encoder; only a small part returns to the decoder, through the queries. That
-# predicts one factor of $1/\sqrt 2 = 0.707$ for each decoder layer.
+# source sends its gradient to the encoder, and only a small part returns to the decoder, through the queries. So for
+# this sublayer only the residual path is left, hence one factor of $1/\sqrt 2 = 0.707$ for each decoder layer.
 #
 # Two more predictions follow. Without the queries (`q_proj` set to 0) the factor stays the same. Without the whole
 # sublayer (`out_proj` set to 0) the norm has nothing to divide, and the factor is 1. Measured in five models that

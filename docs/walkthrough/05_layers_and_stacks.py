@@ -83,8 +83,9 @@ print("\n".join(shape_table(trace_shapes(package, source, target))))
 # ## Exercise: an encoder layer (5 minutes)
 #
 # Two sublayers, attention and then the feed-forward network, each in a `residual` with its own norm: that of the
-# feed-forward network is `final_layer_norm`, which `Layer` has. `residual` calls its sublayer with x alone; `lambda x: ...` makes a function of x out of a call that needs a mask too. Attention is the
-# only place in the model where the vectors of different tokens meet; everything else treats each token separately.
+# feed-forward network is `final_layer_norm`, which `Layer` has. `residual` calls its sublayer with x alone;
+# `lambda x: ...` makes a function of x out of a call that needs a mask too. Attention is the only place in the model
+# where the vectors of different tokens meet; everything else treats each token separately.
 
 
 # %% tags=["part"]

@@ -25,8 +25,8 @@
 # never seen. Then its weights become a model of the package, which gives the same translations.
 #
 # **You need** notebook 5, and what a cross-entropy and Adam are. **Time:** 100 minutes, 50 of them for the exercises;
-# the training takes two to three minutes. **You will have** a trained translator, all of it yours, as a Hugging Face
-# model.
+# the training takes one to two minutes, longer on a busy machine. **You will have** a trained translator, all of it
+# yours, as a Hugging Face model.
 #
 # Letters: B sentences, S source length, T target length, d model width, V vocabulary size, N non-padding target tokens.
 
@@ -45,6 +45,7 @@ import torch
 from matplotlib import pyplot as plt
 from small_translator import DATA, SIZES, encode, make_batches, make_tokenizer, read_short
 from transformers import AutoModelForSeq2SeqLM
+from transformers.utils import logging
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import PairCollator
@@ -57,6 +58,7 @@ if "ipykernel" not in sys.modules:  # as a plain script: draw, but open no windo
     warnings.filterwarnings("ignore", message="FigureCanvasAgg")
 torch.manual_seed(0)
 torch.set_num_threads(1)
+logging.disable_progress_bar()  # a model this small is saved and loaded at once
 
 Transformer = checks.part("Transformer")  # of notebook 5: yours if you have kept it, else the solution
 PAD, START, END = 0, 1, 2
@@ -95,7 +97,10 @@ print(f"V is {V}; the batch has {tuple(labels.shape)} labels")
 
 # %% tags=["part"]
 def shift_right(labels):
-    """The decoder's input (B,T) for predicting `labels` (B,T): START, then all labels but the last."""
+    """The decoder's input (B,T) for predicting `labels` (B,T): START, then all labels but the last, PAD for -100.
+
+    Leaves `labels` as they are.
+    """
     # SOLUTION
     start = torch.full_like(labels[:, :1], START)
     shifted = torch.cat([start, labels[:, :-1]], dim=1)
@@ -196,7 +201,7 @@ def smoothed_loss(logits, labels, smoothing=0.1):
     # EXERCISE
     # # 1. The log-probabilities (N,V), only where there is a label: x[labels != -100] drops the other positions.
     # # 2. Those of the correct tokens (N).
-    # # 3. The mean of -sum(q ln p). What is it, in terms of 2 and of the mean of 1 over the vocabulary?
+    # # 3. (1 - smoothing) times 2, plus smoothing times the mean of 1 over V; negate, and take the mean over the N tokens.
     # raise NotImplementedError
     # END
 
@@ -294,7 +299,10 @@ plt.show()
 
 # %% tags=["part"]
 def train_step(model, optimizer, source, labels, rate, smoothing=0.1):
-    """Makes one step on a batch, source ids (B,S) and labels (B,T), at the learning rate `rate`; returns the loss."""
+    """Makes one step on a batch, source ids (B,S) and labels (B,T), at the learning rate `rate`.
+
+    Returns the loss as a number (`.item()`).
+    """
     # SOLUTION
     loss = smoothed_loss(model(source, shift_right(labels)), labels, smoothing)
     optimizer.zero_grad()
@@ -320,7 +328,7 @@ checks.check(train_step)
 #
 # To translate, the decoder reads its own output. All sentences of the batch begin with START, and at each step the most
 # likely next token is appended, which the logits at the *last* position give. A sentence that has ended is filled up with
-# PAD while others go on; when all have ended, or are `max_length` tokens long, the search is over.
+# PAD while others go on; when all have ended, or are `max_length` tokens long, START included, the search is over.
 #
 # This is what a larger model, that of `recipes/sample.yaml`, predicts at three of the steps:
 #
@@ -357,13 +365,14 @@ checks.check(greedy_search)
 # %% [markdown]
 # ## Learning five pairs
 #
-# All five pairs are one batch. We keep a copy of the model from shortly before the end of the warmup, when it has seen
+# All five pairs are one batch, and the model begins anew. We keep a copy of the model from shortly before the end of the warmup, when it has seen
 # some German but is unsure of everything; it serves below.
 
 # %%
 warmup, max_steps, unsure_at = 40, 150, 35
+torch.manual_seed(0)
+model = Transformer(V, d=64, h=4, f=128, layers=1).train()
 optimizer = torch.optim.Adam(model.parameters(), **ADAM)
-model.train()
 losses = []
 for step in range(1, max_steps + 1):
     losses.append(train_step(model, optimizer, source, labels, learning_rate(step, peak=2e-3, warmup=warmup)))
@@ -398,31 +407,31 @@ for (en, de), translation in zip(pairs, translations, strict=True):
 #
 # ## Learning to translate
 #
-# The same functions on all 2,789 sentences of at most five words, with a vocabulary of 1,500 tokens, for 1,000 steps: one
-# to two minutes on one core. The batches come from the package, at most 512 tokens a side, sentences of similar length
-# together. The test sentences are not among them.
+# The same functions on all 2,789 sentences of at most five words, with a vocabulary of 1,500 tokens, for 1,000 steps. The
+# batches come from the package, at most 512 tokens a side, sentences of similar length together. The test sentences are
+# not among them.
 
 # %%
 train, test = read_short("train"), read_short("test")
 assert not {pair["en"] for pair in train} & {pair["en"] for pair in test}
-small_tokenizer, small_model, small_unsure, small_source = tokenizer, model, unsure, source
-tokenizer = make_tokenizer(train)
+big_tokenizer = make_tokenizer(train)
 torch.manual_seed(0)
-model = Transformer(len(tokenizer), **SIZES, dropout=0.05).train()
-optimizer = torch.optim.Adam(model.parameters(), **ADAM)
-for step, batch in enumerate(itertools.islice(make_batches(tokenizer, train), 1000), start=1):
+big_model = Transformer(len(big_tokenizer), **SIZES, dropout=0.05).train()
+optimizer = torch.optim.Adam(big_model.parameters(), **ADAM)
+for step, batch in enumerate(itertools.islice(make_batches(big_tokenizer, train), 1000), start=1):
     rate = learning_rate(step, peak=5e-3, warmup=100)
-    loss = train_step(model, optimizer, batch["input_ids"], batch["labels"], rate)
+    loss = train_step(big_model, optimizer, batch["input_ids"], batch["labels"], rate)
     if step % 200 == 0:
         print(f"step {step:5}   loss {loss:.2f}")
 
 # %%
-model.eval()
-source = PairCollator(tokenizer)(encode(tokenizer, test))["input_ids"]
-translations = tokenizer.batch_decode(greedy_search(model, source, max_length=30), skip_special_tokens=True)
-exact = sum(translation == pair["de"] for translation, pair in zip(translations, test, strict=True))
+big_model.eval()
+test_batch = PairCollator(big_tokenizer)(encode(big_tokenizer, test))
+test_source, test_labels = test_batch["input_ids"], test_batch["labels"]
+written = big_tokenizer.batch_decode(greedy_search(big_model, test_source, max_length=30), skip_special_tokens=True)
+exact = sum(translation == pair["de"] for translation, pair in zip(written, test, strict=True))
 print(f"{exact} of {len(test)} sentences that it has never seen are translated exactly, such as")
-for pair, translation in list(zip(test, translations, strict=True))[:8]:
+for pair, translation in list(zip(test, written, strict=True))[:8]:
     print(f"  {pair['en']} -> {translation}" + ("" if translation == pair["de"] else f" (reference: {pair['de']})"))
 assert exact > len(test) / 2
 
@@ -430,12 +439,13 @@ assert exact > len(test) / 2
 # ## Your weights in the package
 #
 # Names and shapes are the same, so your weights load into the package's model. Saved, they are a model that
-# transformers loads like any other, and that can be pushed to the Hub. Its logits are yours, and so are its
-# translations, although it decodes quite differently: with cached keys and values, sorted batches and its own attention.
+# transformers loads like any other, after `import vanilla_transformer` or with `trust_remote_code=True`, and that can be
+# pushed to the Hub. Its logits are yours, and so are its translations, although it decodes quite differently: with cached
+# keys and values, sorted batches and its own attention.
 
 # %%
 config = VanillaTransformerConfig(
-    vocab_size=len(tokenizer),
+    vocab_size=len(big_tokenizer),
     d_model=SIZES["d"],
     encoder_layers=SIZES["layers"],
     decoder_layers=SIZES["layers"],
@@ -445,19 +455,19 @@ config = VanillaTransformerConfig(
     decoder_ffn_dim=SIZES["f"],
 )
 package = VanillaTransformerForConditionalGeneration(config).eval()
-package.load_state_dict(model.state_dict(), strict=True)
+package.load_state_dict(big_model.state_dict(), strict=True)
 with tempfile.TemporaryDirectory() as folder:
     package.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    big_tokenizer.save_pretrained(folder)
     loaded = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
-labels = PairCollator(tokenizer)(encode(tokenizer, test))["labels"]
+is_label, test_read = test_labels != -100, shift_right(test_labels)
 with torch.no_grad():
-    ours = model.double()(source, shift_right(labels))[labels != -100]  # (N,V)
-    theirs = loaded.double()(source, decoder_input_ids=shift_right(labels)).logits[labels != -100]
-model.float(), loaded.float()
+    ours = big_model.double()(test_source, test_read)[is_label]  # (N,V)
+    theirs = loaded.double()(test_source, decoder_input_ids=test_read).logits[is_label]
+big_model.float(), loaded.float()
 torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
-assert Translator(loaded, tokenizer)([pair["en"] for pair in test], num_beams=1) == translations
+assert Translator(loaded, big_tokenizer)([pair["en"] for pair in test], num_beams=1) == written
 print(f"{ours.numel():,} logits and {len(test)} translations are equal")
 
 # %% [markdown]
@@ -474,8 +484,9 @@ print(f"{ours.numel():,} logits and {len(test)} translations are equal")
 #   ones. A finished hypothesis scores the sum divided by its length n to the power `length_penalty`. (The penalty of
 #   section 6.1, with its $\alpha = 0.6$, is a different one: $((5 + n) / 6)^\alpha$, from the GNMT paper.) The n best
 #   finished hypotheses are kept.
-# - **Continuations.** Of the 2n best continuations, the n best unfinished ones are kept. Why 2n? A hypothesis can finish
-#   in only one way, so at most n of them do. Finished ones count if they are among the first n of the 2n.
+# - **Continuations.** Of the 2n best continuations, the n best unfinished ones are kept. Why 2n? Each hypothesis has one
+#   continuation that is END, so at most n of the 2n are finished. Finished ones count if they are among the first n of
+#   the 2n.
 # - **When to stop.** Once n hypotheses are finished and the best unfinished one would not score better than the worst of
 #   them if it ended now. This is `early_stopping=False`, a heuristic: a longer sentence could still score better.
 #   `"never"` assumes the maximum length before it gives up; `True` stops as soon as n are finished.
@@ -526,8 +537,9 @@ def beam_search(model, source, n, max_length, length_penalty=1.0, early_stopping
 # %% [markdown]
 # A confident model needs no search: both find what it has learned. The copy that was unsure of the five pairs is another
 # matter. Below is what either search finds, with the mean log-probability of a token, which is the score for
-# `length_penalty=1`. Greedy search cannot undo a wrong choice; sometimes one of four beams has avoided it. What beam
-# search finds is more likely, not better: an unsure model finds it likely to repeat a word.
+# `length_penalty=1`. Greedy search cannot undo a wrong choice: twice here it repeats a word, where one of four beams has
+# found a sentence that scores higher and is right. But the highest score does not make a sentence right: this model
+# prefers to end too early once, and there both searches do.
 
 
 # %%
@@ -538,15 +550,15 @@ def log_prob(model, source, tokens):
     return logits.log_softmax(dim=-1).gather(1, torch.tensor(tokens[1:])[:, None]).sum().item()
 
 
-sources = [small_tokenizer(en, return_tensors="pt").input_ids for en, _ in pairs]
-for source, (en, de) in zip(sources, pairs, strict=True):
-    _, tokens = beam_search(small_model, source, n=4, max_length=30)
-    assert small_tokenizer.decode(tokens, skip_special_tokens=True) == de
+sources = [tokenizer(en, return_tensors="pt").input_ids for en, _ in pairs]
+for one_source, (en, de) in zip(sources, pairs, strict=True):
+    _, tokens = beam_search(model, one_source, n=4, max_length=30)
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == de
     print(en)
-    greedy = greedy_search(small_unsure, source, 15)[0].tolist()
-    for name, tokens in {"greedy": greedy, "4 beams": beam_search(small_unsure, source, 4, 15)[1]}.items():
-        text = small_tokenizer.decode(tokens, skip_special_tokens=True)
-        mean = log_prob(small_unsure, source, tokens) / (len(tokens) - 1)
+    greedy = greedy_search(unsure, one_source, 15)[0].tolist()
+    for name, tokens in {"greedy": greedy, "4 beams": beam_search(unsure, one_source, 4, 15)[1]}.items():
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        mean = log_prob(unsure, one_source, tokens) / (len(tokens) - 1)
         print(f"   {name}: {mean:.3f} a token: {text!r}")
 
 # %% [markdown]
@@ -559,19 +571,19 @@ for source, (en, de) in zip(sources, pairs, strict=True):
 sizes = {"vocab_size": V, "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
 sizes |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
 compared, differing = 0, 0
-for one in [small_model, small_unsure]:
+for one in [model, unsure]:
     package = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**sizes)).eval()
     package.load_state_dict(one.state_dict(), strict=True)
-    for source in sources:
-        greedy = greedy_search(one, source, max_length=15)[0].tolist()
-        assert greedy == package.generate(source, num_beams=1, do_sample=False, max_length=15)[0].tolist()
+    for one_source in sources:
+        greedy = greedy_search(one, one_source, max_length=15)[0].tolist()
+        assert greedy == package.generate(one_source, num_beams=1, do_sample=False, max_length=15)[0].tolist()
         for length_penalty, early_stopping in itertools.product([0.0, 0.6, 1.0, 2.0], [False, True, "never"]):
             options = {"length_penalty": length_penalty, "early_stopping": early_stopping, "max_length": 15}
-            _, ours = beam_search(one, source, n=4, **options)
-            theirs = package.generate(source, num_beams=4, **options)[0].tolist()
+            _, ours = beam_search(one, one_source, n=4, **options)
+            theirs = package.generate(one_source, num_beams=4, **options)[0].tolist()
             assert ours == theirs, (options, ours, theirs)
             compared, differing = compared + 1, differing + (ours != greedy)
-assert differing > 0  # otherwise the comparison would show nothing
+assert differing > 0, "no beam search differs from greedy search, so this shows nothing: is `unsure` a trained model?"
 print(f"{compared} beam searches are equal; {differing} of them differ from greedy search")
 
 # %% [markdown]

@@ -12,8 +12,8 @@ In a source, these comments enclose what the reader is to write, and what the ex
     # raise NotImplementedError
     # END
 
-Exercises lack the cells tagged "answer". Those tagged "part" are what transformer.py consists of. The last picture of
-the cell tagged "picture" becomes a file, with which the first notebook begins.
+In exercises, cells tagged "answer" are folded, and left out if they are code. Those tagged "part" are what transformer.py
+consists of. The last picture of the cell tagged "picture" becomes a file, with which the first notebook begins.
 """
 
 import argparse
@@ -49,6 +49,10 @@ PAD, START, END = 0, 1, 2  # token ids: padding, the decoder's first token, the 
 '''
 
 
+def is_answer(cell: nbformat.NotebookNode) -> bool:
+    return "answer" in cell.metadata.get("tags", [])
+
+
 def read_source(source: Path, as_exercise: bool = False) -> nbformat.NotebookNode:
     """The cells of a source, without outputs: with the solutions, or with blanks in their place."""
 
@@ -59,7 +63,9 @@ def read_source(source: Path, as_exercise: bool = False) -> nbformat.NotebookNod
     notebook = jupytext.read(source)
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL})
     if as_exercise:
-        notebook.cells = [cell for cell in notebook.cells if "answer" not in cell.metadata.get("tags", [])]
+        notebook.cells = [cell for cell in notebook.cells if not (is_answer(cell) and cell.cell_type == "code")]
+        for cell in filter(is_answer, notebook.cells):
+            cell.source = f"<details><summary>The answer, when you have yours</summary>\n\n{cell.source}\n\n</details>"
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"  # random ids would make every build differ
         cell.source = MARKED.sub(choose, cell.source + "\n").rstrip("\n")

@@ -5,18 +5,23 @@
     part("attention")   the reader's attention, or the solution
     compare_steps(...)  compares two whole models, module by module
 
-What is expected is computed by the package when `check` is called, in float64, with sizes that all differ and with
-parameters that make every term count: no bias is 0, no weight of a norm is 1, and their epsilon is 0.1.
+What is expected is computed by the package when `check` is called, in float64, outside training and in training, with
+sizes that all differ and with parameters that make every term count: no bias is 0, no weight of a norm is 1, and their
+epsilon is 0.1.
 """
 
 import ast
 import contextlib
+import copy
 import importlib
 import inspect
+import itertools
 import json
 import linecache
+import math
 import re
 import reprlib
+import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -79,11 +84,26 @@ def share_weights(theirs: nn.Module, ours: nn.Module, prefixes: tuple[str, ...] 
             module.eps = 0.1
 
 
+def in_both_modes(*models: nn.Module) -> Iterator[str]:
+    """Evaluation mode, in which the models are, then training: dropout halves, so that its places can be compared."""
+    yield ""
+    for model in models:
+        for module in model.train().modules():
+            if isinstance(module, nn.Dropout) and module.p:
+                module.register_forward_hook(lambda module, inputs, output: inputs[0] / 2)
+    yield " in training"
+
+
 # ---------------------------------------------------------------------------------- what is compared, for each part
 # Each yields what it compares, a function that computes it with the reader's part, and what the package has.
 
-Value = torch.Tensor | tuple | dict  # tuples and dicts of tokens
+Value = torch.Tensor | float | tuple | dict  # tuples and dicts of tokens
 Comparisons = Iterator[tuple[str, Callable[[], Value], Value]]
+
+
+def pair(result) -> tuple[torch.Tensor, torch.Tensor]:
+    assert isinstance(result, tuple) and len(result) == 2, "it must return two tensors, (output, weights)"
+    return result
 
 
 def attention(part) -> Comparisons:
@@ -93,8 +113,8 @@ def attention(part) -> Comparisons:
     nothing[0, 0, 0] = False
     for case, one in [("without a mask", None), ("with a mask", mask), ("with a query that sees no key", nothing)]:
         output, weights = package.eager_attention_forward(nn.Identity(), q, keys, values, one, scaling=k**-0.5)
-        yield f"the weights {case}", lambda one=one: part(q, keys, values, one)[1], weights
-        yield f"the output {case}", lambda one=one: part(q, keys, values, one)[0], output.transpose(1, 2)
+        yield f"the weights {case}", lambda one=one: pair(part(q, keys, values, one))[1], weights.double()
+        yield f"the output {case}", lambda one=one: pair(part(q, keys, values, one))[0], output.transpose(1, 2)
 
 
 def padding_mask(part) -> Comparisons:
@@ -151,20 +171,18 @@ def Layer(part) -> Comparisons:
     theirs, ours = package_model().model.encoder.layers[0], part(d, f)
     share_weights(theirs, ours, ("fc", "final"))
     x = random(B, T, d)
-    yield "feed_forward", lambda: ours.feed_forward(x), theirs.feed_forward(x)
-    norms = ours.final_layer_norm, theirs.final_layer_norm
-    yield "residual", lambda: ours.residual(x, norms[0], torch.sin), theirs.residual(x, norms[1], torch.sin)
-    for layer in (ours, theirs):  # all of what dropout is applied to is dropped
-        layer.dropout = nn.Dropout(1.0).train()
-    expected = theirs.residual(x, norms[1], torch.sin)
-    yield "residual in training", lambda: ours.residual(x, norms[0], torch.sin), expected
+    norm = theirs.self_attn_layer_norm  # not the layer's own
+    for mode in in_both_modes(theirs, ours):
+        yield f"feed_forward{mode}", lambda: ours.feed_forward(x), theirs.feed_forward(x)
+        yield f"residual{mode}", lambda: ours.residual(x, norm, torch.sin), theirs.residual(x, norm, torch.sin)
 
 
 def EncoderLayer(part) -> Comparisons:
     theirs, ours = package_model().model.encoder.layers[0], part(d, h, f)
     share_weights(theirs, ours)
     x, mask = random(B, S, d), torch.rand(B, 1, 1, S) < 0.6
-    yield "the output", lambda: ours(x, mask), theirs(x, mask.expand(B, 1, S, S), None)
+    for mode in in_both_modes(theirs, ours):
+        yield f"the output{mode}", lambda: ours(x, mask), theirs(x, mask.expand(B, 1, S, S), None)
 
 
 def DecoderLayer(part) -> Comparisons:
@@ -172,11 +190,13 @@ def DecoderLayer(part) -> Comparisons:
     share_weights(theirs, ours)
     x, mask = random(B, T, d), torch.rand(B, 1, 1, S) < 0.6
     causal = torch.ones(T, T, dtype=torch.bool).tril()
-    for length in (T, S):  # with both lengths alike, a wrong input still fits
-        encoded, one = random(B, length, d), mask[..., :length]
-        expected = theirs(x, causal.expand(B, 1, T, T), encoded, one.expand(B, 1, T, length), None)
-        case = f"the output, for a source of {length} tokens"
-        yield case, lambda encoded=encoded, one=one: ours(x, encoded, causal, one), expected
+    encoded = random(B, S, d)
+    for mode in in_both_modes(theirs, ours):
+        for length in (T, S):  # with both lengths alike, a wrong input still fits
+            other, one = encoded[:, :length], mask[..., :length]
+            expected = theirs(x, causal.expand(B, 1, T, T), other, one.expand(B, 1, T, length), None)
+            case = f"the output{mode}, for a source of {length} tokens"
+            yield case, lambda other=other, one=one: ours(x, other, causal, one), expected
 
 
 def Encoder(part) -> Comparisons:
@@ -185,33 +205,31 @@ def Encoder(part) -> Comparisons:
     share_weights(theirs, ours)
     source = padded_source()
     is_token = source != PAD
-    expected = theirs(source).last_hidden_state[is_token]
-    yield "the output", lambda: ours(source, is_token[:, None, None])[is_token], expected
-    ours.dropout, theirs.dropout = nn.Dropout(1.0), nn.Dropout(1.0)  # all of what dropout is applied to is dropped
-    expected = theirs(source).last_hidden_state[is_token]
-    yield "the output in training", lambda: ours(source, is_token[:, None, None])[is_token], expected
+    for mode in in_both_modes(theirs, ours):
+        expected = theirs(source).last_hidden_state[is_token]
+        yield f"the output{mode}", lambda: ours(source, is_token[:, None, None])[is_token], expected
 
 
 def Decoder(part) -> Comparisons:
     theirs = package_model().model.decoder
     ours = part(nn.Embedding(V, d), h, f, LAYERS)
     share_weights(theirs, ours)
-    source, target, encoded = padded_source(), token_ids(B, T), random(B, S, d)
-    is_token = source != PAD
-    inputs = {"encoder_hidden_states": encoded, "encoder_attention_mask": is_token.long()}
-    expected = theirs(target, **inputs).last_hidden_state
-    yield "the output", lambda: ours(target, encoded, is_token[:, None, None]), expected
-    ours.dropout, theirs.dropout = nn.Dropout(1.0), nn.Dropout(1.0)
-    expected = theirs(target, **inputs).last_hidden_state
-    yield "the output in training", lambda: ours(target, encoded, is_token[:, None, None]), expected
+    target, encoded, is_token = token_ids(B, T), random(B, S, d), torch.rand(B, S) < 0.6
+    for mode in in_both_modes(theirs, ours):
+        for length in (T, S):  # with both lengths alike, a wrong input still fits
+            other, one = encoded[:, :length], is_token[:, :length]
+            expected = theirs(target, encoder_hidden_states=other, encoder_attention_mask=one.long()).last_hidden_state
+            case = f"the output{mode}, for a source of {length} tokens"
+            yield case, lambda other=other, one=one: ours(target, other, one[:, None, None]), expected
 
 
 def EncoderDecoder(part) -> Comparisons:
     theirs, ours = package_model().model, part(V, d, h, f, LAYERS)
     share_weights(theirs, ours)
     source, target = padded_source(), token_ids(B, T)
-    expected = theirs(source, decoder_input_ids=target).last_hidden_state
-    yield "the decoder's output", lambda: ours(source, target), expected
+    for mode in in_both_modes(theirs, ours):
+        expected = theirs(source, decoder_input_ids=target).last_hidden_state
+        yield f"the decoder's output{mode}", lambda: ours(source, target), expected
 
 
 def Transformer(part) -> Comparisons:
@@ -219,7 +237,9 @@ def Transformer(part) -> Comparisons:
     share_weights(theirs, ours)
     yield "the number of parameters", lambda: count(ours), count(theirs)
     source, target = padded_source(), token_ids(B, T)
-    yield "the logits", lambda: ours(source, target), theirs(source, decoder_input_ids=target).logits
+    for mode in in_both_modes(theirs, ours):
+        expected = theirs(source, decoder_input_ids=target).logits
+        yield f"the logits{mode}", lambda: ours(source, target), expected
 
 
 def count(model: nn.Module) -> torch.Tensor:
@@ -236,17 +256,16 @@ def some_labels() -> torch.Tensor:
 
 def shift_right(part) -> Comparisons:
     labels = some_labels()
-    kept = labels != -100
     expected = package_model().prepare_decoder_input_ids_from_labels(labels)
-    yield "where something is predicted", lambda: part(labels)[kept], expected[kept]
-    yield "whether all are token ids", lambda: part(labels) >= 0, expected >= 0
+    expected[0, -1] = PAD  # the label before it is -100; the package has START there, but nothing is predicted
+    yield "the decoder's input", lambda: part(labels), expected
 
 
 def smoothed_loss(part) -> Comparisons:
     logits, labels, hidden = 3 * random(B, T, V), some_labels(), random(B, T, d)
     for smoothing in (0.0, 0.1, 0.4):
         expected = package.label_smoothed_cross_entropy(hidden, nn.Identity(), labels, smoothing, logits=logits)
-        yield f"smoothing {smoothing}", lambda smoothing=smoothing: part(logits, labels, smoothing), expected
+        yield f"smoothing {smoothing}", lambda smoothing=smoothing: part(logits, labels, smoothing), expected.double()
 
 
 def learning_rate(part) -> Comparisons:
@@ -256,7 +275,7 @@ def learning_rate(part) -> Comparisons:
 
 
 def train_step(part) -> Comparisons:
-    rate, smoothing = 0.01, 0.1
+    rate, smoothing = 0.01, 0.3
     theirs, solution = package_model(), solved()
     ours = solution.Transformer(V, d, h, f, LAYERS, dropout=0.0)
     share_weights(theirs, ours)
@@ -266,22 +285,19 @@ def train_step(part) -> Comparisons:
         torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9) for model in (ours, theirs)
     ]
 
-    def step() -> torch.Tensor:
+    def step() -> float:
         for group in optimizers[1].param_groups:
             group["lr"] = rate
         loss = theirs(source, labels=labels, label_smoothing=smoothing).loss  # in evaluation mode: without dropout
         optimizers[1].zero_grad()
         loss.backward()
         optimizers[1].step()
-        return loss.detach()
+        return loss.item()
 
     for number in ("first", "second", "third"):
         expected = step()
-        yield (
-            f"the loss of the {number} step",
-            lambda: torch.tensor(float(part(ours, optimizers[0], source, labels, rate, smoothing))),
-            expected,
-        )
+        case = f"the loss of the {number} step"
+        yield case, lambda: part(ours, optimizers[0], source, labels, rate, smoothing), expected
 
 
 def greedy_search(part) -> Comparisons:
@@ -291,6 +307,13 @@ def greedy_search(part) -> Comparisons:
         theirs.lm_head.weight[END] += 2 * theirs.model.decoder.layers[-1].final_layer_norm.bias
     ours = solved().Transformer(V, d, h, f, LAYERS)
     share_weights(theirs, ours)
+    calls = itertools.count()
+
+    def stop_endless_search(*_):
+        if next(calls) > 100:
+            raise RuntimeError("it does not end")
+
+    ours.register_forward_pre_hook(stop_endless_search)
     source = token_ids(40, S)
     source[::2, -2:] = PAD
     ends = (theirs.generate(source, num_beams=1, do_sample=False, max_length=20) == END).any(dim=1)
@@ -389,6 +412,11 @@ CASES = {part.__name__: part for part in PARTS}
 # For each part: code of the solution, what a reader may write in its place, and what to tell them. An error of several
 # readers, or of one of the implementations in docs/seeds.md, belongs here.
 
+NO_MOVE = (
+    "the parameters do not move at the first step: set the rate (do not multiply it) before `step`, and call "
+    "`zero_grad` before `backward`"
+)
+DROPOUT_TWICE = "`residual` does the dropout; `feed_forward` has none"
 MISTAKES = {
     "attention": [
         (" / math.sqrt(q.shape[-1])", "", "the scores are not divided by the square root of k"),
@@ -404,6 +432,7 @@ MISTAKES = {
         ("~mask", "mask", "the mask is the wrong way round: True means that the key is seen"),
         ("torch.finfo(scores.dtype).min", "-math.inf", "minus infinity makes the weights NaN if all keys are hidden"),
         ("torch.finfo(scores.dtype).min", "0", "the masked scores are 0, and so their weights are not"),
+        ("return weights @ v, weights", "return weights, weights @ v", "the output comes first, then the weights"),
     ],
     "padding_mask": [
         ("ids != PAD", "ids == PAD", "the mask is the wrong way round: True means that the key is seen"),
@@ -451,6 +480,12 @@ MISTAKES = {
         (", mask)", ")", "the mask is not passed on to attention"),
         ("attention(q,", "attention(q / q.shape[-1] ** 0.5,", "the scores are scaled here too; `attention` does that"),
         ("self.out_proj(self.join_heads(output))", "self.join_heads(output)", "the output projection is missing"),
+        (
+            ".transpose(1, 2)",
+            "",
+            "a transpose is missing: `split_heads` must put heads before tokens, `join_heads` after",
+        ),
+        ("(self, x, attended,", "(self, attended, x,", "x and `attended` are exchanged: the queries are those of x"),
     ],
     "sinusoids": [
         (
@@ -463,11 +498,23 @@ MISTAKES = {
         ("-torch.arange(0, d, 2", "torch.arange(0, d, 2", "the clocks become faster with i; they must become slower"),
         ("torch.arange(length", "torch.arange(1, length + 1", "positions begin with 1; they must begin with 0"),
         ("torch.float64", "torch.float32", "computed in float32, angles of far positions are inexact; use float64"),
+        (".float()", "", "end with `.float()`, or a float32 model cannot use it"),
+        (
+            "-torch.arange(0, d, 2",
+            "-2 * torch.arange(0, d, 2",
+            "the exponent is 4i/d; torch.arange(0, d, 2) is 2i already",
+        ),
+        (
+            "angles.cos()",
+            "(positions * 10000 ** (-torch.arange(1, d, 2, dtype=torch.float64) / d)).cos()",
+            "the exponent of the cosine is (2i+1)/d; both of a pair have the same angle",
+        ),
     ],
     "embed": [
         (" * math.sqrt(d)", "", "the embeddings are not scaled by the square root of d"),
         ("math.sqrt(d)", "math.sqrt(length)", "the embeddings are scaled by the root of the length, not of d"),
         ("math.sqrt(d)", "d", "the embeddings are scaled by d, not by its square root"),
+        (" * math.sqrt(d)", " / math.sqrt(d)", "the embeddings are divided by the square root of d; multiply"),
         (" + sinusoids(length, d)", "", "the positions are not added"),
         (
             "embed_tokens(ids) * math.sqrt(d) + sinusoids(length, d)",
@@ -486,6 +533,7 @@ MISTAKES = {
         (" - x.mean(dim=-1, keepdim=True)", "", "the mean is not subtracted"),
         (" * self.weight", "", "the weight is not used"),
         (" + self.bias", "", "the bias is not used"),
+        (" * self.weight + self.bias", "", "weight and bias are not used"),
         ("(variance + self.eps).sqrt()", "(variance + self.eps)", "x is divided by the variance, not by its root"),
         ("dim=-1", "dim=1", "mean and variance are those of a feature over all tokens; each token has its own"),
     ],
@@ -506,6 +554,19 @@ MISTAKES = {
         ("norm(x + self.dropout(sublayer(x)))", "x + self.dropout(sublayer(x))", "the sum is not normalized"),
         ("self.dropout(sublayer(x))", "sublayer(x)", "dropout is missing"),
         ("x + self.dropout(sublayer(x))", "self.dropout(x + sublayer(x))", "dropout is applied to the sum"),
+        (
+            "norm(x + self.dropout(sublayer(x)))",
+            "norm(x) + self.dropout(sublayer(x))",
+            "x alone is normalized, and must be the sum",
+        ),
+        (
+            "norm(x + self.dropout(sublayer(x)))",
+            "self.dropout(norm(x + sublayer(x)))",
+            "dropout comes after the norm; it belongs to the output of the sublayer",
+        ),
+        ("norm(x +", "self.final_layer_norm(x +", "`norm` is not used: each sublayer has a norm of its own"),
+        ("self.fc2(self.fc1(x).relu())", "self.dropout(self.fc2(self.fc1(x).relu()))", DROPOUT_TWICE),
+        ("self.fc1(x).relu()", "self.dropout(self.fc1(x).relu())", DROPOUT_TWICE),
     ],
     "EncoderLayer": [
         ("(x, x, mask)", "(x, x)", "the mask is not passed on to attention"),
@@ -519,9 +580,32 @@ MISTAKES = {
             "return self.final_layer_norm(self.feed_forward(x))",
             "the feed-forward network has no residual",
         ),
+        (
+            """self.self_attn_layer_norm, lambda x: self.self_attn(x, x, mask))
+        return self.residual(x, self.final_layer_norm""",
+            """self.final_layer_norm, lambda x: self.self_attn(x, x, mask))
+        return self.residual(x, self.self_attn_layer_norm""",
+            "the two norms are exchanged",
+        ),
     ],
     "DecoderLayer": [
         ("(x, encoded, mask)", "(x, x, causal)", "encoder_attn attends to x; it must attend to the encoder's output"),
+        ("(x, encoded, mask)", "(x, x, mask)", "encoder_attn attends to x; it must attend to the encoder's output"),
+        (
+            "(x, encoded, mask)",
+            "(encoded, x, mask)",
+            "encoder_attn has its queries from the source; x must come first",
+        ),
+        (
+            "(x, encoded, mask)",
+            "(x, encoded, causal)",
+            "encoder_attn has the causal mask; it needs that of the source",
+        ),
+        (
+            "(x, x, causal)",
+            "(x, x, causal & mask)",
+            "self-attention has the mask of the source too; `causal` is enough",
+        ),
         ("(x, x, causal)", "(x, x)", "self-attention sees the future: the causal mask is not passed on"),
         ("(x, encoded, mask)", "(x, encoded)", "encoder_attn sees padding: the mask is not passed on"),
         ("self.encoder_attn(", "self.self_attn(", "self_attn is used twice; the source needs encoder_attn"),
@@ -534,6 +618,13 @@ MISTAKES = {
         x = self.residual(x, self.self_attn_layer_norm, lambda x: self.self_attn(x, x, causal))
 """,
             "encoder_attn comes before self_attn; it must come after it",
+        ),
+        (
+            """self.self_attn_layer_norm, lambda x: self.self_attn(x, x, causal))
+        x = self.residual(x, self.encoder_attn_layer_norm""",
+            """self.encoder_attn_layer_norm, lambda x: self.self_attn(x, x, causal))
+        x = self.residual(x, self.self_attn_layer_norm""",
+            "the norms of self_attn and encoder_attn are exchanged",
         ),
     ],
     "Encoder": [
@@ -561,6 +652,12 @@ MISTAKES = {
             "the embeddings have no dropout",
         ),
         ("causal_mask(ids.shape[1])", "causal_mask(ids.shape[1]).T", "the causal mask is the wrong way round"),
+        (
+            "(ids.shape[1])",
+            "(encoded.shape[1])",
+            "the causal mask is as long as the source; it needs the length of `ids`",
+        ),
+        ("causal, mask)", "mask, causal)", "the layers get `causal` and `mask` in the wrong order"),
         ("causal_mask(ids.shape[1])", "None", "self-attention sees the future: there is no causal mask"),
         ("causal, mask)", "causal, None)", "the layers do not get the mask of the source"),
         (
@@ -601,6 +698,17 @@ MISTAKES = {
         ),
         ("[start, labels[:, :-1]]", "[labels[:, 1:], start]", "the labels are shifted to the left"),
         ("START)", "PAD)", "the first token must be START"),
+        (
+            "torch.cat([start, labels[:, :-1]], dim=1)",
+            "labels.roll(1, dims=1)",
+            "the last label has become the first token, which must be START",
+        ),
+        ("labels[:, :-1]]", "labels]", "leave out the last label, after which nothing is predicted"),
+        (
+            "    start =",
+            "    labels[labels == -100] = PAD\n    start =",
+            "-100 is replaced in `labels` itself, and the loss needs it there",
+        ),
         (".masked_fill(shifted == -100, PAD)", "", "-100 is left in it, which is no token id"),
     ],
     "smoothed_loss": [
@@ -616,23 +724,40 @@ MISTAKES = {
         (").mean()", ").sum()", "the loss is a sum; it must be divided by the number of tokens"),
         (").mean()", ").sum() / labels.numel()", "the loss is divided by all positions; padding must not count"),
         ("-((1", "((1", "the sign is wrong"),
+        ("log_softmax", "softmax", "these are probabilities; the loss needs their logarithms, log_softmax"),
+        (
+            "(1 - smoothing) * correct + smoothing",
+            "0.9 * correct + 0.1",
+            "the smoothing is 0.1, whatever the argument",
+        ),
     ],
     "learning_rate": [
         ("min(", "max(", "it is the larger of the two; it must be the smaller"),
         ("math.sqrt(warmup / step)", "warmup / step", "it decays with the step, and must decay with its square root"),
         ("peak * min(step / warmup, math.sqrt(warmup / step))", "peak * min(1, step / warmup)", "it does not decay"),
         ("peak * ", "", "it is not multiplied by the peak"),
+        (
+            "min(step / warmup, math.sqrt(warmup / step))",
+            "min(step**-0.5, step * warmup**-1.5)",
+            "the left side of Equation 3 is multiplied by d**-0.5; with the peak, use the right side",
+        ),
+        ("    return", "    step -= 1\n    return", "steps count from 1: `step` needs no change"),
+        ("    return", "    step += 1\n    return", "steps count from 1: `step` needs no change"),
     ],
     "train_step": [
         ("    optimizer.zero_grad()\n", "", "the gradients of the step before are still there: zero_grad is missing"),
-        ('group["lr"] = rate', "pass", "the parameters do not move: set the rate of each group, and call step"),
-        ("    optimizer.step()\n", "", "the parameters do not move: set the rate of each group, and call step"),
+        ('group["lr"] = rate', "pass", NO_MOVE),
+        ("    optimizer.step()\n", "", NO_MOVE),
+        ("    loss.backward()\n", "    loss.backward()\n    optimizer.zero_grad()\n", NO_MOVE),
         (
             "shift_right(labels)",
             "labels.clamp(min=0)",
             "the decoder reads the labels that it should predict; shift them",
         ),
+        ("shift_right(labels)", "labels", "the decoder reads the labels that it should predict; shift them"),
         (", smoothing)\n", ", 0.0)\n", "the smoothing is not passed on to the loss"),
+        (", smoothing)\n", ")\n", "the smoothing is not passed on to the loss"),
+        (".item()", "", "return the loss as a number, `loss.item()`; a tensor keeps all that its gradient needs"),
     ],
     "greedy_search": [
         ("[:, -1:]", "[:, :1]", "it takes the prediction at the first position; the new one is at the last"),
@@ -645,6 +770,9 @@ MISTAKES = {
             "    while target.shape[1] < max_length:",
             "it does not stop when all sentences have ended",
         ),
+        ("< max_length", "<= max_length", "it is one token too long: `max_length` counts START too"),
+        ("is_finished | (token == END)", "token == END", "it forgets which sentences had ended at an earlier step"),
+        ("        target = torch.cat", "        torch.cat", "the token is not appended to `target` inside the loop"),
     ],
     "count_pairs": [
         ("+= count", "+= 1", "each word counts once; it must count as often as it occurs"),
@@ -743,7 +871,7 @@ MISTAKES = {
 
 def find_definition(text: str, name: str) -> str | None:
     """The source of a function or class at the top level of `text`; None if there is none."""
-    for node in ast.parse(text).body:
+    for node in reversed(ast.parse(text).body):  # the last one counts
         if getattr(node, "name", None) == name:
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
@@ -767,12 +895,20 @@ def solved(name: str = "attention", right: str = "", wrong: str = "") -> types.S
 
 def outcome(compute: Callable[[], Value]) -> Value | Exception:
     """What the reader's part gives; an error in it is a result like others, but that it is not written is not."""
+    given = (*inspect.getclosurevars(compute).nonlocals.values(), *(compute.__defaults__ or ()))
+    given = [(value, copy.deepcopy(value)) for value in given if isinstance(value, torch.Tensor | dict)]
     try:
-        return compute()
-    except NotImplementedError:
-        raise
+        result = compute()
     except Exception as error:
-        return error
+        if isinstance(error, NotImplementedError) and not error.args:  # that of a blank
+            raise
+        lines = error.__traceback__
+        while lines.tb_next and lines.tb_frame.f_code.co_filename == __file__:
+            lines = lines.tb_next
+        return error.with_traceback(lines)  # the reader's lines, without those of this file
+    if not all(are_equal(value, before) for value, before in given):
+        return AssertionError("it changes an argument in place")
+    return result
 
 
 def compare(part) -> list[tuple[str, Value | Exception, Value]]:
@@ -788,13 +924,16 @@ def compare(part) -> list[tuple[str, Value | Exception, Value]]:
 
 
 def are_equal(one, other) -> bool:
-    if isinstance(one, Exception) or isinstance(other, Exception):
+    """Whether both are the same exception, or the same within the tolerance, in shape and dtype too."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        return torch.allclose(one.double(), other.double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE)
+    if isinstance(one, Exception):
         return type(one) is type(other) and str(one) == str(other)
-    if not isinstance(other, torch.Tensor):
-        return type(one) is type(other) and one == other
-    if not isinstance(one, torch.Tensor) or one.shape != other.shape:
-        return False
-    return torch.allclose(one.double(), other.double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    return type(one) is type(other) and one == other
 
 
 @cache
@@ -820,56 +959,72 @@ def find_mistake(name: str, found: list) -> str | None:
 
 def describe(ours, expected: Value) -> str:
     if isinstance(ours, Exception):
-        return f"{type(ours).__name__}: {ours}"
+        return f"{ours}" if isinstance(ours, AssertionError) else f"{type(ours).__name__}: {ours}"
     if not isinstance(expected, torch.Tensor):
         return f"it is {reprlib.repr(ours)}, and must be {reprlib.repr(expected)}"
     if not isinstance(ours, torch.Tensor):
         return f"it is a {type(ours).__name__}, and must be a tensor of shape {tuple(expected.shape)}"
     if ours.shape != expected.shape:
         return f"its shape is {tuple(ours.shape)}, and must be {tuple(expected.shape)}"
+    if ours.dtype != expected.dtype:
+        return f"its dtype is {ours.dtype}, and must be {expected.dtype}"
     return f"the largest difference is {(ours.double() - expected.double()).abs().max().item():.2g}"
+
+
+def refuse(error: Exception, cause: Exception | None = None):
+    raise error from cause
 
 
 def check(*parts):
     """Compares functions or classes with the package; raises AssertionError at the first that differs."""
+    __tracebackhide__ = True  # in a notebook, so that little more than the error is shown
     for part in parts:
         name = part.__name__
-        found = compare(part)
-        numbers = sum(getattr(expected, "numel", expected.__len__)() for *_, expected in found)
-        assert numbers > 0, f"{name}: nothing was compared"
+        try:
+            found = compare(part)
+        except NotImplementedError as error:
+            blank = traceback.extract_tb(error.__traceback__)[-1].name
+            blank = name if blank == name else f"{name}.{blank}"
+            refuse(NotImplementedError(f"{blank} is not written yet"))
+        count = sum(getattr(expected, "numel", getattr(expected, "__len__", lambda: 1))() for *_, expected in found)
+        assert count > 0, f"{name}: nothing was compared"
         for what, ours, expected in found:
             if not are_equal(ours, expected):
-                mistake = find_mistake(name, found)
-                problem = f"{name}, {what}: {describe(ours, expected)}." + (
-                    f"\nMistake: {mistake}." if mistake else ""
-                )
-                raise AssertionError(problem) from (ours if isinstance(ours, Exception) else None)
-        print(
-            f"{name}: equal to the package ({numbers:,} {'numbers' if isinstance(expected, torch.Tensor) else 'tokens'})"
-        )
+                problem, mistake = f"{name}, {what}: {describe(ours, expected)}.", find_mistake(name, found)
+                error = ours if isinstance(ours, Exception) and not isinstance(ours, AssertionError) else None
+                if mistake:  # one that is known by an error alone is a guess
+                    problem += f"\n{'Probably' if error and len(found) == 1 else 'Mistake'}: {mistake}."
+                refuse(AssertionError(problem), error)
+        unit = "tokens" if isinstance(expected, tuple | dict) else "numbers"
+        print(f"{name}: equal to the package ({count:,} {unit})")
 
 
 def keep(*parts):
     """Checks functions or classes and writes their source to my_transformer.py, in place of an earlier version."""
+    __tracebackhide__ = True
     for part in parts:
-        code = part.__init__.__code__ if isinstance(part, type) else inspect.unwrap(part).__code__
-        source = find_definition("".join(linecache.getlines(code.co_filename)), part.__name__)
-        head = "import math\n\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
-        head += "from transformer import *  # the parts that are not written here yet\n"
+        name, code = part.__name__, (part.__init__ if isinstance(part, type) else inspect.unwrap(part)).__code__
+        cell = "".join(linecache.getlines(code.co_filename))
+        source = find_definition(cell, name)
+        head = (
+            "import math\n\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+        )
+        head += "\nfrom transformer import *  # the parts that are not written here yet\n"
         text = MINE.read_text(encoding="utf-8") if MINE.exists() else head
-        old = find_definition(text, part.__name__)
-        text = text.replace(old, source) if old else f"{text}\n\n{source}\n"
-        check(getattr(load(text), part.__name__))  # as it is in the file, where other names may be missing
-        MINE.write_text(text, encoding="utf-8")
-        print(f"{part.__name__} is in {MINE.name}")
+        names = vars(load(text))  # as in the file, where other names of the notebook are missing
+        lines_above = "\n" * cell[: cell.index(source)].count("\n")  # so that an error shows the line of the cell
+        exec(compile(lines_above + source, code.co_filename, "exec"), names)
+        check(names[name])
+        old = find_definition(text, name)
+        MINE.write_text(text.replace(old, source) if old else f"{text}\n\n{source}\n", encoding="utf-8")
+        print(f"{name} is in {MINE.name}")
 
 
 def part(name: str):
     """A function or class of an earlier notebook: the reader's, if my_transformer.py has it, else the solution."""
     module = importlib.import_module(MINE.stem if MINE.exists() else SOLUTION.stem)
     found = getattr(module, name)
-    if found.__module__ == MINE.stem:
-        print(f"{name} is yours")
+    print(f"{name}: {'yours' if found.__module__ == MINE.stem else 'the solution'}")
     return found
 
 

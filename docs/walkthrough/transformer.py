@@ -120,7 +120,7 @@ class Layer(nn.Module):
         return self.fc2(self.fc1(x).relu())
 
     def residual(self, x, norm, sublayer):
-        """The norm of x plus the output of `sublayer(x)` after dropout: (B,T,d) -> (B,T,d)."""
+        """`norm(x + dropout(sublayer(x)))`, where `sublayer` is a function: (B,T,d) -> (B,T,d)."""
         return norm(x + self.dropout(sublayer(x)))
 
 
@@ -227,7 +227,10 @@ class Transformer(nn.Module):
 
 
 def shift_right(labels):
-    """The decoder's input (B,T) for predicting `labels` (B,T): START, then all labels but the last."""
+    """The decoder's input (B,T) for predicting `labels` (B,T): START, then all labels but the last, PAD for -100.
+
+    Leaves `labels` as they are.
+    """
     start = torch.full_like(labels[:, :1], START)
     shifted = torch.cat([start, labels[:, :-1]], dim=1)
     return shifted.masked_fill(shifted == -100, PAD)
@@ -246,7 +249,10 @@ def learning_rate(step, peak, warmup):
 
 
 def train_step(model, optimizer, source, labels, rate, smoothing=0.1):
-    """Makes one step on a batch, source ids (B,S) and labels (B,T), at the learning rate `rate`; returns the loss."""
+    """Makes one step on a batch, source ids (B,S) and labels (B,T), at the learning rate `rate`.
+
+    Returns the loss as a number (`.item()`).
+    """
     loss = smoothed_loss(model(source, shift_right(labels)), labels, smoothing)
     optimizer.zero_grad()
     loss.backward()

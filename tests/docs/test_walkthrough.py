@@ -7,6 +7,7 @@ import math
 import re
 import runpy
 import sys
+import traceback
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ import matplotlib
 import pytest
 import torch
 from matplotlib import pyplot as plt
+from transformers.utils import logging
 
 FOLDER = Path(__file__).parents[2] / "docs" / "walkthrough"
 SOURCES = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
@@ -27,12 +29,15 @@ def elsewhere(tmp_path, monkeypatch):
     """Runs a notebook outside the repository, and restores the process-wide settings that it changes."""
     monkeypatch.chdir(tmp_path)
     backend, threads = matplotlib.get_backend(), torch.get_num_threads()
+    has_bars = logging.is_progress_bar_enabled()
     matplotlib.use("Agg")
     with warnings.catch_warnings():
         yield tmp_path
     plt.close("all")
     matplotlib.use(backend)
     torch.set_num_threads(threads)
+    if has_bars:
+        logging.enable_progress_bar()
 
 
 def execute(code: str, source: Path, names: dict | None = None) -> dict:
@@ -109,7 +114,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("name", "right", "wrong", "message"), KNOWN, ids=[f"{m[0]}: {m[3]}" for m in KNOWN])
 def test_known_mistake_is_named(name, right, wrong, message, checks):
-    with pytest.raises(AssertionError, match=re.escape(f"Mistake: {message}.")):
+    with pytest.raises(AssertionError, match=re.escape(f": {message}.")):
         checks.check(getattr(checks.solved(name, right, wrong), name))
 
 
@@ -139,8 +144,26 @@ def test_check_explains_other_errors(checks):
     def causal_mask(length):
         raise NotImplementedError
 
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="^causal_mask is not written yet$"):
         checks.check(causal_mask)
+    code = "x.unflatten(-1, (self.h, -1)).transpose(1, 2)"
+    blank = checks.solved("MultiHeadAttention", f"return {code}", "raise NotImplementedError").MultiHeadAttention
+    with pytest.raises(NotImplementedError, match="^MultiHeadAttention.split_heads is not written yet$"):
+        checks.check(blank)
+    torchs = checks.solved("MultiHeadAttention", f"return {code}", 'raise NotImplementedError("for Half")')
+    with pytest.raises(AssertionError, match="NotImplementedError: for Half"):
+        checks.check(torchs.MultiHeadAttention)
+    with pytest.raises(AssertionError, match=re.escape("it must return two tensors, (output, weights).")):
+        checks.check(checks.solved("attention", "weights @ v, weights", "weights @ v").attention)
+    with pytest.raises(AssertionError, match="^Layer, residual: it changes an argument in place.$"):
+        checks.check(checks.solved("Layer", "x + self.dropout(sublayer(x))", "x.add_(sublayer(x))").Layer)
+    with pytest.raises(AssertionError, match="^train_step, .*: it is None, and must be [0-9.]+[.]$"):
+        checks.check(checks.solved("train_step", "    return loss.item()", "").train_step)
+    # an error of torch's says too little to be sure of the mistake
+    for part, word in [("greedy_search", "Probably"), ("train_step", "Probably"), ("attention", "Mistake")]:
+        right, wrong, message = checks.MISTAKES[part][-1 if part != "train_step" else 5]
+        with pytest.raises(AssertionError, match=re.escape(f"\n{word}: {message}.")):
+            checks.check(getattr(checks.solved(part, right, wrong), part))
     with pytest.raises(RuntimeError, match="Unexpected key.*weight"):
         checks.check(
             type("LayerNorm", (torch.nn.Module,), {"__init__": lambda self, d: torch.nn.Module.__init__(self)})
@@ -173,8 +196,9 @@ def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
         path = build.exercise_path(source, FOLDER)
         assert build.find_difference(source, path, as_exercise=True) is None, path.name
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        solutions = [c for c in build.read_source(source).cells if "answer" not in c.metadata.get("tags", [])]
-        assert len(solutions) < len(build.read_source(source).cells)
+        solutions = [c for c in build.read_source(source).cells if not (build.is_answer(c) and c.cell_type == "code")]
+        answers = ["".join(c["source"]) for c, s in zip(cells, solutions, strict=True) if build.is_answer(s)]
+        assert answers and all(re.fullmatch(r"(?s)<details>.*\n\n.*Answers?\..*\n\n</details>", a) for a in answers)
         names = {"torch": torch, "nn": torch.nn, "math": math, "checks": checks, "PAD": 0, "START": 1, "END": 2}
         names["Counter"] = Counter
         sys.modules.pop("my_transformer", None)  # a notebook is a new process
@@ -208,6 +232,8 @@ def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
 @pytest.mark.slow
 def test_exercise_is_filled_and_kept_in_a_real_notebook(build, checks, elsewhere):
     """In a copy of the folder, as a reader would; Jupyter has the source of a cell, but in no file."""
+    from nbclient.exceptions import CellExecutionError
+
     for name in ("checks.py", "transformer.py"):
         (elsewhere / name).write_text((FOLDER / name).read_text(encoding="utf-8"), encoding="utf-8")
     solution = (FOLDER / "transformer.py").read_text(encoding="utf-8")
@@ -221,9 +247,15 @@ def test_exercise_is_filled_and_kept_in_a_real_notebook(build, checks, elsewhere
     build.build(source, elsewhere)
     text = (elsewhere / "my_transformer.py").read_text(encoding="utf-8")
     assert "class LayerNorm(nn.Module):" in text and "@torch.no_grad()\ndef greedy_search(" in text
+    source.write_text(f"# %%\n{cells.replace('(x - ', '(y - ')}", encoding="utf-8")
+    with pytest.raises(CellExecutionError, match="name 'y' is not defined") as caught:
+        build.build(source, elsewhere)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", str(caught.value))
+    assert re.search(r"-> \d+ +return \(y - x.mean", shown)  # the line of the cell
+    assert shown.count("checks.py") == 1  # nearly all frames of checks.py are hidden
 
 
-def test_what_is_kept_replaces_an_earlier_version_and_must_pass(checks):
+def test_what_is_kept_replaces_an_earlier_version_and_must_pass(checks, capsys):
     def keep(code):
         linecache.cache["cell"] = (len(code), None, code.splitlines(True), "cell")
         names = {"torch": torch, "PAD": 0}
@@ -234,8 +266,15 @@ def test_what_is_kept_replaces_an_earlier_version_and_must_pass(checks):
     keep("def padding_mask(ids):\n    return ids.gt(PAD)[:, None, None]\n")
     with pytest.raises(AssertionError, match="wrong way round"):
         keep("def padding_mask(ids):\n    return ids.eq(PAD)[:, None, None]\n")
+    with pytest.raises(AssertionError, match="name 'helper' is not defined") as caught:
+        keep("a = 1\n\ndef padding_mask(ids):\n    return helper(ids)\n")
+    (error,) = traceback.extract_tb(caught.value.__cause__.__traceback__)  # the reader's line and no other
+    assert (error.filename, error.lineno, error.line) == ("cell", 4, "return helper(ids)")
     text = checks.MINE.read_text(encoding="utf-8")
     assert text.count("def padding_mask") == 1 and "ids.gt(PAD)" in text
+    capsys.readouterr()
+    checks.part("padding_mask"), checks.part("attention")
+    assert capsys.readouterr().out == "padding_mask: yours\nattention: the solution\n"
 
 
 # -------------------------------------------------------------------------------------------------- as notebooks
