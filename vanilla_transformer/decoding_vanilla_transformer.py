@@ -26,7 +26,7 @@ from transformers.utils import ModelOutput
 NEG_INF = -1e9  # the score of an impossible choice, which is transformers' value too
 FAST_ATTENTION = ("eager", "sdpa")  # attention backends that take any additive mask and any number of sentences
 
-# Processors and criteria that treat each row on its own, so that sentences can leave the batch and share rows.
+# Processors and criteria that treat each row on its own, so that finished sentences can leave the batch.
 ROWWISE = (
     generation.ForcedBOSTokenLogitsProcessor,
     generation.ForcedEOSTokenLogitsProcessor,

@@ -325,7 +325,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
-        """As in transformers. With separate vocabularies, resizes that of the source."""
+        """As in transformers. With separate embeddings, resizes those of the source."""
         is_shared = self.config.share_encoder_decoder_embeddings
         if not is_shared and self.base_model is not self:  # else the output projection would be resized too
             return self.base_model.resize_token_embeddings(new_num_tokens, *args, **kwargs)

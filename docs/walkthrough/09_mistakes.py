@@ -471,7 +471,7 @@ assert exact["no causal mask, no encoder"] < 0.01
 assert -0.02 < losses["no causal mask, no encoder"] - LAST_OF_SIX < 0.25
 
 # %% [markdown]
-# The loss is that of the correct model, and nothing is copied. To predict a digit, the decoder reads the row shifted
+# The loss is as low as with the mask, but no row is copied. To predict a digit, the decoder reads the row shifted
 # by one: START and the first four digits. So the digit that it must predict can be read one place to the right,
 # instead of in the source. When it writes, that place is empty.
 #
@@ -492,7 +492,7 @@ assert shares["with the mask"][4] == shares["as trained"][4]
 # %% [markdown]
 # Without an encoder, too, it still reads four of the five digits in the answer. Only the last one is nowhere to be
 # read; it is one of the six digits that are left: $\ln(6) / 5 = 0.36$ nats per token. That is far *below* the floor of
-# a decoder without a source, 2.06. A loss that is lower than it can be is no success; something sees the answer.
+# a decoder without a source, 2.06. A loss below its floor is no success; something sees the answer.
 
 # %%
 assert losses["no causal mask, no encoder"] < ANY_ROW / 2

@@ -75,7 +75,7 @@ def from_fairseq(
             if found != dictionary_size:
                 raise ValueError(
                     f"the dictionary has {dictionary_size} tokens, and the {side} {found} embeddings; give the joined "
-                    "dictionary of its training. Two dictionaries do not make one tokenizer: convert without them."
+                    "dictionary of this model. If it has two, convert without a dictionary: it then has no tokenizer."
                 )
     if unknown_pieces:
         append_unknown(weights, unknown_pieces)

@@ -164,7 +164,7 @@ class StreamedBatches:
 
     The files of the stream are shuffled by (seed, epoch) and read one after another, their pairs pool by pool. Every
     process reads the whole stream and keeps its own batches. `state`, a dictionary for JSON, is the position of the
-    pool that the last batch was in; reading begins there, and batches before `start` are discarded.
+    pool that the last batch was in; given one, reading begins there; batches numbered below `start` are discarded.
     """
 
     stream: IterableDataset

@@ -244,9 +244,9 @@ def find_columns(
 ) -> tuple[str | tuple[str, str], str | tuple[str, str]]:
     """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
 
-    In this order: the columns named by options, two columns named after the languages, two languages of a
-    `translation` column, and, if neither languages nor columns are named, the only two text columns. Where there are
-    only the columns `source` and `target`, as in a .txt file, languages name no column. Messages say `name`.
+    In this order: the columns named by options; `source` and `target`, if there are no others, as in a .txt file; two
+    columns named after the languages; two languages of a `translation` column; and, if nothing is named, the columns
+    `source` and `target`, or the only two text columns. Messages call the dataset `name`.
     """
     features = dataset.features
     if features is None:
@@ -260,13 +260,13 @@ def find_columns(
     remedy = f"the columns of {name} are {', '.join(features)}; of text: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
     columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
-    if set(features) == {"source", "target"} != set(columns):
-        return "source", "target"
     if any(columns):
         if set(columns) <= set(text):
             return columns
         given = f"--source_column {columns[0]} and --target_column {columns[1]}"
         raise UserError(f"{given} must both be text columns; {remedy}")
+    if set(features) == {"source", "target"}:
+        return "source", "target"
     if any(languages):
         if set(languages) <= set(text):
             return languages

@@ -19,7 +19,7 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
 
     The best comes first; of equally good ones, that with fewer beams. Each number of beams translates only once: all
     its hypotheses are kept, and each length penalty chooses among them. A search with that penalty would find nearly
-    the same, since the penalty decides little about which hypotheses are finished.
+    the same, since the penalty hardly affects which hypotheses are finished.
 
     Raises:
         TextTooLong: A source is too long to be translated in one piece.

@@ -153,8 +153,8 @@ def word_indices(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str) 
 def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) -> str:
     """The pattern of a map (rows, columns) with its mean weight, such as "the token before, 83%".
 
-    Patterns are a neighboring position (self-attention), the diagonal (attention to the source), and one token for all
-    rows. A pattern is named only if its weight lies at least halfway between that of uniform attention and 1.
+    Patterns are an offset of -1, 0 or 1 (self-attention), the diagonal (attention to the source), and one token for
+    all rows. A pattern is named only if its weight lies at least halfway between that of uniform attention and 1.
     Otherwise the effective number of tokens per row is given, the exponential of the mean entropy.
     """
     rows, length = weights.shape
