@@ -330,6 +330,12 @@ def test_wrong_columns(case, tmp_path):
     assert all(part in message for part in parts), message
 
 
+def test_a_txt_file_has_no_other_columns(tmp_path):
+    path = write(tmp_path / "train.txt", [{"s": f"s {i}", "t": f"t {i}"} for i in range(20)])
+    message = error(train_file=path, source_column="question", target_column="answer")
+    assert "--source_column question and --target_column answer must both be text columns" in message
+
+
 def test_unclear_columns(tmp_path):
     path = write(tmp_path / "translation.jsonl", columns(["translation"]))
     message = error(train_file=path, source_lang="en", target_lang="fr")
