@@ -200,8 +200,9 @@ def smoothed_loss(logits, labels, smoothing=0.1):
     return -((1 - smoothing) * correct + smoothing * log_probs.mean(dim=-1)).mean()
     # EXERCISE
     # # 1. The log-probabilities (N,V), only where there is a label: x[labels != -100] drops the other positions.
-    # # 2. Those of the correct tokens (N).
-    # # 3. (1 - smoothing) times 2, plus smoothing times the mean of 1 over V; negate, and take the mean over the N tokens.
+    # # 2. Of these, the ones of the correct tokens (N).
+    # # 3. (1 - smoothing) times those of step 2, plus smoothing times the mean over V of those of step 1 (N). Negate it,
+    # #    and take the mean over the N tokens.
     # raise NotImplementedError
     # END
 

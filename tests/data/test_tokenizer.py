@@ -277,3 +277,9 @@ def test_missing_sentencepiece_is_named(is_saved_again, marian, tmp_path):
     result = subprocess.run([sys.executable, "-c", WITHOUT_SENTENCEPIECE, folder], capture_output=True, text=True)
     message = f"{folder}: it needs sentencepiece, which is not installed; install it with `pip install sentencepiece`."
     assert result.stderr.rstrip().endswith(f"Cannot load a tokenizer from --model_name_or_path {message}")
+
+
+def test_training_shows_no_bars_outside_a_terminal(capfd):
+    """They would be blank lines in a notebook or a file."""
+    train_tokenizer(["a b"], vocab_size=300)
+    assert capfd.readouterr() == ("", "")
