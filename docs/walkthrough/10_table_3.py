@@ -14,14 +14,14 @@
 # # 10. Table 3 in small
 #
 # Which of the paper's choices matter? Its Table 3 changes one at a time: the number of heads, the size, dropout, label
-# smoothing, the positions. The base model took the authors 12 hours on eight GPUs. Here each row takes half a
+# smoothing, the positions. The base model took the authors 12 hours on eight GPUs. Here each row takes less than half a
 # minute, with a model 250 times as small and a corpus 1,600 times as small. Some of the findings hold even so, and some
 # do not. Which ones, and why?
 #
 # - **Heads** (rows A), **sizes** (C), **dropout and label smoothing** (D), **learned positions** (E), one at a time.
 # - **How large is chance?** The base model is trained with three seeds. A difference smaller than theirs says nothing.
 #
-# **You need** notebook 6. **Time:** 45 minutes; the training takes about ten. **You will have** a table of your own
+# **You need** notebook 6. **Time:** 45 minutes; the training takes about five. **You will have** a table of your own
 # beside the paper's, and a feeling for what an experiment of this size can show.
 #
 # Letters as before: d model width, h heads, k = d / h width of a head, f inner width of the feed-forward network.
