@@ -125,7 +125,7 @@ assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1  # the last position
 # ## Heads
 #
 # One softmax gives each word one weighted mean. A word may need more than one: its verb, its article, the word
-# before. So the d features are split into h heads of k = d / h features, each head attends by itself, and the results
+# before. So the d features are split into h heads of k = d / h features, each head attends on its own, and the results
 # are joined. This costs no more multiplications than one wide head: for the scores, h heads × T × S × k = T × S × d
 # products.
 #

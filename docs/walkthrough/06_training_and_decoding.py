@@ -366,8 +366,8 @@ checks.check(greedy_search)
 # %% [markdown]
 # ## Learning five pairs
 #
-# All five pairs are one batch, and the model begins anew. We keep a copy of the model from shortly before the end of the warmup, when it has seen
-# some German but is unsure of everything; it serves below.
+# All five pairs are one batch, and the model has new random weights. We keep a copy of it from shortly before the end of
+# the warmup, when it has seen some German but is unsure of everything; we use it below.
 
 # %%
 warmup, max_steps, unsure_at = 40, 150, 35

@@ -170,6 +170,7 @@ class CTranslate2Translator(Translator):
     def n_best_batches(
         self, batches: Iterable[list[list[int]]], n: int, streamer, generation: dict
     ) -> Iterator[list[list[tuple[list[int], float]]]]:
+        """As in [`Translator`]; the scores are CTranslate2's."""
         callback = None
         if streamer is not None:
             streamer.put(torch.tensor([self.model.config.decoder_start_token_id]))  # the prompt, as from transformers
