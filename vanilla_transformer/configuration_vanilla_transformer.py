@@ -18,7 +18,7 @@ FOREIGN_KEYS = {"attn_implementation", "auto_map", "custom_pipelines", "experts_
 FOREIGN_KEYS |= {"name_or_path", "num_labels", "output_attentions", "peft_config", "per_layer_config"}
 FOREIGN_KEYS |= {"quantization_config", "torch_dtype", *GenerationConfig().to_dict()}
 
-# The classes that the Auto classes load from a saved directory. `save_pretrained` adds only the one that it saves.
+# What the Auto classes load from a saved directory. `save_pretrained` alone would list only the class that it saves.
 AUTO_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",

@@ -59,10 +59,12 @@ def greedy_search(
     """Takes the most likely token of each sentence at each step, (B,T) -> (B,T'); for `generate(custom_generate=...)`.
 
     With `do_sample=True`, it draws the token instead. `model` is a [`VanillaTransformerForConditionalGeneration`] in
-    one process; `others` are the other models of an ensemble, each with what its encoder makes of the source. The
-    processors get the logits of one model, and the log-probabilities of an ensemble. With `return_dict_in_generate`,
-    it returns `sequences` and `sequences_scores`, which are those of [`beam_search`]. Raises [`Unsupported`] for
-    options that need transformers' own loop: scores of each step, processors or criteria that look across rows, ...
+    one process; `others` are the other models of an ensemble, each paired with the output of its encoder. The
+    processors get logits if there is one model, and log-probabilities if there is an ensemble. With
+    `return_dict_in_generate`, it returns `sequences` and `sequences_scores`, computed as in [`beam_search`].
+
+    Raises [`Unsupported`] for options that need transformers' own loop: scores of each step, processors or criteria
+    that look across rows, ...
     """
     modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
     check_supported(modes, logits_processor, stopping_criteria, generation_config)
@@ -358,7 +360,10 @@ class Hypotheses:
     def can_improve(
         self, sentences: torch.Tensor, running_scores: torch.Tensor, length: int, max_length: int
     ) -> torch.Tensor:
-        """Whether a running beam (A,n), best first, of `length` new tokens can beat the worst finished one: (A)."""
+        """For each sentence (A), whether a running beam can still beat the worst finished hypothesis.
+
+        `running_scores` (A,n) are sorted, the best first; each beam has `length` new tokens.
+        """
         early, penalty = self.config.early_stopping, self.config.length_penalty
         is_filled = self.is_filled[sentences]
         best_length = max_length if early == "never" and penalty > 0 else length

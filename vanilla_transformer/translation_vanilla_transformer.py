@@ -107,7 +107,7 @@ class Translator:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model, or the first of an ensemble, whose generation config counts."""
+        """The model, or the first of an ensemble; its generation config is the one that is used."""
         return self.models[0]
 
     @classmethod
@@ -373,13 +373,13 @@ def check_options(**options) -> dict:
 def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
     """Loads a model from safetensors. Raises ValueError if weights are missing, unexpected or of another shape.
 
-    Transformers would initialize missing weights at random and drop others, with a warning only.
+    Transformers would initialize missing weights at random and drop unexpected ones, with only a warning.
     """
     index = Path(name_or_path) / "model.safetensors.index.json"
     if index.is_file():  # transformers would also load a pickle, or a file elsewhere, that it names
         for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
             if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ValueError(f"{index} names {file}; only safetensors files beside it are loaded.")
+                raise ValueError(f"{index} refers to {file}; only safetensors files in its own directory are loaded.")
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict | kwargs)
     problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]

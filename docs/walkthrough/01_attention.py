@@ -23,7 +23,7 @@
 # (Vaswani et al., 2017, *Attention Is All You Need*, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)); sections,
 # equations, figures and tables in these notebooks are those of the paper.
 #
-# **You need** Python, NumPy, matrix products and gradients, and in PyTorch tensors and `nn.Module` (PyTorch's own
+# **You need** Python, NumPy, matrix products and gradients, and of PyTorch its tensors and `nn.Module` (its own
 # introduction, *Learn the Basics*, is enough). **Time:** 45 minutes, 20 of them for the exercise.
 # **You will have** attention, the first part of the model and the only one in which words meet.
 #

@@ -141,8 +141,8 @@ assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1  # the last position
 # found.
 #
 # There are three uses. The encoder's words attend to one another: queries, keys and values come from the same sentence.
-# So they do in the decoder, with the causal mask. And the decoder attends to the encoder: queries come from the target,
-# keys and values from the source, and T and S differ. So the function has two inputs, `x` for the queries, and
+# The decoder's words do the same, with the causal mask. And the decoder attends to the encoder: queries come from the
+# target, keys and values from the source, and T and S differ. So the function has two inputs, `x` for the queries, and
 # `attended` for keys and values.
 #
 # ![Who may attend to whom: all source tokens but padding to each other, target tokens to themselves and the past, target tokens to all source tokens but padding](../pictures/attention_kinds.svg)
@@ -209,8 +209,8 @@ checks.check(MultiHeadAttention)
 #
 # Queries, keys and values are three projections of the same x. The rows of the three matrices can be stacked into
 # one matrix of 3d rows: one large product instead of three, which is then cut in three. Whether a model stores three
-# matrices or one is a matter of taste and speed, not of what it computes. The width and the heads here are those of
-# the paper's base model, for 30 sentences of 200 tokens.
+# matrices or one is a matter of taste and speed, not of what it computes. Below, the width and the number of heads
+# are those of the paper's base model; the input is 30 sentences of 200 tokens.
 
 # %%
 d, h = 512, 8
@@ -247,6 +247,6 @@ with torch.no_grad():
 # **Answers.**
 #
 # 1. Reshaping keeps the order of the numbers in memory, in which all features of the first word come first. So the
-# "first head" would get all features of the first T / h words, and attend among pieces of words. No error tells you,
+# "first head" would get all features of the first T / h words, and attend among slices of word vectors. No error tells you,
 # since the shapes fit; `check` would.
 # 2. $4 (d^2 + d)$, for four matrices and biases. It does not depend on h.

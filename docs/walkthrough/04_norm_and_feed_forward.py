@@ -299,7 +299,7 @@ plt.show()
 # smaller gradient than the lowest, but of the same order of magnitude.
 #
 # **Post-norm**: all words have size 1. The gradients of the encoder keep their order of magnitude. Those of the
-# decoder shrink towards the bottom by about the same factor at each layer, so they nearly vanish in a deep one.
+# decoder shrink towards the bottom by about the same factor at each layer, so in a deep decoder they nearly vanish.
 #
 # Where does the factor come from? If the output of a sublayer is as large as its input, the norm divides a sum of
 # twice the variance, so the gradient on the residual path is multiplied by $1/\sqrt 2$. Self-attention and the

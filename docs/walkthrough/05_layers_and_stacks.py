@@ -218,8 +218,9 @@ checks.check(Encoder, Decoder)
 # Encoder and decoder, and a last projection that turns the decoder's output into logits (B,T,V), one for each word of
 # the vocabulary. The logit of a word is the inner product of the output with the embedding of that word: embeddings of
 # source and target and the output projection are the same matrix (section 3.4). So the model reads and writes a word by
-# the same vector, and has one matrix (V,d) instead of three. `__init__` sees to that, and to the first weights, which are
-# those of the package: Xavier's divided by $\sqrt N$ (notebook 4), and embeddings with variance 1/d (notebook 3).
+# the same vector, and has one matrix (V,d) instead of three. `__init__` ties the matrices, and gives all weights their
+# initial values as the package does: Xavier initialization divided by $\sqrt N$ for N layers (notebook 4), and
+# embeddings with variance 1/d (notebook 3).
 
 
 # %% tags=["part"]

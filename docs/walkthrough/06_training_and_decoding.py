@@ -151,8 +151,8 @@ torch.testing.assert_close(at_once, torch.stack(one_by_one, dim=1), rtol=1e-4, a
 # (The sum of all $q_i$ is 1, and $\ln p_i = z_i - \ln \sum_j e^{z_j}$.)
 #
 # A cross-entropy is at least the entropy of its target, reached at $p = q$. So the lowest smoothed loss is not 0, and
-# the best probability for the correct token is $1 - \varepsilon + \varepsilon / V$. The plot shows both; the other
-# tokens share the rest evenly.
+# the best probability for the correct token is $1 - \varepsilon + \varepsilon / V$, while the other tokens share the rest
+# evenly. The plot shows both.
 
 
 # %%
@@ -293,9 +293,9 @@ plt.show()
 # %% [markdown]
 # ## Exercise: a training step (10 minutes)
 #
-# The decoder reads the shifted labels; the loss compares its logits with the labels. Then the gradient, and a step of the
-# optimizer with the learning rate of this step: an optimizer of PyTorch keeps it in `group["lr"]` of each of its
-# `param_groups`.
+# The decoder reads the shifted labels; the loss compares its logits with the labels. Then compute the gradient, set the
+# learning rate of this step, and let the optimizer update the weights. A PyTorch optimizer reads its learning rate from
+# `group["lr"]` of each of its `param_groups`.
 
 
 # %% tags=["part"]
@@ -404,7 +404,7 @@ for (en, de), translation in zip(pairs, translations, strict=True):
 
 # %% [markdown]
 # All five are exact. But that proves little: a decoder that ignores its source could learn five sentences by heart as
-# well. What proves something is a sentence that the model has never seen.
+# well. The real test is a sentence that the model has never seen.
 #
 # ## Learning to translate
 #

@@ -475,8 +475,8 @@ assert -0.02 < losses["no causal mask, no encoder"] - LAST_OF_SIX < 0.25
 # by one: START and the first four digits. So the digit that it must predict can be read one place to the right,
 # instead of in the source. When it writes, that place is empty.
 #
-# The proof: give the same weights the mask, and the right digits before each one. Only the last digit, which has
-# nothing to its right to hide, is still predicted as before.
+# The proof: give the same weights the mask, and let them predict each digit after the correct ones before it. Only
+# the last digit is still predicted as before, since nothing follows it that the mask could hide.
 
 # %%
 masked = new_model()
@@ -607,7 +607,7 @@ assert broken_rules(mine) == []
 
 # %% [markdown]
 # **Questions.** 1. What is the floor without an encoder if digits may repeat? 2. Only the decoder lacks positions:
-# what is the floor now, and can the model reach it? 3. A model keeps all rules, its labels have their END, and the
+# what is the floor now, and can the model reach it? 3. A model follows all the rules, its labels have their END, and the
 # loss stops at 2.06. What is wrong?
 
 # %% [markdown] tags=["answer"]

@@ -232,7 +232,7 @@ BAD = {
     "tuning of two": (["--tune", "--model", "OURS", "done", *TEXT_FILES], "give that as the only --model"),
     "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
     "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds the results"),
-    "own files": (["--hypotheses", "first.txt", "--output", ".", *TEXT_FILES], "lies in --output .*; choose another"),
+    "own files": (["--hypotheses", "first.txt", "--output", ".", *TEXT_FILES], "is in --output .*; choose another"),
 }
 
 

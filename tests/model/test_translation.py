@@ -238,7 +238,7 @@ def test_other_files_than_safetensors_are_refused(file, folder):
     weights = Path(folder) / "model.safetensors"
     index = weights.with_name("model.safetensors.index.json")
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": file}}))
-    with pytest.raises(ValueError, match=f"names {file}; only safetensors files beside it"):
+    with pytest.raises(ValueError, match=f"refers to {file}; only safetensors files in its own directory"):
         Translator.from_pretrained(folder)
     index.unlink()
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))

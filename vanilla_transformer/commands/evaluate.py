@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog += EXAMPLES
     add = parser.add_argument
-    # Both fill one list, so that the baseline is the first system of the command line.
+    # Both options append to one list, so that the first system on the command line is the baseline.
     systems = {"dest": "systems", "nargs": "+", "action": "extend", "default": []}
     models = "models, each a system of its own: directories or Hub ids; with + between them, an ensemble"
     add("--model", **systems, type=lambda name: (name, "model"), metavar="DIR_OR_ID", help=models)
@@ -121,7 +121,7 @@ def check_options(options: argparse.Namespace):
     for name in filter(None, [options.references, options.sources]):
         if options.output and Path(name).resolve().parent == options.output.resolve():
             raise UserError(
-                f"{name} lies in --output {options.output}, which is written to; choose another directory."
+                f"{name} is in --output {options.output}, where results are written; choose another directory."
             )
     if options.comet and not shutil.which("comet-score"):
         raise UserError("--comet needs the program comet-score; install it with `pipx install unbabel-comet`.")

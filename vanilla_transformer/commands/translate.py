@@ -54,7 +54,7 @@ def run(options: argparse.Namespace):
 
 
 def translate_lines(translator: Translator, options: argparse.Namespace):
-    """Translates some thousand lines at a time, to sort them by length; from a terminal one at a time."""
+    """Translates up to 10,000 lines at a time, sorted by length; lines that are typed at a terminal, one by one."""
     sys.stdout.reconfigure(encoding="utf-8")
     size = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
     done, distinct = 0, []

@@ -41,7 +41,7 @@ ACTIVATIONS = {
 
 # Options of `generate` that CTranslate2 treats the same way or can ignore. EXACT: in both searches (a forced end only
 # where translations end before the limit). GREEDY: in greedy search. MASKS: those that mask tokens, which transformers
-# does after the softmax and CTranslate2 before it; in beam search that differs unless scores are normalized again.
+# does after the softmax and CTranslate2 before it; beam search then differs, unless scores are normalized again.
 EXACT = {"num_beams", "length_penalty", "max_length", "forced_eos_token_id", "renormalize_logits"}
 EXACT |= {"num_return_sequences", "pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
 EXACT |= {"temperature", "top_k", "top_p"}
@@ -85,7 +85,7 @@ def to_ctranslate2(
     spec.save(str(output_dir))
     tokenizer.save_pretrained(output_dir)
     generation_config.save_pretrained(output_dir)
-    # Last, since a directory without it is converted again.
+    # This file is written last: a directory without it is taken for incomplete, and converted again.
     ours = {"source": source, "quantization": quantization, "config": config.to_dict()}
     (output_dir / CONFIG).write_text(json.dumps(ours, indent=2), encoding="utf-8")
 

@@ -55,9 +55,9 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
 
     Where the architectures differ:
 
-    - Their sinusoidal positions hold all sines and then all cosines, the paper's alternate them: the residual stream
-      is permuted once, see [`interleave`].
-    - Their constant `final_logits_bias` becomes the bias of `lm_head`, which is trainable; zeros give no bias.
+    - Their sinusoidal positions hold all sines and then all cosines, while those of the paper alternate: the residual
+      stream is permuted once, see [`interleave`].
+    - Their constant `final_logits_bias` becomes the bias of `lm_head`, which is trainable; if it is 0, there is none.
     - The embedding of the padding token gets gradients here but not in their models; Marian's decoder starts with it.
     - Without an attention mask, padding is masked here and attended to there.
     - Their limit of `max_position_embeddings` applies here to learned positions only; LayerDrop (training only) is
@@ -129,8 +129,8 @@ def check_family(config: VanillaTransformerConfig, name: str):
     for field, value in fixed.items():
         if getattr(config, field) != value:
             raise ValueError(
-                f"`{field}={getattr(config, field)!r}` has no native form; {model.__name__} has {value!r} only. Use "
-                "this model with `trust_remote_code=True`, or CTranslate2."
+                f"`{field}={getattr(config, field)!r}` cannot be converted: {model.__name__} supports only {value!r}. "
+                "Load this model with `trust_remote_code=True`, or run it with CTranslate2."
             )
 
 

@@ -184,7 +184,7 @@ class StreamedBatches:
         if self.state["files"] != files:
             raise UserError(
                 f"The stream has {files} files, but had {self.state['files']} when the checkpoint was saved; start a "
-                "new run, from --model_name_or_path if you like."
+                "new run, with the checkpoint as --model_name_or_path to keep its weights."
             )
         # Shuffle the files only: a buffer of pairs would not be part of the stream's state.
         self.stream = self.stream.shuffle(seed=self.seed, buffer_size=1, max_buffer_input_shards=1)
@@ -215,7 +215,7 @@ class StreamedBatches:
             state = state | {"epoch": state["epoch"] + 1, "pool": 0, "pair": 0, "stream": None}
 
     def read_pool(self, pairs: Iterator[dict], state: dict) -> list[dict]:
-        """Reads the next pool. The first size varies by epoch, so that other pairs share a pool."""
+        """Reads the next pool. The size of the first varies by epoch, so that different pairs are pooled in each."""
         first = np.random.default_rng([self.seed, state["epoch"]]).integers(FIRST_POOL // 2, FIRST_POOL + 1)
         size = min(int(first) << min(state["pool"], 16), LAST_POOL)
         with reading(f"The stream, after pair {state['pair']:,} of epoch {state['epoch']},"):

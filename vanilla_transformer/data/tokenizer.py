@@ -23,9 +23,9 @@ def train_tokenizer(
 
     Args:
         texts: Sentences of both languages.
-        vocab_size: The largest vocabulary size; a small corpus yields a smaller one.
+        vocab_size: The maximum; a small corpus yields fewer tokens.
         length: The number of texts, for the progress bar.
-        tags: Words such as `<bt>` that become one token each, wherever a text has them.
+        tags: Words such as `<bt>` that become one token each, wherever they occur.
 
     Raises:
         UserError: `vocab_size` is too small for the special tokens and the 256 bytes.

@@ -169,7 +169,7 @@ class Page:
         yield best[0].text, speed, draw_table(best), (text, best[0].text)
 
     def search(self, text: str, num_beams: int, length_penalty: float, streamer: TextIteratorStreamer) -> list:
-        """The n best; ends `streamer` in any case, which the page waits for."""
+        """The n best translations. Always ends `streamer`, even after an error, because the page waits for that."""
         try:
             options = {"streamer": streamer} if num_beams == 1 else {"length_penalty": length_penalty}
             return self.translator.n_best(text, min(N_BEST, num_beams), num_beams=num_beams, **options)

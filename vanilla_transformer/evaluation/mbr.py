@@ -10,7 +10,7 @@ UTILITIES = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}  # sacreBLEU's 
 def most_similar(candidates: list[str], utility: str = "chrf") -> str:
     """The candidate whose mean `utility`, with each of the candidates as reference, is highest; "" if there are none.
 
-    Candidates that occur several times count as often. Of equally good ones, the first is chosen.
+    A candidate that occurs several times counts that many times. Of equally good ones, the first is chosen.
     """
     metric, counts = UTILITIES[utility], Counter(candidates)
 

@@ -29,7 +29,7 @@ class GenerateTranslator(Translator):
         self.longest_source, self.too_long = max_source_length or tokenizer.model_max_length, "split"
 
     def defaults(self, source_length: int, generation: dict) -> dict:
-        """None besides those of `generate`."""
+        """No options: the defaults are those of `generate`."""
         return {}
 
 
@@ -76,7 +76,8 @@ def score_systems(
 def comet_scores(model: str, folder: Path, hypotheses: Iterable[str]) -> list[float]:
     """The COMET score of each file of hypotheses in `folder`, which also has `sources.txt` and `references.txt`.
 
-    COMET needs older libraries than this package, so it is a program, `comet-score`, in an environment of its own.
+    They come from the program `comet-score`: COMET needs older libraries than this package, and so an environment of
+    its own.
     """
     command = ["comet-score", "--model", model, "--gpus", int(torch.cuda.is_available()), "--only_system", "--quiet"]
     command += ["-s", folder / "sources.txt", "-r", folder / "references.txt"]

@@ -75,7 +75,7 @@ def trace_shapes(
         steps.append(ShapeStep(name, description, section, tuple(letters.split(",")), shape, parameters))
 
     def after_forward(module: nn.Module, inputs: tuple, output):
-        """Adds the steps of a module."""
+        """Appends the outputs of a module, and the shapes inside attention, to `steps`."""
         name = names[module]
         parent, _, kind = name.rpartition(".")
         if isinstance(module, VanillaTransformerAttention):

@@ -270,7 +270,7 @@ def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"The recipe {path} cannot be read: {one_line(error)}") from error
     if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"The recipe {path} must consist of lines `option: value`.")
+        raise UserError(f"The recipe {path} must consist of lines of the form `option: value`.")
     recipe = {}
     for key_node, value_node in root.value:
         key = str(key_node.value).replace("-", "_")

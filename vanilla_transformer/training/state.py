@@ -36,7 +36,7 @@ class TrainerState:
     settings: dict = field(default_factory=dict)  # the recipe and data fingerprints, compared on resume
 
     def advance(self, num_batches: int):
-        """Counts an optimizer step over `num_batches` batches of all processes."""
+        """Records one optimizer step over `num_batches` batches, counted over all processes."""
         self.step += 1
         self.position += num_batches
 
