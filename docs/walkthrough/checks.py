@@ -971,6 +971,13 @@ def describe(ours, expected: Value) -> str:
     return f"the largest difference is {(ours.double() - expected.double()).abs().max().item():.2g}"
 
 
+def name_of(part) -> str:
+    name = getattr(part, "__name__", repr(part))
+    if name not in CASES:
+        raise ValueError(f"{name} is not the name of a part; the parts are {', '.join(CASES)}.")
+    return name
+
+
 def refuse(error: Exception, cause: Exception | None = None):
     raise error from cause
 
@@ -979,7 +986,7 @@ def check(*parts):
     """Compares functions or classes with the package; raises AssertionError at the first that differs."""
     __tracebackhide__ = True  # in a notebook, so that little more than the error is shown
     for part in parts:
-        name = part.__name__
+        name = name_of(part)
         try:
             found = compare(part)
         except NotImplementedError as error:
@@ -1003,7 +1010,7 @@ def keep(*parts):
     """Checks functions or classes and writes their source to my_transformer.py, in place of an earlier version."""
     __tracebackhide__ = True
     for part in parts:
-        name, code = part.__name__, (part.__init__ if isinstance(part, type) else inspect.unwrap(part)).__code__
+        name, code = name_of(part), (part.__init__ if isinstance(part, type) else inspect.unwrap(part)).__code__
         cell = "".join(linecache.getlines(code.co_filename))
         source = find_definition(cell, name)
         head = (

@@ -159,6 +159,10 @@ def test_check_explains_other_errors(checks):
         checks.check(checks.solved("Layer", "x + self.dropout(sublayer(x))", "x.add_(sublayer(x))").Layer)
     with pytest.raises(AssertionError, match="^train_step, .*: it is None, and must be [0-9.]+[.]$"):
         checks.check(checks.solved("train_step", "    return loss.item()", "").train_step)
+    for other, name in [(lambda x: x, "<lambda>"), ("attention", "'attention'")]:
+        for use in (checks.check, checks.keep):
+            with pytest.raises(ValueError, match=f"^{name} is not the name of a part; the parts are attention, "):
+                use(other)
     # an error of torch's says too little to be sure of the mistake
     for part, word in [("greedy_search", "Probably"), ("train_step", "Probably"), ("attention", "Mistake")]:
         right, wrong, message = checks.MISTAKES[part][-1 if part != "train_step" else 5]
