@@ -226,7 +226,7 @@ must predict.
 A masked score becomes very low,
 and its weight 0.
 
-Coloured: attended to.
+Colored: attended to.
 """,
     ),
     (

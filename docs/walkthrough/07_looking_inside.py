@@ -178,7 +178,7 @@ assert all(
 
 # %% [markdown]
 # In the upper layer of the decoder, all heads that attend to the source follow the diagonal in most sentences, as both
-# languages have much the same word order. Some of its self-attention heads look at the token itself. The encoder heads
+# languages have much the same word order. One of its self-attention heads looks at the token itself. The encoder heads
 # have no clear pattern in most sentences. A pattern does not prove use: a head that has nothing to contribute must put
 # its weight somewhere, too.
 

@@ -14,7 +14,7 @@
 # # 8. Tokenization
 #
 # A model reads numbers. So far they came from a tokenizer; here is one in plain Python. It begins with bytes and an
-# empty list of merges, and learns from text which neighbours to join: byte-pair encoding, with a vocabulary that both
+# empty list of merges, and learns from text which neighbors to join: byte-pair encoding, with a vocabulary that both
 # languages share, as in section 5.1 of the paper. At the end it has learned the same merges as the package's tokenizer
 # on the whole sample dataset, and gives every sentence the same ids.
 #
@@ -113,13 +113,13 @@ print(f"{len(counts)} different pieces; the most frequent: {counts.most_common(5
 # %% [markdown]
 # ## Exercise: counting pairs (5 minutes)
 #
-# One step of learning: count all neighbours, join the most frequent pair everywhere, and write the merge down. The
+# One step of learning: count all neighbors, join the most frequent pair everywhere, and write the merge down. The
 # joined pair is a new token. First the counting. A word is a tuple of tokens with the number of its occurrences.
 
 
 # %% tags=["part"]
 def count_pairs(words):
-    """How often each pair of neighbouring tokens occurs: words {tokens: count} -> Counter {(token, token): count}."""
+    """How often each pair of neighboring tokens occurs: words {tokens: count} -> Counter {(token, token): count}."""
     # SOLUTION
     pairs = Counter()
     for tokens, count in words.items():
@@ -246,7 +246,7 @@ print(f"equal: {len(merges)} merges and {len(vocabulary)} ids")
 # ## Exercise: encoding a word (10 minutes)
 #
 # To encode a new word, apply the merges in the order in which they were learned. Order matters: many merges join what
-# earlier ones have made. So as long as there are neighbours to merge, take those that were learned first.
+# earlier ones have made. So as long as there are neighbors to merge, take those that were learned first.
 
 
 # %% tags=["part"]
@@ -330,7 +330,7 @@ assert lengths == sorted(lengths, reverse=True)
 
 # %% [markdown]
 # Most of the gain comes from the first few hundred merges. The paper uses 37,000 tokens for 4.5 million sentence pairs; the
-# recipes of this package use 1,000 for the sample and about 10,000 for Multi30k ([choosing](../choosing.md)).
+# recipes of this package use 1,000 for the sample and 8,000 to 10,000 for Multi30k ([choosing](../choosing.md)).
 #
 # ## Other tokens for the same text
 #

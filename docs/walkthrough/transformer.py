@@ -278,7 +278,7 @@ def greedy_search(model, source, max_length):
 
 
 def count_pairs(words):
-    """How often each pair of neighbouring tokens occurs: words {tokens: count} -> Counter {(token, token): count}."""
+    """How often each pair of neighboring tokens occurs: words {tokens: count} -> Counter {(token, token): count}."""
     pairs = Counter()
     for tokens, count in words.items():
         for pair in zip(tokens, tokens[1:], strict=False):
