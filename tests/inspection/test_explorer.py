@@ -2,16 +2,19 @@
 
 import base64
 import itertools
+import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import command_error
+from helpers import ROOT, command_error
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.inspection.attention import attention_maps, eager_attention
 from vanilla_transformer.inspection.explorer import Recorder, explore, without_head, write_explorer
 from vanilla_transformer.inspection.shapes import trace_shapes
@@ -119,9 +122,18 @@ def test_page_searches_as_our_search_does(model, tokenizer, page, browser):
     assert compared == 96 and 10 < ended < 90
 
 
-def test_page_counts_as_the_shape_trace_does(model, page, browser):
-    browser.get(page.as_uri())
+@pytest.mark.parametrize(
+    "options", [{}, {"d_model": 36, "encoder_ffn_dim": 50, "position_embedding_type": "learned", "lm_head_bias": True}]
+)
+def test_page_counts_as_the_shape_trace_does(options, make_model, tokenizer, tmp_path, browser):
+    model = make_model(vocab_size=len(tokenizer), encoder_attention_heads=2, decoder_attention_heads=4, **options)
+    write_explorer(explore(model, tokenizer, PAIRS[:1]), tmp_path / "explorer.html", "Shapes")
+    browser.get((tmp_path / "explorer.html").as_uri())
     config, sizes = model.config, {"S": 7, "T": 5}
+    own = {"d": config.d_model, "h": 2, "f": config.encoder_ffn_dim, "V": config.vocab_size}
+    assert browser.execute_script("return sizesNow()").items() >= own.items()  # the sliders begin at the model's sizes
+    browser.execute_script("$('size-h').value = 5")
+    assert browser.execute_script("return sizesNow().h") == 4  # the heads divide d
     model.config.pad_token_id = None
     steps = trace_shapes(model, torch.ones(1, 7, dtype=torch.long), torch.ones(1, 5, dtype=torch.long))
     steps = [step for step in steps if ".layers." not in step.module or ".layers.0." in step.module]
@@ -152,7 +164,20 @@ def test_page_in_a_browser(page, browser):
     assert said.text.startswith("Token 1 of ")
     browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ARROW_RIGHT)
     assert said.text.startswith("Token 2 of ")
-    browser.find_element(By.ID, "back").click()
+    lines = "$('lines').parentNode.getBoundingClientRect()"
+    for _ in range(browser.execute_script("return path().tokens.length")):
+        browser.find_element(By.ID, "next").click()
+        token = browser.execute_script(
+            "return document.querySelector('#lines text[style*=red]').getBoundingClientRect()"
+        )
+        assert token["right"] <= browser.execute_script(f"return {lines}.right")  # even if the line is longer
+    assert browser.execute_script("return $('lines').parentNode.scrollLeft > 0")
+    browser.execute_script("state.step = 0; show()")
+    browser.find_elements(By.CSS_SELECTOR, "canvas")[5].send_keys(Keys.SPACE)
+    assert browser.execute_script("return [state.layer, state.head]") == [1, 1]
+    assert browser.switch_to.active_element.get_attribute("aria-label") == "layer 1, head 1"  # it keeps the focus
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.execute_script("return state.layer") == -1
     candidate = browser.find_elements(By.CSS_SELECTOR, "#candidates button")[1]
     forced = candidate.text.split("\n")[0]
     candidate.click()
@@ -179,7 +204,7 @@ def test_page_in_a_browser(page, browser):
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
-def test_explorer_command(model, tokenizer, tmp_path, capsys):
+def test_explorer_command(model, tokenizer, tmp_path, capsys, monkeypatch):
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "data").mkdir()
@@ -193,3 +218,40 @@ def test_explorer_command(model, tokenizer, tmp_path, capsys):
     main([*of_text, "--text", "A dog sleeps."])
     assert "A dog sleeps." in (tmp_path / "text.html").read_text(encoding="utf-8")
     assert "give either --text or --dataset_name" in command_error(capsys, *of_text)
+    assert "is a directory" in command_error(capsys, *command, tmp_path)
+
+    def fill_the_disk(path, text, **options):
+        path.write_bytes(text[:100].encode())
+        raise OSError(28, "No space left on device")
+
+    whole = (tmp_path / "page.html").read_bytes()
+    monkeypatch.setattr(Path, "write_text", fill_the_disk)
+    assert "No space left on device" in command_error(capsys, *command, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == whole
+
+
+def test_pads_must_fit_and_translations_must_have_words(make_model, tokenizer):
+    length = len(tokenizer(PAIRS[0][0]).input_ids)
+    options = {"vocab_size": len(tokenizer), "position_embedding_type": "learned", "lm_head_bias": True}
+    for room, padded in [(3, ["no padding mask, 3 pads at the end"]), (0, [])]:
+        model = make_model(max_position_embeddings=length + room, **options)
+        variants = explore(model, tokenizer, PAIRS[:1])["variants"]
+        assert [variant["name"] for variant in variants if "pads" in variant["name"]] == padded
+    with torch.no_grad():
+        model.lm_head.bias[tokenizer.eos_token_id] = 1e4
+    with pytest.raises(UserError, match="translation of 'A dog.' is empty"):
+        explore(model, tokenizer, [("A dog.", None, None)])
+
+
+def test_page_of_the_docs_is_of_this_code():
+    """When its template or a line that it shows changes, the command of the README records it again."""
+    page = (ROOT / "docs" / "explorer.html").read_text(encoding="utf-8")
+    package = ROOT / "vanilla_transformer"
+    before, after = (package / "inspection" / "explorer.html").read_text(encoding="utf-8").split("{{data}}")
+    assert page.startswith(before.replace("{{title}}", "Inside sample")) and page.endswith(after)
+    code = (package / "modeling_vanilla_transformer.py").read_text(encoding="utf-8")
+    steps = json.loads(page[len(before.replace("{{title}}", "Inside sample")) : -len(after)])["shapes"]
+    for step in steps:
+        name, *lines = step["code"].split("\n")
+        assert lines and all(f" {line}\n" in code for line in lines), step
+        assert f"def {name.rpartition('.')[2]}(" in code

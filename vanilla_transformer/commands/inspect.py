@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -158,6 +159,10 @@ def make_page(options: argparse.Namespace):
     """Writes the explorer of one text, or of the first pairs of a split."""
     if bool(options.text) == bool(options.dataset_name):
         raise UserError("give either --text or --dataset_name.")
+    if options.output.is_dir():
+        raise UserError(f"--output {options.output} is a directory; give the name of a file.")
+    with writing(options.output), TemporaryFile(dir=options.output.parent):
+        pass  # known before minutes of recording
     model, tokenizer = load(options.model)
     pairs = [(options.text, None, None)]
     if options.dataset_name:
@@ -167,7 +172,7 @@ def make_page(options: argparse.Namespace):
         pairs = list(zip(split["source"], split["target"], alignments, strict=True))
     recorded = explore(model, tokenizer, pairs)
     with writing(options.output):
-        write_explorer(recorded, options.output, f"Inside {Path(options.model).name}")
+        write_explorer(recorded, options.output, f"Inside {Path(options.model).resolve().name}")
     print(f"Saved the explorer to {options.output}.", file=sys.stderr)
 
 

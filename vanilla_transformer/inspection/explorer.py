@@ -23,7 +23,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .. import VanillaTransformerForConditionalGeneration
 from ..decoding_vanilla_transformer import greedy_search
-from ..modeling_vanilla_transformer import VanillaTransformerAttention
+from ..errors import UserError
+from ..modeling_vanilla_transformer import VanillaTransformerAttention, eager_attention_forward
 from .alignment import align_words
 from .attention import attention_maps, eager_attention, encode, readable_tokens
 from .shapes import trace_shapes
@@ -57,12 +58,17 @@ def explore(
             sentence["beams"] = [recorder.beams(n) for n in range(1, MOST_BEAMS + 1)]
             sentences.append(sentence)
             references.append((source, reference or sentence["main"]["translation"]))
+            if not references[-1][1].strip():
+                raise UserError(f"The model's translation of {source!r} is empty; give a pair with a reference.")
         variants = list(broken(model, tokenizer, references))
     config = model.config
     sizes = {"d": config.d_model, "h": config.encoder_attention_heads, "f": config.encoder_ffn_dim}
     sizes |= {"V": config.decoder_vocab_size, "heads": config.decoder_attention_heads}
     sizes |= {"encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers}
-    return {"sentences": sentences, "variants": variants, "shapes": shapes(model), "sizes": sizes}
+    sizes |= {"positions": config.max_position_embeddings if config.position_embedding_type == "learned" else 0}
+    sizes |= {"bias": config.decoder_vocab_size if config.lm_head_bias else 0}
+    recorded = {"sentences": sentences, "variants": variants, "shapes": shapes(model), "sizes": sizes}
+    return recorded | {"end": tokenizer.eos_token}
 
 
 class Recorder:
@@ -172,7 +178,9 @@ def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str
         yield variant("no encoder", model, tokenizer, pairs)
     with without_positions(model):
         yield variant("no positions", model, tokenizer, pairs)
-    yield variant(f"no padding mask, {PADS} pads at the end", model, tokenizer, pairs, PADS)
+    longest = max(encode(model, tokenizer, "text", text=source).shape[1] for source, _ in pairs)
+    if pads := min(PADS, model.config.max_position_embeddings - longest):
+        yield variant(f"no padding mask, {pads} pads at the end", model, tokenizer, pairs, pads)
     kinds = {"self_attn": "self-attention", "encoder_attn": "attention to the source"}
     for name, module in model.named_modules():
         if isinstance(module, VanillaTransformerAttention):
@@ -252,10 +260,16 @@ def shapes(model) -> list[dict]:
 
 
 def code_of(model, name: str) -> str:
-    """The method that computes a step, with its line in the modeling file."""
-    owner = model.get_submodule(name.rpartition(".")[0])
-    method = inspect.unwrap(type(owner).forward)
-    return f"{method.__qualname__}, line {method.__code__.co_firstlineno}"
+    """The lines of the modeling file that compute a step, after the name of their function."""
+    owner, _, kind = name.rpartition(".")
+    wanted = {"weights": r"= query @|= scores\.softmax", "heads": " @ value"}.get(kind, rf"self\.{kind}\b")
+    members = [member for base in type(model.get_submodule(owner)).__mro__ for member in vars(base).values()]
+    methods = [member for member in members if inspect.isfunction(member) and member.__name__ != "__init__"]
+    for function in [eager_attention_forward] if kind in ("weights", "heads") else methods:
+        found = [line.strip() for line in inspect.getsource(function).splitlines() if re.search(wanted, line)]
+        if found:
+            return "\n".join([function.__qualname__, *found])
+    return ""
 
 
 def write_explorer(recorded: dict, path: Path, title: str):
@@ -264,4 +278,7 @@ def write_explorer(recorded: dict, path: Path, title: str):
     # A text that contains </script> must not end the script element.
     data = json.dumps(recorded, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     fields = {"{{title}}": escape(title), "{{data}}": data}
-    path.write_text(re.sub(r"{{\w+}}", lambda field: fields[field[0]], page), encoding="utf-8")
+    path = path.resolve()
+    unfinished = path.with_name(f"{path.name}.tmp")  # renamed, so that the page of an earlier run is never half a page
+    unfinished.write_text(re.sub(r"{{\w+}}", lambda field: fields[field[0]], page), encoding="utf-8")
+    unfinished.replace(path)
