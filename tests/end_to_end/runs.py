@@ -23,12 +23,13 @@ from safetensors.torch import load_file
 import train as script
 from vanilla_transformer.training import checkpoint, distributed, memory
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]  # not of helpers, which would take each forked process a second to import
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "big": "großer", "the": "der", "not": "nicht"}
 MODEL = "--vocab_size 280 --d_model 16 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 24 --decoder_ffn_dim 24"
 MODEL += " --encoder_attention_heads 2 --decoder_attention_heads 2"
 STEPS = "--per_device_train_max_tokens 200 --warmup_steps 4 --logging_steps 3 --save_steps 4 --learning_rate 0.02"
 QUICK = " --max_eval_samples 2 --max_predict_samples 1"
+RESUME = " --resume_from_checkpoint"
 KINDS = {"map-style": "", "streaming": " --streaming"}  # of training data
 
 
@@ -53,6 +54,10 @@ def write_pairs(folder: Path, **splits: list[dict]) -> Path:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
+
+
+def read_pairs(folder: Path, split: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 # ----------------------------------------------------------------------------------------------------- in this process
@@ -150,7 +155,10 @@ def ranks(machines: int = 1) -> list[dict[str, str]]:
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank % (2 // machines))} for rank in (0, 1)]
 
 
-def fault_at(owner: str, name: str, call: int, action, *arguments):
+STEP = ("vanilla_transformer.training.optimization", "compute_loss")
+
+
+def fault_at(owner: str, name: str, call: int, action, *arguments, set_attribute=setattr):
     """A fault: the action happens just before that call of a function of the owner, `module` or `module:Class`."""
     place = pkgutil.resolve_name(owner)
     function, calls = getattr(place, name), itertools.count(1)
@@ -160,7 +168,7 @@ def fault_at(owner: str, name: str, call: int, action, *arguments):
             action(*arguments)
         return function(*args, **kwargs)
 
-    setattr(place, name, act_and_call)
+    set_attribute(place, name, act_and_call)
 
 
 def signal_at(owner: str, name: str, call: int, number: int = signal.SIGKILL):

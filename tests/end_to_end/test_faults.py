@@ -17,8 +17,10 @@ import pytest
 from runs import (
     KINDS,
     QUICK,
+    RESUME,
     ROOT,
     SHARDED,
+    STEP,
     assert_same_run,
     fault_at,
     files,
@@ -36,8 +38,6 @@ from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.checkpoint import list_checkpoints, load_state
 from vanilla_transformer.training.signals import REPEAT_AFTER
 
-RESUME = " --resume_from_checkpoint"
-STEP = ("vanilla_transformer.training.optimization", "compute_loss")
 EVALUATION = ("vanilla_transformer.evaluation.splits", "gather_object")
 EIGHT = "--max_steps 8" + RESUME + QUICK
 

@@ -1,7 +1,6 @@
 """A resumed run equals an uninterrupted one, bit for bit; what cannot be resumed is refused."""
 
 import contextlib
-import itertools
 import json
 import re
 import shutil
@@ -13,12 +12,15 @@ import torch
 from runs import (
     KINDS,
     QUICK,
+    RESUME,
+    STEP,
     assert_identical,
     assert_same_run,
     execute,
     files,
     options,
     results,
+    signal_at,
     steps,
     train,
     train_fails,
@@ -26,24 +28,17 @@ from runs import (
 )
 from safetensors.torch import load_file
 
-import train as script
 from vanilla_transformer.data import batches
 from vanilla_transformer.training import memory
-from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.arguments import parse_arguments
-from vanilla_transformer.training.state import TrainerState
-
-RESUME = " --resume_from_checkpoint"
 
 # --------------------------------------------------------------------------------------------------------- bit for bit
 
 
-@pytest.mark.parametrize("name", ["newest", "named"])
-def test_resumed_run_equals_uninterrupted(name, finished, pairs, histories, tmp_path):
+def test_resumed_run_equals_uninterrupted(finished, pairs, histories, tmp_path):
     folder, more = tmp_path / "model", "--max_steps 8 --eval_steps 4"
     train(options(pairs, folder, more + " --max_steps 4"))
-    printed = train(options(pairs, folder, more + RESUME + (f" {folder}/checkpoint-4" if name == "named" else "")))
-    assert f"resuming from {folder}/checkpoint-4" in printed or name == "named"
+    assert f"resuming from {folder}/checkpoint-4" in train(options(pairs, folder, more + RESUME))
     for step in ["checkpoint-4", "checkpoint-8"]:
         for file in ["model.safetensors", "optimizer.safetensors"]:
             assert_identical(*(load_file(run / step / file) for run in (folder, finished[0])))
@@ -51,10 +46,9 @@ def test_resumed_run_equals_uninterrupted(name, finished, pairs, histories, tmp_
     assert [entry["step"] for entry in histories[-1]] == [3, 4, 4, 6, 8, 8]  # losses and scores, for the curves
 
 
-EVERYTHING = "--max_steps 20 --learning_rate 3 --gradient_accumulation_steps 2 --ema_decay 0.5"
-EVERYTHING += " --dropout 0.2 --attention_dropout 0.1"
-EVERYTHING += " --r_drop_alpha 2 --eval_steps 3 --early_stopping_patience 2 --save_total_limit 9"
-EVERYTHING += QUICK
+EVERYTHING = "--max_steps 20 --learning_rate 3 --gradient_accumulation_steps 2 --ema_decay 0.5 --dropout 0.2"
+EVERYTHING += " --attention_dropout 0.1 --r_drop_alpha 2 --eval_steps 3 --early_stopping_patience 2"
+EVERYTHING += " --save_total_limit 9" + QUICK
 LAST = 9  # where it stops early, as no BLEU is better than the first, 0, and no loss
 
 
@@ -79,17 +73,10 @@ def everything(tmp_path_factory):
     return run
 
 
-def stop(argv: list[str], owner, name: str, call: int):
+def stop(argv: list[str], owner: str, name: str, call: int):
     """Runs train.py, which gets a SIGTERM just before that call of a function."""
-    function, calls = getattr(owner, name), itertools.count(1)
-
-    def signal_and_call(*args, **kwargs):
-        if next(calls) == call:
-            signal.raise_signal(signal.SIGTERM)
-        return function(*args, **kwargs)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, signal_and_call)
+        signal_at(owner, name, call, signal.SIGTERM)(set_attribute=patch.setattr)
         status, _, errors = execute(argv)
     said = r"train.py: stopped after step \d+, which is saved; resume with --resume_from_checkpoint\n"
     assert status == 128 + signal.SIGTERM and len(re.findall(said, errors)) == 1, errors
@@ -102,7 +89,7 @@ def test_run_stopped_within_a_step_equals_uninterrupted(calls, kind, pairs, ever
     expected = everything(pairs, kind)
     argv = options(pairs, tmp_path / "model", EVERYTHING + kind + RESUME)
     for call in calls:
-        stop(argv, optim, "compute_loss", call)
+        stop(argv, *STEP, call)
     train(argv)
     assert results(expected)["train_steps"] == LAST
     assert_same_run(tmp_path / "model", expected)
@@ -111,15 +98,15 @@ def test_run_stopped_within_a_step_equals_uninterrupted(calls, kind, pairs, ever
 
 def test_run_stopped_around_evaluations_equals_uninterrupted(kind, pairs, everything, tmp_path):
     argv = options(pairs, tmp_path / "model", EVERYTHING + kind + RESUME)
-    for owner, name in [(script, "evaluate_split"), (TrainerState, "log_scores")]:
-        stop(argv, owner, name, 1)
+    for where in [("train", "evaluate_split"), ("vanilla_transformer.training.state:TrainerState", "log_scores")]:
+        stop(argv, *where, 1)
     train(argv)
     assert_same_run(tmp_path / "model", everything(pairs, kind))
 
 
 def test_run_stopped_while_the_last_checkpoint_is_saved_only_evaluates(finished, pairs, tmp_path):
     argv = options(pairs, tmp_path / "model", "--max_steps 8 --eval_steps 4" + RESUME)
-    stop(argv, optim, "compute_loss", 8)
+    stop(argv, *STEP, 8)
     assert steps(tmp_path / "model") == [4, 8] and not (tmp_path / "model" / "config.json").exists()
     train(argv)
     assert_same_run(tmp_path / "model", finished[0])
@@ -130,7 +117,7 @@ def test_distilled_run_stopped_within_a_step_equals_uninterrupted(finished, pair
     more = f"--max_steps 4 --gradient_accumulation_steps 2 --dropout 0.2 --r_drop_alpha 2 --teacher {finished[0]}"
     more += f" {finished[0]}/checkpoint-4 --distillation_weight 0.7 --distillation_temperature 2" + QUICK
     argv = options(pairs, tmp_path / "model", more + RESUME)
-    stop(argv, optim, "compute_loss", 4)
+    stop(argv, *STEP, 4)
     printed = train(argv)
     assert "Soft targets of 2 teacher(s)" not in printed and "the 8 most probable tokens have " in printed
     train(options(pairs, tmp_path / "whole", more))

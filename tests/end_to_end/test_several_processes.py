@@ -16,8 +16,10 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from runs import (
+    RESUME,
     ROOT,
     SHARDED,
+    STEP,
     assert_same_run,
     options,
     random_pairs,
@@ -34,9 +36,8 @@ from vanilla_transformer.training.arguments import parse_arguments
 FILES = {path.stem: path for path in sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))}
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").replace("\\\n        ", "")
 COMMANDS = re.findall(r"(?m)^ {4}(accelerate launch .*)", PAGE)
-COMMANDS += [
-    line for path in FILES.values() for line in re.findall(r"(?m)^# (accelerate launch .*)", path.read_text())
-]
+for path in FILES.values():
+    COMMANDS += re.findall(r"(?m)^# (accelerate launch .*)", path.read_text())
 
 # -------------------------------------------------------------------------------------------------- files and commands
 
@@ -144,12 +145,10 @@ def test_run_resumed_by_another_number_of_processes(first, second, one, pairs, f
     """Stopped by a signal in the middle."""
 
     def start(how: str, fault=None) -> list:
-        more = (ONE if how == "one" else TWELVE) + " --resume_from_checkpoint"
-        argv = options(pairs, tmp_path / "model", more, model=MODEL)
+        argv = options(pairs, tmp_path / "model", (ONE if how == "one" else TWELVE) + RESUME, model=MODEL)
         return [fork(argv, fault)] if how == "one" else fork_two(argv, fault, **HOW[how])
 
-    step = ("vanilla_transformer.training.optimization", "compute_loss")
-    stopped = start(first, signal_at(*step, 8 if first == "one" else 4, signal.SIGTERM))
+    stopped = start(first, signal_at(*STEP, 8 if first == "one" else 4, signal.SIGTERM))
     assert {run.wait() for run in stopped} == {143}, stopped[0].printed()
     step = steps(tmp_path / "model")[-1]
     assert 4 <= step < 12

@@ -11,13 +11,12 @@ import pytest
 import torch
 from helpers import translate_by_marian
 from runs import (
-    MODEL,
     QUICK,
     ROOT,
-    WORDS,
     assert_identical,
     files,
     options,
+    read_pairs,
     results,
     train,
     train_fails,
@@ -25,8 +24,7 @@ from runs import (
     write_pairs,
 )
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import modeling_vanilla_transformer as modeling
@@ -78,13 +76,17 @@ def test_progress_and_examples_are_printed(finished):
     assert re.search(r"loss \d.*, [\d,]+ target tokens/s, padding .*%, lr ", printed)
 
 
-def test_scores_are_those_of_the_saved_model(finished, pairs):
-    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-    translations = Translator.from_pretrained(str(finished[0]))([row["en"] for row in rows])
+def assert_scores_are_those_of_the_saved_model(folder, pairs):
+    rows = read_pairs(pairs, "test")
+    translations = Translator.from_pretrained(str(folder))([row["en"] for row in rows])
     expected = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
-    found = results(finished[0])
+    found = results(folder)
     assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
     assert all(found[name] == expected[name] for name in ("bleu_signature", "chrf_signature"))
+
+
+def test_scores_are_those_of_the_saved_model(finished, pairs):
+    assert_scores_are_those_of_the_saved_model(finished[0], pairs)
 
 
 def test_written_recipe_repeats_the_run_in_another_process(finished, fork, tmp_path):
@@ -131,10 +133,7 @@ def test_decoding_is_tuned_on_the_validation_split(pairs, tmp_path, monkeypatch)
     assert found["eval_bleu"] == pytest.approx(best["bleu"])
     chosen = f"Beams ({best['num_beams']}) and length penalty ({best['length_penalty']}) were chosen on the validation"
     assert chosen in (tmp_path / "model" / "README.md").read_text()
-    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-    translations = Translator.from_pretrained(str(tmp_path / "model"))([row["en"] for row in rows])
-    scores = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
-    assert found["test_bleu"] == scores["bleu"]
+    assert_scores_are_those_of_the_saved_model(tmp_path / "model", pairs)
 
 
 def test_early_stopping_by_loss_keeps_the_best_weights(pairs, histories, tmp_path):
@@ -161,8 +160,8 @@ def test_fine_tuning_starts_from_the_model(finished, pairs, tmp_path):
 
 def test_translations_become_a_training_file(finished, pairs, tmp_path):
     """As docs/training.md does it; the run on both files resumes, and its recipe repeats it."""
-    rows = [json.loads(line) for line in (pairs / "train.jsonl").read_text(encoding="utf-8").splitlines()]
-    (tmp_path / "train.en").write_text("".join(row["en"] + "\n" for row in rows[:40]), encoding="utf-8")
+    sources = [row["en"] + "\n" for row in read_pairs(pairs, "train")]
+    (tmp_path / "train.en").write_text("".join(sources[:40]), encoding="utf-8")
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     commands = re.search(r"(?m)^ {4}vanilla-transformer translate .*\n {4}paste .*$", page).group()
     program = f"{sys.executable} -m vanilla_transformer"
@@ -212,33 +211,6 @@ def test_option_acts_on_training(more, plain, pairs, tmp_path, monkeypatch):
     assert [torch.equal(found[name], plain[name]) for name in plain] == [not CHANGES[more]] * len(plain)
     if "alpha" not in more:
         assert sum(calls) == (18 if "checkpointing" in more else 9)  # the backward pass computes each attention again
-
-
-@pytest.fixture(scope="module")
-def word_tokenizer(tmp_path_factory) -> str:
-    """Whole words, padded with the end of sentence."""
-    words = {word: i for i, word in enumerate(["<e>", "<u>", *WORDS, *WORDS.values()])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<u>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = {"pad_token": "<e>", "eos_token": "<e>", "unk_token": "<u>"}
-    folder = str(tmp_path_factory.mktemp("tokenizer"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    return folder
-
-
-def test_existing_tokenizer_that_pads_with_eos(pairs, word_tokenizer, tmp_path):
-    """The model learns to end its sentences."""
-    model = MODEL.replace("--vocab_size 280", "--dropout 0").replace("--d_model 16", "--d_model 32")
-    more = f"--max_steps 80 --save_steps 80 --tokenizer_name {word_tokenizer}"
-    train(options(pairs, tmp_path / "model", more, model=model))
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
-    config = model.config
-    assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (0, 0, 0)
-    assert config.bos_token_id is None and config.vocab_size == 2 + 2 * len(WORDS)
-    source = AutoTokenizer.from_pretrained(tmp_path / "model")("a dog", return_tensors="pt")
-    translated = model.generate(**source, max_length=30)[0]
-    assert translated[-1] == 0 and len(translated) < 10
-    assert_recipe_runs(tmp_path / "model")
 
 
 def test_too_long_validation_sentence_is_dropped(pairs, tmp_path):
@@ -374,80 +346,78 @@ def test_student_of_a_marian_model_has_its_tokenizer(marian, marian_data, marian
 
 # ----------------------------------------------------------------------------------------------------------- bad input
 
-BAD = {  # options, parts of the message
-    "unknown option": ("--d_modl 64", ["--d_modl", "--d_model"]),
-    "missing dataset": ("--dataset_name {tmp}/none", ["{tmp}/none"]),
-    "small vocabulary": ("--vocab_size 200", ["200", "260"]),
-    "indivisible heads": ("--encoder_attention_heads 3", ["`d_model` is 16", "`encoder_attention_heads` is 3"]),
-    "wrong value": ("--dropout 1.5", ["'dropout': it is 1.5; it must"]),
-    "no pair left": (
-        "--max_source_length 1",
-        ["None of the 100 pairs of the train split is usable", "--max_source_length 1"],
+BAD = {  # options, and a pattern of the message
+    "unknown option": ("--d_modl 64", "--d_modl.*--d_model"),
+    "missing dataset": ("--dataset_name {tmp}/none", "{tmp}/none"),
+    "small vocabulary": ("--vocab_size 200", "200.*260"),
+    "indivisible heads": ("--encoder_attention_heads 3", "`d_model` is 16.*`encoder_attention_heads` is 3"),
+    "wrong value": ("--dropout 1.5", "'dropout': it is 1.5; it must"),
+    "wrong BLEU tokenizer before missing dataset": (
+        "--bleu_tokenize moses --dataset_name {tmp}/none",
+        "--bleu_tokenize moses does not exist; choose one of .*13a",
     ),
+    "no pair left": ("--max_source_length 1", "None of the 100 pairs of the train split .*--max_source_length 1"),
     "short learned table": (
         "--position_embedding_type learned --max_position_embeddings 50",
-        ["--max_position_embeddings is 50", "128"],
+        "--max_position_embeddings is 50.*128",
     ),
     "short learned table of a model": (
         "--model_name_or_path {tmp}/short",
-        ["--max_position_embeddings is 50", "128", "lower --max_source_length"],
+        "--max_position_embeddings is 50.*128.*lower --max_source_length",
     ),
     "missing tokenizer": (
         "--tokenizer_name {tmp}/none",
-        ["--tokenizer_name {tmp}/none: the directory '{tmp}/none' does not exist."],
+        "--tokenizer_name {tmp}/none: the directory '{tmp}/none' does not exist",
     ),
     "tag of several tokens": (
         "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags <bt> --tokenizer_name {finished}",
-        ["--train_file_tags has <bt>, which is not one token"],
+        "--train_file_tags has <bt>, which is not one token",
     ),
-    "missing teacher": ("--teacher {tmp}/none", ["{tmp}/none"]),
-    "truncated teacher": ("--teacher {tmp}/checkpoint-8", ["--teacher {tmp}/checkpoint-8 cannot be loaded"]),
+    "missing teacher": ("--teacher {tmp}/none", "{tmp}/none"),
+    "truncated teacher": ("--teacher {tmp}/checkpoint-8", "--teacher {tmp}/checkpoint-8 cannot be loaded"),
     "teachers of several vocabularies": (
         "--teacher {finished} {marian}",
-        ["--teacher {marian} has another vocabulary", "sequence-level distillation"],
+        "--teacher {marian} has another vocabulary.*sequence-level distillation",
     ),
-    "missing model": ("--model_name_or_path {tmp}/none", ["{tmp}/none"]),
-    "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", ["{tmp}/checkpoint-8"]),
-    "pickle of a Marian model": ("--model_name_or_path {tmp}/pickle", ["{tmp}/pickle", "safetensors"]),
-    "incomplete Marian model": ("--model_name_or_path {tmp}/incomplete", ["{tmp}/incomplete", "fc1.bias"]),
+    "missing model": ("--model_name_or_path {tmp}/none", "{tmp}/none"),
+    "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", "{tmp}/checkpoint-8"),
+    "pickle of a Marian model": ("--model_name_or_path {tmp}/pickle", "{tmp}/pickle.*safetensors"),
+    "incomplete Marian model": ("--model_name_or_path {tmp}/incomplete", "{tmp}/incomplete.*fc1.bias"),
     "Marian model of other sizes": (
         "--model_name_or_path {marian} --vocab_size 351",
-        ["--d_model is 16, but 32 in --model_name_or_path {marian}"],
+        "--d_model is 16, but 32 in --model_name_or_path {marian}",
     ),
-    "unknown attention": ("--attn_implementation flesh", ["flesh"]),
-    "a model in the way": (
-        "--output_dir {finished}",
-        ["{finished} already holds a model", "--resume_from_checkpoint"],
-    ),
-    "missing checkpoint": ("--resume_from_checkpoint {tmp}/none", ["--resume_from_checkpoint {tmp}/none"]),
-    "not a checkpoint": ("--resume_from_checkpoint {finished}", ["--resume_from_checkpoint {finished}"]),
-    "truncated checkpoint": ("--resume_from_checkpoint {tmp}/checkpoint-8", ["{tmp}/checkpoint-8 cannot be read"]),
-    "too few steps": ("--resume_from_checkpoint {finished}/checkpoint-8", ["ends at step 2", "checkpoint-8"]),
+    "unknown attention": ("--attn_implementation flesh", "flesh"),
+    "a model in the way": ("--output_dir {finished}", "{finished} already holds a model.*--resume_from_checkpoint"),
+    "missing checkpoint": ("--resume_from_checkpoint {tmp}/none", "--resume_from_checkpoint {tmp}/none"),
+    "not a checkpoint": ("--resume_from_checkpoint {finished}", "--resume_from_checkpoint {finished}"),
+    "truncated checkpoint": ("--resume_from_checkpoint {tmp}/checkpoint-8", "{tmp}/checkpoint-8 cannot be read"),
+    "too few steps": ("--resume_from_checkpoint {finished}/checkpoint-8", "ends at step 2.*checkpoint-8"),
     "checkpoint of other sizes": (
         "--resume_from_checkpoint {finished}/checkpoint-8 --d_model 32",
-        ["{finished}/checkpoint-8", "--d_model was 16, now 32"],
+        "{finished}/checkpoint-8.*--d_model was 16, now 32",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_rejected_in_one_sentence(name, finished, marian, pairs, tmp_path):
-    more, parts = BAD[name]
     checkpoint = shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "checkpoint-8")
     (checkpoint / "model.safetensors").write_bytes(b"truncated")
-    pickled, incomplete = (shutil.copytree(marian, tmp_path / kind) for kind in ("pickle", "incomplete"))
-    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     short = shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "short")
     config = VanillaTransformerConfig.from_pretrained(short)
     config.update({"position_embedding_type": "learned", "max_position_embeddings": 50})
     VanillaTransformerForConditionalGeneration(config).save_pretrained(short)
+    pickled, incomplete = (shutil.copytree(marian, tmp_path / kind) for kind in ("pickle", "incomplete"))
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     kept = {key: tensor for key, tensor in weights(marian).items() if not key.endswith("layers.0.fc1.bias")}
     save_file(kept, incomplete / "model.safetensors", metadata={"format": "pt"})
     shutil.copy(pairs / "train.jsonl", tmp_path)
     before = files(tmp_path)
     places = {"tmp": tmp_path, "finished": finished[0], "marian": marian}
-    message = train_fails(options(pairs, tmp_path / "model", "--max_steps 2 " + more.format(**places)))
-    assert all(part.format(**places) in message for part in parts), message
+    more, message = (text.format(**places) for text in BAD[name])
+    said = train_fails(options(pairs, tmp_path / "model", "--max_steps 2 " + more))
+    assert re.search(message, said), said
     assert files(tmp_path) == before
 
 
@@ -460,9 +430,3 @@ def test_unreadable_row_of_a_stream_is_an_error(sample, tmp_path, monkeypatch):
     more = f"--train_file {tmp_path}/train.csv --validation_file {tmp_path}/validation.csv --streaming --max_steps 99"
     message = train_fails(options("x", tmp_path / "model", more + " --per_device_train_max_tokens 20000")[2:])
     assert "line 12002" in message and ("training pairs" if sample > 100 else "after pair ") in message
-
-
-def test_wrong_bleu_tokenizer_is_rejected_before_data_is_read(tmp_path):
-    message = train_fails(options(tmp_path / "missing", tmp_path / "model", "--bleu_tokenize moses"))
-    assert message.startswith("--bleu_tokenize moses does not exist")
-    assert not (tmp_path / "model" / "config.json").exists()
