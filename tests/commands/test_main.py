@@ -7,29 +7,27 @@ import vanilla_transformer
 from vanilla_transformer.__main__ import VERBS, main
 
 
+def printed_by(capsys, *argv: str) -> str:
+    with pytest.raises(SystemExit) as ending:
+        main([*argv])
+    assert ending.value.code == 0
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("argv", [[], ["--help"]])
 def test_help_shows_an_example_of_each_verb(argv, capsys):
-    with pytest.raises(SystemExit) as ending:
-        main(argv)
-    assert ending.value.code == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(capsys, *argv)
     assert all(f"vanilla-transformer {example}" in printed for _, example in VERBS.values())
 
 
 @pytest.mark.parametrize("argv", [[verb] for verb in VERBS] + [["inspect", what] for what in ("shapes", "align")])
 def test_help_of_a_verb_has_an_example(argv, capsys):
-    with pytest.raises(SystemExit) as ending:
-        main([*argv, "--help"])
-    assert ending.value.code == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(printed_by(capsys, *argv, "--help").split())
     assert f"example: vanilla-transformer {' '.join(argv)} " in printed and "default: None" not in printed
 
 
 def test_version(capsys):
-    with pytest.raises(SystemExit) as ending:
-        main(["--version"])
-    assert ending.value.code == 0
-    assert capsys.readouterr().out == f"vanilla-transformer {vanilla_transformer.__version__}\n"
+    assert printed_by(capsys, "--version") == f"vanilla-transformer {vanilla_transformer.__version__}\n"
 
 
 @pytest.mark.parametrize(
