@@ -40,12 +40,6 @@ def elsewhere(tmp_path, monkeypatch):
         logging.enable_progress_bar()
 
 
-def execute(code: str, source: Path, names: dict | None = None) -> dict:
-    names = {"__name__": "x", "__file__": str(source)} | (names or {})
-    exec(compile(code, source.name, "exec"), names)
-    return names
-
-
 @pytest.mark.parametrize(
     "source",
     [pytest.param(s, id=s.stem, marks=[pytest.mark.slow] if s.stem[:2] not in ("01", "02") else []) for s in SOURCES],
@@ -83,7 +77,7 @@ def test_notebook_notices_a_mistake(name, right, wrong, message, elsewhere):
     code = source.read_text(encoding="utf-8")
     assert code.count(right) == 1
     with pytest.raises(AssertionError, match=re.escape(message) if message else None):
-        execute(code.replace(right, wrong), source)
+        exec(compile(code.replace(right, wrong), name, "exec"), {"__name__": "x", "__file__": str(source)})
 
 
 # ---------------------------------------------------------------------------------------------- what the reader writes
@@ -193,6 +187,12 @@ def test_weights_load_strictly_both_ways_and_logits_are_equal(checks):
         checks.compare_steps(ours, theirs, source, target)
 
 
+def run_cell(code: str, name: str, names: dict):
+    """Runs a cell as a notebook does: it is no file, but linecache knows its lines."""
+    linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+    exec(compile(code, name, "exec"), names)
+
+
 def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
     """The cells of the exercise notebooks that are filled and kept make my_transformer.py grow to the whole model."""
     blanks = 0
@@ -216,14 +216,8 @@ def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
             if is_part:
                 blanks += code.count("raise NotImplementedError")
                 exec(compile(code, "blank", "exec"), dict(names))  # a blank can be run before it is filled
-                filled = checks.FOLDER / f"cell {blanks}"  # a cell is no file, but its lines are known to linecache
-                linecache.cache[str(filled)] = (
-                    len(solution.source),
-                    None,
-                    solution.source.splitlines(True),
-                    str(filled),
-                )
-                exec(compile(solution.source, str(filled), "exec"), names)
+                filled = checks.FOLDER / f"cell {blanks}"
+                run_cell(solution.source, str(filled), names)
             elif code.startswith("checks.keep("):
                 exec(code, names)
     assert blanks == 26
@@ -261,9 +255,8 @@ def test_exercise_is_filled_and_kept_in_a_real_notebook(build, checks, elsewhere
 
 def test_what_is_kept_replaces_an_earlier_version_and_must_pass(checks, capsys):
     def keep(code):
-        linecache.cache["cell"] = (len(code), None, code.splitlines(True), "cell")
         names = {"torch": torch, "PAD": 0}
-        exec(compile(code, "cell", "exec"), names)
+        run_cell(code, "cell", names)
         checks.keep(names["padding_mask"])
 
     keep("def padding_mask(ids):\n    return ids.ne(PAD)[:, None, None]\n")
