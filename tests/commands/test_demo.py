@@ -180,6 +180,7 @@ def test_visitors_see_sentences_and_neither_paths_nor_traces(folder, monkeypatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("--port TAKEN", "cannot serve on 127.0.0.1:TAKEN; choose another --host or --port"),
         ("--port 80000", "cannot serve on 127.0.0.1:80000; choose another --host or --port"),
         ("--host 192.0.2.1", "cannot serve on 192.0.2.1; choose another --host or --port"),
         ("--max_source_length 0", "0 is not a positive integer"),
@@ -187,14 +188,9 @@ def test_visitors_see_sentences_and_neither_paths_nor_traces(folder, monkeypatch
     ],
 )
 def test_bad_options_are_one_sentence(folder, options, message, capsys):
-    assert message in command_error(capsys, "demo", "--model", folder, *options.split())
-
-
-def test_a_port_in_use_is_one_sentence(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        error = command_error(capsys, "demo", "--model", folder, "--port", port)
-    assert f"cannot serve on 127.0.0.1:{port}; choose another --host or --port" in error
+        options, message = (text.replace("TAKEN", str(taken.getsockname()[1])) for text in (options, message))
+        assert message in command_error(capsys, "demo", "--model", folder, *options.split())
 
 
 def test_a_model_without_tokenizer_is_one_sentence(make_model, tmp_path, capsys):
