@@ -170,13 +170,7 @@ def data_options(**options) -> DataOptions:
     """The options that [`load_pairs`] reads, with the defaults of train.py."""
     if isinstance(options.get("train_file"), str | Path):
         options["train_file"] = [options["train_file"]]
-    return DataOptions(**{name: as_text(value) for name, value in options.items()})
-
-
-def as_text(value):
-    if isinstance(value, list):
-        return [as_text(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return DataOptions(**json.loads(json.dumps(options, default=str)))  # paths as texts, also in lists
 
 
 def training_options(*argv: str) -> argparse.Namespace:
