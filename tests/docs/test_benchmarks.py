@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_close
+from helpers import ROOT, assert_close
 
 from vanilla_transformer.conversion.torch_transformer import from_torch_transformer
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

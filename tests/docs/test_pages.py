@@ -5,12 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import save_untrained
+from helpers import ROOT, save_untrained
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.training.arguments import make_parser
 
-ROOT = Path(__file__).parents[2]
 IGNORED = re.compile(r"(^|/)(\.|outputs/|node_modules/)")  # hidden folders: pytest itself writes one while it collects
 PAGES = sorted(path for path in ROOT.glob("**/*.md") if not IGNORED.search(path.relative_to(ROOT).as_posix()))
 LAUNCHER_OPTIONS = {

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from vanilla_transformer.__main__ import main as vanilla_transformer
 
-ROOT = Path(__file__).parents[2]
 PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("paper_to_code.md", "seeds.md")}
 
 both_pages = pytest.mark.parametrize("name", PAGES)

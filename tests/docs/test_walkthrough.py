@@ -10,16 +10,16 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib
 import pytest
 import torch
+from helpers import ROOT
 from matplotlib import pyplot as plt
 from transformers.utils import logging
 
-FOLDER = Path(__file__).parents[2] / "docs" / "walkthrough"
+FOLDER = ROOT / "docs" / "walkthrough"
 SOURCES = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
 sys.path.append(str(FOLDER))  # as for a script in that folder
 
