@@ -42,8 +42,6 @@ def test_scores_equal_sacrebleu(name):
     scores = score(TRANSLATIONS[name], REFERENCES)
     assert scores["bleu"] == sacrebleu.corpus_bleu(TRANSLATIONS[name], [REFERENCES]).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(TRANSLATIONS[name], [REFERENCES]).score
-    if name == "perfect":
-        assert scores["bleu"] == pytest.approx(100) and scores["chrf"] == pytest.approx(100)
     if name == "close":
         assert 5 < scores["bleu"] < 95 and 5 < scores["chrf"] < 95
 
