@@ -43,7 +43,7 @@ def main():
     output_dir = Path(args.output_dir)
     make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)  # raises now, not at the first evaluation
     if args.push_to_hub:
-        check_push(args.hub_model_id, output_dir)
+        check_push(args.hub_model_id, output_dir, args.native)
     accelerator = distributed.make_accelerator(args)
     if accelerator.device.type == "cpu":
         memory.configure_cpu(accelerator)
@@ -68,11 +68,11 @@ def main():
     args = builders.resolve_defaults(args, model, splits["train"], resumed, accelerator)
 
     # ------------------------------------------------------------------------------------ copies, shards, optimizer
-    # `whole` is evaluated and saved: the model, or an unsharded and uncompiled copy of the `evaluated` weights.
+    # `whole` is scored and saved: the model itself, or an unsharded and uncompiled copy of the weights in `trained`.
     is_sharded = distributed.number_of_shards(accelerator) > 1
     whole = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay)) if args.ema_decay else None
-    evaluated = model if ema is None else ema.module
+    trained = model if ema is None else ema.module
     if is_sharded:
         distributed.shard(model)
         if ema is not None:
@@ -114,9 +114,9 @@ def main():
                 checkpoint.save(output_dir, model, whole, ema, optimizer.optimizer, tokenizer, state, accelerator)
                 saved_step = state.step
             if stopping:
-                raise Stopped(state.step, shutdown.exit_status)
+                raise Stopped(state.step, shutdown.signal_number)
             if triggers.should_evaluate(state.step) and not state.is_evaluated:
-                distributed.copy_weights(evaluated, whole)
+                distributed.copy_weights(trained, whole)
                 scores = evaluate_split(whole, tokenizer, splits["validation"], "eval", args, accelerator)
                 state.log_scores(scores)
                 accelerator.log(scalars(scores), step=state.step)
@@ -157,7 +157,7 @@ def main():
     # ------------------------------------------------------------------------------------------------ final scores
     if state.step < max_steps:
         accelerator.print(f"early stopping after step {state.step}")
-    distributed.copy_weights(evaluated, whole)
+    distributed.copy_weights(trained, whole)
     chosen = distributed.run_on_main(accelerator, checkpoint.final_checkpoints, output_dir, state, triggers)
     if chosen:
         checkpoint.load_weights(whole, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))

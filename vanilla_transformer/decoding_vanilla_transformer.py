@@ -68,14 +68,14 @@ def greedy_search(
     """
     modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
     check_supported(modes, logits_processor, stopping_criteria, generation_config)
-    sentences, length = input_ids.shape
-    states = make_states(model, others, sentences, 1, **model_kwargs)
+    num_sentences, length = input_ids.shape
+    states = make_states(model, others, num_sentences, 1, **model_kwargs)
     pad = generation_config.pad_token_id
     if pad is None:
         pad = next(iter(end_tokens(generation_config)), 0)
-    output = input_ids.new_full((sentences, generation_config.max_length), pad)
+    output = input_ids.new_full((num_sentences, generation_config.max_length), pad)
     output[:, :length] = input_ids
-    totals, lengths = torch.zeros(2, sentences, device=output.device)
+    totals, lengths = torch.zeros(2, num_sentences, device=output.device)
     logits = [state.prefill(input_ids) for state in states]
     while True:
         scores = logits_processor(input_ids, (mean_log_probs(logits) if others else logits[0])[:, 0])
@@ -191,20 +191,22 @@ def check_supported(
 
 def end_tokens(generation_config: GenerationConfig) -> list[int]:
     ends = generation_config.eos_token_id
-    return [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if ends is None:
+        return []
+    return ends if isinstance(ends, list) else [ends]
 
 
 def make_states(
     model: PreTrainedModel,
     others: Sequence[tuple[PreTrainedModel, ModelOutput]],
-    sentences: int,
+    num_sentences: int,
     num_beams: int,
     encoder_outputs: ModelOutput,
     attention_mask: torch.Tensor | None = None,
     past_key_values: Cache | None = None,
     **kwargs,
 ) -> list["DecodingState"]:
-    """The decoding state of each model, for so many sentences; the arguments after them come from `generate`."""
+    """The decoding state of each model; `encoder_outputs` and all arguments after it come from `generate`."""
     if attention_mask is None:  # the encoder has inferred one from the padding
         attention_mask = getattr(encoder_outputs, "attention_mask", None)
     harmless = ("use_cache", "inputs_embeds")  # embeddings of the source, which the encoder has read
@@ -223,7 +225,7 @@ def make_states(
 
     def for_each_sentence(rows: torch.Tensor) -> torch.Tensor:
         """The source has as many rows as sentences, or is repeated for each beam (of the others: not repeated)."""
-        return rows[torch.arange(sentences, device=rows.device) * len(rows) // sentences]
+        return rows[torch.arange(num_sentences, device=rows.device) * len(rows) // num_sentences]
 
     mask = None if attention_mask is None else for_each_sentence(attention_mask)
     return [DecodingState(one, num_beams, for_each_sentence(outputs[0]), mask) for one, outputs in members]
@@ -294,22 +296,22 @@ class DecodingState:
             x = layer(x, mask, self.source, self.source_mask, rotary, past_key_values=self.cache)
         return self.lm_head(self.decoder.layer_norm(x)).float()
 
-    def select(self, sentences: torch.Tensor, parents: torch.Tensor | None = None):
-        """Keeps `sentences` (A') of the A, and in each the beams that extend its `parents` (A',n)."""
-        are_fewer = len(sentences) < len(self.indices)
+    def select(self, rows: torch.Tensor, parents: torch.Tensor | None = None):
+        """Keeps the sentences in `rows` (A') of the A, and in each the beams that extend its `parents` (A',n)."""
+        are_fewer = len(rows) < len(self.indices)
         if self.ancestors is not None:
-            self.ancestors = gather_beams(self.ancestors[sentences], parents)
+            self.ancestors = gather_beams(self.ancestors[rows], parents)
             if are_fewer or self.ancestors.shape[2] > 2 * self.pruned_length + 8 * self.num_beams:
-                self.prune_cache(sentences)
+                self.prune_cache(rows)
         elif are_fewer:
-            self.cache.self_attention_cache.reorder_cache(sentences)
+            self.cache.self_attention_cache.reorder_cache(rows)
         if are_fewer:
-            self.cache.cross_attention_cache.reorder_cache(sentences)
-            self.source, self.indices = self.source[sentences], self.indices[sentences]
-            self.source_mask = None if self.source_mask is None else self.source_mask[sentences]
+            self.cache.cross_attention_cache.reorder_cache(rows)
+            self.source, self.indices = self.source[rows], self.indices[rows]
+            self.source_mask = None if self.source_mask is None else self.source_mask[rows]
 
-    def prune_cache(self, sentences: torch.Tensor):
-        """Keeps `sentences` (A') of the A in the cache, without keys and values that no running beam descends from.
+    def prune_cache(self, rows: torch.Tensor):
+        """Keeps the sentences in `rows` (A') in the cache, without keys and values that no running beam descends from.
 
         Beams soon share most of their past. The order of keys does not matter, since they already contain positions.
         """
@@ -319,11 +321,11 @@ class DecodingState:
         self.ancestors = self.ancestors.take_along_dim(kept[:, None], dim=2)
         for layer in self.cache.self_attention_cache.layers:
             heads, length = layer.keys.shape[1:3]
-            first = (sentences[:, None] * heads + torch.arange(heads, device=kept.device)) * length  # (A',h)
-            rows = (first[..., None] + kept[:, None]).flatten()
-            shape = (len(sentences), heads, self.pruned_length)
-            layer.keys = layer.keys.flatten(0, 2).index_select(0, rows).unflatten(0, shape)
-            layer.values = layer.values.flatten(0, 2).index_select(0, rows).unflatten(0, shape)
+            first = (rows[:, None] * heads + torch.arange(heads, device=kept.device)) * length  # (A',h)
+            positions = (first[..., None] + kept[:, None]).flatten()
+            shape = (len(rows), heads, self.pruned_length)
+            layer.keys = layer.keys.flatten(0, 2).index_select(0, positions).unflatten(0, shape)
+            layer.values = layer.values.flatten(0, 2).index_select(0, positions).unflatten(0, shape)
 
 
 class Hypotheses:
@@ -344,31 +346,34 @@ class Hypotheses:
         missing = self.config.max_length - tokens.shape[2]
         return torch.nn.functional.pad(tokens, (0, missing), value=self.fill)
 
-    def add(self, sentences: torch.Tensor, tokens: torch.Tensor, log_probs: torch.Tensor, ends: torch.Tensor):
-        """Adds those of the first n candidates (A,c,T), best first, that end here, and keeps the n best of all."""
+    def add(self, indices: torch.Tensor, tokens: torch.Tensor, log_probs: torch.Tensor, ends: torch.Tensor):
+        """Adds those of the first n candidates (A,c,T), best first, that end here, and keeps the n best of all.
+
+        `indices` (A) are the numbers of the unfinished sentences among the B.
+        """
         n, length = self.tokens.shape[1], tokens.shape[2]
         competes = ends.clone()
         competes[:, n:] = False
         scores = log_probs / (length - self.prompt) ** self.config.length_penalty + NEG_INF * ~competes
         lengths = torch.full_like(scores, length, dtype=torch.long)
-        self.scores[sentences], chosen = torch.cat([self.scores[sentences], scores], dim=1).topk(n)
-        tokens = torch.cat([self.tokens[sentences], self.pad(tokens)], dim=1)
-        self.tokens[sentences] = gather_beams(tokens, chosen)
-        self.is_filled[sentences] = torch.cat([self.is_filled[sentences], competes], dim=1).gather(1, chosen)
-        self.lengths[sentences] = torch.cat([self.lengths[sentences], lengths], dim=1).gather(1, chosen)
+        self.scores[indices], chosen = torch.cat([self.scores[indices], scores], dim=1).topk(n)
+        tokens = torch.cat([self.tokens[indices], self.pad(tokens)], dim=1)
+        self.tokens[indices] = gather_beams(tokens, chosen)
+        self.is_filled[indices] = torch.cat([self.is_filled[indices], competes], dim=1).gather(1, chosen)
+        self.lengths[indices] = torch.cat([self.lengths[indices], lengths], dim=1).gather(1, chosen)
 
     def can_improve(
-        self, sentences: torch.Tensor, running_scores: torch.Tensor, length: int, max_length: int
+        self, indices: torch.Tensor, running_scores: torch.Tensor, length: int, max_length: int
     ) -> torch.Tensor:
         """For each sentence (A), whether a running beam can still beat the worst finished hypothesis.
 
         `running_scores` (A,n) are sorted, the best first; each beam has `length` new tokens.
         """
         early, penalty = self.config.early_stopping, self.config.length_penalty
-        is_filled = self.is_filled[sentences]
+        is_filled = self.is_filled[indices]
         best_length = max_length if early == "never" and penalty > 0 else length
         best_possible = running_scores[:, :1] / best_length**penalty
-        worst = self.scores[sentences].amin(dim=1, keepdim=True).where(is_filled, NEG_INF)
+        worst = self.scores[indices].amin(dim=1, keepdim=True).where(is_filled, NEG_INF)
         can_improve = (best_possible > worst).any(dim=1)
         return can_improve & ~is_filled.all(dim=1) if early is True else can_improve
 

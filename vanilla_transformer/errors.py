@@ -23,6 +23,15 @@ def one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
+def explaining(message: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turns errors of these kinds into a UserError: `message`, a colon, and the error on one line."""
+    try:
+        yield
+    except kinds as error:
+        raise UserError(f"{message}: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
 def loading(model: str) -> Iterator[None]:
     """Turns any error from loading the model given by `--model` into a UserError."""
     try:

@@ -186,9 +186,9 @@ class Translator:
         generation = check_options(**generation)
         texts = list(texts)
         text_indices, sources = self.tokenize(texts, self.too_long)
-        search = partial(self.translate_batches, generation=generation)
+        translate = partial(self.translate_batches, generation=generation)
         translations = [[] for _ in texts]
-        for index, piece in zip(text_indices, self.run(search, sources, self.max_tokens, progress), strict=True):
+        for index, piece in zip(text_indices, self.run(translate, sources, self.max_tokens, progress), strict=True):
             translations[index].append(piece)
         return [" ".join(parts) for parts in translations]
 
@@ -218,10 +218,10 @@ class Translator:
             raise ValueError(f"`n` is {n}; there are only {generation['num_beams']} beams to choose from.")
         texts = list(texts)
         text_indices, sources = self.tokenize(texts, too_long="refuse")
-        search = partial(self.n_best_batches, n=n, streamer=streamer, generation=generation)
+        translate = partial(self.n_best_batches, n=n, streamer=streamer, generation=generation)
         max_tokens = self.max_tokens // n if samples else self.max_tokens  # beams share their source, samples do not
         special, hypotheses = set(self.tokenizer.all_special_ids), [[] for _ in texts]
-        for index, found in zip(text_indices, self.run(search, sources, max_tokens, progress), strict=True):
+        for index, found in zip(text_indices, self.run(translate, sources, max_tokens, progress), strict=True):
             written = self.tokenizer.batch_decode([ids for ids, _ in found], skip_special_tokens=True)
             hypotheses[index] = [
                 Hypothesis(text, score, sum(token not in special for token in ids))
@@ -229,13 +229,13 @@ class Translator:
             ]
         return hypotheses
 
-    def run(self, search: Callable, sources: list[list[int]], max_tokens: int, progress: str | None) -> list:
-        """What `search` returns for each of `sources`, which it gets in batches of at most `max_tokens`."""
+    def run(self, translate: Callable, sources: list[list[int]], max_tokens: int, progress: str | None) -> list:
+        """What `translate` yields for each of `sources`, which it gets in batches of at most `max_tokens`."""
         found = [None] * len(sources)
         batches = list(batches_by_length(list(map(len, sources)), max_tokens))
         inputs = ([sources[index] for index in batch] for batch in batches)
         with tqdm(total=len(sources), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
-            for batch, results in zip(batches, search(inputs), strict=True):
+            for batch, results in zip(batches, translate(inputs), strict=True):
                 for index, result in zip(batch, results, strict=True):
                     found[index] = result
                 bar.update(len(batch))
@@ -302,7 +302,7 @@ class Translator:
             options = generation
             if "generation_config" not in generation:
                 options = {**generation, **self.defaults(inputs.input_ids.shape[1], generation)}
-            yield self.search({**inputs, **options})
+            yield self.generate({**inputs, **options})
 
     def sequences_scores(self, output, generation: dict) -> torch.Tensor:
         """What `sequences_scores` of our searches are: only tokens up to the first end count."""
@@ -315,7 +315,7 @@ class Translator:
         lengths = is_written.sum(dim=1) ** (1.0 if penalty is None else penalty)
         return log_probs.where(is_written, 0.0).sum(dim=1) / lengths
 
-    def search(self, inputs: dict) -> torch.Tensor | ModelOutput:
+    def generate(self, inputs: dict) -> torch.Tensor | ModelOutput:
         """Calls `generate` with our search, or with transformers' own if ours does not support model or options."""
         # Our searches call the layers one by one, which wrapped and sharded models do not allow.
         unsupported = "wrapped models and streamers"

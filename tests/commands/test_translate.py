@@ -88,7 +88,7 @@ WRONG = {  # options, or bytes that are read instead of two lines: part of the m
     "--num_beams 0": "0 is not a positive integer",
     "--max_source_length x": "x is not a positive integer",
     "--length_penalty x": "invalid float value: 'x'",
-    "--device abacus": "abacus is not a device",
+    "--device abacus": "device string: abacus",
     "--dtype int8": "invalid choice: 'int8'",
     b"a\n\xff\n": "line 2 is not UTF-8",
     "--max_source_length 5": "line 2 has 8 tokens, more than the 5 that are translated in one piece; shorten it, or",

@@ -10,7 +10,7 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairseq, from_fsmt, sinusoids
+from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairseq, from_fsmt
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [1, 1, 8, 4, 6, 2]])  # padded on the left, as by fairseq
 MASK = (SOURCE != 1).long()
@@ -124,10 +124,6 @@ def test_pre_norm_and_learned_positions(fsmt, tmp_path):
         converted = getattr(ours.model, side)
         assert torch.equal(converted.embed_positions.weight, weights[f"{side}.embed_positions.weight"][2:42])
         assert torch.equal(converted.layer_norm.bias, weights[f"{side}.layer_norm.bias"])
-
-
-def test_sinusoids_are_those_of_fairseq(fsmt):
-    assert torch.equal(sinusoids(42, 16)[2:], fsmt.model.encoder.embed_positions.weight[2:])
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,9 @@ def test_attention_command_writes_pictures(saved, tmp_path, capsys):
     (tmp_path / "folder.png").mkdir()
     assert "folder.png cannot be written: " in command_error(capsys, *command, "--output", tmp_path / "folder.png")
     assert "Format 'doc' is not supported" in command_error(capsys, *command, "--output", tmp_path / "a.doc")
-    assert "cannot be written: No such" in command_error(capsys, *command, "--output", tmp_path / "nowhere" / "a.png")
+    assert "cannot be written: [Errno 2] No such" in command_error(
+        capsys, *command, "--output", tmp_path / "nowhere" / "a.png"
+    )
 
 
 def test_code_of_a_model_is_not_run(saved, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
-from ..conversion.native import save_native, to_native
+from ..conversion.native import save_tokenizer, to_native
 from ..errors import UserError, one_line
 
 FORMS = {
@@ -86,7 +86,8 @@ def no_tokenizer(options: argparse.Namespace, reason: str):
 def write(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, options: argparse.Namespace):
     """Saves the model in the form that `options.to` names."""
     if options.to == "native":
-        return save_native(to_native(model), tokenizer, output_dir)
+        to_native(model).save_pretrained(output_dir)
+        return tokenizer and save_tokenizer(tokenizer, output_dir)
     if options.to == "vanilla":
         model.save_pretrained(output_dir)
         return tokenizer and tokenizer.save_pretrained(output_dir)

@@ -22,7 +22,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.pairs import load_split
-from ..errors import UserError, loading, one_line
+from ..errors import UserError, explaining, loading
 from ..evaluation.scores import make_bleu
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
@@ -137,11 +137,8 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
 
 def read_lines(file: str) -> list[str]:
     """The lines of a file as sacreBLEU reads them, unpacked if its name ends in `.gz`."""
-    try:
-        with smart_open(file) as lines:
-            texts = [line.rstrip() for line in lines]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as UTF-8 text: {one_line(error)}") from error
+    with explaining(f"{file} cannot be read as UTF-8 text", OSError, UnicodeDecodeError), smart_open(file) as lines:
+        texts = [line.rstrip() for line in lines]
     if not any(texts):
         raise UserError(f"{file} is empty; give a file with one text a line.")
     return texts
@@ -182,11 +179,9 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
     """The translations by a model, and how many it made in a second, once it was loaded."""
     translator = load_translator(name, options)
     start = time.perf_counter()
-    try:
-        generation = {key: getattr(options, key) for key in GENERATION}
+    generation = {key: getattr(options, key) for key in GENERATION}
+    with explaining(f"{name} cannot translate this", RuntimeError, ValueError, IndexError):
         translations = translator(sources, f"Translating with {name}", **generation)
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise UserError(f"{name} cannot translate this: {one_line(error)}") from error
     return list(map(as_line, translations)), len(sources) / (time.perf_counter() - start)
 
 

@@ -2,8 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -14,7 +13,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from .. import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.pairs import load_split
-from ..errors import UserError, loading, one_line
+from ..errors import UserError, explaining, loading
 from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of
 from ..inspection.explorer import explore, write_explorer
@@ -108,10 +107,9 @@ def add_explorer(what) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace):
     """Runs one of the four."""
     actions = {"shapes": print_shapes, "attention": show_attention, "align": print_alignments, "explorer": make_page}
-    try:
+    # These errors are for an impossible model or size.
+    with explaining(f"{options.what} failed", RuntimeError, ValueError, IndexError, StrictDataclassError):
         actions[options.what](options)
-    except (RuntimeError, ValueError, IndexError, StrictDataclassError) as error:  # for an impossible model or size
-        raise UserError(f"{options.what} failed: {one_line(error)}") from error
 
 
 def load(name: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
@@ -176,13 +174,9 @@ def make_page(options: argparse.Namespace):
     print(f"Saved the explorer to {options.output}.", file=sys.stderr)
 
 
-@contextmanager
-def writing(output: Path) -> Iterator[None]:
+def writing(output: Path) -> AbstractContextManager:
     """Turns an OSError into a UserError that names `output`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--output {output} cannot be written: {error.strerror or error}.") from error
+    return explaining(f"--output {output} cannot be written", OSError)
 
 
 def print_alignments(options: argparse.Namespace):

@@ -2,7 +2,6 @@
 
 import argparse
 
-import torch
 from transformers import HfArgumentParser
 
 # Options that go to `Translator.from_pretrained`, and those that go to `generate`.
@@ -27,14 +26,6 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def torch_device(text: str) -> torch.device:
-    """A device of torch, as the type of an option."""
-    try:
-        return torch.device(text)
-    except RuntimeError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not a device; give cpu, cuda, cuda:1, ...") from error
-
-
 def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
     """A split of a dataset, for [`load_split`]."""
     add = parser.add_argument
@@ -57,6 +48,6 @@ def add_translation_options(parser: argparse.ArgumentParser):
     add("--max_new_tokens", type=positive, help="tokens of a translation (default: that of the model)")
     add("--max_source_length", type=positive, help="tokens translated in one piece (default: as many as in training)")
     add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
-    add("--device", type=torch_device, help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
+    add("--device", help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     add("--dtype", choices=dtypes, default="auto", help="of the weights with torch (default: as they were saved)")

@@ -6,7 +6,6 @@ and `modules/sinusoidal_positional_embedding.py`; transformers 5.23, `models/fsm
 
 import argparse
 import copy
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import FSMTForConditionalGeneration, GenerationConfig, PreTrainedTokenizerFast
+from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.tokenizer import wrap
@@ -121,7 +121,8 @@ def convert(weights: dict[str, torch.Tensor], rows: int, **config) -> VanillaTra
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
         table = weights.pop(f"{name}s", weights.get(name))  # `weights` in old checkpoints, nothing in new ones
-        table = sinusoids(FIRST_ROW + rows, source.shape[1]) if table is None else table
+        if table is None:
+            table = SinusoidalPositionalEmbedding.get_embedding(FIRST_ROW + rows, source.shape[1], None)
         weights[name] = table[FIRST_ROW : FIRST_ROW + rows]
     config = VanillaTransformerConfig(
         vocab_size=source.shape[0],
@@ -153,15 +154,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
         raise ValueError(f"{path} is not a checkpoint of fairseq's `transformer`, or it is damaged.") from error
     weights = {name: tensor for name, tensor in theirs.items() if not re.fullmatch(IGNORED, name)}
     return rename(weights, RENAMED), options
-
-
-def sinusoids(rows: int, dim: int) -> torch.Tensor:
-    """fairseq's position table (rows, dim): sines, then cosines, of `row * 10000^(-i / (dim/2 - 1))`."""
-    half = dim // 2
-    frequencies = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
-    angles = torch.arange(rows, dtype=torch.float)[:, None] * frequencies
-    table = torch.cat([angles.sin(), angles.cos()], dim=1)
-    return torch.nn.functional.pad(table, (0, dim % 2))
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenizer

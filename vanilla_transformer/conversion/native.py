@@ -182,13 +182,6 @@ to_pegasus = functools.partial(to_family, name="pegasus")  # pre-norm with sinus
 to_blenderbot = functools.partial(to_family, name="blenderbot")  # pre-norm with learned positions; likewise
 
 
-def save_native(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, output_dir: str | Path):
-    """Saves a model that [`to_native`] made, with its tokenizer, so that transformers 4 loads it too."""
-    model.save_pretrained(output_dir)
-    if tokenizer is not None:
-        save_tokenizer(tokenizer, output_dir)
-
-
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, output_dir: str | Path):
     """Saves a tokenizer so that transformers 4 loads it too, where the class of fast tokenizers has another name."""
     tokenizer.save_pretrained(output_dir)

@@ -57,7 +57,7 @@ class Decoder(nn.Module):
             use_cache=True,
         )
         layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
-        tensors = [tensor for of in layers for cached in of for tensor in (cached.keys, cached.values)]
+        tensors = [tensor for caches in layers for cached in caches for tensor in (cached.keys, cached.values)]
         return self.lm_head(output.last_hidden_state), *tensors
 
 

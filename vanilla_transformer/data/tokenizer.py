@@ -43,9 +43,8 @@ def train_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
     specials = list(SPECIAL_TOKENS.values())
-    size = vocab_size - len(tags)
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
+        vocab_size=vocab_size - len(tags),
         special_tokens=specials,
         initial_alphabet=alphabet,
         show_progress=sys.stderr.isatty(),  # in a notebook or a file, its bars are blank lines

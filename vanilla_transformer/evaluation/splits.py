@@ -32,7 +32,6 @@ def evaluate_split(
         A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `bleu_signature`,
         `chrf_signature` and `examples`, a list of dictionaries with `source`, `reference` and `translation`.
     """
-    model.eval()
     shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
     batches = evaluation_batches(split, tokenizer, args.per_device_eval_max_tokens, **shares)
     loss = evaluate_loss(model, batches, accelerator)

@@ -18,8 +18,8 @@ from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFo
 from huggingface_hub.utils import validate_repo_id
 
 from .. import Translator, VanillaTransformerConfig
-from ..conversion.native import native_family, save_native, to_native
-from ..errors import UserError, loading, one_line
+from ..conversion.native import native_family, save_tokenizer, to_native
+from ..errors import UserError, explaining, loading, one_line
 from .model_card import SENTENCE, public_recipe, read_file, write_model_card
 
 # What is published. Checkpoints, optimizer state, pickles and notes stay on disk.
@@ -65,7 +65,8 @@ def staged(
             with loading(str(output_dir)):
                 translator = Translator.from_pretrained(output_dir, device="cpu")
             check_native(translator.model.config)
-            save_native(to_native(translator.model), translator.tokenizer, folder)
+            to_native(translator.model).save_pretrained(folder)
+            save_tokenizer(translator.tokenizer, folder)
         else:
             stage_files(output_dir, folder, MODEL_FILES, os.symlink)
         recipe = folder / "recipe.yaml"
@@ -95,10 +96,8 @@ def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
 
 def check_native(config: VanillaTransformerConfig):
     """Raises UserError, naming the field, if a model with this config has no native form."""
-    try:
+    with explaining("--native is not possible", ValueError):
         native_family(config)
-    except ValueError as error:
-        raise UserError(f"--native is not possible: {error}") from error
 
 
 # ----------------------------------------------------------------------------------------------- does it load anywhere

@@ -82,12 +82,12 @@ def attention_maps(
 
     Raises UserError if the text or the translation is empty, or longer than `max_position_embeddings`.
     """
-    source = encode(model, tokenizer, "text", text=text)
+    source = encode(model, tokenizer, text)
     if translation is None:
         target = model.generate(source, attention_mask=torch.ones_like(source), **generation)[:, 1:]
         translation = tokenizer.decode(target[0], skip_special_tokens=True)
     else:
-        target = encode(model, tokenizer, "translation", text_target=translation)
+        target = encode(model, tokenizer, translation, "translation", is_target=True)
     decoder_input = model.prepare_decoder_input_ids_from_labels(target)
     with eager_attention(model):
         outputs = model(input_ids=source, decoder_input_ids=decoder_input, use_cache=False, output_attentions=True)
@@ -101,12 +101,14 @@ def attention_maps(
     )
 
 
-def encode(model, tokenizer: PreTrainedTokenizerBase, name: str, **text: str) -> torch.Tensor:
-    """Token ids (1,L) of `text` or `text_target`."""
-    (value,) = text.values()
-    if not (value and value.strip()):
+def encode(
+    model, tokenizer: PreTrainedTokenizerBase, text: str, name: str = "text", is_target: bool = False
+) -> torch.Tensor:
+    """Token ids (1,L) of a source or a target; raises UserError, with its `name`, if it is empty or too long."""
+    if not (text and text.strip()):
         raise UserError(f"The {name} is empty; give a sentence.")
-    ids = tokenizer(**text, return_tensors="pt", verbose=False).input_ids
+    side = {"text_target" if is_target else "text": text}
+    ids = tokenizer(**side, return_tensors="pt", verbose=False).input_ids
     longest = model.config.max_position_embeddings
     if ids.shape[1] > longest:
         raise UserError(f"The {name} has {ids.shape[1]} tokens, more than the {longest} of the model; shorten it.")
@@ -173,7 +175,7 @@ def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) ->
     first, found = int(causal), {}  # the first row of a causal map has only one choice
     for name, belongs in patterns.items():
         count = belongs[first:].any(dim=1).sum().clamp(min=1)
-        weight, expected = ((of * belongs)[first:].sum().item() / count.item() for of in (weights, uniform))
+        weight, expected = ((one * belongs)[first:].sum().item() / count.item() for one in (weights, uniform))
         if weight >= (1 + expected) / 2 - 1e-6:
             found[name] = weight
     if found:

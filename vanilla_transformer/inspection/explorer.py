@@ -50,7 +50,7 @@ def explore(
     pairs, sentences, references = list(pairs), [], []
     with eager_attention(model), torch.no_grad():
         for source, reference, alignment in tqdm(pairs, "Recording", leave=False):
-            ids = encode(model, tokenizer, "text", text=source)
+            ids = encode(model, tokenizer, source)
             recorder = Recorder(model, tokenizer, ids, source)
             sentence = {"text": source, "reference": reference, "alignment": alignment or ""}
             sentence |= {"source": [token.text for token in recorder.source], "limit": recorder.limit}
@@ -178,7 +178,7 @@ def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str
         yield variant("no encoder", model, tokenizer, pairs)
     with without_positions(model):
         yield variant("no positions", model, tokenizer, pairs)
-    longest = max(encode(model, tokenizer, "text", text=source).shape[1] for source, _ in pairs)
+    longest = max(encode(model, tokenizer, source).shape[1] for source, _ in pairs)
     if pads := min(PADS, model.config.max_position_embeddings - longest):
         yield variant(f"no padding mask, {pads} pads at the end", model, tokenizer, pairs, pads)
     kinds = {"self_attn": "self-attention", "encoder_attn": "attention to the source"}
@@ -194,8 +194,8 @@ def variant(name: str, model, tokenizer: PreTrainedTokenizerBase, pairs: list, p
     """Translations, losses per token of the references, and word alignments; `pads` are added and attended to."""
     translations, losses, links = [], [], []
     for source, reference in pairs:
-        ids = encode(model, tokenizer, "text", text=source)
-        labels = encode(model, tokenizer, "reference", text_target=reference)
+        ids = encode(model, tokenizer, source)
+        labels = encode(model, tokenizer, reference, "reference", is_target=True)
         padded = nn.functional.pad(ids, (0, pads), value=model.config.pad_token_id)
         inputs = {"input_ids": padded, "attention_mask": torch.ones_like(padded)}
         limit = {"max_length": min(model.config.max_position_embeddings, ids.shape[1] + 11)}

@@ -94,7 +94,7 @@ def trace_shapes(
     hook = register_module_forward_hook(after_forward)
     with hook, eager_attention(model), FlopCounterMode(display=False) as counter:
         model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False)
-    counts = {name.partition(".")[2]: sum(of.values()) for name, of in counter.get_flop_counts().items()}
+    counts = {name.partition(".")[2]: sum(by_op.values()) for name, by_op in counter.get_flop_counts().items()}
     for step in steps:
         step.flops = step.flops or counts.get(step.module, 0)
     return steps

@@ -15,7 +15,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError, one_line
+from ..errors import UserError, explaining
 
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 
@@ -264,11 +264,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
     """The options in a recipe, except those without a value. Raises UserError if it cannot be read."""
-    try:
+    with explaining(f"The recipe {path} cannot be read", OSError, UnicodeDecodeError, yaml.YAMLError):
         # The node tree: YAML's loaders would read `no`, the language, as False, and drop the first of two equal keys.
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"The recipe {path} cannot be read: {one_line(error)}") from error
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"The recipe {path} must consist of lines of the form `option: value`.")
     recipe = {}

@@ -14,7 +14,7 @@ from ..conversion import load_foreign
 from ..data.batches import lengths_of
 from ..data.pairs import iter_texts, tokenize_pairs
 from ..data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
-from ..errors import UserError, loading, one_line
+from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import model_fields
 from .checkpoint import load_state
@@ -79,12 +79,9 @@ def new_model(args, tokenizer, options: dict) -> VanillaTransformerForConditiona
     if asked < size or (args.tokenizer_name and asked != size):
         raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
     config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
-    try:
+    # There may be no such attention, or not on this machine.
+    with explaining(f"Cannot build a model with {options['attn_implementation']} attention", ValueError, ImportError):
         return AutoModelForSeq2SeqLM.from_config(config, **options)
-    except (ValueError, ImportError) as error:  # there is no such attention, or not on this machine
-        raise UserError(
-            f"Cannot build a model with {options['attn_implementation']} attention: {one_line(error)}"
-        ) from error
 
 
 def model_to_fine_tune(args, options: dict) -> VanillaTransformerForConditionalGeneration:
@@ -169,7 +166,10 @@ def longest_side(train, args) -> int:
 
 
 def count_steps(args, batches, batches_per_step: int, done: int, accelerator: Accelerator) -> int:
-    """The optimizer steps of the run, from `max_steps` or epochs. Raises UserError if more are `done` already."""
+    """The optimizer steps of the run, from `max_steps` or epochs, which are also printed.
+
+    Raises UserError if more are `done` already.
+    """
     count = args.max_steps or math.ceil(args.num_train_epochs * len(batches.epoch()) / batches_per_step)
     if count < done:
         raise UserError(

@@ -93,7 +93,8 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
     Raises ValueError, naming the weight, if one is missing or unknown.
     """
     ours = dict(model.named_parameters()).keys()
-    for name in sorted(ours ^ weights.keys()):
+    if wrong := ours ^ weights.keys():
+        name = min(wrong)
         raise ValueError(f"'{name}' is {'missing' if name in ours else 'not a weight of this model'}")
     options = StateDictOptions(full_state_dict=True, strict=False)  # not strict: tied weights have further names
     set_model_state_dict(model, weights, options=options)
@@ -158,8 +159,8 @@ def resolve_resume_checkpoint(args) -> Path | None:
             "resume with --resume_from_checkpoint, or" if existing else "fine-tune it with --model_name_or_path and"
         )
         raise UserError(f"--output_dir {output_dir} already holds a model; {remedy} choose another directory.")
-    # A run that ended before its first checkpoint leaves a lock file, its recipe and the logs of a tracker.
     elif output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / LOCK).exists():
+        # With a lock file, it is what a run left that ended before its first checkpoint.
         raise UserError(f"--output_dir {output_dir} is not empty; choose another directory.")
     return checkpoint
 

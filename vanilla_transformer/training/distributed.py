@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from ..errors import UserError, one_line
+from ..errors import UserError, explaining, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .signals import Stopped
 
@@ -34,10 +34,8 @@ def make_accelerator(args) -> Accelerator:
         raise UserError("FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.")
     trackers = [name for name in args.report_to.split(",") if name != "none"]
     patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
-    try:
+    with explaining(f"Accelerate cannot start with --report_to {args.report_to}", ValueError):
         accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[patience])
-    except ValueError as error:
-        raise UserError(f"Accelerate cannot start with --report_to {args.report_to}: {error}") from error
     if trackers and not accelerator.log_with:
         raise UserError(f"--report_to {args.report_to} is not installed; install it, or choose another tracker.")
     return accelerator

@@ -80,7 +80,8 @@ def step_bytes(model: nn.Module, args, accelerator, length: int) -> tuple[int, i
         copies += 1  # the buffer in which replicas exchange gradients
     needs_copy = args.ema_decay or args.torch_compile or shards > 1  # for evaluation
     one, two = (activation_bytes(model, args, accelerator, pairs, length) for pairs in (1, 2))
-    constant = weights * copies // shards + (weights if needs_copy else 0) + max(0, 2 * one - two)
+    of_no_pair = max(0, 2 * one - two)  # extrapolated
+    constant = weights * copies // shards + (weights if needs_copy else 0) + of_no_pair
     return constant, max(1, two - one)
 
 

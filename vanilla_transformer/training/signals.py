@@ -5,17 +5,16 @@ import os
 import signal
 import time
 
-import torch
-
 REPEAT_AFTER = 1.0  # seconds; a launcher forwards the Ctrl-C that the terminal has already sent to all processes
 
 
 class Stopped(Exception):
     """A signal stopped the run, and its state was saved."""
 
-    def __init__(self, step: int, exit_status: int):
+    def __init__(self, step: int, signal_number: int | None):
         super().__init__(f"stopped after step {step}, which is saved; resume with --resume_from_checkpoint")
-        self.exit_status = exit_status
+        # As in shells; None if it was another process that received the signal.
+        self.exit_status = 128 + (signal_number or signal.SIGTERM)
 
 
 class GracefulShutdown:
@@ -54,10 +53,6 @@ class GracefulShutdown:
             return self.signal_number is not None
         if not may_ask_others:
             return False
-        received = torch.tensor(float(self.signal_number is not None), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(received) > 0)
-
-    @property
-    def exit_status(self) -> int:
-        """128 + the signal number, as in shells."""
-        return 128 + (self.signal_number or signal.SIGTERM)
+        if self.signal_number is not None:
+            self.accelerator.set_trigger()
+        return self.accelerator.check_trigger()
