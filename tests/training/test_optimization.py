@@ -7,26 +7,16 @@ from torch import nn
 from transformers import get_scheduler
 
 from vanilla_transformer.data.batches import SOFT_TARGETS
+from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import soft_targets
-from vanilla_transformer.training.optimization import (
-    clip_grad_norm,
-    compute_loss,
-    count_tokens,
-    distillation_loss,
-    inverse_square_root,
-    learning_rate_schedule,
-    make_optimizer,
-    paper_learning_rate,
-    seed_batch,
-    set_learning_rate,
-)
 
 # ------------------------------------------------------------------------------------------------------------ schedule
 
 
 @pytest.mark.parametrize("d_model, warmup_steps", [(512, 4000), (1024, 4000), (64, 1), (128, 200)])
 def test_learning_rate_is_equation_3(d_model, warmup_steps):
-    rate = learning_rate_schedule("inverse_sqrt", paper_learning_rate(d_model, warmup_steps), warmup_steps, 10)
+    peak = optim.paper_learning_rate(d_model, warmup_steps)
+    rate = optim.learning_rate_schedule("inverse_sqrt", peak, warmup_steps, 10)
     for step in [1, 2, warmup_steps // 2 + 1, warmup_steps, warmup_steps + 1, 3 * warmup_steps, 100_000]:
         expected = d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
         assert rate(step) == pytest.approx(expected, rel=1e-12)
@@ -34,15 +24,15 @@ def test_learning_rate_is_equation_3(d_model, warmup_steps):
 
 
 def test_schedule_without_warmup_starts_at_its_peak():
-    assert inverse_square_root(1, 0) == 1
-    assert learning_rate_schedule("inverse_sqrt", 0.5, 0, 10)(4) == 0.25
+    assert optim.inverse_square_root(1, 0) == 1
+    assert optim.learning_rate_schedule("inverse_sqrt", 0.5, 0, 10)(4) == 0.25
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "constant", "constant_with_warmup"])
 def test_other_schedules_are_those_of_transformers(name):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.25)
     theirs = get_scheduler(name, optimizer, num_warmup_steps=4, num_training_steps=20)
-    ours = learning_rate_schedule(name, 0.25, 4, 20)
+    ours = optim.learning_rate_schedule(name, 0.25, 4, 20)
     for step in range(1, 21):
         optimizer.step()
         theirs.step()
@@ -68,11 +58,11 @@ def taught(batches: list[dict], teachers=None, top_k=5) -> list[dict]:
 
 def step_gradients(model, batches, args, accelerator, first=0, num_tokens=None) -> dict:
     """The gradients of an optimizer step over these batches, numbered from `first`, as train.py sums them."""
-    num_tokens = count_tokens(batches, accelerator)[0] if num_tokens is None else num_tokens
+    num_tokens = optim.count_tokens(batches, accelerator)[0] if num_tokens is None else num_tokens
     total = 0
     for number, batch in enumerate(batches, start=first):
-        seed_batch(args.seed, number)
-        total = total + compute_loss(model, batch, num_tokens, args)
+        optim.seed_batch(args.seed, number)
+        total = total + optim.compute_loss(model, batch, num_tokens, args)
     return gradients(model, total)
 
 
@@ -80,7 +70,7 @@ def test_tokens_are_counted_without_padding(accelerator):
     batches = parts(2)
     padded = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
     expected = [sum(len(row) + 1 for row in rows) for rows in (TARGETS, SOURCES)]
-    assert count_tokens(batches, accelerator).tolist() == [*expected, padded]
+    assert optim.count_tokens(batches, accelerator).tolist() == [*expected, padded]
 
 
 def batches_for(argv: list[str], k: int) -> list[dict]:
@@ -96,13 +86,12 @@ def test_accumulated_batches_equal_one_large_batch(make_model, accelerator, k, a
 
 
 @losses
-@pytest.mark.parametrize("num_processes", [2, 4])
-def test_dropout_depends_on_the_batch_number_only(make_model, accelerator, num_processes, argv):
+def test_dropout_depends_on_the_batch_number_only(make_model, accelerator, argv):
     """Processes that share the batches get the gradients of one process, with dropout."""
     args, model, batches = training_options(*argv), make_model(**DROPOUTS).train(), batches_for(argv, 4)
     expected = step_gradients(model, batches, args, accelerator, first=8)
-    tokens = count_tokens(batches, accelerator)[0]
-    torch.manual_seed(num_processes)  # the state of the generator does not matter
+    tokens = optim.count_tokens(batches, accelerator)[0]
+    torch.manual_seed(9)  # the state of the generator does not matter
     total = dict.fromkeys(expected, 0)
     for number, batch in reversed([*enumerate(batches, start=8)]):
         share = step_gradients(model, [batch], args, accelerator, first=number, num_tokens=tokens)
@@ -124,10 +113,10 @@ def test_gradient_checkpointing_keeps_the_gradients(make_model, accelerator, arg
 @pytest.mark.parametrize("max_norm, expected", [(0, None), (1e9, None), (0.1, 0.1)])
 def test_gradient_clipping(make_model, accelerator, max_norm, expected):
     model = make_model().train()
-    optimizer = make_optimizer(model, training_options())
+    optimizer = optim.make_optimizer(model, training_options())
     found = step_gradients(model, parts(1), training_options(), accelerator)
     norm = torch.stack([gradient.norm() for gradient in found.values()]).norm()
-    torch.testing.assert_close(clip_grad_norm(model, optimizer, max_norm, accelerator), norm)
+    torch.testing.assert_close(optim.clip_grad_norm(model, optimizer, max_norm, accelerator), norm)
     clipped = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
     assert clipped.item() == pytest.approx(expected or norm.item(), rel=1e-3)
 
@@ -135,10 +124,10 @@ def test_gradient_clipping(make_model, accelerator, max_norm, expected):
 def test_weight_decay_skips_biases_and_norms(make_model):
     model = make_model(position_embedding_type="learned", lm_head_bias=True, norm_first=True)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = make_optimizer(model, training_options("--weight_decay=0.5"))
+    optimizer = optim.make_optimizer(model, training_options("--weight_decay=0.5"))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    set_learning_rate(optimizer, 0.1)
+    optim.set_learning_rate(optimizer, 0.1)
     optimizer.step()
     spared = {name for name in before if name.endswith("bias") or "norm" in name}
     assert 0 < len(spared) < len(before)
@@ -147,7 +136,7 @@ def test_weight_decay_skips_biases_and_norms(make_model):
 
 
 def test_adam_defaults_are_the_papers(make_model):
-    optimizer = make_optimizer(make_model(), training_options())
+    optimizer = optim.make_optimizer(make_model(), training_options())
     assert optimizer.defaults["betas"] == (0.9, 0.98) and optimizer.defaults["eps"] == 1e-9
     assert all(group["weight_decay"] == 0 for group in optimizer.param_groups)
     assert optimizer.defaults["fused"]
@@ -155,7 +144,7 @@ def test_adam_defaults_are_the_papers(make_model):
 
 def test_dropout_is_a_function_of_seed_and_batch():
     def mask(*key):
-        seed_batch(*key)
+        optim.seed_batch(*key)
         return nn.functional.dropout(torch.ones(200)).tolist()
 
     keys = [(42, 1), (42, 2), (43, 1), (1, 42), (0, 0), (42, 10**9), (2**63 - 1, 1)]
@@ -167,43 +156,23 @@ def test_dropout_is_a_function_of_seed_and_batch():
 # -------------------------------------------------------------------------------------------- distillation and R-Drop
 
 
-def smoothed(label: int, smoothing: float, size: int) -> torch.Tensor:
-    """The target distribution of section 5.4."""
-    target = torch.full((size,), smoothing / size, dtype=torch.float64)
-    target[label] += 1 - smoothing
-    return target
-
-
-def paper_r_drop(logits, labels, alpha: float, smoothing: float) -> torch.Tensor:
-    """Liang et al. (2021), equations 1 to 4, a token at a time; `logits` and `labels` hold every pair twice."""
-    size = len(labels) // 2
-    total = torch.zeros((), dtype=torch.float64)
-    for sentence in range(size):
-        for t, label in enumerate(labels[sentence].tolist()):
-            if label == -100:
-                continue
-            p1, p2 = (logits[sentence + k * size, t].double().softmax(dim=-1) for k in (0, 1))
-            target = smoothed(label, smoothing, len(p1))
-            likelihood = -(target * p1.log()).sum() - (target * p2.log()).sum()
-            divergence = ((p1 * (p1 / p2).log()).sum() + (p2 * (p2 / p1).log()).sum()) / 2
-            total = total + likelihood + alpha * divergence
-    return total
+def paper_divergence(logits, labels) -> torch.Tensor:
+    """Of both passes, Liang et al. (2021), equation 2; `logits` and `labels` hold every pair twice."""
+    p1, p2 = logits[labels != -100].double().softmax(dim=1).chunk(2)
+    return ((p1 * (p1 / p2).log()).sum() + (p2 * (p2 / p1).log()).sum()) / 2
 
 
 def paper_distillation(logits, batch: dict, weight: float, temperature: float, smoothing: float) -> torch.Tensor:
-    """Hinton et al. (2015), section 2, a token at a time, with the k tokens kept as the whole distribution."""
-    total = torch.zeros((), dtype=torch.float64)
-    for sentence, labels in enumerate(batch["labels"].tolist()):
-        for t, label in enumerate(labels):
-            if label == -100:
-                continue
-            z = logits[sentence, t].double()
-            tempered = batch["teacher_probabilities"][sentence, t].double() ** (1 / temperature)
-            target = torch.zeros_like(z).scatter(0, batch["teacher_tokens"][sentence, t], tempered / tempered.sum())
-            hard = -(smoothed(label, smoothing, len(z)) * z.log_softmax(dim=0)).sum()
-            soft = -(target * (z / temperature).log_softmax(dim=0)).sum()
-            total = total + (1 - weight) * hard + weight * temperature**2 * soft
-    return total
+    """Hinton et al. (2015), section 2, with the k tokens kept as the whole distribution, and the smoothed labels."""
+    kept = batch["labels"] != -100
+    z = logits[kept].double()
+    one_hot = nn.functional.one_hot(batch["labels"][kept], z.shape[1]).double()
+    smoothed = (1 - smoothing) * one_hot + smoothing / z.shape[1]
+    tempered = batch["teacher_probabilities"][kept].double() ** (1 / temperature)
+    targets = torch.zeros_like(z).scatter(1, batch["teacher_tokens"][kept], tempered)
+    hard = -(smoothed * z.log_softmax(dim=1)).sum()
+    soft = -(targets / targets.sum(dim=1, keepdim=True) * (z / temperature).log_softmax(dim=1)).sum()
+    return (1 - weight) * hard + weight * temperature**2 * soft
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -222,40 +191,27 @@ def test_distillation_and_half_of_r_drop_are_the_losses_of_their_papers(
     twice = {name: torch.cat([tensor] * passes) for name, tensor in batch.items()}
     tokens = int((batch["labels"] != -100).sum())
     torch.manual_seed(5)
-    loss = compute_loss(model, batch, torch.tensor(float(tokens)), training_options(*argv))
+    loss = optim.compute_loss(model, batch, torch.tensor(float(tokens)), training_options(*argv))
     ours = gradients(model, loss)
     torch.manual_seed(5)
     start = torch.full((6 * passes, 1), model.config.decoder_start_token_id)
     shifted = torch.cat([start, twice["labels"][:, :-1].clamp(min=model.config.pad_token_id)], dim=1)
     logits = model(twice["input_ids"], twice["attention_mask"], shifted, use_cache=False).logits
     expected = paper_distillation(logits, twice, weight, temperature, smoothing) / passes
-    if alpha:  # without its likelihood, which is in the line above
-        both, likelihood = (paper_r_drop(logits, twice["labels"], a, smoothing) / 2 for a in (alpha, 0))
-        expected = expected + both - likelihood
+    if alpha:
+        expected = expected + alpha / 2 * paper_divergence(logits, twice["labels"])
         assert not torch.allclose(logits[:6], logits[6:], atol=0.1)  # it is dropout that R-Drop is about
     torch.testing.assert_close(loss.double(), expected / tokens, rtol=1e-6, atol=0)
     assert_same_gradients(ours, gradients(model, expected / tokens), 1e-6)
-
-
-@pytest.mark.parametrize("temperature", [1, 3])
-def test_gradient_of_distillation_is_the_closed_form(temperature):
-    """The difference of the tempered distributions, times the temperature."""
-    logits = torch.randn(7, 50, dtype=torch.float64, requires_grad=True)
-    probabilities, tokens = torch.randn(7, 50, dtype=torch.float64).softmax(dim=-1).topk(4)
-    distillation_loss(logits, tokens, probabilities, temperature).backward()
-    tempered = probabilities ** (1 / temperature)
-    target = torch.zeros_like(logits).scatter(1, tokens, tempered / tempered.sum(dim=1, keepdim=True))
-    expected = temperature * ((logits / temperature).softmax(dim=1) - target)
-    torch.testing.assert_close(logits.grad, expected)
 
 
 def test_student_that_is_its_own_teacher_has_no_gradient_from_it(make_model):
     """If all tokens are kept; the tail beyond the top k counts for nothing."""
     model, args = make_model(), training_options("--teacher=x", "--distillation_weight=1")
     whole, cut = (taught(parts(1), [model], top_k)[0] for top_k in (37, 3))
-    found = gradients(model, compute_loss(model.train(), whole, 20, args))
+    found = gradients(model, optim.compute_loss(model.train(), whole, 20, args))
     assert all(gradient.abs().max() < 1e-6 for gradient in found.values())
-    found = gradients(model, compute_loss(model, cut, 20, args))
+    found = gradients(model, optim.compute_loss(model, cut, 20, args))
     assert found["model.shared.weight"].abs().max() > 1e-3
 
 
@@ -263,8 +219,8 @@ def test_student_that_is_its_own_teacher_has_no_gradient_from_it(make_model):
 
 
 def float16_step(wrapped, optimizer, half, max_norm=1.0) -> torch.Tensor:
-    half.backward(compute_loss(wrapped, parts(1)[0], 30, training_options()))
-    norm = clip_grad_norm(wrapped, optimizer, max_norm, half)
+    half.backward(optim.compute_loss(wrapped, parts(1)[0], 30, training_options()))
+    norm = optim.clip_grad_norm(wrapped, optimizer, max_norm, half)
     optimizer.step()
     optimizer.zero_grad()
     return norm
@@ -273,8 +229,9 @@ def float16_step(wrapped, optimizer, half, max_norm=1.0) -> torch.Tensor:
 def test_step_skipped_by_float16_has_gradient_norm_0(make_model, half):
     """While the scaler searches for its scale, gradients are infinite; that is not divergence."""
     model = make_model(dropout=0.1).train()
-    wrapped, optimizer = half.prepare_model(model), half.prepare_optimizer(make_optimizer(model, training_options()))
-    set_learning_rate(optimizer, 0.01)
+    optimizer = half.prepare_optimizer(optim.make_optimizer(model, training_options()))
+    wrapped = half.prepare_model(model)
+    optim.set_learning_rate(optimizer, 0.01)
     skipped = []
     for _ in range(8):
         before, scale = model.lm_head.weight.detach().clone(), half.scaler.get_scale()
@@ -288,7 +245,7 @@ def test_step_skipped_by_float16_has_gradient_norm_0(make_model, half):
 def test_float16_clips_unscaled_gradients(make_model, half):
     half.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model = make_model().train()
-    reference = gradients(model, compute_loss(model, parts(1)[0], 30, training_options()))
+    reference = gradients(model, optim.compute_loss(model, parts(1)[0], 30, training_options()))
     model.zero_grad()
     norm = torch.stack([gradient.norm() for gradient in reference.values()]).norm()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
