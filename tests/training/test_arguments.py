@@ -81,6 +81,9 @@ def test_command_line_overrides_the_recipe(recipe):
         *((f"learning_rate: {text}", None) for text in ("", "null", "~")),
         *((f"norm_first: {text}", True) for text in ("true", "True", "yes")),
         *((f"torch_compile: {text}", False) for text in ("false", "no")),
+        ("per_device_train_max_tokens:", 4096),
+        ("per_device_train_max_tokens: 99", 99),
+        ("per_device_train_max_tokens: auto", "auto"),
         ("source_lang: no", "no"),
         ("output_dir: 2026-01-01", "2026-01-01"),
     ],
@@ -242,12 +245,6 @@ def test_conflicting_options_are_rejected(given, remedy, message):
     argv = ["--dataset_name=x", *given.split()]
     assert refusal(argv).startswith(message)
     parse_arguments([*argv, *remedy.split()])
-
-
-@pytest.mark.parametrize("given, value", [("", 4096), ("99", 99), ("auto", "auto")])
-def test_token_budget_is_a_number_or_auto(given, value, recipe):
-    args = parse_arguments(recipe(f"dataset_name: x\nper_device_train_max_tokens: {given}\n"))
-    assert args.per_device_train_max_tokens == value
 
 
 @pytest.mark.parametrize("text", ["many", "Auto", "12.5", "5e3", ""])
