@@ -205,13 +205,6 @@ def test_evaluation_batches_have_every_pair_once(tokenized, tokenizer):
 # ------------------------------------------------------------------------------------------------------------- workers
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_workers_keep_the_order(tokenized, tokenizer):
-    expected = take(training_batches(tokenized, tokenizer, options(), 4), 5)
-    args = options(dataloader_num_workers=2)
-    assert take(training_batches(tokenized, tokenizer, args, 4), 5) == expected
-
-
 def idle(is_ready):
     batches.leave_signals_to_training(0)
     is_ready.set()
@@ -245,32 +238,26 @@ RAGGED = [
 FEW = RAGGED[:260]
 
 
-def write_files(folder, pairs=FEW, count=3, suffix="jsonl"):
-    """Writes a dataset as `count` files of unequal lengths."""
-    folder.mkdir()
-    cuts = [0, *(len(pairs) * (i + 1) ** 2 // (count + 1) ** 2 for i in range(count - 1)), len(pairs)]
-    parts = {f"train-{i:05d}": pairs[a:b] for i, (a, b) in enumerate(itertools.pairwise(cuts))}
-    for name, part in (parts | {"validation": pairs[:1]}).items():
-        rows = text_dataset(part).rename_columns({"source": "en", "target": "de"})
-        (rows.to_parquet if suffix == "parquet" else rows.to_json)(folder / f"{name}.{suffix}")
-
-
-def open_stream(folder, tokenizer, **kwargs):
-    given = {"dataset_name": folder, "streaming": True, "source_lang": "en", "target_lang": "de"}
-    return tokenize_pairs(load_pairs(data_options(**given, **kwargs))["train"], tokenizer, 40, 40)[0]
-
-
 @pytest.fixture
-def make_stream(tokenizer, tmp_path):
-    """make_stream(pairs, number of files) -> a stream of new files."""
-    numbers = itertools.count()
+def write_stream(tokenizer, tmp_path):
+    """write_stream(pairs, number of files, suffix) -> open(**options) of a stream of new files of unequal lengths."""
 
-    def make(pairs=FEW, count: int = 1):
-        folder = tmp_path / f"set {next(numbers)}"
-        write_files(folder, pairs, count)
-        return open_stream(folder, tokenizer)
+    def write(pairs=FEW, count: int = 1, suffix: str = "jsonl"):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        cuts = [0, *(len(pairs) * (i + 1) ** 2 // (count + 1) ** 2 for i in range(count - 1)), len(pairs)]
+        parts = {f"train-{i:05d}": pairs[a:b] for i, (a, b) in enumerate(itertools.pairwise(cuts))}
+        for name, part in (parts | {"validation": pairs[:1]}).items():
+            rows = text_dataset(part)
+            (rows.to_parquet if suffix == "parquet" else rows.to_json)(folder / f"{name}.{suffix}")
 
-    return make
+        def open_stream(**options):
+            train = load_pairs(data_options(dataset_name=folder, streaming=True, **options))["train"]
+            return tokenize_pairs(train, tokenizer, 40, 40)[0]
+
+        return open_stream
+
+    return write
 
 
 def small_pools(size: int, monkeypatch) -> SimpleNamespace:
@@ -305,22 +292,20 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stream_resumes_from_any_batch(kind, tokenizer, tmp_path, monkeypatch):
-    pairs, count, suffix, limits = KINDS[kind]
-    write_files(tmp_path / "set", pairs, count, suffix)
-    args = small_pools(len(pairs), monkeypatch)
+def test_stream_resumes_from_any_batch(kind, write_stream, tokenizer, monkeypatch):
+    *files, limits = KINDS[kind]
+    open_stream, args = write_stream(*files), small_pools(len(files[0]), monkeypatch)
     monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after each read of a parquet file
 
     def loader(stream=None, start: int = 0, state: dict | None = None):
-        stream = stream or open_stream(tmp_path / "set", tokenizer, **limits)
-        return training_batches(stream, tokenizer, args, start, stream_state=state)
+        return training_batches(stream or open_stream(**limits), tokenizer, args, start, stream_state=state)
 
-    stream = open_stream(tmp_path / "set", tokenizer, **limits)
+    stream = open_stream(**limits)
     found, states = take_with_states(loader(stream), 3)
     assert len(found) > 3 * 8 and len({json.dumps(state) for state in states}) > 3 * 3
     everything = {(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in stream}
     assert Counter(pair for batch in found[:-1] for pair in batch) == dict.fromkeys(everything, 3)
-    for number, state in list(enumerate(states[:-1]))[:: 9 if pairs is RAGGED else 1]:
+    for number, state in list(enumerate(states[:-1]))[:: 9 if files[0] is RAGGED else 1]:
         resumed = take(loader(stream, number, state), min(3, len(found) - number))
         assert resumed == found[number : number + 3]
     # To the end, and from a state that a resumed run saved.
@@ -333,8 +318,8 @@ def test_stream_resumes_from_any_batch(kind, tokenizer, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_processes, make_stream, tokenizer, args):
-    stream = make_stream(count=3)
+def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_processes, write_stream, tokenizer, args):
+    stream = write_stream(count=3)()
     expected = take(training_batches(stream, tokenizer, args), 40)
     first = training_batches(stream, tokenizer, args, num_processes=num_processes)
     reader = iter(first)
@@ -350,15 +335,15 @@ def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_proce
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_stream_of_another_number_of_files_is_refused(count, make_stream, tokenizer, args):
-    state = training_batches(make_stream(count=3), tokenizer, args).state
+def test_stream_of_another_number_of_files_is_refused(count, write_stream, tokenizer, args):
+    state = training_batches(write_stream(count=3)(), tokenizer, args).state
     with pytest.raises(UserError, match=f"^The stream has {count} files, but had 3 when the checkpoint was saved"):
-        training_batches(make_stream(count=count), tokenizer, args, stream_state=state)
+        training_batches(write_stream(count=count)(), tokenizer, args, stream_state=state)
 
 
-def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(make_stream, tokenizer, args):
+def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(write_stream, tokenizer, args):
     """In parallel they would take datasets a thread for each pair."""
-    stream = make_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90], 4)
+    stream = write_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90], 4)()
     files = {source: shard for shard in range(4) for source in next(iter(stream.shard(4, shard).batch(999)))["source"]}
     orders: dict[int, list] = {1: [], 2: []}
     for seed, found in orders.items():
@@ -383,6 +368,7 @@ def test_stream_without_usable_pairs_is_refused(tokenizer):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bpe_dropout_changes_tokens_and_not_texts(source, tokenizer, workers):
+    """Nor their order, which workers keep."""
     if workers and isinstance(source, datasets.IterableDataset):
         pytest.skip("a stream has no workers")
 
