@@ -6,23 +6,18 @@ import re
 from html import unescape
 
 import pytest
-from conftest import edit
+from conftest import RESULTS, edit
 from huggingface_hub import ModelCard
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub.model_card import language_code, text, write_model_card
 
 
-@pytest.fixture
-def results(trained) -> dict:
-    return json.loads((trained / "all_results.json").read_text(encoding="utf-8"))
-
-
 def read(path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_metadata(trained, results):
+def test_metadata(trained):
     data = ModelCard.load(write_model_card(trained)).data
     assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "translation", "apache-2.0")
     assert data.language == ["en", "de"] and "vanilla-transformer" in data.tags
@@ -31,7 +26,7 @@ def test_metadata(trained, results):
     found = {
         (r.dataset_name, r.dataset_split, r.metric_type): (r.metric_value, r.metric_args) for r in data.eval_results
     }
-    bleu, chrf = ({"signature": results[f"{metric}_signature"]} for metric in ("bleu", "chrf"))
+    bleu, chrf = ({"signature": RESULTS[f"{metric}_signature"]} for metric in ("bleu", "chrf"))
     assert found == {
         ("pairs", "dev", "sacrebleu"): (31.4159, bleu),
         ("pairs", "dev", "chrf"): (55.5, chrf),
@@ -42,8 +37,8 @@ def test_metadata(trained, results):
     }
 
 
-def test_hub_dataset_without_a_test_split(trained, results):
-    results = {key: value for key, value in results.items() if not key.startswith("test_")}
+def test_hub_dataset_without_a_test_split(trained):
+    results = {key: value for key, value in RESULTS.items() if not key.startswith("test_")}
     (trained / "all_results.json").write_text(json.dumps(results | {"dataset": "me/pairs", "target_lang": "no"}))
     edit(trained / "recipe.yaml", dataset_name="me/pairs", model_name_or_path="team/bigger")
     card = ModelCard.load(write_model_card(trained))
@@ -61,11 +56,11 @@ def test_files_are_not_a_hub_dataset(trained):
     assert card.data.datasets is None
 
 
-def test_text_of_the_card(trained, results):
+def test_text_of_the_card(trained):
     card = read(write_model_card(trained))
-    for part in ["| dev | 31.42 | 55.50 | 1.235 |", "| test | 30.25 | 54.12 | 1.300 |", results["bleu_signature"]]:
+    for part in ["| dev | 31.42 | 55.50 | 1.235 |", "| test | 30.25 | 54.12 | 1.300 |", RESULTS["bleu_signature"]]:
         assert part in card
-    for part in [results["chrf_signature"], "4,321", "12,345", "67,891,011", "18,224", "4.1%", "1:02:05", "bf16"]:
+    for part in [RESULTS["chrf_signature"], "4,321", "12,345", "67,891,011", "18,224", "4.1%", "1:02:05", "bf16"]:
         assert part in card
     for part in ["2 x Abacus 9000", "torch 2.13.0", "![", "| `learning_rate` | 0.0078125 |", "| `d_model` | 16 |"]:
         assert part in card
@@ -77,13 +72,13 @@ def test_text_of_the_card(trained, results):
         source = json.loads(read(trained / "all_results.json"))["examples"][0]["source"]
         code = re.search(r"tokenizer\(\[(.*)\], return", read(write_model_card(trained))).group(1)
         assert ast.literal_eval(code) == source
-        edit(trained / "all_results.json", examples=results["examples"][1:])
+        edit(trained / "all_results.json", examples=RESULTS["examples"][1:])
 
 
-def test_card_without_pictures_and_examples(trained, results):
+def test_card_without_pictures_and_examples(trained):
     for picture in trained.glob("*.png"):
         picture.unlink()
-    kept = {key: value for key, value in results.items() if key not in ("examples", "source_lang")}
+    kept = {key: value for key, value in RESULTS.items() if key not in ("examples", "source_lang")}
     (trained / "all_results.json").write_text(json.dumps(kept))
     card = read(write_model_card(trained))
     assert "![" not in card and "Translations of" not in card and "None" not in card
@@ -93,7 +88,7 @@ def test_card_without_pictures_and_examples(trained, results):
 NASTY = "x | y `z` <script>alert(1)</script>\n---\n# heading *b* __c__ [d](e) ![f](g) {{ h }}"
 
 
-def test_names_cannot_break_the_card(trained, results):
+def test_names_cannot_break_the_card(trained):
     """Neither the tables, the HTML nor the YAML."""
     plain = read(write_model_card(trained))
     edit(trained / "all_results.json", source_lang=NASTY, target_lang=NASTY, dataset=f"/x/{NASTY}", hardware=NASTY)
