@@ -144,14 +144,6 @@ def test_special_characters_and_words_are_text(case, tmp_path):
         assert texts(load(dataset_name=path.parent)["train"]) == pairs
 
 
-@streamed
-def test_files_may_have_different_columns(streaming, tmp_path):
-    train = write(tmp_path / "train.jsonl", rows(pairs=PAIRS[:30]))
-    validation = write(tmp_path / "val.jsonl", [row | {"alignment": "0-0"} for row in rows(pairs=PAIRS[30:])])
-    pairs = load(train_file=train, validation_file=validation, streaming=streaming)
-    assert texts(pairs["train"]) == PAIRS[:30] and texts(pairs["validation"]) == PAIRS[30:]
-
-
 def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
     """Of other formats and columns; a weight repeats pairs or leaves out some, evenly; a tag marks the sources."""
     files = [
@@ -207,9 +199,11 @@ def columns(names: list[str]) -> list[dict]:
 @streamed
 @pytest.mark.parametrize("case", COLUMNS)
 def test_finding_the_columns(case, streaming, tmp_path):
+    """The other file may have more of them."""
     names, options, expected = COLUMNS[case]
-    path = write(tmp_path / "train.jsonl", columns(names))
-    pairs = load(train_file=path, validation_file=path, streaming=streaming, **options)
+    train = write(tmp_path / "train.jsonl", columns(names))
+    validation = write(tmp_path / "validation.jsonl", columns([*names, "alignment"]))
+    pairs = load(train_file=train, validation_file=validation, streaming=streaming, **options)
     assert texts(pairs["train"])[0] == texts(pairs["validation"])[0] == expected
     assert sorted(next(iter(pairs["train"]))) == ["source", "target"]
 
@@ -310,37 +304,32 @@ def test_missing_split(split, hub_like):
     assert message.endswith("has no split 'tset'; its splits: train, dev, test.")
 
 
-WRONG_COLUMNS = {
-    "source column": ({"source_column": "c", "target_column": "b"}, ["--source_column c and", "a, b, n"]),
-    "target column": ({"source_column": "a", "target_column": "c"}, ["--target_column c must", "a, b, n"]),
-    "one column": ({"source_column": "a"}, ["--target_column None must both be", "a, b, n"]),
-    "numbers": ({"source_column": "a", "target_column": "n"}, ["--target_column n must both be", "of text: a, b."]),
-    "same column": ({"source_column": "a", "target_column": "a"}, ["are both a"]),
-    "language": ({"source_lang": "a", "target_lang": "fr"}, ["--source_lang a", "--target_lang fr", "a, b, n"]),
-    "language of numbers": ({"source_lang": "a", "target_lang": "n"}, ["--target_lang n", "of text: a, b."]),
-    "one language": ({"source_lang": "a"}, ["--target_lang", "a, b, n"]),
+WRONG_COLUMNS = {  # columns (`id` is a number), kind of options, source, target, parts of the message
+    "source column": ("a b id", "column", "c", "b", ["--source_column c and", "a, b, id"]),
+    "target column": ("a b id", "column", "a", "c", ["--target_column c must", "a, b, id"]),
+    "one column": ("a b id", "column", "a", None, ["--target_column None must both be", "a, b, id"]),
+    "numbers": ("a b id", "column", "a", "id", ["--target_column id must both be", "of text: a, b."]),
+    "same column": ("a b id", "column", "a", "a", ["are both a"]),
+    "language": ("a b id", "lang", "a", "fr", ["--source_lang a", "--target_lang fr", "a, b, id"]),
+    "language of numbers": ("a b id", "lang", "a", "id", ["--target_lang id", "of text: a, b."]),
+    "one language": ("a b id", "lang", "a", None, ["--target_lang", "a, b, id"]),
+    "nested": ("translation", "lang", "en", "fr", ["--source_lang en", "--target_lang fr", "in translation: en, de"]),
+    "nothing named": ("x y z", "lang", None, None, ["x, y, z"]),
 }
 
 
 @pytest.mark.parametrize("case", WRONG_COLUMNS)
 def test_wrong_columns(case, tmp_path):
-    options, parts = WRONG_COLUMNS[case]
-    path = write(tmp_path / "train.jsonl", [{"a": f"a {i}", "b": f"b {i}", "n": i} for i in range(20)])
-    message = error(train_file=path, **options)
+    names, kind, source, target, parts = WRONG_COLUMNS[case]
+    path = write(tmp_path / "train.jsonl", columns(names.split()))
+    message = error(train_file=path, **{f"source_{kind}": source, f"target_{kind}": target})
     assert all(part in message for part in parts), message
 
 
 def test_a_txt_file_has_no_other_columns(tmp_path):
-    path = write(tmp_path / "train.txt", [{"s": f"s {i}", "t": f"t {i}"} for i in range(20)])
+    path = write(tmp_path / "train.txt", columns(["s", "t"]))
     message = error(train_file=path, source_column="question", target_column="answer")
     assert "--source_column question and --target_column answer must both be text columns" in message
-
-
-def test_unclear_columns(tmp_path):
-    path = write(tmp_path / "translation.jsonl", columns(["translation"]))
-    message = error(train_file=path, source_lang="en", target_lang="fr")
-    assert all(part in message for part in ("--source_lang en", "--target_lang fr", "in translation: en, de"))
-    assert "x, y, z" in error(train_file=write(tmp_path / "train.jsonl", columns(["x", "y", "z"])))
 
 
 BROKEN = {
