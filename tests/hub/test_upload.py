@@ -1,6 +1,5 @@
 """Checks of a model directory, and pushes of it to a Hub on loopback."""
 
-import importlib.util
 import itertools
 import json
 import re
@@ -15,13 +14,14 @@ from hub_server import LoopbackHub, run_python
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+import push_to_hub
 from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub import upload
 from vanilla_transformer.hub.model_card import write_model_card
 from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
 
-SCRIPT = Path(__file__).parents[2] / "push_to_hub.py"
+SCRIPT = Path(push_to_hub.__file__)
 
 
 # ------------------------------------------------------------------------------------------------- the model directory
@@ -222,16 +222,12 @@ def test_pushed_model_loads_as_it_was(trained, hub, tmp_path):
     assert shown.stdout.splitlines() == [str([{"translation_text": translated}]), str(texts)] * 2
 
 
-def test_dry_run_sends_nothing(trained, hub, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    spec = importlib.util.spec_from_file_location("push_to_hub", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    monkeypatch.setattr(script, "translate_in_fresh_process", lambda folder: "Hund")
-    script.main([str(trained), "--dry_run", "--repo_id", "me/toy"])
+def test_dry_run_sends_nothing(trained, at_hub, monkeypatch, capsys):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(push_to_hub, "translate_in_fresh_process", lambda folder: "Hund")
+    push_to_hub.main([str(trained), "--dry_run", "--repo_id", "me/toy"])
     shown = capsys.readouterr().out
-    assert hub.requests == [] and (trained / "README.md").exists() and "and translates: Hund" in shown
+    assert at_hub.requests == [] and (trained / "README.md").exists() and "and translates: Hund" in shown
     listed = {path: int(size.replace(",", "")) for size, path in re.findall(r"(?m)^ *([\d,]+)  (\S+)$", shown)}
     assert sorted(listed) == FILES
     assert listed["model.safetensors"] == (trained / "model.safetensors").stat().st_size
