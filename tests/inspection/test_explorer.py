@@ -230,6 +230,15 @@ def test_explorer_command(model, tokenizer, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "page.html").read_bytes() == whole
 
 
+def test_branches_of_early_steps_are_recorded_as_far_as_there_is_room(model, tokenizer):
+    ids = tokenizer(PAIRS[0][0], return_tensors="pt").input_ids
+    with eager_attention(model), torch.no_grad():
+        recorder = Recorder(model, tokenizer, ids, PAIRS[0][0])
+        everything, some = (recorder.decoding(most_bytes)["branches"] for most_bytes in (10**6, 5000))
+    assert some and len(some) < len(everything) and some.items() <= everything.items()
+    assert list(some) == list(everything)[: len(some)]
+
+
 def test_pads_must_fit_and_translations_must_have_words(make_model, tokenizer):
     length = len(tokenizer(PAIRS[0][0]).input_ids)
     options = {"vocab_size": len(tokenizer), "position_embedding_type": "learned", "lm_head_bias": True}

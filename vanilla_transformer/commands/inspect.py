@@ -171,7 +171,9 @@ def make_page(options: argparse.Namespace):
     recorded = explore(model, tokenizer, pairs)
     with writing(options.output):
         write_explorer(recorded, options.output, f"Inside {Path(options.model).resolve().name}")
-    print(f"Saved the explorer to {options.output}.", file=sys.stderr)
+    size = options.output.stat().st_size / 2**20
+    advice = "; for a smaller page, record fewer or shorter --sentences" if size > 5 else ""
+    print(f"Saved the explorer to {options.output}, {size:.1f} MiB{advice}.", file=sys.stderr)
 
 
 def writing(output: Path) -> AbstractContextManager:

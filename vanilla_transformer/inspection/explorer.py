@@ -32,6 +32,7 @@ from .shapes import trace_shapes
 MOST_BEAMS = 8
 SHOWN = 5  # candidates of a next token
 PADS = 10
+BRANCH_BYTES = 3_000_000  # for all branches of a page: those of early steps come first
 
 
 def explore(
@@ -54,7 +55,8 @@ def explore(
             recorder = Recorder(model, tokenizer, ids, source)
             sentence = {"text": source, "reference": reference, "alignment": alignment or ""}
             sentence |= {"source": [token.text for token in recorder.source], "limit": recorder.limit}
-            sentence |= {"words": [token.word for token in recorder.source], **recorder.decoding()}
+            sentence |= {"words": [token.word for token in recorder.source]}
+            sentence |= recorder.decoding(BRANCH_BYTES // len(pairs))
             sentence["beams"] = [recorder.beams(n) for n in range(1, MOST_BEAMS + 1)]
             sentences.append(sentence)
             references.append((source, reference or sentence["main"]["translation"]))
@@ -113,15 +115,18 @@ class Recorder:
         step["best"] = best.tolist()
         return step, torch.cat(outputs.cross_attentions), torch.cat(outputs.decoder_attentions)
 
-    def decoding(self) -> dict:
+    def decoding(self, most_bytes: int) -> dict:
         """The greedy path with all its attention, and a branch for each other candidate of each of its steps.
 
         A branch holds what follows from its step on, and only the mean attention of the last layer to the source.
+        Steps after the one at which the branches exceed `most_bytes` have none.
         """
         tokens = self.complete([])
         main, cross, decoder = self.path(tokens)
         branches = {}
         for step, candidates in enumerate(main["best"]):
+            if len(json.dumps(branches)) > most_bytes:
+                break
             for rank, candidate in enumerate(candidates):
                 if candidate != tokens[step]:
                     branch, attention, _ = self.path(self.complete([*tokens[:step], candidate]))
