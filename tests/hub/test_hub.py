@@ -11,7 +11,7 @@ import yaml
 from conftest import CODE, FILES
 from hub_server import LoopbackHub, run_python
 from huggingface_hub import ModelCard
-from runs import random_pairs
+from runs import MODEL, ROOT, random_pairs
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, MarianMTModel
 
@@ -19,11 +19,9 @@ from vanilla_transformer.conversion import from_marian
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = "--source_lang en --target_lang de --per_device_train_max_tokens 200 --warmup_steps 4 --learning_rate 0.02"
 OPTIONS = f"{OPTIONS} --max_steps 4 --save_steps 2".split()
-SIZES = "--vocab_size 280 --d_model 16 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 24 --decoder_ffn_dim 24"
-SIZES = f"{SIZES} --encoder_attention_heads 2 --decoder_attention_heads 2".split()
+SIZES = MODEL.split()
 
 
 # -------------------------------------------------------------------------------------------------------- the datasets
