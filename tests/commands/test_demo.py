@@ -84,11 +84,14 @@ def cells(table: str) -> list[str]:
 
 @pytest.mark.parametrize("num_beams", [2, 7])
 def test_translation_table_and_speed_are_those_of_the_translator(page, num_beams):
+    from vanilla_transformer.demo.app import draw_table
+
     (found,) = list(page.translate(TEXTS[1], num_beams, 0.6))
     best = page.translator.n_best(TEXTS[1], min(5, num_beams), num_beams=num_beams, length_penalty=0.6)
     text, speed, table, shown = found
     assert text == best[0].text == page.translator([TEXTS[1]], num_beams=num_beams, length_penalty=0.6)[0]
     assert cells(table) == [cell for one in best for cell in (f"{one.score:.3f}", one.text)]
+    assert "<td>&lt;b&gt;</td>" in draw_table([best[0]._replace(text="<b>")])
     assert speed.startswith(f"{best[0].tokens} tokens in ") and shown == (TEXTS[1], text)
 
 
