@@ -182,7 +182,7 @@ def main():
 
 
 def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[dict], lowest_loss: float | None):
-    """Writes model, tokenizer, results, pictures and the model card."""
+    """Writes the model, tokenizer, results, pictures and model card."""
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     text = json.dumps(results, indent=2, ensure_ascii=False)

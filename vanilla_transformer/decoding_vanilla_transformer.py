@@ -58,8 +58,8 @@ def greedy_search(
 ) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
     """Takes the most likely token of each sentence at each step, (B,T) -> (B,T'); for `generate(custom_generate=...)`.
 
-    With `do_sample=True`, it draws the token instead. `model` is a [`VanillaTransformerForConditionalGeneration`] in
-    one process; `others` are the other models of an ensemble, each paired with the output of its encoder. The
+    With `do_sample=True`, it draws the token instead. `model` is a [`VanillaTransformerForConditionalGeneration`],
+    not wrapped or sharded; `others` are the other models of an ensemble, each paired with the output of its encoder. The
     processors get logits if there is one model, and log-probabilities if there is an ensemble. With
     `return_dict_in_generate`, it returns `sequences` and `sequences_scores`, computed as in [`beam_search`].
 

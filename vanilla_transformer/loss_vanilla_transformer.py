@@ -33,7 +33,7 @@ def label_smoothed_cross_entropy(
     tokens of a whole optimizer step, the gradients of its micro-batches add up to the gradient of one large batch.
     `logits` (B,T,V) are used if the caller has them. Returns ().
     """
-    # An adapter or a quantizer replaces the layer, its weight or its forward method: then only a call is correct.
+    # An adapter or a quantizer replaces the layer, its weight or its forward method: then the layer must be called.
     is_plain = type(lm_head) is nn.Linear and type(lm_head.weight) in (nn.Parameter, torch.Tensor)
     if logits is None and is_plain and "forward" not in vars(lm_head):
         device = hidden.device.type

@@ -99,7 +99,7 @@ class Translator:
         self.max_tokens = max_tokens
         self.too_long = too_long
         configs = [model.config for model in models]
-        # A table of learned positions limits source and target; other positions are computed as needed.
+        # A table of learned positions limits the length of source and target; other kinds are computed as needed.
         learned = [one.max_position_embeddings for one in configs if one.position_embedding_type == "learned"]
         self.max_positions = min(learned, default=sys.maxsize)
         longest = min([tokenizer.model_max_length, *(config.max_position_embeddings for config in configs)])
@@ -264,7 +264,7 @@ class Translator:
         return self.tokenizer(texts, return_attention_mask=False, verbose=False).input_ids if texts else []
 
     def split(self, text: str) -> list[list[int]]:
-        """Token ids of the pieces of a text that is too long; none if a word is too long.
+        """Token ids of the pieces of a text that is too long; an empty list if a single word is too long.
 
         A language token at its beginning, such as >>deu<< of Marian models, is repeated in each piece.
         """

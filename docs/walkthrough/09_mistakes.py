@@ -295,9 +295,9 @@ assert losses["not divided, k = 64, 1,000 steps"] < 0.9 * losses["not divided, k
 # A batch is as long as its longest row; shorter rows are filled with PAD, which the mask hides from attention. Two
 # models attend to padding as to any token:
 #
-# - one was trained on rows of the same length. There was no padding, so it is the correct model, and nobody noticed
-#   that the mask is missing;
-# - one was trained next to up to five PAD, attended to.
+# - one was trained on rows of the same length. Without padding the mask changes nothing, so this model has learned what
+#   the correct one learns, and nobody noticed that the mask is missing;
+# - one was trained on rows with up to five PAD beside them, and attended to those.
 #
 # Both are then tested on the same rows, next to longer and longer ones: with up to 95 PAD.
 #
@@ -501,8 +501,8 @@ assert losses["no causal mask, no encoder"] < ANY_ROW / 2
 # # All of it
 #
 # Left, the loss in training on a logarithmic axis, with the floors as dotted lines; right, in the same colors, the
-# share of new rows that each model writes exactly. Padding is that beside 95 PAD; its model trains as the one without
-# a mistake.
+# share of new rows that each model writes exactly. For *Padding*, those rows have 95 PAD beside them, while in training
+# it equals the model without a mistake.
 
 # %%
 print(f"{'':34}{'measured':>16}{'':10}{'you predicted':>16}")

@@ -122,7 +122,7 @@ REFUSED += [{"encoder_repetition_penalty": 1.5}, {"eos_token_id": 7}, {"stopping
 
 @pytest.mark.parametrize("search", REFUSED, ids=str)
 def test_options_without_an_equal_are_refused(folder, search):
-    with pytest.raises(ValueError, match=f"CTranslate2 has no `{list(search)[-1]}="):
+    with pytest.raises(ValueError, match=f"CTranslate2 does not support `{list(search)[-1]}="):
         load(folder)(["No!"], **search)
 
 

@@ -105,7 +105,7 @@ def add_explorer(what) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace):
-    """Runs one of the four."""
+    """Runs the inspection that was chosen."""
     actions = {"shapes": print_shapes, "attention": show_attention, "align": print_alignments, "explorer": make_page}
     # These errors are for an impossible model or size.
     with explaining(f"{options.what} failed", RuntimeError, ValueError, IndexError, StrictDataclassError):

@@ -38,7 +38,7 @@ def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
 
 
 def add_translation_options(parser: argparse.ArgumentParser):
-    """The options of [`Translator`] that several commands have, and those of `generate`."""
+    """Adds options of [`Translator`] and of `generate` that several commands have."""
     add = parser.add_argument
     add("--trust_remote_code", action="store_true", help="run code from the Hub for the tokenizer")
     add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2 is faster, but an extra")

@@ -148,7 +148,7 @@ def merge(first: onnx.ModelProto, later: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def branch(name: str, graph: onnx.GraphProto, weights: dict) -> onnx.GraphProto:
-    """`graph` as a branch of an If node, which has no inputs of its own.
+    """`graph` as a branch of an If node; a branch has no inputs of its own.
 
     Moves its weights to `weights`, keyed by content, so that a weight of both branches is stored once.
     """

@@ -30,7 +30,7 @@ from .tokenizer import with_bpe_dropout
 # Columns of pairs that teachers have read, see training/distillation.py: k tokens a position, and their probabilities.
 SOFT_TARGETS = ("teacher_tokens", "teacher_probabilities")
 POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
-# A pool of a stream is read before its first batch, so pools start small and double in size.
+# A stream yields no batch of a pool until the whole pool is read, so pools start small and double in size.
 FIRST_POOL, LAST_POOL = 2**10, 2**15
 
 # ------------------------------------------------------------------------------------------------------------ planning

@@ -119,7 +119,7 @@ def text(value) -> str:
 
 
 def code(value) -> str:
-    """A value as inline code, outside tables."""
+    """A value as inline code, for use outside tables."""
     return "`" + " ".join(str(value).split()).replace("`", "'") + "`"
 
 

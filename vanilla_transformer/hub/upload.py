@@ -171,7 +171,7 @@ def check_push(repo_id: str | None = None, output_dir: str | Path = ".", native:
 
     Args:
         repo_id: The repository, `owner/name`, or a name in the user's namespace. None: the name of `output_dir`.
-        native: As in [`push`], for the message.
+        native: As in [`push`]; only the message of an error depends on it.
 
     Raises:
         UserError: The id is malformed, there is no valid token, or the Hub cannot be reached.

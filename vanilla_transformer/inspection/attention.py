@@ -118,7 +118,7 @@ def encode(
 def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str = "") -> list[Token]:
     """Each token as the text it adds to the sentence, with the index of its word.
 
-    Words are separated by spaces: those of `text` if it is given, since a tokenizer may decode to more spaces.
+    Words are separated by spaces: those of `text` if it is given, since decoding may insert further spaces.
     """
     special = tokenizer.all_special_ids
     words = iter(word_indices(tokenizer, [token_id for token_id in ids if token_id not in special], text))

@@ -87,7 +87,7 @@ def load_teacher(
     is_same = load_tokenizer(name, "--teacher").get_vocab() == tokenizer.get_vocab()
     if not is_same or teacher.config.decoder_vocab_size != config.decoder_vocab_size:
         raise UserError(
-            f"--teacher {name} has another vocabulary than the student, so it cannot teach word by word; use "
+            f"--teacher {name} has another vocabulary than the student, and cannot teach it word by word; use "
             "sequence-level distillation instead: train on its translations, as docs/training.md shows."
         )
     return teacher
@@ -104,7 +104,7 @@ def soft_targets(
     mean = 0
     for teacher in teachers:
         logits = teacher(**batch).logits  # (B,T,V)
-        # Marian models give the padding token any probability, and forbid to write it.
+        # Marian models give the padding token an arbitrary probability, and ban it from the output.
         forbidden = [ids[0] for ids in teacher.generation_config.bad_words_ids or [] if len(ids) == 1]
         logits[..., forbidden] = -torch.inf
         mean = mean + logits.softmax(dim=-1) / len(teachers)
