@@ -59,8 +59,8 @@ def greedy_search(
     """Takes the most likely token of each sentence at each step, (B,T) -> (B,T'); for `generate(custom_generate=...)`.
 
     With `do_sample=True`, it draws the token instead. `model` is a [`VanillaTransformerForConditionalGeneration`],
-    not wrapped or sharded; `others` are the other models of an ensemble, each paired with the output of its encoder. The
-    processors get logits if there is one model, and log-probabilities if there is an ensemble. With
+    not wrapped or sharded; `others` are the other models of an ensemble, each paired with the output of its encoder.
+    The processors get logits if there is one model, and log-probabilities if there is an ensemble. With
     `return_dict_in_generate`, it returns `sequences` and `sequences_scores`, computed as in [`beam_search`].
 
     Raises [`Unsupported`] for options that need transformers' own loop: scores of each step, processors or criteria

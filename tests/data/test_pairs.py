@@ -175,6 +175,7 @@ def test_validation_is_held_out_of_the_first_training_file(tmp_path):
 
 
 Y_TO_X = {"source_column": "y", "target_column": "x"}
+TARGET_TO_SOURCE = {"source_column": "target", "target_column": "source"}
 X_TO_Y = {"source_lang": "x", "target_lang": "y"}
 # columns of the file -> options -> (source, target)
 COLUMNS = {
@@ -186,6 +187,7 @@ COLUMNS = {
     "two text columns": (["id", "x", "y"], {}, ("x 0", "y 0")),
     "source and target": (["note", "target", "source"], {}, ("source 0", "target 0")),
     "source and target, and languages": (["target", "source"], ENGLISH_GERMAN, ("source 0", "target 0")),
+    "the other way round": (["source", "target"], TARGET_TO_SOURCE, ("target 0", "source 0")),
     "beside a translation column": (["translation", "x", "y"], X_TO_Y, ("x 0", "y 0")),
 }
 
@@ -213,11 +215,6 @@ def test_translation_feature_of_datasets(tmp_path):
     path = tmp_path / "train.parquet"
     Dataset.from_list(columns(["translation"]), features=feature).to_parquet(path)
     assert load_file(path, **ENGLISH_GERMAN)[3] == ("en 3", "de 3")
-
-
-def test_columns_source_and_target_the_other_way_round(tmp_path):
-    path = write(tmp_path / "train.jsonl", columns(["source", "target"]))
-    assert load_file(path, source_column="target", target_column="source")[0] == ("target 0", "source 0")
 
 
 def test_text_column_called_translation(tmp_path):

@@ -208,7 +208,8 @@ class CTranslate2Translator(Translator):
         only["early_stopping"] = True
         for name, value in options.items():
             if name not in exact and value != only.get(name, False):
-                raise ValueError(f"CTranslate2 does not support `{name}={value!r}` in this search; use the backend torch.")
+                unsupported = f"`{name}={value!r}` in this search"
+                raise ValueError(f"CTranslate2 does not support {unsupported}; use the backend torch.")
         bad_words = [words for words in options.get("bad_words_ids", []) if words not in self.end_sequences]
         banned = [*([token] for token in options.get("suppress_tokens", [])), *bad_words]
         # The start token counts in `max_length`. A forced end, which is not in the text, takes the place of a token.
@@ -265,6 +266,6 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
 
 
 def read_config(directory: Path) -> dict:
-    """What [`to_ctranslate2`] noted in the directory of a converted model; an empty dictionary for any other directory."""
+    """What [`to_ctranslate2`] noted in the directory of a converted model; of any other, an empty dictionary."""
     file = directory / CONFIG
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

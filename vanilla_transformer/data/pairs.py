@@ -297,8 +297,9 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
             return {side: [(row or {}).get(lang) for row in batch[column]] for side, lang in languages.items()}
 
         return dataset.map(unnest, batched=True, remove_columns=list(dataset.features or [column]))
-    names = {old: new for old, new in ((source, "source"), (target, "target")) if old != new}
-    return dataset.select_columns([source, target]).rename_columns(names)
+    # In two steps, because a stream cannot give a column the name of another.
+    pairs = dataset.select_columns([source, target]).rename_columns({source: "source text", target: "target text"})
+    return pairs.rename_columns({"source text": "source", "target text": "target"})
 
 
 # ----------------------------------------------------------------------------------------------------------- token ids
