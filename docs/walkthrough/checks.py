@@ -25,7 +25,7 @@ import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -1027,9 +1027,16 @@ def keep(*parts):
         print(f"{name} is in {MINE.name}")
 
 
+@lru_cache(maxsize=1)
+def import_mine(text: str) -> types.ModuleType:
+    """my_transformer.py, anew when its text has changed: another notebook may have written to it."""
+    return importlib.reload(importlib.import_module(MINE.stem))
+
+
 def part(name: str):
     """A function or class of an earlier notebook: the reader's, if my_transformer.py has it, else the solution."""
-    module = importlib.import_module(MINE.stem if MINE.exists() else SOLUTION.stem)
+    is_there = MINE.exists()
+    module = import_mine(MINE.read_text(encoding="utf-8")) if is_there else importlib.import_module(SOLUTION.stem)
     found = getattr(module, name)
     print(f"{name}: {'yours' if found.__module__ == MINE.stem else 'the solution'}")
     return found

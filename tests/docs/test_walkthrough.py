@@ -272,6 +272,9 @@ def test_what_is_kept_replaces_an_earlier_version_and_must_pass(checks, capsys):
     capsys.readouterr()
     checks.part("padding_mask"), checks.part("attention")
     assert capsys.readouterr().out == "padding_mask: yours\nattention: the solution\n"
+    checks.MINE.write_text(f"{text}\n\ndef attention(q, k, v, mask=None):\n    pass\n", encoding="utf-8")
+    checks.part("attention")  # written since, from another notebook
+    assert capsys.readouterr().out == "attention: yours\n"
 
 
 # -------------------------------------------------------------------------------------------------- as notebooks
