@@ -7,7 +7,7 @@
 
 What is expected is computed by the package when `check` is called, in float64, outside training and in training, with
 sizes that all differ and with parameters that make every term count: no bias is 0, no weight of a norm is 1, and their
-epsilon is 0.1.
+epsilon is 0.1. Gradients with respect to inputs and parameters are compared too.
 """
 
 import ast
@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
+from unittest import mock
 
 import torch
 from tokenizers import models
@@ -48,7 +49,7 @@ TOLERANCE = 1e-6
 
 
 def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64)
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
 def token_ids(*shape: int) -> torch.Tensor:
@@ -56,8 +57,9 @@ def token_ids(*shape: int) -> torch.Tensor:
 
 
 def padded_source() -> torch.Tensor:
-    """Source ids (B,S), the last sentence with two tokens of padding."""
+    """Source ids (B,S), the last sentence with two tokens of padding; START and END are no padding."""
     source = token_ids(B, S)
+    source[:, :2] = torch.tensor([START, END])
     source[-1, -2:] = PAD
     return source
 
@@ -75,22 +77,32 @@ def package_model() -> VanillaTransformerForConditionalGeneration:
 
 
 def share_weights(theirs: nn.Module, ours: nn.Module, prefixes: tuple[str, ...] = ("",)):
-    """Loads the package's parameters into the reader's module and back, by name, and the package's epsilon."""
-    state = {name: tensor for name, tensor in theirs.state_dict().items() if name.startswith(prefixes)}
-    ours.double().eval().load_state_dict(state)  # strict: raises if a name or a shape differs
-    theirs.load_state_dict(theirs.state_dict() | ours.state_dict())
+    """Gives the reader's module the package's parameters themselves, by name, and the package's epsilon."""
+    state = theirs.state_dict(keep_vars=True)
+    state = {name: parameter for name, parameter in state.items() if name.startswith(prefixes)}
+    ours.double().eval().load_state_dict(state, assign=True)  # strict: raises if a name or a shape differs
     for module in ours.modules():
         if hasattr(module, "eps"):
             module.eps = 0.1
 
 
-def in_both_modes(*models: nn.Module) -> Iterator[str]:
-    """Evaluation mode, in which the models are, then training: dropout halves, so that its places can be compared."""
-    yield ""
+def halve(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Stands in for dropout, so that its places can be compared."""
+    return x / 2 if training and p else x
+
+
+def train(*models: nn.Module):
+    """Training mode, in which the package's dropout, too, halves."""
     for model in models:
         for module in model.train().modules():
-            if isinstance(module, nn.Dropout) and module.p:
-                module.register_forward_hook(lambda module, inputs, output: inputs[0] / 2)
+            if isinstance(module, nn.Dropout):
+                module.forward = lambda x, module=module: halve(x, module.p, module.training)
+
+
+def in_both_modes(*models: nn.Module) -> Iterator[str]:
+    """Evaluation mode, in which the models are, then training."""
+    yield ""
+    train(*models)
     yield " in training"
 
 
@@ -113,7 +125,7 @@ def attention(part) -> Comparisons:
     nothing[0, 0, 0] = False
     for case, one in [("without a mask", None), ("with a mask", mask), ("with a query that sees no key", nothing)]:
         output, weights = package.eager_attention_forward(nn.Identity(), q, keys, values, one, scaling=k**-0.5)
-        yield f"the weights {case}", lambda one=one: pair(part(q, keys, values, one))[1], weights.double()
+        yield f"the weights {case}", lambda one=one: pair(part(q, keys, values, one))[1], weights.detach()
         yield f"the output {case}", lambda one=one: pair(part(q, keys, values, one))[0], output.transpose(1, 2)
 
 
@@ -134,16 +146,17 @@ def MultiHeadAttention(part) -> Comparisons:
     share_weights(theirs, ours)
     x, other, source = random(B, T, d), random(B, T, d), random(B, S, d)
     mask, causal = torch.rand(B, 1, 1, S) < 0.6, torch.ones(T, T, dtype=torch.bool).tril()
-    for case, attended, one in [
-        ("to itself", x, None),
-        ("to itself, without the future", x, causal),
-        ("to another sentence of the same length", other, None),
-        ("to another sentence", source, None),
-        ("to another sentence, with padding", source, mask),
-    ]:
-        full = None if one is None else one.expand(B, 1, T, attended.shape[1])
-        expected = theirs(x, attended, attention_mask=full)[0]
-        yield f"attention {case}", lambda attended=attended, one=one: ours(x, attended, one), expected
+    for mode in in_both_modes(theirs, ours):
+        for case, attended, one in [
+            ("to itself", x, None),
+            ("to itself, without the future", x, causal),
+            ("to another sentence of the same length", other, None),
+            ("to another sentence", source, None),
+            ("to another sentence, with padding", source, mask),
+        ]:
+            full = None if one is None else one.expand(B, 1, T, attended.shape[1])
+            expected = theirs(x, attended, attention_mask=full)[0]
+            yield f"attention {case}{mode}", lambda attended=attended, one=one: ours(x, attended, one), expected
 
 
 def sinusoids(part) -> Comparisons:
@@ -154,10 +167,11 @@ def sinusoids(part) -> Comparisons:
 
 def embed(part) -> Comparisons:
     stack, ids = package_model().model.encoder, token_ids(B, S)
-    positions = torch.arange(S)[None]
-    for length in (S, T):
-        expected, _ = stack.add_positions(stack.embed_tokens(ids[:, :length]), positions[:, :length], length)
-        yield f"{length} tokens", lambda length=length: part(stack.embed_tokens, ids[:, :length]), expected
+    positions, embed_tokens = torch.arange(S)[None], stack.embed_tokens
+    for mode in in_both_modes(embed_tokens):  # the stack does the dropout
+        for length in (S, T):
+            expected, _ = stack.add_positions(embed_tokens(ids[:, :length]), positions[:, :length], length)
+            yield f"{length} tokens{mode}", lambda length=length: part(embed_tokens, ids[:, :length]), expected
 
 
 def LayerNorm(part) -> Comparisons:
@@ -226,16 +240,20 @@ def Decoder(part) -> Comparisons:
 def EncoderDecoder(part) -> Comparisons:
     theirs, ours = package_model().model, part(V, d, h, f, LAYERS)
     share_weights(theirs, ours)
-    source, target = padded_source(), token_ids(B, T)
+    source, longer = padded_source(), token_ids(B, S)
     for mode in in_both_modes(theirs, ours):
-        expected = theirs(source, decoder_input_ids=target).last_hidden_state
-        yield f"the decoder's output{mode}", lambda: ours(source, target), expected
+        for length in (S, T):  # with both lengths alike, a mask of the target still fits
+            target = longer[:, :length]
+            expected = theirs(source, decoder_input_ids=target).last_hidden_state
+            case = f"the decoder's output{mode}, for a target of {length} tokens"
+            yield case, lambda target=target: ours(source, target), expected
 
 
 def Transformer(part) -> Comparisons:
     theirs, ours = package_model(), part(V, d, h, f, LAYERS)
+    size = count(ours)
     share_weights(theirs, ours)
-    yield "the number of parameters", lambda: count(ours), count(theirs)
+    yield "the number of parameters", lambda: size, count(theirs)
     source, target = padded_source(), token_ids(B, T)
     for mode in in_both_modes(theirs, ours):
         expected = theirs(source, decoder_input_ids=target).logits
@@ -263,32 +281,40 @@ def shift_right(part) -> Comparisons:
 
 def smoothed_loss(part) -> Comparisons:
     logits, labels, hidden = 3 * random(B, T, V), some_labels(), random(B, T, d)
+    labels[-1, 0] = 0  # only -100 is no label
     for smoothing in (0.0, 0.1, 0.4):
         expected = package.label_smoothed_cross_entropy(hidden, nn.Identity(), labels, smoothing, logits=logits)
         yield f"smoothing {smoothing}", lambda smoothing=smoothing: part(logits, labels, smoothing), expected.double()
 
 
+def number(result) -> float:
+    assert isinstance(result, float | int), f"it must return a number, and returns a {type(result).__name__}"
+    return float(result)
+
+
 def learning_rate(part) -> Comparisons:
     peak, warmup, steps = 0.7, 40, range(1, 200)
     expected = torch.tensor([learning_rate_schedule("inverse_sqrt", peak, warmup, 200)(step) for step in steps])
-    yield "steps 1 to 199", lambda: torch.tensor([float(part(step, peak, warmup)) for step in steps]), expected
+    yield "steps 1 to 199", lambda: torch.tensor([number(part(step, peak, warmup)) for step in steps]), expected
 
 
 def train_step(part) -> Comparisons:
     rate, smoothing = 0.01, 0.3
     theirs, solution = package_model(), solved()
-    ours = solution.Transformer(V, d, h, f, LAYERS, dropout=0.0)
-    share_weights(theirs, ours)
-    ours.train()
+    ours = solution.Transformer(V, d, h, f, LAYERS)
+    share_weights(copy.deepcopy(theirs), ours)
+    train(theirs, ours)
     source, labels = padded_source(), some_labels()
-    optimizers = [
-        torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9) for model in (ours, theirs)
-    ]
+    optimizers = []
+    for model in (ours, theirs):
+        parameters = list(model.parameters())
+        groups = [{"params": parameters[:9]}, {"params": parameters[9:]}]  # each group has its own rate
+        optimizers.append(torch.optim.Adam(groups, lr=0.0, betas=(0.9, 0.98), eps=1e-9))
 
     def step() -> float:
         for group in optimizers[1].param_groups:
             group["lr"] = rate
-        loss = theirs(source, labels=labels, label_smoothing=smoothing).loss  # in evaluation mode: without dropout
+        loss = theirs(source, labels=labels, label_smoothing=smoothing).loss
         optimizers[1].zero_grad()
         loss.backward()
         optimizers[1].step()
@@ -417,6 +443,7 @@ NO_MOVE = (
     "`zero_grad` before `backward`"
 )
 DROPOUT_TWICE = "`residual` does the dropout; `feed_forward` has none"
+CUT = "cut off from the gradient (by `detach`, `.data` or `no_grad`)"
 MISTAKES = {
     "attention": [
         (" / math.sqrt(q.shape[-1])", "", "the scores are not divided by the square root of k"),
@@ -432,6 +459,13 @@ MISTAKES = {
         ("~mask", "mask", "the mask is the wrong way round: True means that the key is seen"),
         ("torch.finfo(scores.dtype).min", "-math.inf", "minus infinity makes the weights NaN if all keys are hidden"),
         ("torch.finfo(scores.dtype).min", "0", "the masked scores are 0, and so their weights are not"),
+        (
+            """        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(dim=-1)""",
+            "        pass\n    weights = scores.softmax(dim=-1) * (1 if mask is None else mask)",
+            "the mask comes after the softmax, so that the weights no longer sum to 1; mask the scores",
+        ),
+        ("return weights @ v", "return weights.detach() @ v", f"the weights are {CUT}"),
         ("return weights @ v, weights", "return weights, weights @ v", "the output comes first, then the weights"),
     ],
     "padding_mask": [
@@ -442,6 +476,9 @@ MISTAKES = {
             "the mask is along the queries; it must hide keys, the last axis",
         ),
         ("[:, None, None, :]", "", "the mask has no axes for heads and queries: its shape must be (B,1,1,S)"),
+        ("ids != PAD", "ids > START", "START is hidden too; only PAD is padding"),
+        ("ids != PAD", "(ids != PAD) & (ids != END)", "END is hidden too; only PAD is padding"),
+        ("ids != PAD", "ids > END", "START and END are hidden too; only PAD is padding"),
     ],
     "causal_mask": [
         (".tril()", ".tril(diagonal=-1)", "a query does not see itself: the mask is shifted by one"),
@@ -486,6 +523,41 @@ MISTAKES = {
             "a transpose is missing: `split_heads` must put heads before tokens, `join_heads` after",
         ),
         ("(self, x, attended,", "(self, attended, x,", "x and `attended` are exchanged: the queries are those of x"),
+        (
+            """x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def join_heads(self, x):
+        \"\"\"(B,h,T,k) -> (B,T,d)\"\"\"
+        return x.transpose(1, 2).flatten(-2)""",
+            """x.reshape(x.shape[0], self.h, x.shape[1], -1)
+
+    def join_heads(self, x):
+        return x.reshape(x.shape[0], x.shape[2], -1)""",
+            "heads are split and joined by reshapes alone, which mix tokens; both need a transpose",
+        ),
+        (
+            """x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def join_heads(self, x):
+        \"\"\"(B,h,T,k) -> (B,T,d)\"\"\"
+        return x.transpose(1, 2).flatten(-2)""",
+            """x.unflatten(-1, (-1, self.h)).permute(0, 3, 1, 2)
+
+    def join_heads(self, x):
+        return x.permute(0, 2, 3, 1).flatten(-2)""",
+            "heads are interleaved: d is read as (k,h) and joined as (k,h); it must be (h,k)",
+        ),
+        (
+            ", mask)",
+            ", None if mask is None else ~mask)",
+            "the mask is inverted; `attention` wants True where a key is seen",
+        ),
+        (
+            "self.join_heads(output)",
+            "nn.functional.dropout(self.join_heads(output), 0.1, self.training)",
+            "there is dropout on the joined heads; the layer does it, after the output projection",
+        ),
+        ("self.join_heads(output)", "self.join_heads(output.detach())", f"the output of attention is {CUT}"),
     ],
     "sinusoids": [
         (
@@ -521,6 +593,12 @@ MISTAKES = {
             "(embed_tokens(ids) + sinusoids(length, d)) * math.sqrt(d)",
             "the positions are scaled too; only the embeddings must be",
         ),
+        (
+            "embed_tokens(ids) * math.sqrt(d) + sinusoids(length, d)",
+            "nn.functional.dropout(embed_tokens(ids) * math.sqrt(d) + sinusoids(length, d), 0.1, embed_tokens.training)",
+            "there is dropout here; the stacks will do it",
+        ),
+        ("embed_tokens(ids)", "embed_tokens(ids).detach()", f"the embeddings are {CUT}, so they would not learn"),
     ],
     "LayerNorm": [
         (
@@ -536,6 +614,8 @@ MISTAKES = {
         (" * self.weight + self.bias", "", "weight and bias are not used"),
         ("(variance + self.eps).sqrt()", "(variance + self.eps)", "x is divided by the variance, not by its root"),
         ("dim=-1", "dim=1", "mean and variance are those of a feature over all tokens; each token has its own"),
+        ("x.var(", "x.detach().var(", f"the variance is {CUT}"),
+        ("x.mean(", "x.detach().mean(", f"the mean is {CUT}"),
     ],
     "Layer": [
         (".relu()", "", "there is no activation between fc1 and fc2"),
@@ -567,6 +647,13 @@ MISTAKES = {
         ("norm(x +", "self.final_layer_norm(x +", "`norm` is not used: each sublayer has a norm of its own"),
         ("self.fc2(self.fc1(x).relu())", "self.dropout(self.fc2(self.fc1(x).relu()))", DROPOUT_TWICE),
         ("self.fc1(x).relu()", "self.dropout(self.fc1(x).relu())", DROPOUT_TWICE),
+        (
+            "self.fc2(self.fc1(x).relu())",
+            "self.fc2(nn.functional.gelu(self.fc1(x)))",
+            "the activation is GELU; the paper's is ReLU",
+        ),
+        ("sublayer(x)", "sublayer(x).detach()", f"the output of the sublayer is {CUT}"),
+        ("self.fc1(x).relu()", "self.fc1(x).relu().detach()", f"the output of fc1 is {CUT}"),
     ],
     "EncoderLayer": [
         ("(x, x, mask)", "(x, x)", "the mask is not passed on to attention"),
@@ -586,6 +673,11 @@ MISTAKES = {
             """self.final_layer_norm, lambda x: self.self_attn(x, x, mask))
         return self.residual(x, self.self_attn_layer_norm""",
             "the two norms are exchanged",
+        ),
+        (
+            "x = self.residual(x, self.self_attn_layer_norm,",
+            "self.residual(x, self.self_attn_layer_norm,",
+            "the result of the first `residual` is thrown away; assign it to x",
         ),
     ],
     "DecoderLayer": [
@@ -626,6 +718,22 @@ MISTAKES = {
         x = self.residual(x, self.self_attn_layer_norm""",
             "the norms of self_attn and encoder_attn are exchanged",
         ),
+        (
+            "(x, x, causal))\n        x = self.residual(x, self.encoder_attn_layer_norm, lambda x: self.encoder_attn(x, encoded, mask)",
+            "(x, x, mask))\n        x = self.residual(x, self.encoder_attn_layer_norm, lambda x: self.encoder_attn(x, encoded, causal)",
+            "`causal` and `mask` are exchanged: `causal` is for self_attn, `mask` for encoder_attn",
+        ),
+        (
+            "x = self.residual(x, self.self_attn_layer_norm,",
+            "self.residual(x, self.self_attn_layer_norm,",
+            "the result of the first `residual` is thrown away; assign it to x",
+        ),
+        (
+            "x = self.residual(x, self.encoder_attn_layer_norm,",
+            "self.residual(x, self.encoder_attn_layer_norm,",
+            "the result of the second `residual` is thrown away; assign it to x",
+        ),
+        ("(x, encoded, mask)", "(x, encoded.detach(), mask)", f"the encoder's output is {CUT}"),
     ],
     "Encoder": [
         ("x = layer(x, mask)", "x = layer(x, None)", "the mask is not passed on to the layers"),
@@ -644,6 +752,7 @@ MISTAKES = {
             "self.embed_tokens(ids)",
             "embeddings are neither scaled nor given positions",
         ),
+        ("embed(self.embed_tokens, ids)", "embed(self.embed_tokens, ids).detach()", f"the embeddings are {CUT}"),
     ],
     "Decoder": [
         (
@@ -670,6 +779,8 @@ MISTAKES = {
             "self.embed_tokens(ids)",
             "embeddings are neither scaled nor given positions",
         ),
+        ("embed(self.embed_tokens, ids)", "embed(self.embed_tokens, ids).detach()", f"the embeddings are {CUT}"),
+        ("layer(x, encoded,", "layer(x, encoded.detach(),", f"the encoder's output is {CUT}"),
     ],
     "EncoderDecoder": [
         (
@@ -683,12 +794,20 @@ MISTAKES = {
             "self.decoder(source, source, mask)",
             "the source is not encoded by the encoder",
         ),
+        ("padding_mask(source)", "None", "padding is seen: encoder and decoder need the mask of the source"),
+        (
+            "padding_mask(source)",
+            "padding_mask(target)",
+            "the mask is that of the target; it must be that of the source",
+        ),
+        ("self.encoder(source, mask)", "self.encoder(source, mask).detach()", f"the encoder's output is {CUT}"),
     ],
     "Transformer": [
         ("self.lm_head(self.model(source, target))", "self.model(source, target)", "lm_head must follow the decoder"),
         ("self.lm_head.weight = self.model.shared.weight", "pass", "lm_head must be tied to the embedding matrix"),
         ("self.model(source, target)", "self.model(target, source)", "source and target are exchanged"),
         ("target))", "target)).softmax(dim=-1)", "there is a softmax after lm_head; logits are what the loss needs"),
+        ("self.model(source, target)", "self.model(source, target).detach()", f"the decoder's output is {CUT}"),
     ],
     "shift_right": [
         (
@@ -730,6 +849,9 @@ MISTAKES = {
             "0.9 * correct + 0.1",
             "the smoothing is 0.1, whatever the argument",
         ),
+        ("labels != -100", "labels > 0", "a label of 0 does not count; only -100 must not"),
+        (").mean()", ").mean().detach()", f"the loss is {CUT}"),
+        ("log_probs.mean(dim=-1)", "log_probs.detach().mean(dim=-1)", f"the smoothing term is {CUT}"),
     ],
     "learning_rate": [
         ("min(", "max(", "it is the larger of the two; it must be the smaller"),
@@ -743,6 +865,12 @@ MISTAKES = {
         ),
         ("    return", "    step -= 1\n    return", "steps count from 1: `step` needs no change"),
         ("    return", "    step += 1\n    return", "steps count from 1: `step` needs no change"),
+        (
+            "step / warmup, math",
+            "math.sqrt(step / warmup), math",
+            "step / warmup is under the root too; the rate must rise linearly",
+        ),
+        ("peak * ", "torch.tensor(peak) * ", "it is a tensor, and must be a number"),
     ],
     "train_step": [
         ("    optimizer.zero_grad()\n", "", "the gradients of the step before are still there: zero_grad is missing"),
@@ -758,6 +886,12 @@ MISTAKES = {
         (", smoothing)\n", ", 0.0)\n", "the smoothing is not passed on to the loss"),
         (", smoothing)\n", ")\n", "the smoothing is not passed on to the loss"),
         (".item()", "", "return the loss as a number, `loss.item()`; a tensor keeps all that its gradient needs"),
+        (
+            '    for group in optimizer.param_groups:\n        group["lr"] = rate',
+            '    optimizer.param_groups[0]["lr"] = rate',
+            "only the first of the optimizer's `param_groups` gets the rate",
+        ),
+        ("    loss = ", "    model.eval()\n    loss = ", "`model.eval()` switches dropout off; training needs it"),
     ],
     "greedy_search": [
         ("[:, -1:]", "[:, :1]", "it takes the prediction at the first position; the new one is at the last"),
@@ -772,6 +906,7 @@ MISTAKES = {
         ),
         ("< max_length", "<= max_length", "it is one token too long: `max_length` counts START too"),
         ("is_finished | (token == END)", "token == END", "it forgets which sentences had ended at an earlier step"),
+        ("token == END", "token == PAD", "a sentence ends with END, not with PAD"),
         ("        target = torch.cat", "        torch.cat", "the token is not appended to `target` inside the loop"),
     ],
     "count_pairs": [
@@ -893,10 +1028,48 @@ def solved(name: str = "attention", right: str = "", wrong: str = "") -> types.S
     return load(text.replace(part, part.replace(right, wrong)) if right else text)
 
 
+def names_in(compute: Callable) -> dict:
+    """The variables that a comparison uses, those of the function around it and its own defaults."""
+    own = {name: one.default for name, one in inspect.signature(compute).parameters.items()}
+    return inspect.getclosurevars(compute).nonlocals | own
+
+
+def leaves_of(compute: Callable) -> dict[str, torch.Tensor]:
+    """The inputs and the parameters, by name, that a comparison uses and a gradient may reach."""
+    leaves = {}
+    for name, value in names_in(compute).items():
+        of_module = value.named_parameters() if isinstance(value, nn.Module) else [(name, value)]
+        leaves |= {name: one for name, one in of_module if isinstance(one, torch.Tensor) and one.requires_grad}
+    return leaves
+
+
+def gradients(output: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of a sum of the outputs with different weights, with respect to those leaves that it depends on."""
+    if not output.requires_grad:
+        return {}
+    weights = torch.arange(1, output.numel() + 1).to(output.dtype).sin().view_as(output)
+    found = torch.autograd.grad(output, leaves.values(), weights, allow_unused=True, retain_graph=True)
+    return {name: one for name, one in zip(leaves, found, strict=True) if one is not None}
+
+
+def join(found: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([gradient.flatten() for gradient in found.values()])
+
+
+def gradients_of_part(compute: Callable, names: tuple[str, ...]) -> torch.Tensor:
+    """The gradients that the reader's part gives the leaves of these names; raises AssertionError if one has none."""
+    leaves = leaves_of(compute)
+    with torch.enable_grad():
+        found = gradients(compute(), {name: leaves[name] for name in names})
+    cut = [name for name in names if name not in found]
+    assert not cut, f"no gradient reaches {cut[0]}" + (f" and {len(cut) - 1} more" if cut[1:] else "")
+    return join(found)
+
+
 def outcome(compute: Callable[[], Value]) -> Value | Exception:
     """What the reader's part gives; an error in it is a result like others, but that it is not written is not."""
-    given = (*inspect.getclosurevars(compute).nonlocals.values(), *(compute.__defaults__ or ()))
-    given = [(value, copy.deepcopy(value)) for value in given if isinstance(value, torch.Tensor | dict)]
+    given = [value for value in names_in(compute).values() if isinstance(value, torch.Tensor | dict)]
+    given = [(v, v.detach().clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v)) for v in given]
     try:
         result = compute()
     except Exception as error:
@@ -914,10 +1087,15 @@ def outcome(compute: Callable[[], Value]) -> Value | Exception:
 def compare(part) -> list[tuple[str, Value | Exception, Value]]:
     """What is compared, what the reader's part gives and what the package gives, up to the first exception."""
     found = []
-    with torch.random.fork_rng(), torch.set_grad_enabled(part.__name__ == "train_step"):
+    with torch.random.fork_rng(), mock.patch.object(nn.functional, "dropout", halve), torch.enable_grad():
         torch.manual_seed(0)
         for what, compute, expected in CASES[part.__name__](part):
-            found.append((what, outcome(compute), expected))
+            with torch.set_grad_enabled(part.__name__ == "train_step"):
+                found.append((what, outcome(compute), expected))
+            if isinstance(expected, torch.Tensor) and expected.requires_grad and are_equal(*found[-1][1:]):
+                reached = gradients(expected, leaves_of(compute))
+                ours = outcome(lambda compute=compute, names=tuple(reached): gradients_of_part(compute, names))
+                found.append((f"the gradients of {what}", ours, join(reached)))
             if isinstance(found[-1][1], Exception):
                 break
     return found

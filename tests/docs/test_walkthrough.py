@@ -151,6 +151,12 @@ def test_check_explains_other_errors(checks):
         checks.check(checks.solved("attention", "weights @ v, weights", "weights @ v").attention)
     with pytest.raises(AssertionError, match="^Layer, residual: it changes an argument in place.$"):
         checks.check(checks.solved("Layer", "x + self.dropout(sublayer(x))", "x.add_(sublayer(x))").Layer)
+    layer = checks.solved("EncoderLayer", "self.residual(x, ", "self.residual(x.detach(), ").EncoderLayer
+    with pytest.raises(
+        AssertionError,
+        match="^EncoderLayer, the gradients of the output: no gradient reaches self_attn.* and [0-9]+ more.$",
+    ):
+        checks.check(layer)
     with pytest.raises(AssertionError, match="^train_step, .*: it is None, and must be [0-9.]+[.]$"):
         checks.check(checks.solved("train_step", "    return loss.item()", "").train_step)
     for other, name in [(lambda x: x, "<lambda>"), ("attention", "'attention'")]:
