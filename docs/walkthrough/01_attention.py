@@ -17,7 +17,8 @@
 #
 # This is where notebooks 1 to 7 lead. Each row is a token of a German sentence that a model writes, each column a
 # token of the English sentence that it reads, and the brighter a square, the more the model looks at that English token
-# to choose the German one; it looks with four heads, hence four pictures. Nobody told it which word translates which.
+# to choose the German one. It looks with four heads, which are four attentions side by side (notebook 2), hence four
+# pictures. Nobody told it which word translates which.
 # You will write such a model yourself, about 200 lines of plain PyTorch. By notebook 6 it translates sentences that it
 # has never seen, and its weights load into this package; notebook 7 draws the picture. It is the model of the paper
 # (Vaswani et al., 2017, *Attention Is All You Need*, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)); sections,
@@ -28,18 +29,19 @@
 # **You will have** attention, the first part of the model and the only one in which words meet.
 #
 # **How the exercises work.** `01_attention_exercise.ipynb` is this notebook with a blank where you write; the name, the
-# arguments and the shapes are given. `checks.check` compares your function with the package, in float64 and on sizes that
-# all differ, and names your mistake if it is a common one. `checks.keep` does the same and then writes your code to
-# `my_transformer.py`, from which the next notebooks take it. It keeps the function and nothing else of the cell, so put
-# helpers and imports inside the function; `math`, `np`, `torch`, `nn` and `F` (`torch.nn.functional`) are there. The
-# solution is in `01_attention.ipynb`.
+# arguments and the shapes are given. `checks.check` compares your function and its gradients with the package, in
+# float64 and on sizes that all differ, and names your mistake if it is a common one. `checks.keep` does the same and then
+# writes your code to `my_transformer.py`, from which the next notebooks take it. It keeps the function and nothing else of
+# the cell, so put helpers and imports inside the function; `math`, `np`, `torch`, `nn` and `F` (`torch.nn.functional`),
+# which the first cell of notebooks 1 to 6 imports, are there. The solution is in `01_attention.ipynb`.
 #
 # **What a Transformer is.** Two stacks of layers. The encoder reads a sentence, the source; the decoder writes its
 # translation, the target, one token after the other. A token is a word or a piece of one, and from the bottom of a stack
 # to its top it is a vector of d numbers. Each layer adds to these vectors what it has computed from them. Most of this
 # treats each token by itself; what a token learns about the others, it learns by attention.
 #
-# Letters as in the package: B sentences, h heads, T queries, S keys, k width of a head (the paper's $d_k$).
+# Letters as in the package: B sentences, h heads, T queries (one for each token that looks), S keys (one for each token
+# that can be looked at), k width of a head, which is the number of features of a query and of a key (the paper's $d_k$).
 
 # %%
 import math
@@ -49,6 +51,7 @@ import warnings
 import checks
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib import pyplot as plt
 from torch import nn
 
@@ -158,9 +161,10 @@ for t in range(5):
 #
 # - **the entropy** of the weights, in nats. It is $\ln 64$ if all keys have the same weight and 0 if one has all of
 #   it.
-# - **the gradient** of the weights with respect to the scores, the matrix $\mathrm{diag}(w) - w w^T$, as its Frobenius
-#   norm. A softmax that has made up its mind has no gradient, and a layer that cannot change its mind does not learn.
-#   The norm varies widely between queries, so we look at its median and its lower quartile.
+# - **the gradient** of the weights with respect to the scores, the matrix $\mathrm{diag}(w) - w w^T$ (the Jacobian of
+#   the softmax), as its Frobenius norm. A softmax that has made up its mind has no gradient, and a layer that cannot
+#   change its mind does not learn. The norm varies widely between queries, so we look at its median and its lower
+#   quartile.
 
 # %%
 S, NUM_QUERIES = 64, 1000
@@ -246,11 +250,12 @@ np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm
 # %% [markdown]
 # ## What a query learns
 #
-# What does training change? Take the sum of all outputs as the loss, and let the package compute the gradient with
-# respect to the queries. The loss is the sum of all outputs, so its gradient with respect to a weight is the sum of the
-# features of that key's value; call it g. The softmax's matrix carries it to the scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight
-# times how much more than the mean its value would add. The keys carry it on to the query, times the scale. So the
-# gradient of a query points towards the keys whose values would add more to the sum than the average value does.
+# What does training change? Let the loss be the sum of all outputs, and let the package compute its gradient with
+# respect to the queries. The gradient with respect to a weight is then the sum of the features of that key's value; call
+# it g. The Jacobian of the softmax carries it to the scores:
+# $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight times how much more than the mean its value
+# would add. The keys carry it on to the query, times the scale. So the gradient of a query points towards the keys whose
+# values would add more to the sum than the average value does.
 #
 # The package computes attention for a whole batch of heads: queries (B,h,T,k), keys and values (B,h,S,k). Its first
 # argument is the attention module, of which it only reads `training`, for dropout; its output is (B,T,h,k).

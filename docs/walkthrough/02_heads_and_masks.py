@@ -24,11 +24,14 @@
 # Letters: B sentences, T queries, S keys, d model width, h heads, k = d / h width of a head.
 
 # %%
+import math
 import sys
 import warnings
 
 import checks
+import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib import pyplot as plt
 from torch import nn
 
@@ -111,15 +114,15 @@ q, keys, values = torch.randn(3, B, h, S, k)
 
 in_batch, _ = attention(q, keys, values, padding)
 alone, _ = attention(q[1:, :, :4], keys[1:, :, :4], values[1:, :, :4])
-torch.testing.assert_close(in_batch[1:, :, :4], alone, rtol=0, atol=1e-6)
+torch.testing.assert_close(in_batch[1:, :, :4], alone, rtol=0, atol=1e-6, msg="padding changes the short sentence")
 
 changed_keys, changed_values = keys.clone(), values.clone()
 changed_keys[:, :, -1] += 10
 changed_values[:, :, -1] += 10
 before, _ = attention(q, keys, values, causal)
 after, _ = attention(q, changed_keys, changed_values, causal)
-torch.testing.assert_close(before[:, :, :-1], after[:, :, :-1], rtol=0, atol=0)  # to the bit
-assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1  # the last position sees the change
+assert torch.equal(before[:, :, :-1], after[:, :, :-1]), "the last token changes a position before it"  # to the bit
+assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1, "the last position does not see its own change"
 
 # %% [markdown]
 # ## Heads
@@ -237,11 +240,12 @@ with torch.no_grad():
     torchs.out_proj.load_state_dict(module.out_proj.state_dict())
     x, causal = x[:3, :40], causal_mask(40)
     theirs, _ = torchs(x, x, x, attn_mask=~causal)  # there True hides, here True shows
-    torch.testing.assert_close(theirs, module(x, x, causal), rtol=0, atol=1e-5)
+    ours = module(x, x, causal)
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5, msg="nn.MultiheadAttention gives something else")
 
 # %% [markdown]
 # **Questions.** 1. `x.reshape(B, h, T, k)` has the same shape as `split_heads(x)`. What is wrong with it? 2. How many
-# parameters has multi-head attention, and does their number depend on h?
+# parameters does multi-head attention have, and does their number depend on h?
 
 # %% [markdown] tags=["answer"]
 # **Answers.**

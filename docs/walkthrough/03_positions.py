@@ -17,9 +17,8 @@
 # be told the positions. The paper adds a vector to each word, made of sines and cosines; a model can also learn these
 # vectors; and rotary positions, which came later, add nothing but turn queries and keys by an angle.
 #
-# Section 3.5, and row E of Table 3, where the paper finds learned vectors about as good, in lengths it had trained on.
-# You write the paper's positions. Then three small models, one of each kind, are tried on sequences longer than any
-# that they were trained on.
+# Section 3.5, and row E of Table 3, where learned vectors translate about as well. You write the paper's positions. Then
+# three small models, one of each kind, are tried on sequences longer than any that they were trained on.
 #
 # **You need** notebook 2. **Time:** 60 minutes, 25 of them for the exercises. **You will have** the input of the first
 # layer: words with their positions.
@@ -34,6 +33,7 @@ import warnings
 import checks
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib import pyplot as plt
 from torch import nn
 
@@ -333,7 +333,7 @@ for name, share in [("rows exact", exact), ("tokens right", tokens)]:
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharex=True, sharey=True)
-for axis, title, share in [(axes[0], "rows copied exactly", exact), (axes[1], "tokens copied rightly", tokens)]:
+for axis, title, share in [(axes[0], "rows copied exactly", exact), (axes[1], "tokens copied correctly", tokens)]:
     for color, name in enumerate(TYPES):
         for seed, style in zip(SEEDS, ["-", "--"], strict=True):
             axis.plot(lengths, 100 * share[name, seed], style, color=f"C{color}", label=f"{name}, seed {seed}")
@@ -348,8 +348,8 @@ plt.show()
 # %% [markdown]
 # What this shows, and what it does not:
 #
-# - **Inside the gray** all three have learned to copy. Of the first two one expects it from the paper's Table 3, where
-#   learned positions (row E) score nearly as sinusoids do.
+# - **Inside the gray** all three have learned to copy. For sinusoidal and learned positions this fits the paper's Table 3,
+#   where learned ones (row E) score nearly the same as sinusoids.
 # - **Outside**, no model copies rows of twice the length. That sinusoids are *defined* at every position does not
 #   mean that a model knows what to do there, and here the authors' second hope is not fulfilled.
 # - **Learned** positions fail at once: one symbol more, and hardly a row is right. The eleventh symbol is wrong, since
@@ -357,7 +357,7 @@ plt.show()
 #   of the table was never trained. **Sinusoids** last a symbol or so more.
 # - **Rotary** fails most gently. It knows distances only, and a longer row has the same short distances.
 #
-# These are models of one layer, with two seeds and one task. What holds of them as assertions:
+# These are models of one layer, with two seeds and one task. The next cell asserts what was said about them:
 
 # %%
 inside = slice(0, LONGEST + 1 - SHORTEST)
@@ -388,7 +388,7 @@ for name, seed in models:
     assert name != "rotary" or wrong_twice > 2 * wrong
 
 # %% [markdown]
-# **Question.** Why are the speeds of the clocks spread so widely, from one radian a position to nearly 1/10000?
+# **Question.** Why do the clocks run at such different speeds, from 1 radian per position down to almost 1/10000?
 
 # %% [markdown] tags=["answer"]
 # **Answer.** A fast clock tells neighbors apart, but shows the same time again after six positions. A slow one tells far

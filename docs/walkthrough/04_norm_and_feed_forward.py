@@ -20,7 +20,8 @@
 # Sections 3.1 (residual and norm), 3.3 (feed-forward, Equation 2) and 5.4 (dropout).
 #
 # **You need** the idea of a standard deviation and of a neural network with one hidden layer; nothing of the earlier
-# notebooks. **Time:** 75 minutes, 35 of them for the exercises. **You will have** all of a layer but its attention.
+# notebooks but, for the part *At depth*, multi-head attention (notebook 2). **Time:** 75 minutes, 35 of them for the
+# exercises. **You will have** all of a layer but its attention.
 #
 # Letters: B sentences, T target length, S source length, d model width, f inner width of the feed-forward network.
 
@@ -32,6 +33,7 @@ import warnings
 import checks
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib import pyplot as plt
 from torch import nn
 
@@ -214,8 +216,9 @@ for norm_first in [False, True]:
 #
 # This part is for reading, and for those who train deep models. We take whole models of the package before their first
 # step, with 2 to 24 layers in the encoder and as many in the decoder. Source and target are random tokens. The paper does
-# not say how to draw the first weights; here they are Xavier's, with which the variance of what a matrix returns is about
-# that of what it gets. We measure for each layer
+# not say how to draw the first weights. Here they are Xavier's, which keep the variance: a matrix's output has about that of
+# its input. In a stack of N layers the package divides them by $\sqrt N$, for a reason that *A remedy* below gives; so the
+# next cell multiplies them by $\sqrt N$ first. We measure for each layer
 #
 # - the size of the words it outputs: the root mean square of their features;
 # - the norm of the gradient with respect to all its parameters.
@@ -243,7 +246,7 @@ def measure(depth, norm_first, zeroed=None, seed=0, width=64, gain=1.0):
             layer.register_forward_hook(lambda _, inputs, output, kept=outputs[name]: kept.append(output))
             for module in layer.modules():
                 if isinstance(module, nn.Linear):
-                    module.weight.data *= gain * math.sqrt(depth)  # by which the package has divided Xavier's
+                    module.weight.data *= gain * math.sqrt(depth)  # Xavier's again
             if zeroed and name == "decoder":
                 nn.init.zeros_(layer.get_submodule(zeroed).weight)
 
@@ -288,7 +291,7 @@ axes[0].set_ylim(bottom=0)
 axes[1].set(title=f"gradient in {DEEPEST} layers", xlabel="layer")
 axes[2].set(title="gradient of the lowest decoder layer", xlabel="layers of the decoder")
 for axis in axes[1:]:
-    axis.set(ylabel="norm (nats per unit of weight)", yscale="log")
+    axis.set(ylabel="norm of the gradient", yscale="log")
 for axis in axes:
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
@@ -357,8 +360,8 @@ for stack in pre.values():
 # %% [markdown]
 # ## A remedy
 #
-# The argument also says what to do: let the sublayers add little at first. The package divides the matrices of a stack of
-# N layers by $\sqrt N$. What attention or the feed-forward network adds has then gone through two divided matrices, and
+# The argument also says what to do: let the sublayers add little at first. That is why the package divides the matrices of a
+# stack of N layers by $\sqrt N$. What attention or the feed-forward network adds has then gone through two divided matrices, and
 # is about N times smaller than x. The norm has hardly anything to divide, and the gradient reaches the lowest layer.
 
 # %%
@@ -377,8 +380,8 @@ assert min(divided) > 0.95 and max(divided) < 1.05
 
 # %% [markdown] tags=["answer"]
 # **Answer.** They multiply the gradient on the residual path by $1/\sqrt 2$ too, but return the rest on their own path.
-# Without one of them, its norm divides nothing and nothing need be returned. The layer's factor stays about 0.7, that of
-# cross-attention.
+# If one of them is 0, its norm has nothing to divide, and the whole gradient stays on the residual path. The layer's factor
+# is still about 0.7, that of cross-attention.
 
 # %% tags=["answer"]
 for zeroed in ["self_attn.out_proj", "fc2"]:

@@ -26,16 +26,19 @@
 # Then every module of your model is compared with the package's. And at the end the package trains a small translator,
 # and its weights translate in *your* model.
 #
-# **You need** notebooks 2 to 4. **Time:** 75 minutes, 40 of them for the exercises; the training takes one to two
+# **You need** notebooks 2 to 4. **Time:** 75 minutes, 40 of them for the exercises; the training takes one to three
 # minutes. **You will have** a Transformer.
 #
 # Letters: B sentences, S source length, T target length, d model width, h heads, k width of a head, f inner width of the
 # feed-forward network, V vocabulary size.
 
 # %%
+import math
+
 import checks
 import numpy as np
 import torch
+import torch.nn.functional as F
 from small_translator import SIZES, make_tokenizer, read_short, train_translator
 from torch import nn
 
@@ -119,7 +122,9 @@ checks.check(EncoderLayer)
 # The decoder differs from the encoder in three ways:
 #
 # 1. Its self-attention is causal: position t sees positions 0 to t. In training, its input is the target shifted right by
-#    one, so all T predictions are computed in one pass, and none sees the token that it predicts.
+#    one: START comes first, and the last token is left out (notebook 6). So all T predictions are computed in one pass,
+#    and none sees the token that it predicts. Padding stands at the end of a target, where the causal mask already hides
+#    it from all tokens, so this attention needs no padding mask.
 # 2. A sublayer between self-attention and feed-forward network attends to the encoder's output, with T queries and S
 #    keys. Its mask hides the padding of the source.
 # 3. Every layer attends to the *top* of the encoder, not to the encoder layer at the same depth.
@@ -310,9 +315,9 @@ with torch.no_grad():
 
 print("rows: the target token that was changed; columns: the predictions that change")
 print(by_target.numpy())
-assert torch.equal(by_target, torch.ones(T, T).triu().int())
-assert changed_by("source", 0).all()
-assert by_padding < 1e-9
+assert torch.equal(by_target, torch.ones(T, T).triu().int()), "a prediction sees the future, or not all of the past"
+assert changed_by("source", 0).all(), "a prediction does not depend on the first source token"
+assert by_padding < 1e-9, "more padding changes the predictions"
 
 # %% [markdown]
 # ## Counting parameters
@@ -329,7 +334,8 @@ def count(V, d, f, layers):
     return V * d + layers * (encoder_layer + decoder_layer)
 
 
-assert sum(parameter.numel() for parameter in ours.parameters()) == count(V, SMALL["d"], SMALL["f"], SMALL["layers"])
+size = sum(parameter.numel() for parameter in ours.parameters())
+assert size == count(V, SMALL["d"], SMALL["f"], SMALL["layers"]), f"your model has {size:,} parameters"
 
 with torch.device("meta"):  # shapes without values: the paper's base model needs no memory
     base = Transformer(37000, d=512, h=8, f=2048, layers=6)
@@ -340,7 +346,7 @@ print(f"the paper's base model with 37,000 tokens has {count(37000, 512, 2048, 6
 # ## It translates
 #
 # Now the package trains a small model on the sentences of the sample dataset that have at most five words. This takes
-# one to two minutes. Then its weights move into your model, which becomes a translator without having been trained.
+# one to three minutes. Then its weights move into your model, which becomes a translator without having been trained.
 #
 # To translate, the decoder starts with START and appends the likeliest next token until that is END. The next notebook
 # has more on this, and trains your own model.
@@ -367,10 +373,11 @@ texts = [pair["en"] for pair in test[:20]]
 translations = [translate(text) for text in texts]
 for text, translation in zip(texts[:8], translations, strict=False):
     print(f"{text} -> {translation}")
-assert translations == Translator(package, tokenizer)(texts, num_beams=1)
+theirs = Translator(package, tokenizer)(texts, num_beams=1)
+assert translations == theirs, f"with the same weights, the package translates differently: {theirs[:8]}"
 right = np.mean([translation == pair["de"] for translation, pair in zip(translations, test, strict=False)])
 print(f"{right:.0%} of {len(texts)} sentences that it never saw are translated exactly")
-assert right > 0.4
+assert right > 0.4, "the package's weights translate too few sentences in your model"
 
 # %% [markdown]
 # **Questions.** 1. What would happen if each decoder layer attended to the encoder layer of its own depth? 2. Change

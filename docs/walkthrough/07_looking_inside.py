@@ -24,7 +24,7 @@
 # We also compute the maps, the alignments and their error rate by hand; they equal those of
 # `vanilla_transformer.inspection`.
 #
-# **You need** notebook 6. **Time:** 45 minutes; the training takes one to two minutes. **You will have** seen what each
+# **You need** notebook 6. **Time:** 45 minutes; the training takes one to five minutes. **You will have** seen what each
 # head of a translator does, and where it aligns words.
 #
 # Letters as before: B sentences, S source length, T target length, h heads, k head size.
