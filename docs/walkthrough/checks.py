@@ -1038,8 +1038,10 @@ def leaves_of(compute: Callable) -> dict[str, torch.Tensor]:
     """The inputs and the parameters, by name, that a comparison uses and a gradient may reach."""
     leaves = {}
     for name, value in names_in(compute).items():
-        of_module = value.named_parameters() if isinstance(value, nn.Module) else [(name, value)]
-        leaves |= {name: one for name, one in of_module if isinstance(one, torch.Tensor) and one.requires_grad}
+        found = [(name, value)]
+        if isinstance(value, nn.Module):
+            found = value.named_parameters(prefix="" if name == "ours" else name)
+        leaves |= {name: one for name, one in found if isinstance(one, torch.Tensor) and one.requires_grad}
     return leaves
 
 
