@@ -1,5 +1,6 @@
 """docs/walkthrough: the notebooks run, notice planted mistakes, and match their sources."""
 
+import ast
 import importlib
 import json
 import linecache
@@ -207,6 +208,9 @@ def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
         assert build.find_difference(source, path, as_exercise=True) is None, path.name
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         solutions = [c for c in build.read_source(source).cells if not (build.is_answer(c) and c.cell_type == "code")]
+        first = ast.walk(ast.parse("".join(next(c["source"] for c in cells if c["cell_type"] == "code"))))
+        imported = {one.asname or one.name for node in first for one in getattr(node, "names", ())}
+        assert source.stem.startswith("08") or {"math", "np", "torch", "nn", "F"} <= imported  # as notebook 1 promises
         answers = ["".join(c["source"]) for c, s in zip(cells, solutions, strict=True) if build.is_answer(s)]
         assert answers and all(re.fullmatch(r"(?s)<details>.*\n\n.*Answers?\..*\n\n</details>", a) for a in answers)
         names = {"torch": torch, "nn": torch.nn, "math": math, "checks": checks, "PAD": 0, "START": 1, "END": 2}
