@@ -11,12 +11,12 @@ from .attention import AttentionMaps, Token, index_of
 def align_words(maps: AttentionMaps, layer: int = -1) -> list[tuple[int, int]]:
     """For each target word, the source word with the largest attention weight: (source, target) index pairs from 0.
 
-    The weight is averaged over the heads of the layer, summed over the tokens of the source word and averaged over
-    those of the target word. Words are separated by spaces.
+    The weight is averaged over the heads of the layer, and summed over the tokens of both words. Words are separated
+    by spaces.
     """
     weights = maps.cross[index_of("layer", layer, len(maps.cross))].mean(dim=0)  # (T,S)
     source, target = word_membership(maps.source), word_membership(maps.target)
-    words = (target / target.sum(dim=1, keepdim=True).clamp(min=1)) @ weights @ source.T
+    words = target @ weights @ source.T
     return [(int(row.argmax()), number) for number, row in enumerate(words) if row.numel()]
 
 
