@@ -139,8 +139,8 @@ class VanillaTransformerConfig(PretrainedConfig):
         """
         if key.removeprefix("_") == "attn_implementation" and "/" in str(value):
             raise ValueError(
-                f"`{key}` is {value!r}; a config may not name a kernel on the Hub, which is code; remove the key and, "
-                "if you trust that code, call `set_attn_implementation` on the model."
+                f"`{key}` is {value!r}; a config may not name a kernel on the Hub, since a kernel is code; "
+                "remove the key and, if you trust that code, call `set_attn_implementation` on the model."
             )
         is_known = key in self.attribute_map or key in FOREIGN_KEYS or key.startswith("_")
         if is_known or self.transformers_version is not None:

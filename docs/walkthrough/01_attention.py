@@ -89,7 +89,7 @@ for query in np.array([[0.0, 4.0], [0.0, 0.0]]):
     print("query", query, "  scores", scores, "  weights", weights.round(3), "  output", output.round(3))
 
 # %% [markdown]
-# The first query points where the second key does, so it gets nearly the second value alone. The second query is zero
+# The first query points where the second key does, so it gets almost only the second value. The second query is zero
 # and has no preference: it gets the plain mean of all values.
 #
 # The division by $\sqrt 2$, the root of the width k, keeps the weights from being all or nothing; more on this below.

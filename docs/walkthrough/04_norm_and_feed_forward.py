@@ -14,7 +14,7 @@
 # # 4. Layer norm, feed-forward and the residual
 #
 # Attention moves information between words. The rest of a layer works on each word separately: a feed-forward network
-# changes it, a residual connection keeps what was there, and layer norm keeps the numbers at one size. Each is
+# changes it, a residual connection keeps what was there, and layer norm keeps the numbers on one scale. Each is
 # simple. Their order decides how well a gradient passes through many layers, which we measure at 2 to 24 layers.
 #
 # Sections 3.1 (residual and norm), 3.3 (feed-forward, Equation 2) and 5.4 (dropout).
@@ -304,11 +304,11 @@ plt.show()
 # **Post-norm**: all words have size 1. The gradients of the encoder keep their order of magnitude. Those of the
 # decoder shrink towards the bottom by about the same factor at each layer, so in a deep decoder they nearly vanish.
 #
-# Where does the factor come from? If the output of a sublayer is as large as its input, the norm divides a sum of
-# twice the variance, so the gradient on the residual path is multiplied by $1/\sqrt 2$. Self-attention and the
-# feed-forward network make up for it: they return the rest of the gradient on their own path. But attention to the
-# source sends its gradient to the encoder, and only a small part returns to the decoder, through the queries. So for
-# this sublayer only the residual path is left, hence one factor of $1/\sqrt 2 = 0.707$ for each decoder layer.
+# Where does the factor come from? If the output of a sublayer is as large as its input, their sum has twice the
+# variance, and the norm divides it by $\sqrt 2$, so the gradient on the residual path is multiplied by $1/\sqrt 2$.
+# Self-attention and the feed-forward network make up for it: they return the rest of the gradient on their own path.
+# But attention to the source sends its gradient to the encoder, and only a small part returns to the decoder, through
+# the queries. So for this sublayer only the residual path is left, hence one factor of $1/\sqrt 2 = 0.707$ for each decoder layer.
 #
 # Two more predictions follow. Without the queries (`q_proj` set to 0) the factor stays the same. Without the whole
 # sublayer (`out_proj` set to 0) the norm has nothing to divide, and the factor is 1. Measured in five models that

@@ -298,8 +298,8 @@ for text in (sentence, "They don't sleep.", "Das Krokodil schläft 🐊."):
     assert encode(text) == package(text).input_ids and decode(encode(text)) == text
 
 # %% [markdown]
-# `Ġ` is the space, and `ü` would be `Ã¼`, the letters of its two bytes. Words that the training text lacks are several
-# tokens, and the picture of the crocodile is its four bytes. Nothing is unknown, and the text comes back exactly.
+# `Ġ` is the space, and `ü` would be `Ã¼`, the letters of its two bytes. Words that the training text lacks become
+# several tokens, and the crocodile becomes its four bytes. Nothing is unknown, and decoding gives back exactly the text.
 #
 # ## How many merges?
 #
@@ -354,5 +354,5 @@ for _ in range(4):
 # %% [markdown] tags=["answer"]
 # **Answers.** 1. Names, punctuation and many short pieces are shared, and so is their embedding, which tied weights
 # use a third time in the output layer; two vocabularies would need two matrices. 2. Otherwise the test would not show
-# what happens to text that nobody has seen. 3. Yes: a merge can only create pairs that were learned later, since its
-# own token had to exist first. It is slower for long merge lists, as most merges do not occur in a piece.
+# what happens to text that nobody has seen. 3. Yes: a merge can only create pairs that were learned later, since they
+# contain the token that it makes. It is slower for long merge lists, as most merges do not occur in a piece.

@@ -213,7 +213,7 @@ def test_the_convert_command_makes_model_and_tokenizer(tokenizer, tmp_path, caps
     assert Translator.from_pretrained(str(tmp_path / "new"))(["low les n"], max_new_tokens=5) == expected
     other = save(tmp_path / "other.pt", fairseq_weights(make_fsmt(37)))
     message = command_error(capsys, "convert", other, tmp_path / "newer", *files)
-    assert "the dictionary has 12 tokens, and the encoder 37 embeddings" in message
+    assert "the dictionary has 12 tokens, but the encoder has 37 embeddings" in message
     assert not (tmp_path / "newer").exists()
     assert "--codes need --dictionary" in command_error(capsys, "convert", path, tmp_path / "newer", *files[2:])
     assert "is not a file" in command_error(capsys, "convert", tmp_path / "no.pt", tmp_path / "newer")

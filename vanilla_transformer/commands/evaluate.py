@@ -176,7 +176,7 @@ def load_translator(name: str, options: argparse.Namespace) -> Translator:
 
 
 def translate(name: str, sources: list[str], options: argparse.Namespace) -> tuple[list[str], float]:
-    """The translations by a model, and how many it made in a second, once it was loaded."""
+    """The translations by a model, and how many it made per second, not counting the time to load it."""
     translator = load_translator(name, options)
     start = time.perf_counter()
     generation = {key: getattr(options, key) for key in GENERATION}

@@ -182,7 +182,7 @@ def writing(output: Path) -> AbstractContextManager:
 
 
 def print_alignments(options: argparse.Namespace):
-    """Prints the links of each pair, and their error rate to stderr if the dataset has reference links."""
+    """Prints the links of each pair, and to stderr their error rate over all pairs that have reference links."""
     model, tokenizer = load(options.model)
     layer = index_of("layer", options.layer, model.config.decoder_layers)
     pairs = load_split(options)

@@ -74,8 +74,8 @@ def from_fairseq(
             found = len(weights[f"model.{side}.embed_tokens.weight"])
             if found != dictionary_size:
                 raise ValueError(
-                    f"the dictionary has {dictionary_size} tokens, and the {side} {found} embeddings; give the joined "
-                    "dictionary of this model. If it has two, convert without a dictionary: it then has no tokenizer."
+                    f"the dictionary has {dictionary_size} tokens, but the {side} has {found} embeddings; give the "
+                    "joined dictionary of this model, or, if it has two, convert it without dictionary and tokenizer."
                 )
     if unknown_pieces:
         append_unknown(weights, unknown_pieces)

@@ -214,7 +214,7 @@ def make_parser() -> Parser:
     return parser
 
 
-# Options on the command line that override other keys of a recipe than their own.
+# Options on the command line that override keys of a recipe other than their own.
 FILE_OPTIONS = {"train_file", "train_file_weights", "train_file_tags", "validation_file", "test_file"}
 NEEDS = dict.fromkeys(sorted(FILE_OPTIONS - {"train_file"}), "train_file")  # options that need another one
 NEEDS |= {"early_stopping_patience": "eval_steps", "native": "push_to_hub"}

@@ -38,11 +38,13 @@ def add_soft_targets(
 ) -> Dataset:
     """The tokenized training pairs with the soft targets of `args.teacher`, from the cache if they are there.
 
-    The cache is a file of `datasets`, which writes it under a temporary name. Its name is a digest of the token ids of
-    all pairs, the teachers' configs and weights, and k: other data or other teachers have another file.
+    The cache is a file that `datasets` writes under a temporary name and renames when it is complete. Its name is a
+    digest of the token ids of all pairs, the teachers' configs and weights, and k: different data or teachers get a
+    different file.
 
     Raises:
-        UserError: A teacher cannot be loaded, or has another vocabulary than the student, whose `config` this is.
+        UserError: A teacher cannot be loaded, or its vocabulary differs from that of the student; `config` is the
+            student's.
     """
     teachers = [load_teacher(name, tokenizer, config).to(accelerator.device) for name in args.teacher]
     collate = PairCollator(tokenizer)
