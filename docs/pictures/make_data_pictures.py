@@ -265,7 +265,7 @@ def translation(maps: AttentionMaps) -> str:
 def draw(model, tokenizer) -> dict[str, str]:
     """Each file's name and content."""
     with eager_attention(model), torch.no_grad():
-        recorder = Recorder(model, tokenizer, encode(model, tokenizer, "text", text=UNSURE), UNSURE)
+        recorder = Recorder(model, tokenizer, encode(model, tokenizer, UNSURE), UNSURE)
         ids = recorder.complete([])
         path, *_ = recorder.path(ids)
         path["spelled"] = [recorder.spell(number) for number in ids]
