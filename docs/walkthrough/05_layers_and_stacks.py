@@ -61,8 +61,9 @@ PAD, START, END = 0, 1, 2
 #
 # This is Figure 1 of the paper, drawn from the package's base model. A list says the same: what each module computes in
 # one pass, for B = 2 sentences, S = 7 and T = 5. The model of the list is smaller, since this notebook will run it.
-# The second layer of each stack has the same shapes as the first and is shown in one line. The names on the left are
-# those of the modules, and so of the parameters. Your model will have the same names.
+# In it the encoder's positions are (B,S,d), since each sentence may have other padding; the figure has no padding, and
+# (1,S,d). The second layer of each stack has the same shapes as the first and is shown in one line. The names on the
+# left are those of the modules, and so of the parameters. Your model will have the same names.
 
 # %%
 B, S, T, V = 2, 7, 5, 50
