@@ -1209,7 +1209,7 @@ def keep(*parts):
 
 @lru_cache(maxsize=1)
 def import_mine(text: str) -> types.ModuleType:
-    """my_transformer.py, anew when its text has changed: another notebook may have written to it."""
+    """Imports my_transformer.py, and reloads it if its text has changed, as another notebook may have written to it."""
     return importlib.reload(importlib.import_module(MINE.stem))
 
 

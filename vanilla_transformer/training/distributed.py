@@ -79,7 +79,7 @@ def shard(model: VanillaTransformerForConditionalGeneration):
 
 
 def copy_weights(source: nn.Module, target: nn.Module):
-    """Copies the weights of a model to another of the same architecture, sharded or not; nothing if both are one."""
+    """Copies weights to a model of the same architecture, sharded or not; does nothing if both are the same object."""
     if source is not target:
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(target, get_model_state_dict(source, options=options), options=options)
