@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None):
     folder = parser.parse_args(argv).evaluation
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     if not (folder / "runs.json").exists():
-        runs = {name: read_run(Path(name)) for name in results["systems"] if Path(name).is_dir()}
+        runs = {name: read_run(Path(name)) for name in results["systems"] if Path(name, "all_results.json").exists()}
         (folder / "runs.json").write_text(json.dumps(runs, indent=2), encoding="utf-8")
     runs = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
     for rows in (by_system(results, runs), by_seed(results, runs)):
@@ -59,11 +59,11 @@ def by_system(results: dict, runs: dict) -> list[dict]:
 
 def by_seed(results: dict, runs: dict) -> list[dict]:
     """A row for each system and seed: BLEU as sacreBLEU prints it, p against the baseline, and the hypotheses."""
-    digests = {Path(file).stem: digest for file, digest in results["sha256"].items()}
+    digests = [digest for file, digest in results["sha256"].items() if file.startswith("hypotheses/")]
     rows = []
-    for name, system in results["systems"].items():
+    for (name, system), digest in zip(results["systems"].items(), digests, strict=True):
         precisions = "/".join(f"{precision:.1f}" for precision in system["precisions"])
-        p_value, file = system["BLEU"]["p_value"], re.sub(r"[^\w.]+", "-", name).strip("-.")
+        p_value = system["BLEU"]["p_value"]
         rows.append(
             {
                 "model": Path(name).name if name in runs else system_of(name),
@@ -74,7 +74,7 @@ def by_seed(results: dict, runs: dict) -> list[dict]:
                 "p": "" if p_value is None else f"{p_value:.3f}",
                 "steps": f"{runs[name]['train_steps']:,}" if name in runs else "",
                 "validation BLEU": f"{runs[name]['eval_bleu']:.2f}" if name in runs else "",
-                "SHA-256 of the hypotheses": f"`{digests[file][:12]}`",
+                "SHA-256 of the hypotheses": f"`{digest[:12]}`",
             }
         )
     return rows

@@ -4,12 +4,12 @@
 # More options go to train.py, for a trial: bash recipes/multi30k_tiny.sh sample_dataset outputs/trial --max_steps 100
 set -euo pipefail
 data=${1:?give the directory of the dataset} output=${2:?give a directory for the models}
-options=("${@:3}")
+options=(--resume_from_checkpoint "${@:3}")
 seeds="1 2 3"
 
 train() {  # train NAME OPTION...: from its newest checkpoint if it has one; nothing if it is finished
     [ -e "$output/$1/all_results.json" ] || accelerate launch --mixed_precision bf16 train.py "${@:2}" \
-        --dataset_name "$data" --output_dir "$output/$1" --resume_from_checkpoint "${options[@]}"
+        --dataset_name "$data" --output_dir "$output/$1" "${options[@]}"
 }
 
 for seed in $seeds; do
@@ -22,7 +22,8 @@ done
 
 # Everything was chosen on the validation split; this is the only look at the test split.
 students=("$output"/student-{1,2,3})
-vanilla-transformer evaluate --model "${teachers[@]}" "${students[@]}" "$(IFS=+; echo "${students[*]}")" \
+[ -e "$output/evaluation/results.json" ] || vanilla-transformer evaluate \
+    --model "${teachers[@]}" "${students[@]}" "$(IFS=+; echo "${students[*]}")" \
     --dataset_name "$data" --split test --source_lang en --target_lang de --num_beams 5 \
     --bleu_tokenize none --lowercase --output "$output/evaluation"
 python benchmarks/quality.py "$output/evaluation"

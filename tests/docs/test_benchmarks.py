@@ -1,7 +1,9 @@
 """benchmarks/: the scripts run on toy sizes, and contestants compute the same; never how fast."""
 
 import importlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,23 @@ def rows_of(page: Path) -> list[list[str]]:
 
 def number(cell: str) -> float:
     return float(cell.replace(",", "").rstrip("%"))
+
+
+# ------------------------------------------------------------------------------------------------------------ quality
+
+
+def test_quality_has_a_row_for_any_system(script, tmp_path, capsys):
+    """Also for a file of translations, and for a model that train.py did not train."""
+    shutil.copytree(ROOT / "docs" / "results" / "multi30k_tiny", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "runs.json").unlink()
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    system = results["systems"].popitem()[1]
+    results["systems"] = {"theirs/a.txt": system, str(tmp_path): system}
+    results["sha256"] = {"references.txt": "0" * 64, "hypotheses/theirs-a.txt": "1" * 64, "hypotheses/m.txt": "2" * 64}
+    (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    script("quality").main([str(tmp_path)])
+    rows = capsys.readouterr().out.split("\n\n")[1].splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == ["1" * 12, "2" * 12]
 
 
 # -------------------------------------------------------------------------------------------------------------- scale

@@ -17,6 +17,31 @@ SMALL = (
 SMALL += " --max_train_samples 300 --max_eval_samples 5 --max_predict_samples 5 --vocab_size 400"
 
 
+STAND_IN = """#!/bin/bash
+while [ $# -gt 1 ]; do
+    case $1 in --output_dir) file=$2/all_results.json;; --output) file=$2/results.json;; esac
+    shift
+done
+echo "$0"
+[ -z "$file" ] || { mkdir -p "$(dirname "$file")" && touch "$file"; }
+"""
+
+
+def test_a_second_call_repeats_only_the_tables(tmp_path):
+    """With stand-ins for the programs that the script calls, which print their names and write their results."""
+    for name in ("accelerate", "vanilla-transformer", "python"):
+        (tmp_path / name).write_text(STAND_IN)
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", "recipes/multi30k_tiny.sh", "data", str(tmp_path / "the models")]
+    run = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "check": True}
+    called = [subprocess.run(command, **run).stdout.splitlines() for _ in range(2)]
+    assert [[Path(name).name for name in names] for names in called] == [
+        ["accelerate"] * 6 + ["vanilla-transformer", "python"],
+        ["python"],
+    ]
+
+
 @pytest.fixture(scope="module")
 def record(tmp_path_factory) -> tuple[Path, str]:
     """The folder of the models, and the tables of a second call after the results of one model were lost."""
