@@ -1,5 +1,7 @@
 """`vanilla-transformer evaluate`: the scores and tests of sacreBLEU's command line, for any model and any file."""
 
+import codecs
+import gzip
 import hashlib
 import json
 import random
@@ -37,6 +39,7 @@ def folder(tmp_path_factory):
 
 
 def write(file: Path, lines: list[str]):
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes("".join(f"{line}\n" for line in lines).encode())
 
 
@@ -91,6 +94,22 @@ def test_one_system_has_the_interval_and_the_precisions_of_sacrebleu(folder, tmp
     untested = evaluate(tmp_path / "two", "--paired", "none", *both, *references)
     second = str(folder / "second.txt")
     assert untested["systems"][second] == results["systems"][second] and " (p = " not in capsys.readouterr().out
+
+
+def test_the_same_but_for_case_is_no_difference_where_case_is_ignored(folder, tmp_path):
+    (tmp_path / "lower.txt").write_text((folder / "first.txt").read_text(encoding="utf-8").lower(), encoding="utf-8")
+    systems = ["--hypotheses", folder / "first.txt", tmp_path / "lower.txt", "--references", folder / "references.txt"]
+    lower = [*evaluate(tmp_path / "out", *systems, "--lowercase", "--num_samples", "9")["systems"].values()][1]
+    assert [lower[metric]["p_value"] for metric in ("BLEU", "chrF2")] == [1.0, 1.0]
+
+
+def test_a_byte_order_mark_is_no_text_and_a_path_may_be_long(folder, tmp_path):
+    file = tmp_path / ("a" * 200) / ("b" * 200) / "marked.txt"
+    write(file, [])
+    file.write_bytes(codecs.BOM_UTF8 + (folder / "references.txt").read_bytes())
+    results = evaluate(tmp_path / "out", "--hypotheses", file, "--references", folder / "references.txt")
+    assert results["systems"][str(file)]["BLEU"]["score"] == pytest.approx(100)
+    assert results["sha256"].popitem()[1] == results["sha256"]["references.txt"]
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +201,20 @@ def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references
     assert (saved.num_beams, saved.length_penalty, saved.max_length) == (3, 1.5, 14)
 
 
+def test_what_was_tried_is_printed_even_if_it_cannot_be_saved(text_tokenizer, tmp_path, monkeypatch, capsys):
+    """Transformers saves `early_stopping` for several beams only."""
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (1,))
+    translator = writing_translator(text_tokenizer)
+    translator.model.generation_config.update(num_beams=2, early_stopping=True, max_length=5)
+    model = save_translator(translator, tmp_path / "model")
+    write(tmp_path / "texts.txt", TEXTS)
+    texts = ["--sources", tmp_path / "texts.txt", "--references", tmp_path / "texts.txt"]
+    with pytest.raises(SystemExit, match="model/generation_config.json: .*`early_stopping`"):
+        main([*map(str, ["evaluate", "--tune", "--model", model, *texts])])
+    assert "|           1 |" in capsys.readouterr().out
+    assert GenerationConfig.from_pretrained(model).num_beams == 2
+
+
 COMET_SCORE = """#!{python}
 import argparse
 parser = argparse.ArgumentParser()
@@ -224,6 +257,9 @@ BAD = {
     "not UTF-8": (["--hypotheses", "latin.txt", *TEXT_FILES], "latin.txt cannot be read as UTF-8 text"),
     "no file": (["--hypotheses", "nowhere.txt", *TEXT_FILES], "nowhere.txt cannot be read .* No such file"),
     "same name": (["--hypotheses", "first.txt", "--model", "first", *TEXT_FILES], "2 .* have the same name, first;"),
+    "cut file": (["--hypotheses", "cut.gz", *TEXT_FILES], "cut.gz cannot be read"),
+    "second model": (["--model", "OURS", "no", "--length_penalty", "nan", *TEXT_FILES], "no cannot be loaded"),
+    "ensemble": (["--model", "MARIAN+OURS", *TEXT_FILES], "OURS has another vocabulary than MARIAN"),
     "no model": (["--model", "done", *TEXT_FILES], "done cannot be loaded"),
     "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "OURS cannot translate.*finite number"),
     "other engine": (["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES], "MARIAN .* of type marian"),
@@ -231,6 +267,11 @@ BAD = {
     "no COMET": (["--hypotheses", "first.txt", "--comet", "m", *TEXT_FILES], "pipx install unbabel-comet"),
     "tuning of two": (["--tune", "--model", "OURS", "done", *TEXT_FILES], "give that as the only --model"),
     "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
+    "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams, "),
+    "tuning, long texts": (
+        ["--tune", "--model", "OURS", "--max_source_length", "5", *TEXT_FILES],
+        "OURS cannot be tuned; raise --max_source_length: Text 1 has",
+    ),
     "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds the results"),
     "own files": (["--hypotheses", "first.txt", "--output", ".", *TEXT_FILES], "is in --output .*; choose another"),
 }
@@ -241,11 +282,12 @@ def test_bad_input_is_one_sentence(options, message, folder, ours, marian, monke
     monkeypatch.chdir(folder)
     write(folder / "short.txt", ["a", "b"])
     write(folder / "empty.txt", [])
+    (folder / "cut.gz").write_bytes(gzip.compress(b"text")[:-9])
     (folder / "latin.txt").write_bytes("schön\n".encode("latin-1"))
     (folder / "done").mkdir(exist_ok=True)
     (folder / "done" / "results.json").touch()
     names = {"OURS": ours, "MARIAN": str(marian)}
     for name, path in names.items():
-        message = message.replace(name, path)
-    said = command_error(capsys, "evaluate", *(names.get(option, option) for option in options))
+        message, options = message.replace(name, path), [option.replace(name, path) for option in options]
+    said = command_error(capsys, "evaluate", *options)
     assert re.search(message, said) and said.startswith("vanilla-transformer evaluate: ")

@@ -27,7 +27,7 @@ from ..evaluation.scores import make_bleu
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..training.memory import configure_malloc
-from ..translation_vanilla_transformer import Translator
+from ..translation_vanilla_transformer import TextTooLong, Translator
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, positive
 
 EXAMPLES = """
@@ -73,6 +73,9 @@ def run(options: argparse.Namespace):
         if texts is not None and len(texts) != len(references):
             counts = f"{name} has {len(texts):,} lines, but there are {len(references):,} references"
             raise UserError(f"{counts}; give files that correspond line by line.")
+    for name, kind in options.systems:
+        if kind == "model":
+            find_models(name)
     bleu = make_bleu(options.target_lang or options.target_column, options.bleu_tokenize, options.lowercase)
     if options.tune:
         tune_model(options, sources, references, bleu)
@@ -116,6 +119,8 @@ def check_options(options: argparse.Namespace):
         raise UserError("--model and --comet need the texts that are translated; give --sources too.")
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
+    if options.tune and any(getattr(options, name) is not None for name in GENERATION):
+        raise UserError(f"--tune sets these itself; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
     if options.output and (options.output / "results.json").exists():
         raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
     for name in filter(None, [options.references, options.sources]):
@@ -136,8 +141,9 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
 
 
 def read_lines(file: str) -> list[str]:
-    """The lines of a file as sacreBLEU reads them, unpacked if its name ends in `.gz`."""
-    with explaining(f"{file} cannot be read as UTF-8 text", OSError, UnicodeDecodeError), smart_open(file) as lines:
+    """The lines of a file as sacreBLEU reads them, but without a byte order mark; unpacked if its name is `*.gz`."""
+    unreadable = explaining(f"{file} cannot be read as UTF-8 text", OSError, EOFError, UnicodeDecodeError)
+    with unreadable, smart_open(file, encoding="utf-8-sig") as lines:
         texts = [line.rstrip() for line in lines]
     if not any(texts):
         raise UserError(f"{file} is empty; give a file with one text a line.")
@@ -158,19 +164,30 @@ def write_lines(file: Path, texts: list[str]) -> str:
 
 
 def file_name(system: str) -> str:
-    """outputs/sample -> outputs-sample.txt"""
-    return re.sub(r"[^\w.]+", "-", system.removesuffix(".txt")).strip("-.") + ".txt"
+    """outputs/sample -> outputs-sample.txt; of a long name, such as that of an ensemble, the last 240 bytes."""
+    name = re.sub(r"[^\w.]+", "-", system.removesuffix(".txt")).encode()[-240:].decode(errors="ignore")
+    return name.strip("-.") + ".txt"
+
+
+def find_models(name: str) -> tuple[list[str], bool]:
+    """The models of a system, several if it is an ensemble `a+b`, and whether a [`Translator`] loads them.
+
+    Raises UserError if there is no such model.
+    """
+    models = [name] if Path(name).exists() else name.split("+")
+    with loading(name):
+        types = {PretrainedConfig.get_config_dict(model)[0].get("model_type") for model in models}
+    return models, len(models) > 1 or types <= {None, "vanilla_transformer"}
 
 
 def load_translator(name: str, options: argparse.Namespace) -> Translator:
-    """A model of this package, or of another kind; `a+b` is an ensemble of `a` and `b`."""
+    """A model of this package, an ensemble of them, or a model of another kind."""
     given = {key: getattr(options, key) for key in LOADING}
     configure_malloc()
     disable_progress_bar()  # of transformers
-    models = [name] if Path(name).exists() else name.split("+")
+    models, is_ours = find_models(name)
     with loading(name):
-        config, _ = PretrainedConfig.get_config_dict(models[0])
-        if config.get("model_type", "vanilla_transformer") == "vanilla_transformer":
+        if is_ours:
             return Translator.from_pretrained(models, **given)
         return GenerateTranslator.from_pretrained(name, use_safetensors=None, **given)  # its weights may be a pickle
 
@@ -188,11 +205,13 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
 def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], bleu: BLEU):
     """Prints what [`tune`] tries, and saves the best beams and length penalty as the model's defaults."""
     ((name, _),) = options.systems
-    tried = tune(load_translator(name, options), sources, references, bleu)
     config = GenerationConfig.from_pretrained(name)
-    use_best(tried, config)
-    config.save_pretrained(name)
+    with explaining(f"{name} cannot be tuned; raise --max_source_length", TextTooLong):
+        tried = tune(load_translator(name, options), sources, references, bleu)
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f")))
+    use_best(tried, config)
+    with explaining(f"The best cannot be saved in {name}/generation_config.json", ValueError):
+        config.save_pretrained(name)
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         results = {"model": name, "tuned_decoding": tried, "signature": str(bleu.get_signature())}

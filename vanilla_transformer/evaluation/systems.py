@@ -66,8 +66,8 @@ def score_systems(
             found[name] = {"precisions": total.precisions, "brevity_penalty": total.bp, "length_ratio": total.ratio}
             for metric, score in zip(metrics, scores, strict=True):  # of NumPy's types, which JSON does not have
                 numbers = {key: value if value is None else float(value) for key, value in vars(score).items()}
-                if numbers["p_value"] is not None and systems[name] == group[0][1]:
-                    numbers["p_value"] = 1.0  # where the texts are the same, sacreBLEU's formula gives the smallest p
+                if numbers["p_value"] is not None and score.score == found[group[0][0]][metric]["score"]:
+                    numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU's formula gives the smallest p
                 found[name][metric] = numbers
     signatures = {metric: str(signature) for metric, signature in signatures.items()}
     return {"sentences": len(references), "signatures": signatures, "systems": found}
