@@ -1,4 +1,4 @@
-"""How the initial weights change the first million tokens of training: validation loss and BLEU, by seed.
+"""How the initial weights change the first few million tokens of training: validation loss and BLEU, by seed.
 
 python benchmarks/initial_weights.py --data ../multi30k_tok --output outputs/initial_weights --max_steps 750
 
@@ -112,7 +112,7 @@ def initialize(model: nn.Module, matrices: str, embeddings: float):
 # ------------------------------------------------------------------------------------------------------- the runs
 
 
-def train_one(matrices: str, embeddings: float | None, argv: list[str]):
+def train_one(matrices: str, embeddings: float, argv: list[str]):
     """Runs train.py in this process, with other initial weights."""
     sys.path.insert(0, str(REPOSITORY))
     import train

@@ -2,9 +2,9 @@
 
 python benchmarks/quality.py EVALUATION
 
-EVALUATION is what `vanilla-transformer evaluate --output` wrote for models of train.py, whose directories end
-in their seeds: published-1, published-2, student-1. What is needed of their all_results.json is copied to
-EVALUATION/runs.json, so that the tables can be printed again without the models.
+EVALUATION is a directory that `vanilla-transformer evaluate --output` wrote for models of train.py whose directories
+end in their seeds: published-1, published-2, student-1. The first call copies what it needs of their all_results.json
+to EVALUATION/runs.json, so that later calls need no models.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def read_run(model: Path) -> dict:
 
 
 def by_system(results: dict, runs: dict) -> list[dict]:
-    """A row for all seeds of a system: mean and standard deviation of the scores, size, and mean cost."""
+    """One row for each system: mean and standard deviation of the scores over its seeds, size, and mean cost."""
     systems = {}
     for name in results["systems"]:
         systems.setdefault(system_of(name), []).append(name)
@@ -58,7 +58,7 @@ def by_system(results: dict, runs: dict) -> list[dict]:
 
 
 def by_seed(results: dict, runs: dict) -> list[dict]:
-    """A row for each system and seed: BLEU as sacreBLEU prints it, p against the baseline, and the hypotheses."""
+    """One row for each model: its scores, p of BLEU against the first model, its training, and its translations."""
     digests = [digest for file, digest in results["sha256"].items() if file.startswith("hypotheses/")]
     rows = []
     for (name, system), digest in zip(results["systems"].items(), digests, strict=True):

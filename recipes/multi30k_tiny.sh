@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# The record of docs/results.md: three models by the published recipe, three students of them, and their scores.
+# Repeats docs/results.md: three models by the published recipe, three students of them, and their scores.
 # bash recipes/multi30k_tiny.sh multi30k_tok outputs/multi30k_tiny          # after a stop, the same command resumes
-# More options go to train.py, for a trial: bash recipes/multi30k_tiny.sh sample_dataset outputs/trial --max_steps 100
+# Further options go to train.py: bash recipes/multi30k_tiny.sh sample_dataset outputs/trial --max_steps 100
 set -euo pipefail
 data=${1:?give the directory of the dataset} output=${2:?give a directory for the models}
 options=(--resume_from_checkpoint "${@:3}")
 seeds="1 2 3"
 
-train() {  # train NAME OPTION...: from its newest checkpoint if it has one; nothing if it is finished
+train() {  # train NAME OPTION...: resumes an unfinished run, skips a finished one; it never sees the test split
     [ -e "$output/$1/all_results.json" ] || accelerate launch --mixed_precision bf16 train.py "${@:2}" \
-        --dataset_name "$data" --output_dir "$output/$1" "${options[@]}"
+        --train_file "$data/train.jsonl" --validation_file "$data/validation.jsonl" --num_beams 1 \
+        --output_dir "$output/$1" "${options[@]}"
 }
 
 for seed in $seeds; do
@@ -20,7 +21,7 @@ for seed in $seeds; do
     train "student-$seed" --config recipes/multi30k_tiny.yaml --teacher "${teachers[@]}" --seed "$seed"
 done
 
-# Everything was chosen on the validation split; this is the only look at the test split.
+# All choices were made on the validation split; the test split is scored only here.
 students=("$output"/student-{1,2,3})
 [ -e "$output/evaluation/results.json" ] || vanilla-transformer evaluate \
     --model "${teachers[@]}" "${students[@]}" "$(IFS=+; echo "${students[*]}")" \
