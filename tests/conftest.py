@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from helpers import TEXTS, read_sample, small_model, trained_marian
+from helpers import TEXTS, read_sample, small_model, trained_marian, writing_translator
 from transformers import MarianTokenizer
 
 from vanilla_transformer.data.tokenizer import train_tokenizer
@@ -84,6 +84,16 @@ def byte_tokenizer():
 def text_tokenizer():
     """Of the texts that translators are tested with."""
     return train_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture
+def varied_translator(text_tokenizer):
+    """Writes translations of different lengths, so that beams and length penalty matter."""
+    torch.manual_seed(1)
+    translator = writing_translator(text_tokenizer, lm_head_bias=True)
+    translator.model.lm_head.bias.data[text_tokenizer.eos_token_id] += 2.5
+    translator.model.generation_config.max_length = 14
+    return translator
 
 
 @pytest.fixture

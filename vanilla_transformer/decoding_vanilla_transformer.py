@@ -9,9 +9,9 @@
 The last is an ensemble, which averages the probabilities that its models give to the next token. The others must have
 the same vocabulary.
 
-Letters: B sentences, A of them unfinished, n beams, T target length, L cached keys of a sentence, V vocabulary size, d
-model width, h heads, k width of a head. The outputs of one model equal those of transformers' own loops, which run
-without `custom_generate`. This file travels with every saved model.
+Letters: B sentences, A of them unfinished, n beams, c candidates of a sentence, S source length, T target length, L
+cached keys of a sentence, V vocabulary size, d model width, h heads, k width of a head. The outputs of one model equal
+those of transformers' own loops, which run without `custom_generate`. This file travels with every saved model.
 """
 
 from collections.abc import Sequence

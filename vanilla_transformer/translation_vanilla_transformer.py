@@ -179,7 +179,7 @@ class Translator:
         Raises:
             TypeError: `texts` is a single string, or an item is not a string.
             TextTooLong: A text is too long for `too_long="refuse"`, or a word for "split". Nothing is translated.
-            ValueError: A text has a lone surrogate, or an option is out of range or returns more than translations.
+            ValueError: A text has a lone surrogate, or an option is out of range or changes what `generate` returns.
         """
         if isinstance(texts, str):
             raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")

@@ -181,16 +181,12 @@ def test_models_joined_by_a_plus_are_an_ensemble(ours, text_tokenizer, folder, t
 
 
 def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references(
-    text_tokenizer, folder, tmp_path, monkeypatch, capsys
+    varied_translator, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(tuning, "NUM_BEAMS", (1, 3))
     monkeypatch.setattr(tuning, "LENGTH_PENALTIES", (0.0, 1.5))
-    torch.manual_seed(1)
-    translator = writing_translator(text_tokenizer, lm_head_bias=True)
-    translator.model.lm_head.bias.data[text_tokenizer.eos_token_id] += 2.5
-    translator.model.generation_config.max_length = 14
-    model = save_translator(translator, tmp_path / "model")
-    write(tmp_path / "references.txt", translator(TEXTS, num_beams=3, length_penalty=1.5))
+    model = save_translator(varied_translator, tmp_path / "model")
+    write(tmp_path / "references.txt", varied_translator(TEXTS, num_beams=3, length_penalty=1.5))
     write(tmp_path / "sources.txt", TEXTS)
     texts = ["--sources", tmp_path / "sources.txt", "--references", tmp_path / "references.txt"]
     given = ["--model", model, *texts, "--bleu_tokenize", "char"]

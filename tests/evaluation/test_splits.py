@@ -72,14 +72,13 @@ def test_every_sentence_is_translated_once_and_in_order(num_processes, monkeypat
     sources = ["ccc", "a", "", "dddd", "bb"]
     asked = []
 
-    def translator(texts, progress, **generation):
-        assert generation == {"num_beams": 3}
+    def translator(texts, progress):
         asked.extend(texts)
         return [text.upper() for text in texts]
 
     def run(index):
         accelerator = SimpleNamespace(process_index=index, num_processes=num_processes, is_local_main_process=False)
-        return translate_split(translator, sources, accelerator, "x", num_beams=3)
+        return translate_split(translator, sources, accelerator, "x")
 
     assert in_processes(run, num_processes, monkeypatch) == [["CCC", "A", "", "DDDD", "BB"]] * num_processes
     assert sorted(asked) == sorted(sources)

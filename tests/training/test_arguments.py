@@ -228,12 +228,12 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         (
             "--train_file x.csv y.csv --dataset_name= --train_file_weights 2",
             "--train_file_weights 2 1",
-            "--train_file_weights has 1 values for 2 training files; give one a file.",
+            "--train_file_weights has 1 values for 2 training files; give one per file.",
         ),
         (
             "--train_file x.csv --dataset_name= --train_file_tags <a> <b>",
             "--train_file_tags <a>",
-            "--train_file_tags has 2 values for 1 training files; give one a file.",
+            "--train_file_tags has 2 values for 1 training files; give one per file.",
         ),
         ("--teacher x y --bpe_dropout=0.1", "--bpe_dropout=0", "--teacher cannot be used with --streaming or --bpe"),
         ("--teacher x --streaming --max_steps=5", "--streaming=0", "--teacher cannot be used with --streaming"),

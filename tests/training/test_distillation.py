@@ -26,7 +26,6 @@ def test_soft_targets_are_the_top_of_the_mean_distribution(make_model):
     assert tokens.shape == probabilities.shape == (*kept.shape, 6)
     assert_close(probabilities[kept], mean.sort(dim=-1, descending=True).values[:, :6], 1e-6)
     assert_close(probabilities[kept], mean.gather(1, tokens[kept]), 1e-6)
-    assert_close(soft_targets(teachers[:1] * 2, batch, 6), soft_targets(teachers[:1], batch, 6), 1e-6)
     assert soft_targets(teachers, batch, 99)[0].shape[-1] == 37  # all there are
 
 
@@ -86,7 +85,7 @@ def count_calls(monkeypatch) -> list:
 def test_cached_soft_targets_are_those_of_the_batch(run, teachers, tokenizer, monkeypatch, capsys):
     """Wherever a pair is in a batch; a second run reads them."""
     calls = count_calls(monkeypatch)
-    args, pairs = run("--teacher", *teachers, "--teacher_top_k=5")
+    run("--teacher", *teachers, "--teacher_top_k=5")
     assert calls and "soft targets: the 5 most probable tokens have " in capsys.readouterr().out
     calls.clear()
     args, pairs = run("--teacher", *teachers, "--teacher_top_k=5")

@@ -48,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser):
     systems = {"dest": "systems", "nargs": "+", "action": "extend", "default": []}
     models = "models, each a system of its own: directories or Hub ids; with + between them, an ensemble"
     add("--model", **systems, type=lambda name: (name, "model"), metavar="DIR_OR_ID", help=models)
-    add("--hypotheses", **systems, type=lambda name: (name, "file"), metavar="FILE", help="translations, one a line")
+    add("--hypotheses", **systems, type=lambda name: (name, "file"), metavar="FILE", help="translations, one per line")
     add_dataset_options(parser, required=False)
-    add("--sources", metavar="FILE", help="texts to translate, one a line; with --references, instead of a dataset")
-    add("--references", metavar="FILE", help="correct translations, one a line")
+    add("--sources", metavar="FILE", help="texts to translate, one per line; with --references, instead of a dataset")
+    add("--references", metavar="FILE", help="reference translations, one per line")
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
     add("--lowercase", action="store_true", help="ignore case")
     add("--comet", metavar="MODEL", help="also score with COMET, for example with Unbabel/wmt22-comet-da")
@@ -146,17 +146,17 @@ def read_lines(file: str) -> list[str]:
     with unreadable, smart_open(file, encoding="utf-8-sig") as lines:
         texts = [line.rstrip() for line in lines]
     if not any(texts):
-        raise UserError(f"{file} is empty; give a file with one text a line.")
+        raise UserError(f"{file} is empty; give a file with one text per line.")
     return texts
 
 
 def as_line(text: str) -> str:
-    """The text as it is read back from a file of one text a line, so that both have the same scores."""
+    """The text as it is read back from a file with one text per line, so that both have the same scores."""
     return text.replace("\n", " ").rstrip()
 
 
 def write_lines(file: Path, texts: list[str]) -> str:
-    """Writes one text a line, and returns the SHA-256 of the file."""
+    """Writes one text per line, and returns the SHA-256 of the file."""
     content = "".join(f"{as_line(text)}\n" for text in texts).encode()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)

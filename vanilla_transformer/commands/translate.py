@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser):
     policy = "translate a longer line in pieces, or end the command with its number (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--n_best", type=positive, metavar="N", help="write N lines a line: number of the line, score, translation")
-    add("--mbr", type=positive, metavar="N", help="choose the most similar to the others of N candidates")
+    add("--n_best", type=positive, metavar="N", help="write the N best of each line: line number, score, translation")
+    add("--mbr", type=positive, metavar="N", help="of N candidates, write the one most similar to all of them")
     add = parser.add_argument
-    add("--mbr_candidates", choices=["samples", "beams"], default="samples", help="(default: %(default)s)")
+    add("--mbr_candidates", choices=["samples", "beams"], default="samples", help="of --mbr (default: %(default)s)")
     add("--mbr_utility", choices=["chrf", "bleu"], default="chrf", help="the similarity (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
 
@@ -68,7 +68,7 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
                 f"line {done + error.number + 1} has {error.tokens} tokens, more than the {error.limit} that are "
                 f"translated in one piece; shorten it{remedy}, or raise --max_source_length."
             ) from error
-        except (RuntimeError, ValueError, NotImplementedError) as error:
+        except (RuntimeError, ValueError) as error:
             raise UserError(
                 f"lines {done + 1} to {done + len(lines)} could not be translated: {one_line(error)}"
             ) from error

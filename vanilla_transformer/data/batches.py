@@ -4,7 +4,7 @@ All batches of a run, over all epochs and processes, are numbered 0, 1, 2, ...
 Which pairs batch n holds is a pure function of (seed, n); no random state is carried from batch to batch.
 Of P processes, process i trains on the batches with n % P == i, so any number of processes sees the same batches.
 Resuming a run means starting at a number; for a stream, a saved position avoids reading it from the beginning.
-A batch holds pairs of similar length: at most `max_tokens` tokens a side, padding included.
+A batch holds pairs of similar length: at most `max_tokens` tokens per side, padding included.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from ..errors import UserError
 from .pairs import reading
 from .tokenizer import with_bpe_dropout
 
-# Columns of pairs that teachers have read, see training/distillation.py: k tokens a position, and their probabilities.
+# Columns of pairs that teachers have read (training/distillation.py): k tokens per position, and their probabilities.
 SOFT_TARGETS = ("teacher_tokens", "teacher_probabilities")
 POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
 # A stream yields no batch of a pool until the whole pool is read, so pools start small and double in size.

@@ -98,7 +98,7 @@ def load_split(args) -> Dataset:
     `args` may have these options of [`load_pairs`]: `dataset_name`, `dataset_config_name`, and the names of languages
     and columns. Raises UserError if the dataset, the split or a column does not exist.
     """
-    names = ["dataset_config_name", "source_lang", "target_lang", "source_column", "target_column", "train_file"]
+    names = ["dataset_config_name", "source_lang", "target_lang", "source_column", "target_column"]
     args = SimpleNamespace(**dict.fromkeys(names) | {"streaming": False} | vars(args))
     splits = load_dataset(args)
     check_split(splits, args.split, args)
@@ -254,7 +254,7 @@ def find_columns(
         if first is None:
             raise UserError(f"{name} has no pairs.")
         features = dict.fromkeys(first, datasets.Value("string"))
-    text = [name for name, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
+    text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     nested = features.get("translation")
     nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
     remedy = f"the columns of {name} are {', '.join(features)}; of text: {', '.join(text) or 'none'}"

@@ -76,14 +76,12 @@ def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, ac
     return sum(losses) / sum(tokens)
 
 
-def translate_split(
-    translator: Translator, sources: list[str], accelerator: Accelerator, label: str, **generation
-) -> list[str]:
+def translate_split(translator: Translator, sources: list[str], accelerator: Accelerator, label: str) -> list[str]:
     """Divides the sources among the processes, and returns all translations, in order, on every process."""
     # Neighbors in length go to different processes, so that all have about the same work.
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     share = order[accelerator.process_index :: accelerator.num_processes]
     progress = label if accelerator.is_local_main_process else None
-    translated = translator([sources[index] for index in share], progress, **generation)
+    translated = translator([sources[index] for index in share], progress)
     by_index = dict(gather_object(list(zip(share, translated, strict=True))))
     return [by_index[index] for index in range(len(sources))]

@@ -56,7 +56,7 @@ def score_systems(
     """
     metrics = {"BLEU": bleu, "chrF2": CHRF(lowercase=bleu.lowercase)}
     test = "ar" if paired == "randomization" and len(systems) > 1 else "bs"
-    resamples = 0 if test == "ar" else -1  # for the intervals: sacreBLEU's default, or those of the test
+    resamples = 0 if test == "ar" else -1  # for intervals; 0: sacreBLEU's default number, -1: those of the test itself
     groups = [[system] for system in systems.items()] if paired == "none" else [list(systems.items())]
     found = {}
     for group in groups:
@@ -77,7 +77,7 @@ def comet_scores(model: str, folder: Path, hypotheses: Iterable[str]) -> list[fl
     """The COMET score of each file of hypotheses in `folder`, which also has `sources.txt` and `references.txt`.
 
     They come from the program `comet-score`: COMET needs older libraries than this package, and so an environment of
-    its own.
+    its own. Raises UserError if the program fails.
     """
     command = ["comet-score", "--model", model, "--gpus", int(torch.cuda.is_available()), "--only_system", "--quiet"]
     command += ["-s", folder / "sources.txt", "-r", folder / "references.txt"]

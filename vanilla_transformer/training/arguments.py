@@ -54,10 +54,10 @@ class DataOptions:
         None, "training pairs from files: .json(l), .csv, .tsv, .parquet, or .txt with source<TAB>target lines"
     )
     train_file_weights: list[float] | None = option(
-        None, "how often an epoch has each pair of a file, one number a file: 2 is twice, 0.5 every other pair", ge=0
+        None, "how often an epoch has each pair of a file, one number per file: 2 is twice, 0.5 every other pair", ge=0
     )
     train_file_tags: list[str] | None = option(
-        None, 'a token put before the sources of a file, one a file: "" "<bt>" marks the second as back-translated'
+        None, 'a token put before the sources of a file, one per file: "" "<bt>" marks the second as back-translated'
     )
     validation_file: str | None = option(None, "validation pairs from a file")
     test_file: str | None = option(None, "test pairs from a file")
@@ -119,7 +119,7 @@ class TrainingOptions:
         "learns the mean of their predicted distributions; it takes the first one's tokenizer",
     )
     teacher_top_k: int = option(
-        8, "tokens a position that are kept of the teachers' distribution; the rest of it counts for nothing", ge=1
+        8, "tokens kept of the teachers' distribution at each position; the rest of it is ignored", ge=1
     )
     distillation_weight: float = option(
         0.5, "share of the teachers' distribution in the loss; the rest is the labels', with smoothing", ge=0
@@ -300,7 +300,7 @@ def check_conflicts(args: argparse.Namespace):
         values = getattr(args, name)
         if values and len(values) != len(args.train_file):
             raise UserError(
-                f"--{name} has {len(values)} values for {len(args.train_file)} training files; give one a file."
+                f"--{name} has {len(values)} values for {len(args.train_file)} training files; give one per file."
             )
     if args.streaming and args.train_file and (len(args.train_file) > 1 or args.train_file_weights):
         raise UserError("--streaming reads one --train_file, without weights; join several into one.")

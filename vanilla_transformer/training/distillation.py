@@ -1,7 +1,7 @@
 """Word-level distillation (Hinton et al., 2015; Kim & Rush, 2016): what teachers predict for the training pairs.
 
-Teachers read each training pair once, before training. Of the mean of their predicted distributions, the soft targets,
-the `top_k` most probable tokens of each target position are kept with their probabilities, as two more columns of the
+Teachers read each training pair once, before training. Soft targets are the mean of their predicted distributions. The
+`top_k` most probable tokens at each target position are kept with their probabilities, as two more columns of the
 training pairs. The loss is in optimization.py.
 """
 
@@ -38,6 +38,7 @@ def add_soft_targets(
 ) -> Dataset:
     """The tokenized training pairs with the soft targets of `args.teacher`, from the cache if they are there.
 
+    `args` are the options of train.py: `teacher`, `teacher_top_k` and `per_device_eval_max_tokens`.
     The cache is a file that `datasets` writes under a temporary name and renames when it is complete. Its name is a
     digest of the token ids of all pairs, the teachers' configs and weights, and k: different data or teachers get a
     different file.
@@ -61,8 +62,8 @@ def add_soft_targets(
                     found[name][i] = row[: len(rows[i]["labels"])].ravel()
         return found
 
-    known = [(teacher.config.to_json_string(), teacher.state_dict()) for teacher in teachers]
-    key = Hasher.hash([fingerprint(pairs), args.teacher_top_k, known])
+    models = [(teacher.config.to_json_string(), teacher.state_dict()) for teacher in teachers]
+    key = Hasher.hash([fingerprint(pairs), args.teacher_top_k, models])
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_targets"
     folder.mkdir(parents=True, exist_ok=True)
     pairs = pairs.map(
@@ -101,7 +102,7 @@ def soft_targets(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `top_k` most probable tokens (B,T,k) at each target position and their probabilities (B,T,k).
 
-    They are those of the mean of the teachers' distributions, and add up to less than 1.
+    They are those of the mean of the teachers' distributions, and add up to at most 1.
     """
     mean = 0
     for teacher in teachers:

@@ -102,7 +102,7 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
 
 
 def lowest_loss(args, vocab_size: int) -> float | None:
-    """The entropy of the smoothed targets, below which no training loss can be; None if a teacher changes them."""
+    """The lowest possible training loss, the entropy of the smoothed targets in nats; None with a teacher."""
     if args.teacher:
         return None
     targets = torch.full((vocab_size,), args.label_smoothing_factor / vocab_size)
@@ -133,10 +133,13 @@ def symmetric_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def clip_grad_norm(model: nn.Module, optimizer, max_norm: float, accelerator: Accelerator) -> torch.Tensor:
-    """Clips the gradient norm at `max_norm` unless that is 0; returns the norm before clipping, over all shards."""
+    """Clips the gradient norm at `max_norm` unless that is 0; returns the norm () before clipping, over all shards.
+
+    For a step that float16 skips, the norm is 0.
+    """
     accelerator.unscale_gradients(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    if accelerator.scaler is not None:  # float16 is searching for its loss scale; the optimizer skips such a step
+    if accelerator.scaler is not None:  # infinite while float16 searches for its loss scale
         norm = norm.nan_to_num(0.0, posinf=0.0)
     return norm.to(accelerator.device)
