@@ -42,7 +42,7 @@ SIZES = {
 
 
 def xavier(model: nn.Module, qk=1.0, v=1.0, out=1.0, ffn=1.0, scale: Callable[[int], float] = lambda layer: 1.0):
-    """Xavier-uniform matrices (Glorot and Bengio, 2010), by `scale` of the layer's number, which counts from 1."""
+    """Xavier-uniform matrices (Glorot and Bengio, 2010), times `scale` of the layer's number, counted from 1."""
     gains = {"q_proj": qk, "k_proj": qk, "v_proj": v, "out_proj": out, "fc1": ffn, "fc2": ffn}
     for name, module in linears(model):
         nn.init.xavier_uniform_(module.weight, gain=gains[name.rpartition(".")[2]] * scale(layer_of(name)))
@@ -102,7 +102,7 @@ MATRICES = {
 
 
 def initialize(model: nn.Module, matrices: str, embeddings: float):
-    """Draws all weights again: `matrices` names the way, `embeddings` is the standard deviation of embeddings."""
+    """Draws all weights again: `matrices` is a key of MATRICES, `embeddings` the standard deviation of embeddings."""
     MATRICES[matrices](model)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -133,9 +133,9 @@ def train_one(matrices: str, embeddings: float, argv: list[str]):
 
 
 def run_all(options: argparse.Namespace, others: list[str]) -> dict[tuple[str, float], list[dict]]:
-    """Trains with each way, standard deviation of embeddings and seed in turn, unless that run has its results.
+    """Trains with each key of MATRICES, standard deviation of embeddings and seed, unless that run has its results.
 
-    Returns the runs of each way and standard deviation, as [`read_run`] does.
+    Returns what [`read_run`] does for each seed, by key and standard deviation.
     """
     runs: dict[tuple[str, float], list[dict]] = {}
     for seed, matrices, embeddings in itertools.product(options.seeds, options.matrices, options.embeddings):
@@ -173,7 +173,7 @@ def read_run(output_dir: Path) -> dict:
 
 
 def write_page(options: argparse.Namespace, runs: dict[tuple[str, float], list[dict]]):
-    """A table of all runs, and a picture of the mean training loss of each way."""
+    """A table of all runs, and a picture of the mean training loss for each kind of initial weights."""
     rows = []
     for (matrices, embeddings), found in sorted(runs.items(), key=lambda item: mean(item[1], "loss")):
         cells = [", ".join(f"{run[key]:.{digits}f}" for run in found) for key, digits in [("loss", 3), ("bleu", 2)]]
@@ -206,7 +206,7 @@ def main():
     parser.add_argument("--data", required=True, help="English and German, a dataset directory")
     parser.add_argument("--output", required=True, type=Path, help="where the runs are kept")
     parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--matrices", nargs="+", choices=MATRICES, default=list(MATRICES), metavar="WAY")
+    parser.add_argument("--matrices", nargs="+", choices=MATRICES, default=list(MATRICES), metavar="NAME")
     parser.add_argument("--embeddings", nargs="+", type=float, default=[0.0, 0.02], help="0: 1 / sqrt(d_model)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--max_steps", type=int, default=750)

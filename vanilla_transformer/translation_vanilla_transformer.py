@@ -408,7 +408,7 @@ def batches_by_length(lengths: list[int], max_tokens: int) -> Iterator[list[int]
 
 
 def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
-    """Splits `text` into the longest pieces that `fits`, between sentences, else clauses, else words."""
+    """Splits `text` into the longest pieces that fit, between sentences, else clauses, else words."""
     if fits(text) or level == len(CUTS):
         return [text]
     pieces, piece = [], ""

@@ -169,7 +169,7 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
 
 
 def mix_files(files: list[Dataset], args) -> Dataset | IterableDataset:
-    """One dataset of the pairs of all training files, as often as `args.train_file_weights` says, and with tags.
+    """One dataset of all training files: each pair as often as `args.train_file_weights` says, each source tagged.
 
     A weight of w makes round(w n) pairs of the n pairs of a file, but at least one unless w is 0, spread evenly: each
     of them floor(w) or ceil(w) times. So the data itself says how often a pair is in an epoch, and batches,

@@ -50,9 +50,9 @@ def score_systems(
         num_samples: Resamples of the bootstrap (None: 1,000), or trials of the randomization (None: 10,000).
 
     Returns:
-        `sentences`, their number; `signatures`, by metric; and `systems`, by name. Each has `BLEU` and `chrF2` with
-        the `score`, its 95 % interval as `mean` ± `ci`, and the `p_value`; and of BLEU the `precisions`, the
-        `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens).
+        The number of `sentences`; `signatures`, by metric; and `systems`, by name. Each has `BLEU` and `chrF2` with
+        the `score`, its 95 % interval as `mean` ± `ci`, and the `p_value` (None: not tested); and for BLEU the
+        `precisions`, the `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens).
     """
     metrics = {"BLEU": bleu, "chrF2": CHRF(lowercase=bleu.lowercase)}
     test = "ar" if paired == "randomization" and len(systems) > 1 else "bs"

@@ -113,11 +113,11 @@ def lowest_loss(args, vocab_size: int) -> float | None:
 def distillation_loss(
     logits: torch.Tensor, tokens: torch.Tensor, probabilities: torch.Tensor, temperature: float
 ) -> torch.Tensor:
-    """Cross-entropy between the teachers' top k tokens and the student, both at a temperature, times its square.
+    """Cross-entropy of the student against the teachers' top k tokens at temperature T, times T^2; summed over N, ().
 
-    As in Hinton et al. (2015, section 2). The teachers' `probabilities` (N,k) of the `tokens` (N,k) become
-    p^(1/temperature), divided by their sum over the k tokens: the tail beyond them counts for nothing. The student's
-    `logits` (N,V) are divided by the temperature. The square keeps the size of gradients. Returns the sum over N ().
+    As in Hinton et al. (2015, section 2). The teachers' `probabilities` (N,k) of the `tokens` (N,k) become p^(1/T),
+    divided by their sum: all other tokens get 0. The student's `logits` (N,V) are divided by T, which shrinks the
+    gradients by about T^2; the factor makes up for it.
     """
     targets = probabilities ** (1 / temperature)
     targets = targets / targets.sum(dim=-1, keepdim=True)
