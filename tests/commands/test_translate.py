@@ -65,7 +65,7 @@ LINES = {
     "not latin": ("grün\n纽约\n😀\n", "GRÜN\n纽约\n😀\n"),
     "windows": ("\ufeffa\r\nb\r\n", "A\nB\n"),
     "other ends": ("a\u2028b\x0cc\x85d\n", "A\u2028B\x0cC\x85D\n"),
-    "carriage return inside": ("a\rb\nc\n", None),
+    "carriage return inside": ("a\rb\nc\n", "A\rB\nC\n"),
     "nothing": ("", ""),
 }
 
@@ -73,10 +73,7 @@ LINES = {
 @pytest.mark.parametrize("name", LINES)
 def test_as_many_lines_come_out_as_went_in(name, upper, monkeypatch):
     lines, expected = LINES[name]
-    found = run_main(monkeypatch, lines.encode(), "--model", "x").decode()
-    assert found.count("\n") == lines.count("\n") + (lines[-1:] not in ("\n", ""))
-    if expected is not None:
-        assert found == expected
+    assert run_main(monkeypatch, lines.encode(), "--model", "x").decode() == expected
 
 
 def test_lines_stay_in_order_across_portions(upper, monkeypatch):

@@ -57,8 +57,7 @@ def tune_on_split(
     tried = None
     if accelerator.is_main_process:
         model.eval()
-        longest = max(split["source_length"])
-        translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max_source_length=longest)
+        translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max(split["source_length"]))
         bleu = make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)
         with accelerator.autocast():
             tried = tune(translator, list(split["source"]), list(split["target"]), bleu)
