@@ -1,10 +1,12 @@
 """Print the tables of docs/results.md: what several seeds of each system scored, and what their training took.
 
+Also draws the validation BLEU of each run to EVALUATION/training.png.
+
 python benchmarks/quality.py EVALUATION
 
 EVALUATION is a directory that `vanilla-transformer evaluate --output` wrote for models of train.py whose directories
 end in their seeds: published-1, published-2, student-1. The first call copies what it needs of their all_results.json
-to EVALUATION/runs.json, so that later calls need no models.
+and newest checkpoints to EVALUATION/runs.json, so that later calls need no models.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import re
 import statistics
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from tabulate import tabulate
 
 OF_A_RUN = ("num_parameters", "train_steps", "train_target_tokens", "train_runtime", "eval_bleu", "mixed_precision")
@@ -27,6 +30,7 @@ def main(argv: list[str] | None = None):
         runs = {name: read_run(Path(name)) for name in results["systems"] if Path(name, "all_results.json").exists()}
         (folder / "runs.json").write_text(json.dumps(runs, indent=2), encoding="utf-8")
     runs = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+    draw_training(runs, folder / "training.png")
     for rows in (by_system(results, runs), by_seed(results, runs)):
         print(tabulate(rows, "keys", "github", disable_numparse=True), end="\n\n")
     for metric, signature in results["signatures"].items():
@@ -35,7 +39,10 @@ def main(argv: list[str] | None = None):
 
 def read_run(model: Path) -> dict:
     results = json.loads((model / "all_results.json").read_text(encoding="utf-8"))
-    return {key: results[key] for key in OF_A_RUN}
+    newest = max(model.glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    history = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))["history"]
+    evaluations = [(entry["step"], entry["eval_bleu"]) for entry in history if "eval_bleu" in entry]
+    return {key: results[key] for key in OF_A_RUN} | {"evaluations": evaluations}
 
 
 def by_system(results: dict, runs: dict) -> list[dict]:
@@ -78,6 +85,24 @@ def by_seed(results: dict, runs: dict) -> list[dict]:
             }
         )
     return rows
+
+
+def draw_training(runs: dict, path: Path):
+    """Validation BLEU over the steps of each run, a color for each system; the dots are the final weights."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axis = figure.subplots()
+    colors: dict[str, str] = {}
+    for name, run in runs.items():
+        system = system_of(name)
+        label = None if system in colors else system
+        color = colors.setdefault(system, f"C{len(colors)}")
+        axis.plot(*zip(*run["evaluations"], strict=True), color=color, alpha=0.6, label=label)
+        axis.plot(run["train_steps"], run["eval_bleu"], "o", color=color)
+    axis.set(xlabel="step", ylabel="validation BLEU", xlim=(0, None), ylim=(30, None))
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=110)
 
 
 def system_of(name: str) -> str:

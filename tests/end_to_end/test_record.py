@@ -87,3 +87,11 @@ def test_tables_have_mean_and_deviation_of_the_seeds(record):
     assert by_system["student, ensemble of 3"][0] == "1"
     names = [f"{system}-{seed}" for system in ("published", "student") for seed in (1, 2, 3)]
     assert list(by_seed) == [*names, "student, ensemble of 3"]
+
+
+@pytest.mark.slow
+def test_evaluations_of_each_run_are_kept_and_drawn(record):
+    folder, _ = record
+    runs = json.loads((folder / "evaluation" / "runs.json").read_text())
+    assert [[step for step, _ in run["evaluations"]] for run in runs.values()] == [[1]] * 6
+    assert (folder / "evaluation" / "training.png").stat().st_size > 0
