@@ -1,6 +1,7 @@
 """BLEU and chrF are sacreBLEU's, with the tokenizer that fits the target language."""
 
 import socket
+from unittest.mock import Mock
 
 import pytest
 import sacrebleu
@@ -83,6 +84,14 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
     assert "tok:char" in score(CHINESE, CHINESE, target_lang=language)["bleu_signature"]
     with pytest.raises(UserError, match=f"--bleu_tokenize {package} cannot be used: install sacrebleu"):
         make_bleu(language, package)
+
+
+@pytest.mark.parametrize("error", [ImportError("install sentencepiece"), OSError("no network")])
+def test_a_tokenizer_that_cannot_be_loaded_is_named(error, monkeypatch):
+    failing = Mock(side_effect=error, TOKENIZERS=BLEU.TOKENIZERS)
+    monkeypatch.setattr(scoring, "BLEU", failing)
+    with pytest.raises(UserError, match=f"--bleu_tokenize flores200 cannot be used: {error}"):
+        make_bleu("de", "flores200")
 
 
 def test_text_that_is_tokenized_already_is_scored_without_a_warning(caplog):

@@ -33,7 +33,7 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lower
     options = {"lowercase": lowercase, "force": chosen == "none"}
     try:
         return BLEU(tokenize=chosen, **options)
-    except RuntimeError as error:  # its package is not installed
+    except (RuntimeError, ImportError, OSError) as error:  # its package or its vocabulary is not there
         if tokenize is None:
             return BLEU(tokenize="char", **options)
         raise UserError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
