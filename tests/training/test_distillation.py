@@ -128,6 +128,13 @@ def test_interrupted_reading_leaves_nothing_to_use(run, teachers, tmp_path, monk
     assert len(run("--teacher", *teachers)[1]) == 40
 
 
+def test_a_cache_that_cannot_be_written_is_named(run, teachers, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "soft_targets").touch()  # a file, since tests may be run by root, whom no permission stops
+    with pytest.raises(UserError, match="cannot be kept in .*soft_targets; set HF_DATASETS_CACHE"):
+        run("--teacher", *teachers)
+
+
 def test_teacher_with_another_vocabulary_is_refused(run, teachers, marian, tmp_path):
     other = save_teacher(tmp_path / "other", train_tokenizer(["other words"], 300), 1)
     for name in (other, str(marian)):

@@ -20,7 +20,7 @@ from ..conversion import load_foreign
 from ..data.batches import SOFT_TARGETS, PairCollator, fill_batches
 from ..data.pairs import PAIR_FEATURES, fingerprint
 from ..data.tokenizer import load_tokenizer
-from ..errors import UserError, loading
+from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 # Flat lists of T x k numbers, which are read several times faster than lists of lists.
@@ -45,7 +45,7 @@ def add_soft_targets(
 
     Raises:
         UserError: A teacher cannot be loaded, or its vocabulary differs from that of the student; `config` is the
-            student's.
+            student's. Or the cache cannot be written.
     """
     teachers = [load_teacher(name, tokenizer, config).to(accelerator.device) for name in args.teacher]
     collate = PairCollator(tokenizer)
@@ -65,16 +65,17 @@ def add_soft_targets(
     models = [(teacher.config.to_json_string(), teacher.state_dict()) for teacher in teachers]
     key = Hasher.hash([fingerprint(pairs), args.teacher_top_k, models])
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_targets"
-    folder.mkdir(parents=True, exist_ok=True)
-    pairs = pairs.map(
-        read,
-        batched=True,
-        batch_size=PAIRS_AT_A_TIME,
-        features=datasets.Features(PAIR_FEATURES | FEATURES),
-        cache_file_name=str(folder / f"{key}.arrow"),
-        new_fingerprint=key,
-        desc=f"Soft targets of {len(teachers)} teacher(s)",
-    )
+    with explaining(f"Soft targets cannot be kept in {folder}; set HF_DATASETS_CACHE to another folder", OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        pairs = pairs.map(
+            read,
+            batched=True,
+            batch_size=PAIRS_AT_A_TIME,
+            features=datasets.Features(PAIR_FEATURES | FEATURES),
+            cache_file_name=str(folder / f"{key}.arrow"),
+            new_fingerprint=key,
+            desc=f"Soft targets of {len(teachers)} teacher(s)",
+        )
     sample = pairs.take(PAIRS_AT_A_TIME)
     mass = sum(map(sum, sample["teacher_probabilities"])) / sum(sample["target_length"])
     accelerator.print(f"soft targets: the {args.teacher_top_k} most probable tokens have {mass:.1%} of probability")
