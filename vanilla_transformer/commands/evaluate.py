@@ -120,7 +120,7 @@ def check_options(options: argparse.Namespace):
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.tune and any(getattr(options, name) is not None for name in GENERATION):
-        raise UserError(f"--tune sets these itself; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
+        raise UserError(f"--tune cannot use these; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
     if options.output and (options.output / "results.json").exists():
         raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
     for name in filter(None, [options.references, options.sources]):
