@@ -21,7 +21,7 @@ for seed in $seeds; do
     train "student-$seed" --config recipes/multi30k_tiny.yaml --teacher "${teachers[@]}" --seed "$seed"
 done
 
-# All choices were made on the validation split; the test split is scored only here.
+# All choices were made on the validation split; only finished models translate the test split.
 students=("$output"/student-{1,2,3})
 [ -e "$output/evaluation/results.json" ] || vanilla-transformer evaluate \
     --model "${teachers[@]}" "${students[@]}" "$(IFS=+; echo "${students[*]}")" \
