@@ -32,7 +32,10 @@ class TextTooLong(ValueError):
     """Text `number`, counted from 0, has more tokens than can be translated in one piece."""
 
     def __init__(self, number: int, tokens: int, limit: int):
-        super().__init__(f"Text {number + 1} has {tokens} tokens; at most {limit} can be translated in one piece.")
+        super().__init__(
+            f"Text {number + 1} has {tokens} tokens; at most {limit} can be translated in one piece, unless you raise "
+            "`max_source_length`."
+        )
         self.number, self.tokens, self.limit = number, tokens, limit
 
 

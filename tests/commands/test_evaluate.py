@@ -239,7 +239,7 @@ def test_comet_is_a_program_of_its_own(folder, tmp_path, monkeypatch, capsys):
     expected = [f"{len((folder / file).read_text()) / 1e5:.4f}" for file in FILES]
     assert [row.split("|")[-2].strip() for row in rows] == expected
     said = command_error(capsys, "evaluate", "--hypotheses", *FILES, *TEXT_FILES, "--comet", "another")
-    assert "--comet another failed" in said
+    assert "--comet another failed" in said and "\n| first.txt " in capsys.readouterr().out
 
 
 BAD = {
@@ -266,7 +266,7 @@ BAD = {
     "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams, "),
     "tuning, long texts": (
         ["--tune", "--model", "OURS", "--max_source_length", "5", *TEXT_FILES],
-        "OURS cannot be tuned; raise --max_source_length: Text 1 has",
+        "OURS cannot be tuned: Text 1 has 13 tokens; at most 5 .*, unless you raise `max_source_length`",
     ),
     "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds the results"),
     "own files": (["--hypotheses", "first.txt", "--output", ".", *TEXT_FILES], "is in --output .*; choose another"),

@@ -27,7 +27,7 @@ from ..evaluation.scores import make_bleu
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..training.memory import configure_malloc
-from ..translation_vanilla_transformer import TextTooLong, Translator
+from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, positive
 
 EXAMPLES = """
@@ -94,10 +94,12 @@ def run(options: argparse.Namespace):
         results = score_systems(systems, references, bleu, options.paired, options.num_samples)
         for name, speed in speeds.items():
             results["systems"][name]["sentences_per_second"] = speed
-        if options.comet:
-            for name, score in zip(systems, comet_scores(options.comet, folder, files.values()), strict=True):
-                results["systems"][name]["comet"] = score
-    print(results_table(results))
+        try:
+            if options.comet:
+                for name, score in zip(systems, comet_scores(options.comet, folder, files.values()), strict=True):
+                    results["systems"][name]["comet"] = score
+        finally:  # the other scores, even if COMET fails
+            print(results_table(results))
     if options.output:
         given = {name: value for name, value in vars(options).items() if value is not None}
         results |= {"sha256": hashes, "options": given}
@@ -206,7 +208,7 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     """Prints what [`tune`] tries, and saves the best beams and length penalty as the model's defaults."""
     ((name, _),) = options.systems
     config = GenerationConfig.from_pretrained(name)
-    with explaining(f"{name} cannot be tuned; raise --max_source_length", TextTooLong):
+    with explaining(f"{name} cannot be tuned", RuntimeError, ValueError, IndexError):
         tried = tune(load_translator(name, options), sources, references, bleu)
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f")))
     use_best(tried, config)
