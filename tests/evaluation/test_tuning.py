@@ -20,3 +20,10 @@ def test_the_decoding_that_wrote_the_references_is_the_best(varied_translator, n
         options = {"num_beams": one["num_beams"], "length_penalty": one["length_penalty"]}
         assert bleu.corpus_score(translator(sources, **options), [references]).score == pytest.approx(one["bleu"])
     assert [one["bleu"] for one in tried] == sorted((one["bleu"] for one in tried), reverse=True)
+
+
+def test_of_equally_good_ones_the_simplest_is_the_best(varied_translator, monkeypatch):
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (3, 1, 2))
+    tried = tuning.tune(varied_translator, [""], ["nothing matches"], BLEU())
+    order = [(one["num_beams"], one["length_penalty"]) for one in tried]
+    assert order[:3] == [(1, 1.0), (2, 1.0), (2, 0.8)] and order[-1] == (3, 2.0)

@@ -17,9 +17,10 @@ LENGTH_PENALTIES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 def tune(translator: Translator, sources: list[str], references: list[str], bleu: BLEU) -> list[dict]:
     """Tries each number of beams with each length penalty: dictionaries of `num_beams`, `length_penalty` and `bleu`.
 
-    The best comes first; of equally good ones, that with fewer beams. Each number of beams translates only once: all
-    its hypotheses are kept, and each length penalty chooses among them. A search with that penalty would find nearly
-    the same, since the penalty hardly affects which hypotheses are finished.
+    The best comes first; of equally good ones, that with fewer beams, and of these that with a penalty nearer to 1.
+    Each number of beams translates only once: all its hypotheses are kept, and each length penalty chooses among them.
+    A search with that penalty would find nearly the same, since the penalty hardly affects which hypotheses are
+    finished.
 
     Raises:
         TextTooLong: A source is too long to be translated in one piece.
@@ -36,7 +37,7 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
             texts = [max(hypotheses, key=score).text if hypotheses else "" for hypotheses in found]
             result = bleu.corpus_score(texts, [references]).score
             tried.append({"num_beams": num_beams, "length_penalty": penalty, "bleu": result})
-    return sorted(tried, key=lambda one: (-one["bleu"], one["num_beams"]))
+    return sorted(tried, key=lambda one: (-one["bleu"], one["num_beams"], abs(one["length_penalty"] - 1)))
 
 
 def use_best(tried: list[dict], config: GenerationConfig) -> dict:
