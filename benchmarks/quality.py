@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None):
 
 def read_run(model: Path) -> dict:
     results = json.loads((model / "all_results.json").read_text(encoding="utf-8"))
-    newest = max(model.glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
-    history = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))["history"]
+    states = model.glob("checkpoint-*[0-9]/trainer_state.json")  # none, if they were deleted to save space
+    history = max((json.loads(state.read_text(encoding="utf-8"))["history"] for state in states), key=len, default=[])
     evaluations = [(entry["step"], entry["eval_bleu"]) for entry in history if "eval_bleu" in entry]
     return {key: results[key] for key in OF_A_RUN} | {"evaluations": evaluations}
 

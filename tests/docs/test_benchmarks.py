@@ -52,17 +52,22 @@ def number(cell: str) -> float:
 
 
 def test_quality_has_a_row_for_any_system(script, tmp_path, capsys):
-    """Also for a file of translations, and for a model that train.py did not train."""
+    """Also for a file of translations, a model that train.py did not train, and one without its checkpoints."""
     shutil.copytree(ROOT / "docs" / "results" / "multi30k_tiny", tmp_path, dirs_exist_ok=True)
+    run = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8")).popitem()[1]
+    run.pop("evaluations")
     (tmp_path / "runs.json").unlink()
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1" / "all_results.json").write_text(json.dumps(run), encoding="utf-8")
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     system = results["systems"].popitem()[1]
-    results["systems"] = {"theirs/a.txt": system, str(tmp_path): system}
-    results["sha256"] = {"references.txt": "0" * 64, "hypotheses/theirs-a.txt": "1" * 64, "hypotheses/m.txt": "2" * 64}
+    results["systems"] = dict.fromkeys(["theirs/a.txt", str(tmp_path), str(tmp_path / "run-1")], system)
+    files = ["references.txt", "hypotheses/theirs-a.txt", "hypotheses/b.txt", "hypotheses/c.txt"]
+    results["sha256"] = {file: str(number) * 64 for number, file in enumerate(files)}
     (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
     script("quality").main([str(tmp_path)])
     rows = capsys.readouterr().out.split("\n\n")[1].splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == ["1" * 12, "2" * 12]
+    assert [row.split("`")[1] for row in rows] == ["1" * 12, "2" * 12, "3" * 12]
 
 
 # -------------------------------------------------------------------------------------------------------------- scale
