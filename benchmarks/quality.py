@@ -18,7 +18,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-OF_A_RUN = ("num_parameters", "train_steps", "train_target_tokens", "train_runtime", "eval_bleu", "mixed_precision")
+OF_A_RUN = ("num_parameters", "train_steps", "train_target_tokens", "train_runtime", "eval_bleu")
 
 
 def main(argv: list[str] | None = None):

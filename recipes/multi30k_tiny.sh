@@ -8,17 +8,27 @@ options=(--resume_from_checkpoint "${@:3}")
 seeds="1 2 3"
 
 train() {  # train NAME OPTION...: resumes an unfinished run, skips a finished one; it never sees the test split
-    [ -e "$output/$1/all_results.json" ] || accelerate launch --mixed_precision bf16 train.py "${@:2}" \
+    [ -e "$output/$1/all_results.json" ] || accelerate launch --mixed_precision bf16 train.py \
         --train_file "$data/train.jsonl" --validation_file "$data/validation.jsonl" --num_beams 1 \
-        --output_dir "$output/$1" "${options[@]}"
+        --output_dir "$output/$1" "${@:2}" "${options[@]}"
 }
 
 for seed in $seeds; do
     train "published-$seed" --config recipes/multi30k_wu2021.yaml --seed "$seed"
 done
-teachers=("$output"/published-{1,2,3})
+
+# The students learn what the three predict together for the training pairs and for their own translations.
+teachers=("$output"/published-{1,2,3}) translations="$output/translations.txt"
+if [ ! -e "$translations" ]; then
+    sources="$output/sources.txt"
+    python -c 'import json, sys; [print(json.loads(line)["en"]) for line in sys.stdin]' < "$data/train.jsonl" > "$sources"
+    vanilla-transformer translate --model "${teachers[@]}" --num_beams 5 < "$sources" > "$translations.part"
+    paste "$sources" "$translations.part" > "$translations.new"
+    mv "$translations.new" "$translations"
+fi
 for seed in $seeds; do
-    train "student-$seed" --config recipes/multi30k_tiny.yaml --teacher "${teachers[@]}" --seed "$seed"
+    train "student-$seed" --config recipes/multi30k_tiny.yaml --train_file "$data/train.jsonl" "$translations" \
+        --teacher "${teachers[@]}" --seed "$seed"
 done
 
 # All choices were made on the validation split; only finished models translate the test split.

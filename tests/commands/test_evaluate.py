@@ -263,6 +263,7 @@ BAD = {
     "no COMET": (["--hypotheses", "first.txt", "--comet", "m", *TEXT_FILES], "pipx install unbabel-comet"),
     "tuning of two": (["--tune", "--model", "OURS", "done", *TEXT_FILES], "give that as the only --model"),
     "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
+    "tuning on the test split": (["--tune", "--model", "OURS", "--dataset_name", "data"], "must not use the test"),
     "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams, "),
     "tuning, long texts": (
         ["--tune", "--model", "OURS", "--max_source_length", "5", *TEXT_FILES],

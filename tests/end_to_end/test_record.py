@@ -12,7 +12,7 @@ import pytest
 from helpers import ROOT
 
 SMALL = "--max_steps 2 --eval_steps 1 --warmup_steps 1 --d_model 16 --encoder_layers 1 --decoder_layers 1"
-SMALL += " --max_train_samples 300 --max_eval_samples 5 --vocab_size 400"
+SMALL += " --vocab_size 400"
 
 
 STAND_IN = """#!/bin/bash
@@ -31,7 +31,7 @@ def test_a_second_call_repeats_only_the_tables(tmp_path):
         (tmp_path / name).write_text(STAND_IN)
         (tmp_path / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    command = ["bash", "recipes/multi30k_tiny.sh", "data", str(tmp_path / "the models")]
+    command = ["bash", "recipes/multi30k_tiny.sh", "sample_dataset", str(tmp_path / "the models")]
     run = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "check": True}
     called = [subprocess.run(command, **run).stdout.splitlines() for _ in range(2)]
     assert [[Path(name).name for name in names] for names in called] == [
@@ -44,7 +44,12 @@ def test_a_second_call_repeats_only_the_tables(tmp_path):
 def record(tmp_path_factory) -> tuple[Path, str]:
     """The folder of the models, and the tables of a second call after the results of one model were lost."""
     folder = tmp_path_factory.mktemp("record")
-    command = ["bash", "recipes/multi30k_tiny.sh", "sample_dataset", str(folder), *SMALL.split()]
+    data = folder / "data"
+    data.mkdir()
+    for split, count in {"train": 300, "validation": 5, "test": 5}.items():
+        lines = (ROOT / "sample_dataset" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        (data / f"{split}.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
+    command = ["bash", "recipes/multi30k_tiny.sh", str(data), str(folder), *SMALL.split()]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path, "ACCELERATE_USE_CPU": "true"}
     run = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
@@ -68,6 +73,8 @@ def test_students_learn_from_all_teachers_with_their_tokenizer_and_without_the_t
     folder, _ = record
     recipe = (folder / "student-2" / "recipe.yaml").read_text(encoding="utf-8")
     assert re.findall(r"published-\d", recipe) == ["published-1", "published-2", "published-3"]
+    assert len((folder / "translations.txt").read_text(encoding="utf-8").splitlines()) == 300
+    assert "translations.txt" in recipe
     tokenizers = {(folder / name / "tokenizer.json").read_text() for name in ("published-1", "student-1", "student-2")}
     assert len(tokenizers) == 1
     assert "test_bleu" not in json.loads((folder / "student-2" / "all_results.json").read_text())

@@ -121,6 +121,8 @@ def check_options(options: argparse.Namespace):
         raise UserError("--model and --comet need the texts that are translated; give --sources too.")
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
+    if options.tune and options.dataset_name and options.split == "test":
+        raise UserError("--tune must not use the test split, which would overrate the model; give another --split.")
     if options.tune and any(getattr(options, name) is not None for name in GENERATION):
         raise UserError(f"--tune cannot use these; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
     if options.output and (options.output / "results.json").exists():

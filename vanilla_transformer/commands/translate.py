@@ -1,4 +1,4 @@
-"""Translate standard input to standard output, line by line, in UTF-8. Empty lines stay empty."""
+"""Translate standard input to standard output, line by line, in UTF-8. Empty lines stay empty, or have no n best."""
 
 import argparse
 import sys
