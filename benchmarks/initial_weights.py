@@ -71,6 +71,14 @@ def deepnorm(model: nn.Module):
         nn.init.xavier_uniform_(module.weight, gain=gain)
 
 
+def exact_dropout(model: nn.Module):
+    """Xavier by 0.5, and dropout at its exact probability, where ours on a CPU is the nearest multiple of 1/256."""
+    xavier(model, scale=lambda layer: 0.5)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.forward = partial(nn.Dropout.forward, module)
+
+
 def linears(model: nn.Module) -> list[tuple[str, nn.Linear]]:
     """The linear modules of all layers; the output projection is the embedding matrix."""
     return [(name, one) for name, one in model.named_modules() if isinstance(one, nn.Linear) and ".layers." in name]
@@ -91,6 +99,7 @@ MATRICES = {
     "xavier, all but q k by 0.5": partial(xavier, v=0.5, out=0.5, ffn=0.5),
     "xavier by 0.7": partial(xavier, scale=lambda layer: 0.7),
     "xavier by 0.5": partial(xavier, scale=lambda layer: 0.5),
+    "xavier by 0.5, exact dropout": exact_dropout,
     "xavier by 0.35": partial(xavier, scale=lambda layer: 0.35),
     "xavier by 0.25": partial(xavier, scale=lambda layer: 0.25),
     "torch": torch_default,
