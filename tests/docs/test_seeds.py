@@ -248,7 +248,7 @@ KNOWN = ("floor", "uniform", "positions", "embeddings", "by_length_5", "ended", 
 KINDS = dict.fromkeys(KNOWN, "known") | dict.fromkeys(("exact", "copied"), "share")
 
 
-def say(what: str, **numbers: float):
+def assert_on_page(what: str, **numbers: float):
     """Prints a line of numbers and compares it with the page.
 
     What can be computed must agree to the last digit, and is not undercut by the loss. Training differs between CPUs:
@@ -318,8 +318,8 @@ def scaled_by_length(model):
 def test_decoder_that_does_not_see_the_source_stays_above_a_floor():
     """Nothing tells it which of the two rows to begin: 2 ln 2 nats for 10 tokens."""
     (_, right), (_, wrong), floor = memorize(), memorize(blind), 2 * math.log(2) / 10
-    say("two rows, as it is", step_0=right[0], step_100=right[100])
-    say("two rows, no encoder", step_0=wrong[0], step_100=wrong[100], floor=floor)
+    assert_on_page("two rows, as it is", step_0=right[0], step_100=right[100])
+    assert_on_page("two rows, no encoder", step_0=wrong[0], step_100=wrong[100], floor=floor)
     assert right[100] <= 0.0025 and floor < wrong[100] < floor + 0.01
 
 
@@ -341,7 +341,7 @@ def test_low_loss_can_be_reached_without_the_source(name, change, inputs):
     assert torch.equal(one.logits, other.logits)  # whatever the source
     written = model.generate(TWO_ROWS, max_new_tokens=5, do_sample=False, use_cache=False)[:, 1:]
     copied = (written == TWO_ROWS).all(dim=1).float().mean().item()
-    say(f"two rows, {name}", step_100=losses[100], copied=copied)
+    assert_on_page(f"two rows, {name}", step_100=losses[100], copied=copied)
     assert torch.equal(written[0], written[1]) and losses[100] <= 0.0035 and copied == 0
 
 
@@ -514,7 +514,7 @@ MEASURED = {  # line of the page: its numbers
 @pytest.mark.slow
 @pytest.mark.parametrize("line", MEASURED)
 def test_line_of_the_page_is_measured_again(line):
-    say(line, **MEASURED[line]())
+    assert_on_page(line, **MEASURED[line]())
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Translate standard input to standard output, line by line, in UTF-8. Empty lines stay empty, or have no n best."""
+"""Translate standard input to standard output, line by line, in UTF-8.
+
+Empty lines stay empty; with --n_best, nothing is written for them.
+"""
 
 import argparse
 import sys

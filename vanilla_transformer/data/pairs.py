@@ -340,6 +340,7 @@ def tokenize_pairs(
     """
 
     def encode(batch: dict) -> dict:
+        """Token ids and lengths of the pairs that are within the limits."""
         columns = dict(batch) | tokenizer(
             batch["source"], text_target=batch["target"], return_attention_mask=False, verbose=False
         )

@@ -51,6 +51,7 @@ def add_soft_targets(
     collate = PairCollator(tokenizer)
 
     def read(columns: dict) -> dict:
+        """The soft targets of a batch of pairs, read by the teachers in smaller batches of similar length."""
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {name: [None] * len(rows) for name in SOFT_TARGETS}
         lengths = (np.array(columns[name]) for name in ("source_length", "target_length"))
