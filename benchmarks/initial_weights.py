@@ -1,11 +1,13 @@
 """How the initial weights change the first few million tokens of training: validation loss and BLEU, by seed.
 
-python benchmarks/initial_weights.py --data ../multi30k_tok --output outputs/initial_weights --max_steps 750
+python benchmarks/initial_weights.py --data ../multi30k_tok --output outputs/initial_weights --size tiny
+python benchmarks/initial_weights.py --data ../multi30k_tok --output outputs/initial_weights --size quick \\
+    --matrices ours --variants "" "--max_grad_norm 25" "--warmup_steps 75"
 
 Each run is one of train.py, in a process of its own, whose weights are drawn again before the first step; everything
-else, the batches and the dropout included, is the same. Options that are not listed below go to train.py. A run that
-has its results is not repeated, so the script can be stopped and started again. Writes a table and a picture into the
-output directory.
+else, the batches and the dropout included, is the same. A run that has its results is not repeated, so the script can
+be stopped and started again, and several calls can share an output directory. `--results` also writes a page with a
+table and a picture of all runs that were asked for.
 """
 
 import argparse
@@ -15,11 +17,11 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from datetime import date
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import report
 import torch
 from matplotlib.figure import Figure
@@ -27,15 +29,19 @@ from torch import nn
 
 REPOSITORY = Path(__file__).parents[1]
 TINY = (
-    "--d_model 128 --encoder_layers 4 --decoder_layers 4 --encoder_attention_heads 4 --decoder_attention_heads 4 "
-    "--encoder_ffn_dim 256 --decoder_ffn_dim 256 "
+    "--vocab_size 10000 --d_model 128 --encoder_layers 4 --decoder_layers 4 --encoder_attention_heads 4 "
+    "--decoder_attention_heads 4 --encoder_ffn_dim 256 --decoder_ffn_dim 256 --bleu_tokenize none "
 )
+# Options of train.py. Tiny and small are evaluated after about 5 and 10 million target tokens of Multi30k.
 SIZES = {
-    "quick": TINY + "--dropout 0.1 --per_device_train_max_tokens 2048 --learning_rate 3e-3 --warmup_steps 150",
-    "tiny": TINY + "--dropout 0.3 --gradient_accumulation_steps 2 --learning_rate 5e-3 --warmup_steps 800",
-    "small": "--d_model 256 --encoder_layers 3 --decoder_layers 3 --encoder_attention_heads 4 "
-    "--decoder_attention_heads 4 --encoder_ffn_dim 1024 --decoder_ffn_dim 1024 --dropout 0.2 --learning_rate 2e-3 "
-    "--warmup_steps 600",
+    "quick": TINY + "--dropout 0.1 --per_device_train_max_tokens 2048 --learning_rate 3e-3 --warmup_steps 150 "
+    "--max_steps 200 --max_eval_samples 100",
+    "tiny": TINY + "--dropout 0.3 --gradient_accumulation_steps 2 --learning_rate 5e-3 --warmup_steps 800 "
+    "--max_steps 1310 --eval_steps 655",
+    "small": "--vocab_size 10000 --d_model 256 --encoder_layers 3 --decoder_layers 3 --encoder_attention_heads 4 "
+    "--decoder_attention_heads 4 --encoder_ffn_dim 1024 --decoder_ffn_dim 1024 --bleu_tokenize none --dropout 0.2 "
+    "--learning_rate 2e-3 --warmup_steps 600 --max_steps 2620 --eval_steps 1310",
+    "sample": "--config recipes/sample.yaml",
 }
 
 # ------------------------------------------------------------------------------------------------- initial weights
@@ -72,8 +78,7 @@ def deepnorm(model: nn.Module):
 
 
 def exact_dropout(model: nn.Module):
-    """Xavier by 0.5, and dropout at its exact probability, where ours on a CPU is the nearest multiple of 1/256."""
-    xavier(model, scale=lambda layer: 0.5)
+    """Our matrices, and dropout at its exact probability, where ours on a CPU is the nearest multiple of 1/256."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.forward = partial(nn.Dropout.forward, module)
@@ -89,6 +94,8 @@ def layer_of(name: str) -> int:
 
 
 MATRICES = {
+    "ours": lambda model: None,  # as `_init_weights` drew them: Xavier by 1/sqrt(layers)
+    "ours, exact dropout": exact_dropout,
     "xavier": xavier,
     "xavier, q k v by 1/sqrt(2)": partial(xavier, qk=2**-0.5, v=2**-0.5),  # fairseq
     "xavier, q k by 0.5": partial(xavier, qk=0.5),
@@ -99,7 +106,6 @@ MATRICES = {
     "xavier, all but q k by 0.5": partial(xavier, v=0.5, out=0.5, ffn=0.5),
     "xavier by 0.7": partial(xavier, scale=lambda layer: 0.7),
     "xavier by 0.5": partial(xavier, scale=lambda layer: 0.5),
-    "xavier by 0.5, exact dropout": exact_dropout,
     "xavier by 0.35": partial(xavier, scale=lambda layer: 0.35),
     "xavier by 0.25": partial(xavier, scale=lambda layer: 0.25),
     "torch": torch_default,
@@ -141,88 +147,101 @@ def train_one(matrices: str, embeddings: float, argv: list[str]):
         train.main()
 
 
-def run_all(options: argparse.Namespace, others: list[str]) -> dict[tuple[str, float], list[dict]]:
-    """Trains with each key of MATRICES, standard deviation of embeddings and seed, unless that run has its results.
+def run_all(options: argparse.Namespace) -> dict[tuple[str, float, str], list[dict]]:
+    """Trains with each kind of matrices, of embeddings and of further options, and each seed.
 
-    Returns what [`read_run`] does for each seed, by key and standard deviation.
+    Returns what [`read_run`] does for each seed, by the other three. Skips a run that has its results.
     """
-    runs: dict[tuple[str, float], list[dict]] = {}
-    for seed, matrices, embeddings in itertools.product(options.seeds, options.matrices, options.embeddings):
-        name = "-".join([options.size, matrices, str(embeddings), *others, str(seed)])
+    runs: dict[tuple[str, float, str], list[dict]] = {}
+    kinds = itertools.product(options.matrices, options.embeddings, options.variants)
+    for seed, kind in itertools.product(options.seeds, list(kinds)):
+        matrices, embeddings, variant = kind
+        name = "-".join([options.size, matrices, str(embeddings), variant, str(seed)])
         output_dir = options.output.resolve() / re.sub(r"[^\w.]+", "-", name)
         if not (output_dir / "all_results.json").exists():
-            print(f"{name} ...", flush=True)
-            argv = ["--dataset_name", str(Path(options.data).resolve()), "--source_lang", "en", "--target_lang", "de"]
-            argv += ["--vocab_size", "10000", *SIZES[options.size].split(), "--seed", str(seed)]
-            argv += ["--max_steps", str(options.max_steps), "--eval_steps", str(options.eval_steps)]
-            argv += ["--bleu_tokenize", "none", "--logging_steps", "5", "--output_dir", str(output_dir), *others]
-            if any(output_dir.glob("checkpoint-*")):
-                argv.append("--resume_from_checkpoint")
+            argv = [*SIZES[options.size].split(), "--dataset_name", str(Path(options.data).resolve())]
+            argv += f"--source_lang en --target_lang de --seed {seed} --max_predict_samples 50".split()
+            argv += "--logging_steps 5 --save_steps 200 --save_total_limit 1 --resume_from_checkpoint".split()
+            argv += ["--output_dir", str(output_dir), *variant.split()]
             command = [sys.executable, __file__, "--one", matrices, str(embeddings), *argv]
             done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
             if done.returncode:
                 sys.exit(done.stderr[-2000:])
         run = read_run(output_dir)
-        print(f"{name}: validation loss {run['loss']:.3f}, BLEU {run['bleu']:.2f}", flush=True)
-        runs.setdefault((matrices, embeddings), []).append(run)
+        print(f"{name}: validation loss {run['losses'][-1]:.3f}, BLEU {run['bleus'][-1]:.2f}", flush=True)
+        runs.setdefault(kind, []).append(run)
     return runs
 
 
 def read_run(output_dir: Path) -> dict:
-    """The final validation loss and BLEU of a run, its target tokens, and its training curve as (step, loss)."""
+    """The steps of the evaluations of a run, their losses and BLEU, and its training curve as (step, loss)."""
     results = json.loads((output_dir / "all_results.json").read_text(encoding="utf-8"))
     newest = max(output_dir.glob("checkpoint-*"), key=lambda path: int(path.name.removeprefix("checkpoint-")))
     history = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))["history"]
+    evaluations = [entry for entry in history if "eval_loss" in entry and entry["step"] < results["train_steps"]]
+    evaluations.append(results | {"step": results["train_steps"]})
     return {
-        "loss": results["eval_loss"],
-        "bleu": results["eval_bleu"],
+        "steps": [entry["step"] for entry in evaluations],
+        "losses": [entry["eval_loss"] for entry in evaluations],
+        "bleus": [entry["eval_bleu"] for entry in evaluations],
         "tokens": results["train_target_tokens"],
         "curve": [(entry["step"], entry["loss"]) for entry in history if "loss" in entry],
     }
 
 
-def write_page(options: argparse.Namespace, runs: dict[tuple[str, float], list[dict]]):
-    """A table of all runs, and a picture of the mean training loss for each kind of initial weights."""
+def write_page(options: argparse.Namespace, runs: dict[tuple[str, float, str], list[dict]]):
+    """A table of all runs, the lowest validation loss first, and a picture of their training losses."""
+    steps = next(iter(runs.values()))[0]["steps"]
+    columns = ["matrices", "embeddings", "options"]
+    columns += [f"{score} after {step}" for step in steps for score in ("loss", "BLEU")]
     rows = []
-    for (matrices, embeddings), found in sorted(runs.items(), key=lambda item: mean(item[1], "loss")):
-        cells = [", ".join(f"{run[key]:.{digits}f}" for run in found) for key, digits in [("loss", 3), ("bleu", 2)]]
-        rows.append([matrices, str(embeddings or "1/sqrt(d)"), cells[0], cells[1], f"{mean(found, 'bleu'):.2f}"])
-    title = f"Initial weights, {options.size}, {options.max_steps} steps"
+    for kind, found in sorted(runs.items(), key=lambda item: statistics.mean(run["losses"][-1] for run in item[1])):
+        row = [kind[0], str(kind[1] or "1/sqrt(d)"), kind[2]]
+        for number in range(len(steps)):
+            row.append(mean_and_deviation([run["losses"][number] for run in found], 3))
+            row.append(mean_and_deviation([run["bleus"][number] for run in found], 2))
+        rows.append(row)
+    tokens = statistics.mean(run["tokens"] for found in runs.values() for run in found)
+    title, picture = f"Initial weights, {options.size}", f"initial_weights-{options.size}-{date.today()}.png"
     page = report.heading(title, ["torch"])
-    tokens = mean(itertools.chain.from_iterable(runs.values()), "tokens")
-    page += ["", f"Seeds {', '.join(map(str, options.seeds))}; {tokens / 1e6:.1f} million target tokens each.", ""]
-    columns = ["matrices", "embeddings", "validation loss", "BLEU", "mean BLEU"]
-    page += [*report.table(columns, rows), "", f"![training loss]({options.size}.png)"]
-    (options.output / f"{options.size}.md").write_text("\n".join([*page, ""]), encoding="utf-8")
+    page += ["", f"Mean and standard deviation of the seeds {', '.join(map(str, options.seeds))}, on the validation "]
+    page[-1] += f"split, greedily. A run trains on {tokens / 1e6:.1f} million target tokens with "
+    page[-1] += f"`{SIZES[options.size]}`."
+    page += ["", *report.table(columns, rows), "", f"![training loss]({picture})"]
+    report.write(options, f"initial_weights-{options.size}", page)
     figure = Figure(figsize=(8, 5), layout="constrained")
     axis = figure.subplots()
-    for (matrices, embeddings), found in runs.items():
-        steps = [step for step, _ in found[0]["curve"]]
-        losses = np.mean([[loss for _, loss in run["curve"]] for run in found], axis=0)
-        axis.plot(steps, losses, label=f"{matrices}, embeddings {embeddings or '1/sqrt(d)'}")
+    for number, ((matrices, embeddings, variant), found) in enumerate(runs.items()):
+        label = f"{matrices}, embeddings {embeddings or '1/sqrt(d)'} {variant}"
+        for run in found:
+            axis.plot(*zip(*run["curve"], strict=True), color=f"C{number}", lw=0.8, label=label)
+            label = None
     axis.set(title=title, xlabel="step", ylabel="training loss (nats per target token)")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    figure.savefig(options.output / f"{options.size}.png", dpi=110)
+    figure.savefig(options.results / picture, dpi=110)
 
 
-def mean(runs: Iterable[dict], key: str) -> float:
-    return statistics.mean(run[key] for run in runs)
+def mean_and_deviation(scores: list[float], digits: int) -> str:
+    mean = f"{statistics.mean(scores):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(scores):.{digits}f}" if len(scores) > 1 else mean
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="English and German, a dataset directory")
-    parser.add_argument("--output", required=True, type=Path, help="where the runs are kept")
-    parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--matrices", nargs="+", choices=MATRICES, default=list(MATRICES), metavar="NAME")
-    parser.add_argument("--embeddings", nargs="+", type=float, default=[0.0, 0.02], help="0: 1 / sqrt(d_model)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--max_steps", type=int, default=750)
-    parser.add_argument("--eval_steps", type=int, default=375)
-    options, others = parser.parse_known_args()  # others are options of train.py
-    options.output.mkdir(parents=True, exist_ok=True)
-    write_page(options, run_all(options, others))
+    add = parser.add_argument
+    add("--data", required=True, help="English and German, a dataset directory")
+    add("--output", required=True, type=Path, help="where the runs are kept")
+    add("--size", choices=SIZES, default="tiny")
+    add("--matrices", nargs="+", choices=MATRICES, default=["ours", "xavier", "torch"], metavar="NAME")
+    add("--embeddings", nargs="+", type=float, default=[0.0], help="standard deviation; 0: 1 / sqrt(d_model)")
+    add("--variants", nargs="+", default=[""], metavar="OPTIONS", help="options of train.py, several in one string")
+    add("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    add("--results", type=Path, help="where the page is written (default: no page)")
+    options = parser.parse_args()
+    runs = run_all(options)
+    if options.results:
+        write_page(options, runs)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,32 @@ def test_quality_has_a_row_for_any_system(script, tmp_path, capsys):
     script("quality").main([str(tmp_path)])
     rows = capsys.readouterr().out.split("\n\n")[1].splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == ["1" * 12, "2" * 12, "3" * 12]
+
+
+# ---------------------------------------------------------------------------------------------------- initial weights
+
+
+@pytest.mark.slow
+def test_initial_weights_are_compared_by_runs_that_are_not_repeated(tmp_path):
+    size = "--vocab_size 300 --d_model 16 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_train_samples 400"
+    short = f"{size} --max_steps 2 --warmup_steps 1 --eval_steps 1 --logging_steps 1 --max_eval_samples 3"
+    command = ["benchmarks/initial_weights.py", "--data", "sample_dataset", "--size", "sample", "--seeds", "1"]
+    command += ["--matrices", "ours", "xavier", "--variants", short, f"{short} --max_grad_norm 0.01"]
+    command += ["--output", str(tmp_path / "runs"), "--results", str(tmp_path / "pages")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    call = partial(subprocess.run, [sys.executable, *command], cwd=ROOT, env=environment, check=True)
+    call()
+    models = list((tmp_path / "runs").glob("*/model.safetensors"))
+    written = [model.stat().st_mtime for model in models]
+    assert len(models) == len({model.read_bytes() for model in models}) == 4
+    call()
+    assert written == [model.stat().st_mtime for model in models]
+    (page,), (picture,) = (tmp_path / "pages").glob("*.md"), (tmp_path / "pages").glob("*.png")
+    rows = rows_of(page)[1:]
+    assert {(row[0], row[2]) for row in rows} == {
+        (matrices, options) for matrices in ("ours", "xavier") for options in (short, f"{short} --max_grad_norm 0.01")
+    }
+    assert all(number(row[column]) > 0 for row in rows for column in (3, 5)) and picture.name in page.read_text()
 
 
 # -------------------------------------------------------------------------------------------------------------- scale
