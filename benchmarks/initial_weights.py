@@ -159,10 +159,10 @@ def run_all(options: argparse.Namespace) -> dict[tuple[str, float, str], list[di
         name = "-".join([options.size, matrices, str(embeddings), variant, str(seed)])
         output_dir = options.output.resolve() / re.sub(r"[^\w.]+", "-", name)
         if not (output_dir / "all_results.json").exists():
+            others = f"--source_lang en --target_lang de --seed {seed} --max_predict_samples 50 --logging_steps 5 "
+            others += f"--save_steps 200 --save_total_limit 1 --resume_from_checkpoint {variant}"
             argv = [*SIZES[options.size].split(), "--dataset_name", str(Path(options.data).resolve())]
-            argv += f"--source_lang en --target_lang de --seed {seed} --max_predict_samples 50".split()
-            argv += "--logging_steps 5 --save_steps 200 --save_total_limit 1 --resume_from_checkpoint".split()
-            argv += ["--output_dir", str(output_dir), *variant.split()]
+            argv += ["--output_dir", str(output_dir), *others.split()]
             command = [sys.executable, __file__, "--one", matrices, str(embeddings), *argv]
             done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
             if done.returncode:
