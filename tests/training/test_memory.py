@@ -110,12 +110,12 @@ def test_measuring_has_no_side_effects(make_model, accelerator):
 
 @pytest.fixture
 def with_memory_for(make_model, accelerator, monkeypatch):
-    """with_memory_for(pairs) -> a model, where a step with so many pairs of 20 tokens takes four fifths of it."""
+    """with_memory_for(pairs) -> a model, where a step with so many pairs of 20 tokens takes all that is usable."""
 
     def make(pairs: float):
         model = make_model()
         needed = estimate(model, training_options(), accelerator, pairs, 20)
-        free = needed / memory.USABLE - 4 * model.num_parameters()  # the weights are there before
+        free = needed / memory.USABLE["cpu"] - 4 * model.num_parameters()  # the weights are there before
         monkeypatch.setattr(memory, "free_memory", lambda accelerator: free)
         return model
 

@@ -13,7 +13,9 @@ from ..translation_vanilla_transformer import cpu_has_bfloat16
 from .distributed import number_of_shards
 from .optimization import compute_loss
 
-USABLE = 0.8  # fraction of the free memory; the rest is for evaluation and what the estimate misses
+# Fraction of the free memory for tensors. The rest is for evaluation and what the estimate misses; on a CPU also for
+# freed memory, of which glibc keeps two to three times what the tensors need at a time (docs/LOG.md).
+USABLE = {"cuda": 0.8, "cpu": 0.25}
 MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
 
 
@@ -90,16 +92,17 @@ def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
 
     `longest` is the number of tokens of its longer side. Raises UserError if not even one such pair fits.
     """
-    free = free_memory(accelerator)
     constant, per_pair = step_bytes(model, args, accelerator, longest)
-    pairs = int(((free + weight_bytes(model)) * USABLE - constant) // per_pair)  # weights are in memory already
+    free = free_memory(accelerator) + weight_bytes(model)  # weights are in memory already
+    usable = free * USABLE.get(accelerator.device.type, 0.8)
+    pairs = int((usable - constant) // per_pair)
     fitting = torch.tensor([pairs * longest], device=accelerator.device)
     budget = min(MAX_TOKENS, int(accelerator.gather(fitting).min()))
     if budget < longest:
         raise UserError(
             f"--per_device_train_max_tokens auto: a step with one pair of {longest} tokens does not fit into the "
-            f"{free / 2**30:.1f} GiB of free memory; lower --max_source_length and --max_target_length, or choose a "
-            "smaller model."
+            f"{usable / 2**30:.1f} GiB that it may use; lower --max_source_length and --max_target_length, or choose "
+            "a smaller model."
         )
     return budget
 

@@ -40,7 +40,8 @@ def dry_run_report(args, model, train, batches, batches_per_step: int, recipe: d
     constant, per_pair = step_bytes(model, args, accelerator, longest)
     needed = constant + per_pair * max(1, args.per_device_train_max_tokens // longest)
     free = free_memory(accelerator) + weight_bytes(model)
-    accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for training")
+    kept = "; on a CPU, a process keeps several times as much" if accelerator.device.type == "cpu" else ""
+    accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for tensors{kept}")
     accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
     accelerator.print("This was a dry run: nothing was trained, and nothing written to --output_dir.")
 
