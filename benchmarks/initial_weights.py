@@ -25,6 +25,7 @@ from pathlib import Path
 import report
 import torch
 from matplotlib.figure import Figure
+from quality import mean_and_deviation
 from torch import nn
 
 REPOSITORY = Path(__file__).parents[1]
@@ -159,6 +160,7 @@ def run_all(options: argparse.Namespace) -> dict[tuple[str, float, str], list[di
         name = "-".join([options.size, matrices, str(embeddings), variant, str(seed)])
         output_dir = options.output.resolve() / re.sub(r"[^\w.]+", "-", name)
         if not (output_dir / "all_results.json").exists():
+            print(f"{name} ...", flush=True)
             others = f"--source_lang en --target_lang de --seed {seed} --max_predict_samples 50 --logging_steps 5 "
             others += f"--save_steps 200 --save_total_limit 1 --resume_from_checkpoint {variant}"
             argv = [*SIZES[options.size].split(), "--dataset_name", str(Path(options.data).resolve())]
@@ -199,7 +201,7 @@ def write_page(options: argparse.Namespace, runs: dict[tuple[str, float, str], l
         row = [kind[0], str(kind[1] or "1/sqrt(d)"), kind[2]]
         for number in range(len(steps)):
             row.append(mean_and_deviation([run["losses"][number] for run in found], 3))
-            row.append(mean_and_deviation([run["bleus"][number] for run in found], 2))
+            row.append(mean_and_deviation([run["bleus"][number] for run in found]))
         rows.append(row)
     tokens = statistics.mean(run["tokens"] for found in runs.values() for run in found)
     title, picture = f"Initial weights, {options.size}", f"initial_weights-{options.size}-{date.today()}.png"
@@ -220,11 +222,6 @@ def write_page(options: argparse.Namespace, runs: dict[tuple[str, float, str], l
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.savefig(options.results / picture, dpi=110)
-
-
-def mean_and_deviation(scores: list[float], digits: int) -> str:
-    mean = f"{statistics.mean(scores):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(scores):.{digits}f}" if len(scores) > 1 else mean
 
 
 def main():

@@ -111,9 +111,9 @@ def system_of(name: str) -> str:
     return systems[0] if len(systems) == 1 else f"{systems[0]}, ensemble of {len(systems)}"
 
 
-def mean_and_deviation(scores: list[float]) -> str:
-    mean = f"{statistics.mean(scores):.2f}"
-    return f"{mean} ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else mean
+def mean_and_deviation(scores: list[float], digits: int = 2) -> str:
+    mean = f"{statistics.mean(scores):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(scores):.{digits}f}" if len(scores) > 1 else mean
 
 
 if __name__ == "__main__":

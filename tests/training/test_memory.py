@@ -115,7 +115,7 @@ def with_memory_for(make_model, accelerator, monkeypatch):
     def make(pairs: float):
         model = make_model()
         needed = estimate(model, training_options(), accelerator, pairs, 20)
-        free = needed / memory.USABLE["cpu"] - 4 * model.num_parameters()  # the weights are there before
+        free = needed / memory.USABLE_ON_CPU - 4 * model.num_parameters()  # the weights are there before
         monkeypatch.setattr(memory, "free_memory", lambda accelerator: free)
         return model
 

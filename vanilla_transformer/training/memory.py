@@ -13,9 +13,8 @@ from ..translation_vanilla_transformer import cpu_has_bfloat16
 from .distributed import number_of_shards
 from .optimization import compute_loss
 
-# Fraction of the free memory for tensors. The rest is for evaluation and what the estimate misses; on a CPU also for
-# freed memory, of which glibc keeps two to three times what the tensors need at a time (docs/LOG.md).
-USABLE = {"cuda": 0.8, "cpu": 0.25}
+USABLE = 0.8  # fraction of the free memory; the rest is for evaluation and what the estimate misses
+USABLE_ON_CPU = 0.25  # and for freed memory, of which glibc keeps several times what the tensors need (docs/LOG.md)
 MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
 
 
@@ -94,7 +93,7 @@ def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
     """
     constant, per_pair = step_bytes(model, args, accelerator, longest)
     free = free_memory(accelerator) + weight_bytes(model)  # weights are in memory already
-    usable = free * USABLE.get(accelerator.device.type, 0.8)
+    usable = free * (USABLE_ON_CPU if accelerator.device.type == "cpu" else USABLE)
     pairs = int((usable - constant) // per_pair)
     fitting = torch.tensor([pairs * longest], device=accelerator.device)
     budget = min(MAX_TOKENS, int(accelerator.gather(fitting).min()))
