@@ -598,14 +598,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         use_cache: bool | None = None,
         num_items_in_batch: int | Tensor | None = None,
         output_logits: bool | None = None,
+        soft_targets: tuple | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput:
         """Source ids (B,S) and target ids (B,T) -> `logits` (B,T,V), and `loss` if `labels` are given.
 
         `labels` (B,T) are the target tokens, -100 where nothing is predicted. Without target ids, the decoder reads
-        the labels shifted right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch` and
-        `label_smoothing`. The loss needs no logits: with `output_logits=False`, the default in training with labels,
-        they are None.
+        the labels shifted right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch`,
+        `soft_targets` and `label_smoothing`. The loss needs no logits: with `output_logits=False`, the default in
+        training with labels, they are None.
         """
         # Not a named parameter: Trainer would look for it in the dataset, as for every name with "label" in it.
         smoothing = kwargs.pop("label_smoothing", 0.0)
@@ -623,12 +624,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             use_cache=use_cache if labels is None else False,
             **kwargs,
         )
-        hidden = outputs.last_hidden_state
-        loss, logits = None, None
+        hidden, loss, logits = outputs.last_hidden_state, None, None
         if labels is None or (not self.training if output_logits is None else output_logits):
             logits = self.lm_head(hidden)  # (B,T,V)
         if labels is not None:
-            loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, smoothing, num_items_in_batch, logits)
+            options = (smoothing, num_items_in_batch, logits, soft_targets)
+            loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, *options)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 

@@ -374,6 +374,26 @@ def test_chunked_loss_and_gradients_equal_the_closed_form(chunks, bias, num_item
         assert_close(tensor.grad.double(), exact.grad, 1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("has_logits", [False, True])
+def test_distillation_in_chunks_equals_the_closed_form(chunks, has_logits, temperature):
+    """Hinton et al. (2015), section 2, with a smoothed label whose token is also one of the teachers'."""
+    hidden, lm_head = torch.randn(3, 5, 16, requires_grad=True), randomise(nn.Linear(16, 37))
+    soft = torch.randn(3, 5, 37).softmax(dim=-1)
+    tokens = soft.argsort()
+    soft_targets = (tokens, soft.gather(-1, tokens), 0.3, temperature)
+    logits = lm_head(hidden) if has_logits else None
+    ours = label_smoothed_cross_entropy(hidden, lm_head, LABELS, 0.1, 11, logits, soft_targets)
+    logits = lm_head(hidden).double()
+    predicted = (logits / temperature).log_softmax(-1)
+    theirs = -0.3 * temperature**2 * (soft * predicted)[LABELS != -100].sum() / 11
+    theirs = theirs + 0.7 * closed_form(logits, LABELS, 0.1, 11)
+    assert_close(ours.double(), theirs, 1e-6)
+    inputs = [hidden, *lm_head.parameters()]
+    for found, expected in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True):
+        assert_close(found, expected, 1e-6)
+
+
 @pytest.mark.parametrize("needs_grad", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_loss_operator_passes_opcheck(bias, needs_grad):
@@ -382,8 +402,9 @@ def test_loss_operator_passes_opcheck(bias, needs_grad):
         torch.randn(size, requires_grad=needs_grad) if size else None
         for size in [(3, 5, 16), (37, 16), bias and (37,)]
     )
-    options = (LABELS, 0.1, torch.float32, needs_grad)
-    torch.library.opcheck(loss_module.chunked_cross_entropy, (hidden, weight, bias, *options))
+    targets = (LABELS != -100, LABELS[..., None].repeat(1, 1, 3), torch.full((3, 5, 3), 0.3), 0.1)
+    arguments = (hidden, weight, bias, *targets, torch.float32, needs_grad)
+    torch.library.opcheck(loss_module.chunked_cross_entropy, arguments)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

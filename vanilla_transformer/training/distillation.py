@@ -2,7 +2,7 @@
 
 Teachers read each training pair once, before training. Soft targets are the mean of their predicted distributions. The
 `top_k` most probable tokens at each target position are kept with their probabilities, as two more columns of the
-training pairs. The loss is in optimization.py.
+training pairs. The loss is in loss_vanilla_transformer.py.
 """
 
 from pathlib import Path

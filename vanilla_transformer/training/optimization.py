@@ -1,6 +1,6 @@
-"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, distillation, R-Drop, gradient clipping.
+"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, R-Drop, gradient clipping.
 
-The loss itself is in loss_vanilla_transformer.py; the step (section 5.3) is in the loop of train.py.
+Cross-entropy and distillation are in loss_vanilla_transformer.py; the step (section 5.3) is in the loop of train.py.
 """
 
 import math
@@ -82,23 +82,23 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
     `num_tokens` counts the target tokens of the whole optimizer step, so that the losses of its batches add up. With
     `--teacher`, a share of the loss is distillation. With `--r_drop_alpha`, it is half the loss of R-Drop (Liang et
     al., 2021, Equation 4): each pair is read twice with different dropout, and `alpha` / 2 times the mean of both KL
-    divergences is added to the mean loss. Both options need the logits of the batch, which the plain loss never holds.
+    divergences is added to the mean loss. R-Drop needs the logits of the batch, which other losses never hold.
     """
-    smoothing = args.label_smoothing_factor
-    if not (args.teacher or args.r_drop_alpha):
-        return model(**batch, label_smoothing=smoothing, num_items_in_batch=num_tokens).loss
-    passes = 2 if args.r_drop_alpha else 1
-    batch = {name: torch.cat([tensor] * passes) for name, tensor in batch.items()}
-    kept = batch["labels"] != -100
-    soft_targets = [batch.pop(name)[kept] for name in SOFT_TARGETS if name in batch]
-    outputs = model(**batch, label_smoothing=smoothing, num_items_in_batch=passes * num_tokens, output_logits=True)
-    loss, logits = outputs.loss, outputs.logits[kept].float()  # (), (N,V)
-    if args.teacher:
-        soft_loss = distillation_loss(logits, *soft_targets, args.distillation_temperature) / (passes * num_tokens)
-        loss = (1 - args.distillation_weight) * loss + args.distillation_weight * soft_loss
     if args.r_drop_alpha:
-        loss = loss + args.r_drop_alpha / 2 * symmetric_divergence(*logits.chunk(2)) / num_tokens
-    return loss
+        batch = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
+        num_tokens = 2 * num_tokens
+    inputs = {name: tensor for name, tensor in batch.items() if name not in SOFT_TARGETS}
+    if args.teacher:
+        tokens, probabilities = (batch[name] for name in SOFT_TARGETS)
+        temperature = args.distillation_temperature
+        softened = functional.normalize(probabilities ** (1 / temperature), p=1, dim=-1)  # the rest of V gets 0
+        inputs["soft_targets"] = (tokens, softened, args.distillation_weight, temperature)
+    inputs |= {"label_smoothing": args.label_smoothing_factor, "num_items_in_batch": num_tokens}
+    outputs = model(**inputs, output_logits=bool(args.r_drop_alpha))
+    if not args.r_drop_alpha:
+        return outputs.loss
+    logits = outputs.logits[batch["labels"] != -100].float()  # (N,V)
+    return outputs.loss + args.r_drop_alpha * symmetric_divergence(*logits.chunk(2)) / num_tokens
 
 
 def lowest_loss(args, vocab_size: int) -> float | None:
@@ -108,21 +108,6 @@ def lowest_loss(args, vocab_size: int) -> float | None:
     targets = torch.full((vocab_size,), args.label_smoothing_factor / vocab_size)
     targets[0] += 1 - args.label_smoothing_factor
     return torch.special.entr(targets).sum().item()
-
-
-def distillation_loss(
-    logits: torch.Tensor, tokens: torch.Tensor, probabilities: torch.Tensor, temperature: float
-) -> torch.Tensor:
-    """Cross-entropy of the student against the teachers' top k tokens at temperature T, times T^2; summed over N, ().
-
-    As in Hinton et al. (2015, section 2). The teachers' `probabilities` (N,k) of the `tokens` (N,k) become p^(1/T),
-    divided by their sum: all other tokens get 0. The student's `logits` (N,V) are divided by T, which shrinks the
-    gradients by about T^2; the factor makes up for it.
-    """
-    targets = probabilities ** (1 / temperature)
-    targets = targets / targets.sum(dim=-1, keepdim=True)
-    predicted = (logits / temperature).log_softmax(dim=-1).gather(-1, tokens)  # (N,k)
-    return -(temperature**2) * (targets * predicted).sum()
 
 
 def symmetric_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
