@@ -3,12 +3,11 @@
 Each is written to a temporary folder and renamed, so that a killed run leaves only complete ones.
 """
 
-import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.pairs import fingerprint
-from ..errors import UserError, one_line
+from ..errors import UserError, explaining, one_line
 from .distributed import copy_weights, run_on_main
 from .state import TrainerState, Triggers
 
@@ -71,14 +70,10 @@ def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: Train
     run_on_main(accelerator, write)
 
 
-@contextlib.contextmanager
-def reading(checkpoint: Path) -> Iterator[None]:
+def reading(checkpoint: Path) -> AbstractContextManager:
     """Turns the error of a missing, damaged or foreign file of a checkpoint into a UserError."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        reason = one_line(error).rstrip(".")
-        raise UserError(f"{checkpoint} cannot be read: {reason}; delete it to resume from an older one.") from error
+    message = f"{checkpoint} cannot be read; delete it to resume from an older one"
+    return explaining(message, OSError, ValueError, TypeError, KeyError, SafetensorError)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
