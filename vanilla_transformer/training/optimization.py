@@ -65,15 +65,11 @@ def seed_batch(seed: int, batch_number: int):
 
 def count_tokens(batches: list[dict], accelerator: Accelerator) -> torch.Tensor:
     """Token counts (3,) of these batches on all processes: target, source, and both sides including padding."""
-    counts = [
-        (
-            (batch["labels"] != -100).sum(),
-            batch["attention_mask"].sum(),
-            batch["input_ids"].numel() + batch["labels"].numel(),
-        )
-        for batch in batches
-    ]
-    return accelerator.reduce(torch.tensor(counts, dtype=torch.float32).sum(dim=0).to(accelerator.device))
+    counts = torch.zeros(3)
+    for batch in batches:
+        target, source = (batch["labels"] != -100).sum(), batch["attention_mask"].sum()
+        counts += torch.tensor([target, source, batch["input_ids"].numel() + batch["labels"].numel()])
+    return accelerator.reduce(counts.to(accelerator.device))
 
 
 def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, args) -> torch.Tensor:
