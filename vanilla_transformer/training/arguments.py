@@ -307,16 +307,11 @@ def check_conflicts(args: argparse.Namespace):
     if args.streaming and args.max_steps is None:
         raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")
     if args.streaming and args.dataloader_num_workers:
-        raise UserError(
-            "--dataloader_num_workers cannot be used with --streaming, which reads in the training process."
-        )
+        raise UserError("--dataloader_num_workers cannot be used with --streaming; leave it out.")
     if args.distillation_weight > 1:
         raise UserError(f"--distillation_weight is {args.distillation_weight}; it is a share of the loss, at most 1.")
     if args.teacher and (args.streaming or args.bpe_dropout):
-        raise UserError(
-            "--teacher cannot be used with --streaming or --bpe_dropout, since teachers read all pairs once, before "
-            "training."
-        )
+        raise UserError("--teacher cannot be used with --streaming or --bpe_dropout: teachers read every pair once.")
     if args.average_checkpoints_by == "score" and not (args.average_checkpoints and args.eval_steps):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
     if args.tokenizer_name and args.model_name_or_path:
