@@ -118,15 +118,9 @@ class TrainingOptions:
         "distill these models (ours or Marian ones, directories or Hub ids, with one vocabulary): the student also "
         "learns the mean of their predicted distributions; it takes the first one's tokenizer",
     )
-    teacher_top_k: int = option(
-        8, "tokens kept of the teachers' distribution at each position; the rest of it is ignored", ge=1
-    )
-    distillation_weight: float = option(
-        0.5, "share of the teachers' distribution in the loss; the rest is the labels', with smoothing", ge=0
-    )
-    distillation_temperature: float = option(
-        1.0, "flattens teachers' and student's distributions in the distillation loss if above 1", ge=0.1
-    )
+    teacher_top_k: int = option(8, "the most probable tokens that are kept of the teachers' distribution", ge=1)
+    distillation_weight: float = option(0.5, "share of the teachers in the loss; the rest is the labels'", ge=0)
+    distillation_temperature: float = option(1.0, "above 1, flattens distributions in the distillation loss", ge=0.1)
     r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
@@ -143,9 +137,7 @@ class TrainingOptions:
         None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights", ge=1
     )
     metric_for_best_model: Literal["bleu", "chrf", "loss"] = option("bleu", "measured on the validation split")
-    on_divergence: Literal["stop", "ignore"] = option(
-        "stop", "when the loss spikes: stop, or ignore it (NaN always stops)"
-    )
+    on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss spikes; NaN always stops")
     num_beams: int = option(1, "beams in evaluation, and the model's default", ge=1)
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
     tune_decoding: bool = option(False, "at the end, choose both by BLEU on the validation split, for the saved model")
