@@ -117,9 +117,8 @@ def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConf
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
             accelerator.print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
     train = splits["train"]
-    tokenizer.model_max_length = (
-        int(lengths_of(train)[0].max()) if isinstance(train, Sized) else args.max_source_length
-    )
+    longest = lengths_of(train)[0].max() if isinstance(train, Sized) else args.max_source_length
+    tokenizer.model_max_length = int(longest)
     return splits
 
 

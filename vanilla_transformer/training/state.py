@@ -101,9 +101,8 @@ class Meter:
         numbers[:, 0] = accelerator.reduce(numbers[:, 0].contiguous())  # each process has the loss of its batches
         numbers = numbers.cpu().double()
         # Summed one by one, so that the result does not depend on where the run was interrupted.
-        for (step, position, learning_rate, _), (loss, tokens, *_, norm) in zip(
-            self.steps, numbers.tolist(), strict=True
-        ):
+        steps = zip(self.steps, numbers.tolist(), strict=True)
+        for (step, position, learning_rate, _), (loss, tokens, *_, norm) in steps:
             if problem := find_problem(state.recent_losses, loss, norm, detect_spikes):
                 raise Diverged(
                     f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
@@ -154,12 +153,11 @@ class Triggers:
     def __init__(self, args, max_steps: int):
         self.args = args
         self.max_steps = max_steps
-        self.wants_best = bool(args.early_stopping_patience) or args.average_checkpoints_by == "score"
 
     def should_evaluate(self, step: int) -> bool:
         """Whether the validation split is due at this step."""
         if step == self.max_steps:
-            return self.wants_best
+            return bool(self.args.early_stopping_patience) or self.args.average_checkpoints_by == "score"
         return step > 0 and bool(self.args.eval_steps) and step % self.args.eval_steps == 0
 
     def should_save(self, step: int) -> bool:
