@@ -115,7 +115,6 @@ def step_of(checkpoint: Path) -> int:
 
 
 def is_in(checkpoint: Path, output_dir: Path) -> bool:
-    """Whether the checkpoint is one of this output directory."""
     return checkpoint.parent.resolve() == output_dir.resolve()
 
 
