@@ -205,7 +205,7 @@ def test_a_missing_extra_is_named(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "vanilla_transformer.demo.app", raising=False)
     error = command_error(capsys, "demo", "--model", folder)
-    assert "the demo needs gradio; run `pip install vanilla-transformer[demo]`" in error
+    assert "the demo needs `pip install vanilla-transformer[demo]`: " in error
 
 
 # Tells on stderr what is looked up or connected to elsewhere.

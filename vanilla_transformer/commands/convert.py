@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
 from ..conversion.native import save_tokenizer, to_native
-from ..errors import UserError, one_line
+from ..errors import UserError, explaining, one_line
 
 FORMS = {
     "vanilla": "this package (the default)",
@@ -90,10 +90,8 @@ def write(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, op
     if options.to == "vanilla":
         model.save_pretrained(output_dir)
         return tokenizer and tokenizer.save_pretrained(output_dir)
-    try:
+    with explaining(f"this form needs `pip install vanilla-transformer[{options.to}]`", ImportError):
         engine = importlib.import_module(f"..conversion.{options.to}", __package__)
-    except ImportError as error:
-        raise ImportError(f"run `pip install vanilla-transformer[{options.to}]` for this form.") from error
     if options.to == "onnx":
         return engine.to_onnx(model, tokenizer, output_dir)
     return engine.to_ctranslate2(model, tokenizer, output_dir, options.quantization)

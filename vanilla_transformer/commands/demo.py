@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..errors import UserError, loading
+from ..errors import explaining, loading
 from ..translation_vanilla_transformer import Translator
 from .options import positive
 
@@ -28,18 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def run(options: argparse.Namespace):
     """Serves the page until Ctrl-C."""
-    try:
+    with explaining("the demo needs `pip install vanilla-transformer[demo]`", ModuleNotFoundError):
         from ..demo.app import launch, make_app
-    except ModuleNotFoundError as error:
-        raise UserError(f"the demo needs {error.name}; run `pip install vanilla-transformer[demo]`.") from error
     app = make_app(*load(options), options.revision)
-    try:
+    place = options.host if options.port is None else f"{options.host}:{options.port}"
+    with explaining(f"cannot serve on {place}; choose another --host or --port", OSError, OverflowError):
         # At a wrong host, Gradio would try a hundred ports, for minutes.
         socket.create_server((options.host, options.port or 0)).close()
         launch(app, server_name=options.host, server_port=options.port)
-    except (OSError, OverflowError) as error:
-        place = options.host if options.port is None else f"{options.host}:{options.port}"
-        raise UserError(f"cannot serve on {place}; choose another --host or --port.") from error
     print(f"Open {app.local_url} in a browser; Ctrl-C stops.", flush=True)
     app.block_thread()
 

@@ -165,11 +165,9 @@ def prepare_output_dir(lock: FileLock, recipe: str):
     Raises UserError if another run is using it.
     """
     output_dir = Path(lock.lock_file).parent
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with explaining(f"Another run is writing to --output_dir {output_dir}; choose another directory", Timeout):
         lock.acquire()
-    except Timeout as error:
-        raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
     for remains in output_dir.glob("checkpoint-*.tmp"):  # of a killed run
         shutil.rmtree(remains, ignore_errors=True)
     (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
