@@ -9,7 +9,6 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..translation_vanilla_transformer import Translator
@@ -18,13 +17,7 @@ from ..translation_vanilla_transformer import Translator
 class GenerateTranslator(Translator):
     """A [`Translator`] for one sequence-to-sequence model of any other kind, which translates with its `generate`."""
 
-    def __init__(
-        self,
-        models: list[PreTrainedModel],
-        tokenizer: PreTrainedTokenizerBase,
-        max_tokens: int = 4096,
-        max_source_length: int | None = None,
-    ):
+    def __init__(self, models, tokenizer, max_tokens: int = 4096, max_source_length: int | None = None):
         self.models, self.tokenizer, self.max_tokens = models, tokenizer, max_tokens
         self.longest_source, self.too_long = max_source_length or tokenizer.model_max_length, "split"
 
