@@ -114,10 +114,6 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def is_in(checkpoint: Path, output_dir: Path) -> bool:
-    return checkpoint.parent.resolve() == output_dir.resolve()
-
-
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """The checkpoints in a directory, oldest first."""
     folders = output_dir.glob("checkpoint-*")
@@ -142,7 +138,7 @@ def resolve_resume_checkpoint(args) -> Path | None:
         checkpoint = Path(name)
         if checkpoint not in list_checkpoints(checkpoint.parent):
             raise UserError(f"--resume_from_checkpoint {name} is not a checkpoint-N folder of train.py.")
-    if checkpoint is not None and is_in(checkpoint, output_dir):
+    if checkpoint is not None and checkpoint.parent.resolve() == output_dir.resolve():
         if checkpoint.name != existing[-1].name:
             raise UserError(
                 f"--resume_from_checkpoint {name} is older than {existing[-1]}; delete the newer checkpoints, or "
@@ -278,7 +274,7 @@ def resume(
         accelerator.scaler.load_state_dict(state.scaler)
     for change in changed.values():
         accelerator.print(f"changed since {checkpoint}: {change}")
-    if not is_in(checkpoint, output_dir) or changed.keys() & SCORING:
+    if checkpoint.parent.resolve() != output_dir.resolve() or changed.keys() & SCORING:
         state.scores_count_from = len(state.history)  # earlier scores are not comparable, or not of this run
     state.settings = settings
     return state
