@@ -46,17 +46,13 @@ def run(options: argparse.Namespace):
         raise UserError("--dictionary and --codes are for a checkpoint of fairseq (.pt); drop them.")
     if options.codes and not options.dictionary:
         raise UserError("--codes need --dictionary; give fairseq's dict.*.txt too.")
-    try:
+    # A damaged file can make the libraries raise anything.
+    with explaining(f"{options.model} cannot be converted", Exception):
         model, tokenizer = load(options)
         output_dir.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
             write(model, tokenizer, Path(temporary) / "model", options)
             (Path(temporary) / "model").rename(output_dir)
-    except Exception as error:  # a damaged file can make the libraries raise anything
-        reason = one_line(error)
-        if "weights_only" in reason:  # torch advises to load it anyway
-            reason = "its pickle holds more than tensors, possibly code, and is not loaded."
-        raise UserError(f"{options.model} cannot be converted: {reason}") from error
     print(f"Saved the model to {output_dir}.")
 
 
