@@ -29,7 +29,7 @@ from .weights import build, interleave, separate
 FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
 decoder_ffn_dim dropout attention_dropout activation_dropout activation_function max_position_embeddings
 scale_embedding use_cache pad_token_id bos_token_id eos_token_id decoder_start_token_id"""
-MIN_POSITIONS = 1024  # rows of a native model's sinusoidal table, which cannot grow
+MIN_POSITIONS = 1024  # rows of the sinusoidal table of a native or exported model, which cannot grow
 
 
 class Family(NamedTuple):

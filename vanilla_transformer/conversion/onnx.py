@@ -24,10 +24,9 @@ from transformers import MarianConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..modeling_vanilla_transformer import LearnedPositions, SinusoidalPositions
-from .native import save_tokenizer
+from .native import MIN_POSITIONS, save_tokenizer
 
 OPSET = 20
-MIN_POSITIONS = 1024  # the table of positions cannot grow once it is exported
 BATCH = Dim("batch_size", max=2**16)
 SOURCE, TARGET, PAST = (Dim(f"{name}_length", max=2**16) for name in ("encoder_sequence", "decoder_sequence", "past"))
 
@@ -70,7 +69,11 @@ def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_d
     model = prepare(model)
     folder = Path(output_dir) / "onnx"
     folder.mkdir(parents=True)
-    save_configs(model, tokenizer, Path(output_dir))
+    save_tokenizer(tokenizer, output_dir)
+    model.generation_config.save_pretrained(output_dir)
+    known = MarianConfig().to_dict().keys() - {"model_type"}
+    fields = {name: value for name, value in model.config.to_dict().items() if name in known}
+    MarianConfig(**fields).save_pretrained(output_dir)
 
     # An example, of which only the number of sentences, the lengths and the values may change.
     source, target = torch.full((3, 7), 1), torch.full((3, 4), 1)
@@ -163,12 +166,3 @@ def branch(name: str, graph: onnx.GraphProto, weights: dict) -> onnx.GraphProto:
     for node in nodes:
         node.input[:] = [names.get(value, value) for value in node.input]
     return helper.make_graph(nodes, name, [], graph.output)
-
-
-def save_configs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: Path):
-    """Saves tokenizer, generation config, and the sizes in a config of Marian."""
-    sizes = {name: value for name, value in model.config.to_dict().items() if name in MarianConfig().to_dict()}
-    sizes.pop("model_type")
-    MarianConfig(**sizes).save_pretrained(output_dir)
-    model.generation_config.save_pretrained(output_dir)
-    save_tokenizer(tokenizer, output_dir)
