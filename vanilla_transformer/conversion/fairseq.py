@@ -77,19 +77,17 @@ def from_fairseq(
                     f"the dictionary has {dictionary_size} tokens, but the {side} has {found} embeddings; give the "
                     "joined dictionary of this model, or, if it has two, convert it without dictionary and tokenizer."
                 )
+    weights.setdefault("lm_head.weight", weights["model.decoder.embed_tokens.weight"])  # if it is tied
     if unknown_pieces:
         append_unknown(weights, unknown_pieces)
+    same = "encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads dropout"
     return convert(
         weights,
         rows=min(options.get(f"max_{side}_positions") or 1024 for side in ("source", "target")),
         norm_first=bool(options["encoder_normalize_before"]),
-        encoder_layers=options["encoder_layers"],
-        decoder_layers=options["decoder_layers"],
-        encoder_attention_heads=options["encoder_attention_heads"],
-        decoder_attention_heads=options["decoder_attention_heads"],
+        **{name: options[name] for name in same.split()},
         encoder_ffn_dim=options["encoder_ffn_embed_dim"],
         decoder_ffn_dim=options["decoder_ffn_embed_dim"],
-        dropout=options["dropout"],
         attention_dropout=options.get("attention_dropout") or 0.0,
         activation_dropout=options.get("activation_dropout") or options.get("relu_dropout") or 0.0,
         activation_function=options.get("activation_fn") or "relu",
@@ -117,7 +115,6 @@ def from_fsmt(model: FSMTForConditionalGeneration) -> VanillaTransformerForCondi
 def convert(weights: dict[str, torch.Tensor], rows: int, **config) -> VanillaTransformerForConditionalGeneration:
     """Builds a model from `weights` under our names. Of each position table, `rows` rows are used."""
     source, target = (weights[f"model.{side}.embed_tokens.weight"] for side in ("encoder", "decoder"))
-    weights.setdefault("lm_head.weight", target)
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
         table = weights.pop(f"{name}s", weights.get(name))  # `weights` in old checkpoints, nothing in new ones
@@ -210,7 +207,6 @@ def read_codes(codes: Path, vocabulary: dict[str, int]) -> models.BPE:
 
 def append_unknown(weights: dict[str, torch.Tensor], count: int):
     """Appends `count` copies of row 3, that of `<unk>`, to the embeddings; their logits are 30 lower than its own."""
-    weights.setdefault("lm_head.weight", weights["model.decoder.embed_tokens.weight"])
     for name in ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"):
         weights[name] = torch.cat([weights[name], weights[name][3:4].expand(count, -1)])
     bias = torch.zeros(len(weights["lm_head.weight"]))
