@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .. import VanillaTransformerConfig
-from ..errors import UserError, one_line
+from ..errors import UserError, explaining
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
@@ -73,7 +73,6 @@ def write_model_card(output_dir: str | Path) -> Path:
         dataset=dataset,
         is_on_hub=is_on_hub,
         base=base and public_name(base),
-        model_id=name,
         native=None if config["model_type"] == VanillaTransformerConfig.model_type else config["architectures"][0],
         sentence=SENTENCE,
         main_options=MAIN_OPTIONS.split(),
@@ -129,12 +128,10 @@ def code(value) -> str:
 def read_file(path: Path) -> dict:
     """The dictionary in a JSON or YAML file; raises UserError if the file is missing or cannot be parsed."""
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
-    try:
+    if not path.exists():
+        raise UserError(f"{path} does not exist; name the --output_dir of a finished training run.")
+    with explaining(f"{path} cannot be read", OSError, ValueError, yaml.YAMLError):
         return parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist; name the --output_dir of a finished training run.") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def public_name(name_or_path: str) -> str:
