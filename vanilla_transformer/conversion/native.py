@@ -111,13 +111,10 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
 
 
 def native_family(config: VanillaTransformerConfig) -> str:
-    """The name of the family that [`to_native`] converts a model with this config to; raises ValueError as it does."""
+    """The name of the family that [`to_native`] converts a model with this config to, if it can."""
     if config.position_embedding_type == "learned":
-        name = "blenderbot"
-    else:
-        name = "pegasus" if config.norm_first else "marian"
-    check_family(config, name)
-    return name
+        return "blenderbot"
+    return "pegasus" if config.norm_first else "marian"
 
 
 def check_family(config: VanillaTransformerConfig, name: str):

@@ -18,7 +18,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFo
 from huggingface_hub.utils import validate_repo_id
 
 from .. import Translator, VanillaTransformerConfig
-from ..conversion.native import native_family, save_tokenizer, to_native
+from ..conversion.native import check_family, native_family, save_tokenizer, to_native
 from ..errors import UserError, explaining, loading, one_line
 from .model_card import SENTENCE, public_recipe, read_file, write_model_card
 
@@ -97,7 +97,7 @@ def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
 def check_native(config: VanillaTransformerConfig):
     """Raises UserError, naming the field, if a model with this config has no native form."""
     with explaining("--native is not possible", ValueError):
-        native_family(config)
+        check_family(config, native_family(config))
 
 
 # ----------------------------------------------------------------------------------------------- does it load anywhere
