@@ -47,9 +47,6 @@ FAMILIES = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- from transformers
-
-
 def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
     """Converts a Marian, Pegasus or Blenderbot model; logits, loss, gradients and translations stay equal.
 
@@ -99,9 +96,6 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
 from_marian = from_pegasus = from_blenderbot = from_native
 
 
-# --------------------------------------------------------------------------------------------------- to transformers
-
-
 def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedModel:
     """The model of transformers that computes the same, by `to_marian`, `to_pegasus` or `to_blenderbot`.
 
@@ -111,7 +105,7 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
 
 
 def native_family(config: VanillaTransformerConfig) -> str:
-    """The name of the family that [`to_native`] converts a model with this config to, if it can."""
+    """The name of the family to convert a model with this config to, if [`check_family`] allows it."""
     if config.position_embedding_type == "learned":
         return "blenderbot"
     return "pegasus" if config.norm_first else "marian"

@@ -108,9 +108,6 @@ def language_code(name: str | None) -> str | None:
     return found.group(1) if found and not is_column_name else None
 
 
-# ---------------------------------------------------------------------------------------------- text for the template
-
-
 def text(value) -> str:
     """A value as one line of plain text in Markdown, without markup or HTML."""
     line = html.escape(" ".join(str(value).split()), quote=False)
@@ -120,9 +117,6 @@ def text(value) -> str:
 def code(value) -> str:
     """A value as inline code, for use outside tables."""
     return "`" + " ".join(str(value).split()).replace("`", "'") + "`"
-
-
-# --------------------------------------------------------------------------------------------- the files of a run
 
 
 def read_file(path: Path) -> dict:

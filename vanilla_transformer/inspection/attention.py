@@ -221,9 +221,8 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
         style = {"fontsize": 9, "parse_math": False}  # a token may contain $
         axis.set_xticks(range(len(columns)), [token.text for token in columns], rotation=90, **style)
         axis.set_yticks(range(len(rows)), [token.text for token in rows], **style)
-        axis.set_title(
-            f"head {number}: {describe_head(shown, columns, kind != 'cross')}", fontsize=10, parse_math=False
-        )
+        pattern = describe_head(shown, columns, kind != "cross")
+        axis.set_title(f"head {number}: {pattern}", fontsize=10, parse_math=False)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.6, aspect=30)
     of_rows, of_columns = SIDES[kind]
     figure.supylabel(of_rows, fontsize=10)

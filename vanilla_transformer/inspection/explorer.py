@@ -124,7 +124,7 @@ class Recorder:
         tokens = self.complete([])
         main, cross, decoder = self.path(tokens)
         branches = {}
-        for step, candidates in enumerate(main["best"]):
+        for step, candidates in enumerate(main.pop("best")):
             if len(json.dumps(branches)) > most_bytes:
                 break
             for rank, candidate in enumerate(candidates):
@@ -132,7 +132,6 @@ class Recorder:
                     branch, attention, _ = self.path(self.complete([*tokens[:step], candidate]))
                     branch = {key: branch[key][step:] for key in ("tokens", "candidates", "p", "chosen")}
                     branches[f"{step}.{rank}"] = branch | {"cross": packed(attention[-1].mean(dim=0)[step:])}
-        del main["best"]
         translation = self.tokenizer.decode(tokens, skip_special_tokens=True)
         words = [token.word for token in readable_tokens(self.tokenizer, tokens, translation)]
         main |= {"translation": translation, "words": words, "cross": packed(cross), "decoder": packed(decoder)}
