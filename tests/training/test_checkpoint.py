@@ -133,18 +133,14 @@ def test_dropout_and_moving_average_may_be_changed(folder, accelerator, byte_tok
         Run(accelerator).load(tmp_path / "checkpoint-2")
 
 
-@pytest.mark.parametrize(
-    "change, culprit",
-    [
-        (lambda weights: weights.pop("model.shared.weight"), "'model.shared.weight' is missing"),
-        (lambda weights: weights.update(extra=torch.zeros(2)), "'extra' is not a weight of this model"),
-    ],
-)
-def test_weights_that_do_not_fit_are_named(change, culprit, make_model):
-    weights = dict(make_model().named_parameters())
-    change(weights)
-    with pytest.raises(ValueError, match=culprit):
-        checkpoints.load_weights(make_model(), weights)
+def test_weights_that_do_not_fit_are_named(make_model):
+    model = make_model()
+    weights = dict(model.named_parameters())
+    with pytest.raises(ValueError, match="'extra' is not a weight of this model"):
+        checkpoints.load_weights(model, weights | {"extra": torch.zeros(2)})
+    del weights["model.shared.weight"]
+    with pytest.raises(ValueError, match="'model.shared.weight' is missing"):
+        checkpoints.load_weights(model, weights)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
