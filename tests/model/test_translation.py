@@ -22,13 +22,8 @@ from vanilla_transformer.translation_vanilla_transformer import TextTooLong, Tra
 
 
 @pytest.fixture
-def tokenizer(text_tokenizer):
-    return text_tokenizer
-
-
-@pytest.fixture
-def translator(tokenizer):
-    return writing_translator(tokenizer)
+def translator(text_tokenizer):
+    return writing_translator(text_tokenizer)
 
 
 def directly(translator: Translator, text: str, **generation) -> str:
@@ -122,12 +117,10 @@ def test_batches_hold_every_sentence_once_and_no_more_than_fits(max_tokens):
 def test_translations_end_where_generate_ends_them(translator, num_beams):
     never_end(translator)
     translator.model.generation_config.max_length = 17
-    expected = [directly(translator, text, num_beams=num_beams) for text in TEXTS]
-    assert translator(TEXTS, num_beams=num_beams) == expected
+    for limit in ({"max_length": 9}, {}):
+        expected = [directly(translator, text, num_beams=num_beams, **limit) for text in TEXTS]
+        assert translator(TEXTS, num_beams=num_beams, **limit) == expected
     assert len(translator.encode([expected[0]])[0]) > 10
-    assert translator(TEXTS, num_beams=num_beams, max_length=9) == [
-        directly(translator, text, num_beams=num_beams, max_length=9) for text in TEXTS
-    ]
     translator.model.generation_config.max_length = None
     longest = max(map(len, translator.encode(TEXTS)))
     limit = {"num_beams": num_beams, "max_new_tokens": longest + 50}
@@ -192,7 +185,7 @@ def test_empty_texts_stay_empty_where_they_are(translator):
     assert translator([]) == []
 
 
-def test_a_tokenizer_that_pads_on_the_left(translator, tokenizer):
+def test_a_tokenizer_that_pads_on_the_left(translator):
     expected = translator(TEXTS, max_new_tokens=8)
     left = train_tokenizer(TEXTS, 300)
     left.padding_side = "left"
@@ -253,10 +246,10 @@ def test_bfloat16_on_a_cpu_without_it_warns(folder, monkeypatch, recwarn):
 
 
 @pytest.fixture
-def other_folder(tokenizer, tmp_path):
+def other_folder(text_tokenizer, tmp_path):
     """A model of another size with the vocabulary of `folder`, which was trained on at most 14 positions."""
     sizes = {"position_embedding_type": "learned", "max_position_embeddings": 14, "decoder_layers": 1}
-    return save_translator(writing_translator(tokenizer, **sizes), tmp_path / "other")
+    return save_translator(writing_translator(text_tokenizer, **sizes), tmp_path / "other")
 
 
 @pytest.mark.parametrize("generation", [{}, {"num_beams": 3}, {"do_sample": True}])
@@ -277,15 +270,15 @@ def test_an_ensemble_equals_a_search_over_its_models(folder, other_folder, gener
     assert translator.longest_source == translator.max_positions == 14
 
 
-def test_models_that_cannot_be_averaged_are_refused(folder, other_folder, tokenizer, make_model, tmp_path):
+def test_models_that_cannot_be_averaged_are_refused(folder, other_folder, text_tokenizer):
     train_tokenizer(["other texts"], 300).save_pretrained(other_folder)
     with pytest.raises(ValueError, match=f"{other_folder} has another vocabulary than {folder}.*train the models of"):
         Translator.from_pretrained([folder, other_folder])
     with pytest.raises(ValueError, match="CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`"):
         Translator.from_pretrained([folder, folder], backend="ctranslate2")
-    models = [make_model(vocab_size=len(tokenizer)), make_model(vocab_size=len(tokenizer), eos_token_id=7)]
+    models = [writing_translator(text_tokenizer, eos_token_id=end).model for end in (2, 7)]
     with pytest.raises(ValueError, match="The models differ in `eos_token_id`; train an ensemble with one tokenizer"):
-        Translator(models, tokenizer)
+        Translator(models, text_tokenizer)
 
 
 def test_an_ensemble_refuses_what_only_transformers_searches_support(translator):
@@ -301,16 +294,15 @@ def test_an_ensemble_refuses_what_only_transformers_searches_support(translator)
 
 
 @pytest.fixture
-def learned(make_model, tokenizer):
-    model = make_model(vocab_size=len(tokenizer), position_embedding_type="learned", max_position_embeddings=14)
-    return Translator(model, tokenizer)
+def learned(text_tokenizer):
+    return writing_translator(text_tokenizer, position_embedding_type="learned", max_position_embeddings=14)
 
 
 @pytest.mark.parametrize("too_long", ["split", "refuse"])
-def test_a_word_beyond_learned_positions_is_named(learned, tokenizer, too_long):
+def test_a_word_beyond_learned_positions_is_named(learned, too_long):
     learned.too_long = too_long
     longest = "b" * 12
-    assert len(tokenizer(longest).input_ids) == 14
+    assert len(learned.tokenizer(longest).input_ids) == 14
     assert learned([longest])[0]
     for texts in [["", "No!", longest + "b"], ["No!", longest, longest + "b", longest]]:
         with pytest.raises(TextTooLong, match="Text 3 has 15 tokens; at most 14 can") as caught:
@@ -365,10 +357,10 @@ def test_each_piece_begins_with_the_language(marian):
         translator([f">>deu<< {' '.join(pieces)}"])
 
 
-def test_texts_are_split_at_the_longest_training_source(make_model, tokenizer):
-    model, trained = make_model(vocab_size=len(tokenizer), max_position_embeddings=14), copy.deepcopy(tokenizer)
-    assert Translator(model, tokenizer).longest_source == 14
-    assert Translator(model, tokenizer, max_source_length=99).longest_source == 99
+def test_texts_are_split_at_the_longest_training_source(translator):
+    model, trained = translator.model, copy.deepcopy(translator.tokenizer)
+    assert translator.longest_source == model.config.max_position_embeddings == 40
+    assert Translator(model, trained, max_source_length=99).longest_source == 99
     trained.model_max_length = 9
     assert Translator(model, trained).longest_source == 9
     assert Translator(model, trained, max_source_length=12).longest_source == 12
@@ -409,11 +401,10 @@ def test_translations_stay_within_learned_positions(learned):
 
 
 @pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
-def test_other_positions_have_no_end(make_model, tokenizer, position_embedding_type):
-    model = make_model(
-        vocab_size=len(tokenizer), position_embedding_type=position_embedding_type, max_position_embeddings=14
-    )
-    translator, split = Translator(model, tokenizer, max_source_length=999), Translator(model, tokenizer)
+def test_other_positions_have_no_end(text_tokenizer, position_embedding_type):
+    config = {"position_embedding_type": position_embedding_type, "max_position_embeddings": 14}
+    split = writing_translator(text_tokenizer, **config)
+    translator = Translator(split.model, text_tokenizer, max_source_length=999)
     never_end(translator)
     found = translator([PARAGRAPH], max_new_tokens=20)
     assert found == [directly(translator, PARAGRAPH, max_new_tokens=20)] != split([PARAGRAPH], max_new_tokens=20)
@@ -464,10 +455,8 @@ def test_models_and_pipeline_load_without_the_package(folder, translator, tmp_pa
 
 
 def test_a_pipeline_of_a_model_in_memory(translator):
-    translate = pipeline(
-        "vanilla-translation", model=translator.model, tokenizer=translator.tokenizer, max_source_length=8
-    )
     shorter = Translator(translator.model, translator.tokenizer, max_source_length=8)
+    translate = pipeline("vanilla-translation", model=shorter.model, tokenizer=shorter.tokenizer, max_source_length=8)
     texts = [PARAGRAPH, "No!"]
     expected = [{"translation_text": text} for text in shorter(texts, max_new_tokens=4)]
     assert translate(texts, max_new_tokens=4) == expected == translate(iter(texts), max_new_tokens=4)
