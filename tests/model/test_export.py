@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import lively_model
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
+from transformers import DynamicCache, EncoderDecoderCache
 from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, OnnxConfig, OnnxExporter
 
 PAD, START, END = 0, 1, 2
@@ -26,10 +26,8 @@ kinds = ["sinusoidal", *(pytest.param(kind, marks=pytest.mark.slow) for kind in 
 
 @pytest.fixture(scope="module", params=kinds)
 def model(request):
-    """Pre-norm with an untied output projection: it seldom repeats itself and ends its sentences."""
     model = lively_model(SEEDS[request.param], position_embedding_type=request.param, encoder_layers=1)
-    ids = {"pad_token_id": PAD, "decoder_start_token_id": START, "eos_token_id": END}
-    model.generation_config = GenerationConfig(**ids, max_new_tokens=STEPS)
+    model.generation_config.max_new_tokens = STEPS
     return model
 
 
@@ -45,18 +43,6 @@ def test_the_translations_compared_below_differ(model):
     translated = model.generate(SOURCE)
     ends = [row.index(END) if END in row else None for row in translated.tolist()]
     assert len(translated.unique()) > 10 and len(set(ends)) > 3 and None in ends
-
-
-def export(model, exporter, config, folder):
-    """Writes `encoder/model`, `decoder/prefill` and `decoder/decode` for any number of sentences of any length.
-
-    A size of one in the example would be fixed at one, hence two sentences and more than one target token.
-    """
-    source = torch.tensor([[5, 6, 7, 8], [9, 2, 0, 0]])
-    inputs = {"input_ids": source, "attention_mask": (source != 0).long()}
-    exporter.export(model.get_encoder(), inputs, config).save_pretrained(folder / "encoder")
-    inputs["decoder_input_ids"] = torch.tensor([[1, 5, 6], [1, 7, 8]])
-    exporter.export_for_generation(model, inputs, config).save_pretrained(folder / "decoder")
 
 
 def run(session: onnxruntime.InferenceSession, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -113,15 +99,21 @@ ENGINES = {
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request, model, tmp_path_factory):
+    """For any number of sentences of any length.
+
+    A size of one in the example would be fixed at one, hence two sentences and more than one target token.
+    """
     exporter, config, decoder = ENGINES[request.param]
-    folder = tmp_path_factory.mktemp("exported")
-    export(model, exporter(), config(dynamic=True), folder)
+    exporter, config, folder = exporter(), config(dynamic=True), tmp_path_factory.mktemp("exported")
+    source = torch.tensor([[5, 6, 7, 8], [9, 2, 0, 0]])
+    inputs = {"input_ids": source, "attention_mask": (source != 0).long()}
+    exporter.export(model.get_encoder(), inputs, config).save_pretrained(folder / "encoder")
+    inputs["decoder_input_ids"] = torch.tensor([[1, 5, 6], [1, 7, 8]])
+    exporter.export_for_generation(model, inputs, config).save_pretrained(folder / "decoder")
     return decoder(folder, model)
 
 
-def greedy_search(
-    engine, source: torch.Tensor, mask: torch.Tensor, max_new_tokens: int, end: int = END
-) -> torch.Tensor:
+def greedy_search(engine, source, mask, max_new_tokens: int = STEPS, end: int = END) -> torch.Tensor:
     """Source ids and their mask, 0 at padding, (B,S) -> target ids (B,T), padded after the end of a sentence."""
     engine.start(source, mask)
     target, ended = torch.full((len(source), 1), START), torch.zeros(len(source), dtype=torch.bool)
@@ -146,7 +138,7 @@ SOURCES = {
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_exported_model_translates_as_generate(model, engine, source):
     mask = (source != PAD).long()
-    assert torch.equal(greedy_search(engine, source, mask, STEPS), model.generate(source, attention_mask=mask))
+    assert torch.equal(greedy_search(engine, source, mask), model.generate(source, attention_mask=mask))
 
 
 def test_exported_model_hides_what_the_mask_hides(model, engine):
@@ -154,7 +146,7 @@ def test_exported_model_hides_what_the_mask_hides(model, engine):
     mask[0, 2:4] = 0
     expected = model.generate(SOURCE, attention_mask=mask)
     assert not torch.equal(expected[0], model.generate(SOURCE)[0])
-    assert torch.equal(greedy_search(engine, SOURCE, mask, STEPS), expected)
+    assert torch.equal(greedy_search(engine, SOURCE, mask), expected)
 
 
 @torch.no_grad()
