@@ -32,7 +32,7 @@ PAIRS = {
     "It rains.": "Es regnet.",
     "An old man reads on a bench.": "Ein alter Mann liest auf einer Bank.",
 }
-COLUMNS = {"input_ids", "attention_mask", "labels"}
+COLUMNS = ["input_ids", "attention_mask", "labels"]
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +84,7 @@ def make_trainer(tokenizer, data, tmp_path):
 @pytest.fixture
 def batch(data, tokenizer) -> dict:
     """All pairs in one batch, without decoder inputs."""
-    rows = [{name: row[name] for name in COLUMNS} for row in data]
-    return dict(DataCollatorForSeq2Seq(tokenizer)(rows))
+    return dict(DataCollatorForSeq2Seq(tokenizer)(list(data.select_columns(COLUMNS))))
 
 
 def closed_form(model: nn.Module, batch: dict, smoothing: float = 0.0) -> torch.Tensor:
@@ -146,7 +145,7 @@ def test_accumulation_equals_one_batch(make, make_trainer, data, batch, batch_si
     trainer = make_trainer(model, label_smoothing_factor=smoothing, **options, **ONE_STEP)
     loss = closed_form(model, batch, smoothing)
     expected = gradients(model, loss)
-    rows = [{name: row[name] for name in COLUMNS} for row in data]
+    rows = list(data.select_columns(COLUMNS))
     parts = [trainer.data_collator(rows[start : start + 3]) for start in range(0, 8, 3)]
     mean_of_means = gradients(model, sum(closed_form(model, part, smoothing) for part in parts) / len(parts))
     assert distance(mean_of_means, expected) > 0.01  # else the test could not tell
@@ -157,7 +156,7 @@ def test_accumulation_equals_one_batch(make, make_trainer, data, batch, batch_si
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_evaluation_loss_equals_the_closed_form(make, make_trainer, batch, smoothing):
     trainer = make_trainer(make(), label_smoothing_factor=smoothing)
-    assert set(trainer.eval_dataset.column_names) > COLUMNS  # also the texts, which the model does not read
+    assert set(trainer.eval_dataset.column_names) > set(COLUMNS)  # also the texts, which the model does not read
     assert set(next(iter(trainer.get_eval_dataloader()))) == {*COLUMNS, "decoder_input_ids"}
     expected = closed_form(trainer.model, batch, smoothing).item()
     assert abs(expected - closed_form(trainer.model, batch, 0.1 - smoothing).item()) > 1e-3
