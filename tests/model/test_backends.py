@@ -21,12 +21,7 @@ from helpers import (
     norms,
     positions,
 )
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoModelForSeq2SeqLM,
-    CompileConfig,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForSeq2SeqLM, CompileConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 

@@ -12,7 +12,6 @@ MODES = {
     "beam search": {"num_beams": 3, "num_return_sequences": 2},
     "beam sampling": {"num_beams": 3, "do_sample": True},
 }
-modes = pytest.mark.parametrize("mode", MODES)
 EVERYTHING = {"output_scores": True, "output_logits": True, "output_attentions": True, "output_hidden_states": True}
 
 
@@ -37,7 +36,7 @@ def generate(model, mode: str, **options):
     return model.generate(SOURCE, attention_mask=MASK, forced_eos_token_id=None, **options)
 
 
-@modes
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_every_field_has_the_shape_of_barts(model, bart, mode, use_cache):
     outputs = [dict(generate(either, mode, **EVERYTHING, use_cache=use_cache)) for either in (model, bart)]

@@ -31,12 +31,12 @@ from vanilla_transformer import (
     VanillaTransformerModel,
 )
 from vanilla_transformer import loss_vanilla_transformer as loss_module
-from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.modeling_vanilla_transformer import (
     SinusoidalPositions,
     VanillaTransformerAttention,
     eager_attention_forward,
     label_smoothed_cross_entropy,
+    rotate,
     sinusoidal_positions,
 )
 
@@ -175,11 +175,11 @@ def test_rotary_scores_depend_on_the_distance_only():
 
     def score(at_q, at_k):
         tables = [sinusoidal_positions(torch.tensor([[at]]), 8).double() for at in (at_q, at_k)]
-        return (modeling.rotate(q, tables[0]) * modeling.rotate(k, tables[1])).sum()
+        return (rotate(q, tables[0]) * rotate(k, tables[1])).sum()
 
     assert_close(score(5, 2), score(13, 10), 1e-5)
     assert abs(score(5, 2) - score(5, 3)) > 1e-3
-    assert_close(modeling.rotate(q, sinusoidal_positions(torch.tensor([[9]]), 8).double()).norm(), q.norm(), 1e-6)
+    assert_close(rotate(q, sinusoidal_positions(torch.tensor([[9]]), 8).double()).norm(), q.norm(), 1e-6)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
