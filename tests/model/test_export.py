@@ -15,8 +15,6 @@ PAD, START, END = 0, 1, 2
 SOURCE = torch.tensor(
     [[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0], [12, 33, 9, 9, 2, 0], [21, 14, 2, 0, 0, 0]]
 )
-LEFT = torch.stack([row.roll(6 - int((row != PAD).sum())) for row in SOURCE])
-LONG = torch.randint(3, 37, (2, 33), generator=torch.Generator().manual_seed(0))
 STEPS = 12
 # These models end the translations of SOURCE at different steps; a test says so.
 SEEDS = {"sinusoidal": 426, "learned": 125, "rotary": 204}
@@ -127,10 +125,10 @@ def greedy_search(engine, source, mask, max_new_tokens: int = STEPS, end: int = 
 
 SOURCES = {
     "several": SOURCE,
-    "padded on the left": LEFT,
+    "padded on the left": torch.stack([row.roll(int((row == PAD).sum())) for row in SOURCE]),
     "one": SOURCE[:1],
     "one of one token": torch.tensor([[7]]),
-    "long": LONG,
+    "long": torch.randint(3, 37, (2, 33), generator=torch.Generator().manual_seed(0)),
     "many": SOURCE.repeat(8, 1),
 }
 
