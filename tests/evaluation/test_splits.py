@@ -29,13 +29,12 @@ def in_processes(run, num_processes: int, monkeypatch) -> list:
 
 @pytest.fixture
 def split() -> datasets.Dataset:
-    generator = torch.Generator().manual_seed(3)
     rows = []
-    for _ in range(20):
-        source, target = (torch.randint(3, 37, (int(n),), generator=generator) for n in torch.randint(1, 15, (2,)))
-        rows.append({"input_ids": [*source.tolist(), 2], "labels": [*target.tolist(), 2]})
-    lengths = [{"source_length": len(row["input_ids"]), "target_length": len(row["labels"])} for row in rows]
-    return datasets.Dataset.from_list([row | length for row, length in zip(rows, lengths, strict=True)])
+    for source_length, target_length in torch.randint(2, 16, (20, 2)).tolist():
+        ids, labels = ([*torch.randint(3, 37, (n - 1,)).tolist(), 2] for n in (source_length, target_length))
+        lengths = {"source_length": source_length, "target_length": target_length}
+        rows.append({"input_ids": ids, "labels": labels, **lengths})
+    return datasets.Dataset.from_list(rows)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
