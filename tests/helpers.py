@@ -150,14 +150,13 @@ def translate_by_marian(folder: Path, sources: list[str]) -> list[str]:
     return translations
 
 
-def make_cache(model: nn.Module, kind: str, length: int = 14) -> EncoderDecoderCache:
-    """For SOURCE; a static one for so many target tokens."""
+def make_cache(model: nn.Module, kind: str) -> EncoderDecoderCache:
+    """For SOURCE; a static one for 14 target tokens."""
     config = model.config
     if kind == "dynamic":
         return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-    return EncoderDecoderCache(
-        StaticCache(config=config, max_cache_len=length), StaticCache(config=config, max_cache_len=SOURCE.shape[1])
-    )
+    lengths = (14, SOURCE.shape[1])
+    return EncoderDecoderCache(*(StaticCache(config=config, max_cache_len=length) for length in lengths))
 
 
 def text_dataset(pairs: list[tuple]) -> datasets.Dataset:
