@@ -228,10 +228,8 @@ def test_text_column_called_translation(tmp_path):
 def test_validation_is_held_out_of_training(percentage, held_out, tmp_path, capsys):
     path = write(tmp_path / "train.jsonl", rows())
     pairs = load(train_file=path, validation_split_percentage=percentage)
-    assert {split: texts(part) for split, part in pairs.items()} == {
-        "train": PAIRS[:-held_out],
-        "validation": PAIRS[-held_out:],
-    }
+    expected = {"train": PAIRS[:-held_out], "validation": PAIRS[-held_out:]}
+    assert {split: texts(part) for split, part in pairs.items()} == expected
     said = capsys.readouterr().out
     assert f"the last {held_out:,} pairs of the training split are held out" in said and "Warning" not in said
 
