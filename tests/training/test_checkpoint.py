@@ -1,7 +1,6 @@
 """Checkpoints: complete or absent, resumed, pruned and averaged; the output directory; changed settings."""
 
 import itertools
-import json
 import resource
 import shutil
 from pathlib import Path
@@ -58,11 +57,9 @@ class Run:
         checkpoints.save(output_dir, model, model, self.ema, optimizer, tokenizer, self.state, self.accelerator)
         return output_dir / f"checkpoint-{self.state.step}"
 
-    def load(self, folder: Path):
-        same = json.loads((folder / "trainer_state.json").read_text())["settings"] | {"streaming": False}
-        self.state = checkpoints.resume(
-            folder, same, folder.parent, self.model, self.ema, self.optimizer, self.accelerator
-        )
+    def load(self, folder: Path, **settings):
+        settings, into = {"streaming": False} | settings, (self.model, self.ema, self.optimizer)
+        self.state = checkpoints.resume(folder, settings, folder.parent, *into, self.accelerator)
         return self
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -104,7 +101,7 @@ def test_resumed_run_equals_an_uninterrupted_one(config, with_ema, accelerator, 
     assert list(tmp_path.iterdir()) == [folder]
     assert_close(AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict(), run.model.state_dict(), 0)
     assert AutoTokenizer.from_pretrained(folder)("a dog") == byte_tokenizer("a dog")
-    resumed = Run(accelerator, with_ema, seed=99, **config).load(folder)
+    resumed = Run(accelerator, with_ema, seed=99, **config).load(folder, **run.state.settings)
     assert_close(resumed.tensors(), before, 0)
     assert resumed.state == run.state
     assert_close(resumed.train(2).tensors(), run.train(2).tensors(), 0)
@@ -175,10 +172,9 @@ DAMAGES = [
 
 @pytest.mark.parametrize("name, harm", DAMAGES)
 def test_damaged_or_foreign_checkpoint_is_named(name, harm, folder, accelerator):
-    run = Run(accelerator)
     harm(folder / name)
     with pytest.raises(UserError, match=f"^{folder} cannot be read; delete it to resume from an older one: .+"):
-        checkpoints.resume(folder, {"streaming": False}, folder.parent, run.model, run.ema, run.optimizer, accelerator)
+        Run(accelerator).load(folder)
 
 
 # ------------------------------------------------------------------------------------- pruning, averaging, output dir
@@ -287,9 +283,8 @@ def test_nothing_is_overwritten(found, name, message, tmp_path):
 @pytest.mark.parametrize("place", ["file", "file/model"])
 def test_output_dir_that_cannot_be_one_is_refused_at_once(place, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError, match=f"^--output_dir {tmp_path}/{place} cannot be used: {tmp_path}/file is not a dir"
-    ):
+    message = f"^--output_dir {tmp_path}/{place} cannot be used: {tmp_path}/file is not a dir"
+    with pytest.raises(UserError, match=message):
         resolve(tmp_path / place, "newest")
 
 
