@@ -66,12 +66,19 @@ def test_own_data_disables_the_sample_recipe(given):
 
 def test_command_line_overrides_the_recipe(recipe):
     argv = recipe("dataset_name: x\nd_model: 64\nnorm_first: true\nstreaming: true\nmax_steps: 5\nseed: 1\n")
-    args = parse_arguments(
-        [*argv, "--d_model", "32", "--norm_first", "false", "--streaming=False", "--dataset_name", "y"]
-    )
+    given = "--d_model 32 --norm_first false --streaming=False --dataset_name y"
+    args = parse_arguments([*argv, *given.split()])
     assert (args.d_model, args.norm_first, args.streaming, args.dataset_name) == (32, False, False, "y")
     assert (args.max_steps, args.seed) == (5, 1)
     assert parse_arguments(["--d_model", "32", *argv]).d_model == 32  # on either side of --config
+
+
+def test_command_line_overrides_conflicting_recipe_keys(recipe):
+    argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
+    assert parse_arguments([*argv, "--num-train-epochs", "3"]).max_steps is None
+    args = parse_arguments([*argv, "--train_file=x.csv"])
+    assert (args.train_file, args.dataset_name, args.dataset_config_name) == (["x.csv"], None, None)
+    assert parse_arguments([*argv, "--max_steps=7", "--num_train_epochs=3"]).max_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -324,11 +331,3 @@ def test_paper_recipes_build_the_paper_models(size, parameters):
     assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.98, 1e-9)
     assert config.dropout == {"base": 0.1, "big": 0.3}[size]
     assert args.max_steps == {"base": 100_000, "big": 300_000}[size]
-
-
-def test_command_line_overrides_conflicting_recipe_keys(recipe):
-    argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
-    assert parse_arguments([*argv, "--num-train-epochs", "3"]).max_steps is None
-    args = parse_arguments([*argv, "--train_file=x.csv"])
-    assert (args.train_file, args.dataset_name, args.dataset_config_name) == (["x.csv"], None, None)
-    assert parse_arguments([*argv, "--max_steps=7", "--num_train_epochs=3"]).max_steps == 7
