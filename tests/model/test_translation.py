@@ -65,11 +65,9 @@ def test_the_n_best_of_many_texts_are_those_of_each_and_of_transformers(translat
     best = translator.n_best(["", *TEXTS, " "], **search, max_new_tokens=12)
     assert best[0] == best[-1] == []
     wrapped = Translator(torch.compile(translator.model), translator.tokenizer)
-    for alone in (
-        [translator.n_best(text, **search, max_new_tokens=12) for text in TEXTS],
-        wrapped.n_best(TEXTS, **search, max_new_tokens=12),
-    ):
-        for one, other in zip(chain(*best), chain(*alone), strict=True):
+    alone = [translator.n_best(text, **search, max_new_tokens=12) for text in TEXTS]
+    for others in (alone, wrapped.n_best(TEXTS, **search, max_new_tokens=12)):
+        for one, other in zip(chain(*best), chain(*others), strict=True):
             assert (one.text, one.tokens) == (other.text, other.tokens)
             assert one.score == pytest.approx(other.score, abs=1e-5)
 
