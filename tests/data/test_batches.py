@@ -30,7 +30,7 @@ from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
 
-# ------------------------------------------------------------------------------------------------------------ planning
+# ------------------------------------------------------------------------------------------------ planning and padding
 
 
 @pytest.fixture
@@ -97,9 +97,6 @@ def test_padding_fraction_is_that_of_the_tensors():
 def test_fill_batches_keeps_a_long_pair_alone():
     lengths = np.array([3, 50, 3, 3, 3, 10])
     assert as_lists(fill_batches(lengths, lengths, 12)) == [[0, 2, 3, 4], [5], [1]]
-
-
-# ------------------------------------------------------------------------------------------------------------ collator
 
 
 def word_tokenizer(pad: str = "<p>", padding_side: str = "right") -> PreTrainedTokenizerFast:
@@ -200,9 +197,6 @@ def test_evaluation_batches_have_every_pair_once(tokenized, tokenizer):
     for num_processes in [1, 2, 3, 60]:
         dealt = [evaluation_batches(tokenized, tokenizer, 60, i, num_processes) for i in range(num_processes)]
         assert sorted(pair for share in dealt for batch in share for pair in as_pairs(batch)) == everything
-
-
-# ------------------------------------------------------------------------------------------------------------- workers
 
 
 def idle(is_ready):

@@ -243,7 +243,7 @@ def test_prefixes_padded_on_the_left_are_continued_as_alone(make_lively, positio
     assert translate(model, prefix=4, **search) == by_hand(model, num_beams, prefixes)
 
 
-# -------------------------------------------------------------------------------------------------------------- caches
+# --------------------------------------------------------------------------------------------- caches and other inputs
 
 
 @all_positions
@@ -257,9 +257,6 @@ def test_a_cache_can_be_passed_and_used_again(make_lively, positions, num_beams,
         assert torch.equal(model.generate(source, past_key_values=cache, **search), expected)
         assert cache.get_seq_length() > 3
         cache.reset()
-
-
-# -------------------------------------------------------------------------------------------------------- other inputs
 
 
 @routes
