@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState
 from helpers import TEXTS, read_sample, small_model, trained_marian, writing_translator
 from transformers import MarianTokenizer
 
+from vanilla_transformer import loss_vanilla_transformer as loss
 from vanilla_transformer.data.tokenizer import train_tokenizer
 
 
@@ -58,6 +59,14 @@ def seed():
 def make_model():
     """make_model(**config) -> a small random model in evaluation mode."""
     return small_model
+
+
+@pytest.fixture(params=[1, 100, 2**22], ids=["row by row", "in chunks of 2", "in one chunk"])
+def chunks(request, monkeypatch):
+    """The loss for a vocabulary of 37 is computed in chunks of so many target tokens."""
+    monkeypatch.setattr(loss, "LOGITS_PER_CHUNK", request.param)
+    monkeypatch.setattr(loss, "ROWS_PER_CHUNK", 1)
+    monkeypatch.setattr(loss, "LOGITS_PER_SOFTMAX", request.param // 2)
 
 
 @pytest.fixture(scope="module")
