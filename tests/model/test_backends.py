@@ -21,6 +21,7 @@ from helpers import (
     norms,
     positions,
 )
+from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForSeq2SeqLM, CompileConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -134,14 +135,6 @@ def test_every_attention_calls_the_chosen_backend(make_lively, tmp_path, monkeyp
 SHALLOW = {"encoder_layers": 1, "decoder_layers": 1}  # halves the time to compile
 
 
-class Graphs(list):
-    """A backend of torch.compile that runs graphs unchanged and lists them."""
-
-    def __call__(self, graph, inputs):
-        self.append(graph)
-        return graph
-
-
 @pytest.fixture(autouse=True)
 def nothing_compiled_yet():
     torch._dynamo.reset()
@@ -200,27 +193,27 @@ def test_compiled_evaluation_equals_uncompiled(make_model, position_embedding_ty
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_one_graph_serves_all_batches(make_model, no_recompilation, mode, is_dynamic):
     """Of the same shape, or if it is dynamic, of any."""
-    model, graphs = getattr(make_model(**SHALLOW), mode)(), Graphs()
-    compiled = torch.compile(model, fullgraph=True, backend=graphs, dynamic=is_dynamic)
+    model, counter = getattr(make_model(**SHALLOW), mode)(), CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=is_dynamic)
     whole = {"attention_mask": torch.ones(3, 6, dtype=torch.long), "labels": torch.full((3, 5), 9)}
     others = [batch(2, 9, 4), batch(5, 4, 11), batch(4, 7, 7)] if is_dynamic else [batch() | whole, batch()]
     for inputs in [batch(), *others]:
         assert_close(compiled(**inputs).loss, model(**inputs).loss)
-    assert len(graphs) == 1
+    assert counter.frame_count == 1
 
 
 @positions
 def test_generate_compiles_its_step_once(make_lively, no_recompilation, position_embedding_type):
-    model, graphs = make_lively(position_embedding_type), Graphs()
+    model, counter = make_lively(position_embedding_type), CompileCounter()
     # A function, of which, unlike of the object, transformers' deep copies are itself.
-    compile_config = CompileConfig(fullgraph=True, backend=lambda graph, inputs: graphs(graph, inputs), mode=None)
+    compile_config = CompileConfig(fullgraph=True, backend=lambda graph, inputs: counter(graph, inputs), mode=None)
     compile_config._compile_all_devices = True  # else on accelerators alone
     for source in [SOURCE, SOURCE.flip(0), SOURCE.masked_fill(torch.arange(6) > 2, 0)]:
         inputs = {"attention_mask": (source != 0).long(), "max_new_tokens": 8}
         expected = model.generate(source, **inputs)
         static = {"cache_implementation": "static", "compile_config": compile_config}
         assert torch.equal(model.generate(source, **inputs, **static), expected)
-    assert len(graphs) == 1
+    assert counter.frame_count == 1
 
 
 # ----------------------------------------------------------------------------- resizing, loading, placement, precision
