@@ -195,8 +195,7 @@ def options_of(folder: Path, *more: str):
 def read(reporter: Reporter, folder: Path, pairs: int):
     """Reads the pairs into Arrow files and trains a tokenizer."""
     train = reporter.phase("read", lambda: load_pairs(options_of(folder)), pairs)["train"]
-    texts, length = iter_texts(train)
-    tokenizer = reporter.phase("train the tokenizer", lambda: train_tokenizer(texts, 37_000, length), pairs)
+    tokenizer = reporter.phase("train the tokenizer", lambda: train_tokenizer(iter_texts(train), 37_000), pairs)
     tokenizer.save_pretrained(folder / "tokenizer")
 
 

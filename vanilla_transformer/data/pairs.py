@@ -305,19 +305,13 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
 # ----------------------------------------------------------------------------------------------------------- token ids
 
 
-def iter_texts(dataset: Dataset | IterableDataset) -> tuple[Iterator[str], int | None]:
-    """Returns an iterator over the non-empty texts of both sides, and an upper bound on their number.
-
-    For a stream: the texts of the first million pairs, and None.
-    """
-    is_stream = isinstance(dataset, IterableDataset)
-
-    def texts() -> Iterator[str]:
-        with reading("The training pairs"):
-            for batch in (dataset.take(TOKENIZER_SAMPLE) if is_stream else dataset).iter(1000):
-                yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))
-
-    return texts(), None if is_stream else 2 * len(dataset)
+def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
+    """The non-empty texts of both sides; of a stream, those of the first million pairs."""
+    if isinstance(dataset, IterableDataset):
+        dataset = dataset.take(TOKENIZER_SAMPLE)
+    with reading("The training pairs"):
+        for batch in dataset.iter(1000):
+            yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))
 
 
 def tokenize_pairs(

@@ -36,9 +36,9 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     elif args.teacher:
         tokenizer = load_tokenizer(args.teacher[0], "--teacher")
     else:
-        texts, count = iter_texts(train_pairs)
+        count = 2 * len(train_pairs) if isinstance(train_pairs, Sized) else None
         size = args.vocab_size or VanillaTransformerConfig().vocab_size
-        tokenizer = train_tokenizer(texts, size, count, tags)
+        tokenizer = train_tokenizer(iter_texts(train_pairs), size, count, tags)
     for tag in tags:
         if len(tokenizer.tokenize(tag)) != 1:
             raise UserError(
