@@ -42,10 +42,9 @@ def train_tokenizer(
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
-    specials = list(SPECIAL_TOKENS.values())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags),
-        special_tokens=specials,
+        special_tokens=list(SPECIAL_TOKENS.values()),
         initial_alphabet=alphabet,
         show_progress=sys.stderr.isatty(),  # in a notebook or a file, its bars are blank lines
     )
@@ -122,9 +121,7 @@ def with_bpe_dropout(tokenizer: PreTrainedTokenizerBase, dropout: float) -> PreT
     Raises:
         UserError: The tokenizer is not a fast one, or its model is not BPE.
     """
-    kind = type(tokenizer).__name__
-    if tokenizer.is_fast:
-        kind = type(tokenizer.backend_tokenizer.model).__name__
+    kind = type(tokenizer.backend_tokenizer.model if tokenizer.is_fast else tokenizer).__name__
     if kind != "BPE":
         raise UserError(
             f"--bpe_dropout needs a fast tokenizer with a BPE model, not {kind}; choose another tokenizer, or drop "
