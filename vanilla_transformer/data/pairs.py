@@ -43,14 +43,10 @@ FORMATS |= {".csv": ("csv", CSV), ".tsv": ("csv", TSV), ".txt": ("csv", TXT)}
 def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     """Loads the training, validation and test splits that exist, each with the columns `source` and `target`.
 
-    `args` are the data options of train.py: `dataset_name` (a Hub id or a directory laid out like one) or
-    `train_file` with its weights and tags, `validation_file` and `test_file`; `dataset_config_name`, `streaming`, the
-    names of splits, languages and columns, `validation_split_percentage`, and the numbers of samples. Validation and
-    test splits are never streams.
+    `args` has the fields of `DataOptions` in training/arguments.py. Validation and test splits are never streams.
 
-    Raises:
-        UserError: The dataset, a split, a column or a language does not exist; the message lists those that do. Or a
-            file cannot be read, or its header does not fit.
+    Raises UserError if the dataset, a split, a column or a language does not exist (the message lists those that do),
+    or if a file cannot be read or its header does not fit.
     """
     if not (args.dataset_name or args.train_file):  # as in a recipe of sizes only
         raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
@@ -327,10 +323,7 @@ def tokenize_pairs(
     Pairs with an empty or missing side, or longer than a limit in tokens (including the end-of-sentence token), are
     dropped; none is truncated. Adds `input_ids`, `labels`, `source_length` and `target_length`. A tokenizer that
     treats the two languages differently (Marian's) is told which side is the target. Map-style datasets are tokenized
-    at once and cached by `datasets` on disk; a stream as it is read.
-
-    Raises:
-        UserError: No pair is left.
+    at once and cached by `datasets` on disk; a stream as it is read. Raises UserError if no pair is left.
     """
 
     def encode(batch: dict) -> dict:
