@@ -163,7 +163,7 @@ class Translator:
             if tokenizer.get_vocab() != tokenizers[0].get_vocab():
                 raise ValueError(
                     f"{name} has another vocabulary than {names[0]}, so the probabilities of their tokens cannot be "
-                    f"averaged; train the models of an ensemble with the same --tokenizer_name."
+                    "averaged; train the models of an ensemble with the same --tokenizer_name."
                 )
         if device.type == "cpu":
             kwargs.setdefault("attn_implementation", "eager")
@@ -282,30 +282,21 @@ class Translator:
 
     def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
         """The translations of each batch of token ids."""
-        for output in self.generate_batches(batches, generation):
-            yield self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        for sources in batches:
+            yield self.tokenizer.batch_decode(self.generate(sources, generation), skip_special_tokens=True)
 
     def n_best_batches(
         self, batches: Iterable[list[list[int]]], n: int, streamer, generation: dict
     ) -> Iterator[list[list[tuple[list[int], float]]]]:
         """The token ids and the score of each of the `n` best translations, for each source of each batch."""
         options = {**generation, "num_return_sequences": n, "return_dict_in_generate": True, "streamer": streamer}
-        for output in self.generate_batches(batches, options):
+        for sources in batches:
+            output = self.generate(sources, options)
             scores = getattr(output, "sequences_scores", None)
             if scores is None:  # from transformers' greedy search or sampling
                 scores = self.sequences_scores(output, generation)
             found = list(zip(output.sequences[:, 1:].tolist(), scores.tolist(), strict=True))
             yield [found[first : first + n] for first in range(0, len(found), n)]
-
-    @torch.no_grad()
-    def generate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator:
-        """What `generate` returns for each batch of token ids."""
-        for sources in batches:
-            inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
-            options = generation
-            if "generation_config" not in generation:
-                options = {**generation, **self.defaults(inputs.input_ids.shape[1], generation)}
-            yield self.generate({**inputs, **options})
 
     def sequences_scores(self, output, generation: dict) -> torch.Tensor:
         """What `sequences_scores` of our searches are: only tokens up to the first end count."""
@@ -318,22 +309,26 @@ class Translator:
         lengths = is_written.sum(dim=1) ** (1.0 if penalty is None else penalty)
         return log_probs.where(is_written, 0.0).sum(dim=1) / lengths
 
-    def generate(self, inputs: dict) -> torch.Tensor | ModelOutput:
-        """Calls `generate` with our search, or with transformers' own if ours does not support model or options."""
+    @torch.no_grad()
+    def generate(self, sources: list[list[int]], generation: dict) -> torch.Tensor | ModelOutput:
+        """What `generate` returns, with our search, or transformers' own if ours does not support model or options."""
+        inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
+        options = {**inputs, **generation}
+        if "generation_config" not in generation:
+            options |= self.defaults(inputs.input_ids.shape[1], generation)
         # Our searches call the layers one by one, which wrapped and sharded models do not allow.
         unsupported = "wrapped models and streamers"
         is_ours = all(type(model).__name__ == "VanillaTransformerForConditionalGeneration" for model in self.models)
-        if is_ours and inputs.get("streamer") is None:
-            search = beam_search if self.num_beams(inputs) > 1 else greedy_search
-            source = (inputs["input_ids"], inputs["attention_mask"])
-            others = [(model, model.get_encoder()(*source)) for model in self.models[1:]]
+        if is_ours and options.get("streamer") is None:
+            search = beam_search if self.num_beams(options) > 1 else greedy_search
+            others = [(model, model.get_encoder()(**inputs)) for model in self.models[1:]]
             try:
-                return self.model.generate(**inputs, custom_generate=search, others=others)
+                return self.model.generate(**options, custom_generate=search, others=others)
             except Unsupported as error:
                 unsupported = error.options
         if len(self.models) > 1:
             raise ValueError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
-        return self.model.generate(**{**inputs, "output_scores": inputs.get("return_dict_in_generate")})
+        return self.model.generate(**options | {"output_scores": options.get("return_dict_in_generate")})
 
     def num_beams(self, generation: dict) -> int:
         config = generation.get("generation_config", self.model.generation_config)
