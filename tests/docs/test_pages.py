@@ -73,6 +73,14 @@ def test_options_in_pages_exist():
             assert named <= known, page
 
 
+def test_lessons_take_90_minutes_and_every_question_has_an_answer():
+    page = (ROOT / "docs" / "teachers.md").read_text(encoding="utf-8")
+    for lesson in re.split(r"(?m)^## ", page)[1:4]:
+        assert sum(map(int, re.findall(r"(?m)^\| (\d+) \|", lesson))) == 90
+    questions, answers = page.split("## Quiz")[1].split("<details")
+    assert len(re.findall(r"(?m)^\d+\. ", questions)) == len(re.findall(r"(?m)^\d+\. ", answers)) == 12
+
+
 # ------------------------------------------------------------------------------------------------- code blocks
 
 

@@ -1,43 +1,44 @@
-"""docs/pictures: the diagrams are those that the script draws, and every picture is on a page."""
+"""docs/pictures and docs/slides: the drawings are those of the scripts, and every one is on a page."""
 
 import re
 import runpy
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
 from helpers import ROOT
 
-FOLDER = ROOT / "docs" / "pictures"
+SCRIPTS = {ROOT / "docs" / "pictures": "make_diagrams.py", ROOT / "docs" / "slides": "make_slides.py"}
+folders = pytest.mark.parametrize("folder", SCRIPTS, ids=lambda folder: folder.name)
 
 
-@pytest.fixture(scope="module")
-def script():
-    return runpy.run_path(str(FOLDER / "make_diagrams.py"))
+@cache
+def script(folder) -> dict:
+    return runpy.run_path(str(folder / SCRIPTS[folder]))
 
 
-def test_diagrams_are_those_of_the_script(script, capsys):
+@folders
+def test_drawings_are_those_of_the_script(folder, capsys):
     with pytest.raises(SystemExit) as ended:
-        script["main"](["--check"])
+        script(folder)["main"](["--check"])
     assert (ended.value.code, capsys.readouterr().out) == (0, "")
 
 
-def test_every_picture_is_on_a_page():
+@folders
+def test_every_picture_is_on_a_page(folder):
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/walkthrough/[0-9]*.py")]
     shown = set()
     for page in pages:
         links = re.findall(r"!\[[^\]]+\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
         shown |= {(page.parent / link).resolve() for link in links if "://" not in link}
-    assert {path.name for path in FOLDER.iterdir() if path.suffix in (".svg", ".png", ".gif")} == {
-        path.name for path in shown if path.parent == FOLDER
-    }
+    pictures = {path for path in folder.iterdir() if path.suffix in (".svg", ".png", ".gif")}
+    assert pictures == {path for path in shown if path.parent == folder}
 
 
-def test_figure_1_shows_every_parameter_of_the_base_model(script):
+def test_figure_1_shows_every_parameter_of_the_base_model():
     """What is counted outside of the two layers, and six times each of them, is the whole model."""
-    figure = script["Figure1"]()
-    words = [
-        element.text or "" for element in ElementTree.fromstring(figure.draw()).iter() if element.tag.endswith("text")
-    ]
+    figure = script(ROOT / "docs" / "pictures")["Figure1"]()
+    words = [element.text or "" for element in ElementTree.fromstring(figure.draw()).iterfind(".//{*}text")]
     assert "The base model: 63,082,496 parameters" in words and words.count("6 ×") == 2
     counts = [int(word.replace(",", "")) for word in words if re.fullmatch(r"\d+(,\d{3})+", word)]
     of_layers = [int(figure.count(f"model.{stack}.layers.0").replace(",", "")) for stack in ("encoder", "decoder")]
