@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from threading import Thread
 from urllib.parse import parse_qs, unquote
 
-TOKENS = {"hf_write": "write", "hf_read": "read", "hf_fine": "fineGrained"}  # of the user "me", in the team "team"
+TOKENS = {"hf_write": "write", "hf_read": "read"}  # of the user "me", in the team "team"
 OWNERS = ("me", "team")
 
 
