@@ -1,7 +1,6 @@
 """Runs that are killed, stopped, out of disk, without one of their processes, or that diverge."""
 
 import contextlib
-import functools
 import os
 import random
 import re
@@ -10,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -93,84 +94,58 @@ TWELVE = "--max_steps 12 --dropout 0.2 --ema_decay 0.5 --adam_epsilon 1e-4 --eva
 STOPPED = (
     TWELVE + " --max_steps 60 --eval_steps 20 --save_steps 7 --dataloader_num_workers 1 --activation_function gelu"
 )
-TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
-ACCELERATE = "accelerate.commands.launch --num_machines 1 --mixed_precision no --dynamo_backend no --num_processes {}"
-STOPS = {  # launcher, who gets which signal when, and the exit status of train.py where there is no launcher
+TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2"
+ACCELERATE = "-m accelerate.commands.launch --num_machines 1 --mixed_precision no --dynamo_backend no --num_processes"
+STOPS = {  # launcher, who (or which rank) gets which signal when, and the exit status if there is no launcher
     "SIGTERM to all": ("", "all", signal.SIGTERM, "loss ", 143),
     "Ctrl-C in an evaluation": ("", "all", signal.SIGINT, "Translating", 130),
-    "Ctrl-C under accelerate": (ACCELERATE.format(1), "all", signal.SIGINT, "loss ", None),
+    "Ctrl-C under accelerate": (ACCELERATE + " 1", "all", signal.SIGINT, "loss ", None),
     "SIGTERM to torchrun": (TORCHRUN, "itself", signal.SIGTERM, "Translating", None),
-    "SIGTERM to one of two processes": (TORCHRUN, "rank 1", signal.SIGTERM, "loss ", None),
-    "Ctrl-C under accelerate with two": (ACCELERATE.format("2 --multi_gpu"), "all", signal.SIGINT, "loss ", None),
+    "SIGTERM to one of two processes": (TORCHRUN, "1", signal.SIGTERM, "loss ", None),
+    "Ctrl-C under accelerate with two": (ACCELERATE + " 2 --multi_gpu", "all", signal.SIGINT, "loss ", None),
 }
 
 
-class Launched:
-    """A command with a process group for itself, as a shell starts it."""
-
-    def __init__(self, command: list[str], log: Path):
-        self.log = log
-        with open(log, "wb") as file:
-            python = [sys.executable, *(["-m"] if not command[0].endswith(".py") else []), *command]
-            # On one core train.py uses one thread, as the runs here do; more would round differently.
-            core = {min(os.sched_getaffinity(0))}
-            self.process = subprocess.Popen(
-                python,
-                cwd=ROOT,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                preexec_fn=lambda: os.sched_setaffinity(0, core),
-            )
-
-    def printed(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def wait_for(self, text: str, seconds: float = 240):
-        end = time.monotonic() + seconds
-        while text not in self.printed():
-            assert self.process.poll() is None and time.monotonic() < end, self.printed()
-            time.sleep(0.005)
-
-    def send(self, number: int, whom: str):
-        if whom == "all":
-            return os.killpg(self.process.pid, number)
-        ranks = {
-            f"rank {child.environ().get('RANK')}": child.pid for child in psutil.Process(self.process.pid).children()
-        }
-        os.kill(self.process.pid if whom == "itself" else ranks[whom], number)
-
-
-@pytest.fixture
-def launch(tmp_path):
-    """launch(command) -> a [`Launched`]."""
-    started = []
-
-    def start(command: list[str]) -> Launched:
-        started.append(Launched(command, tmp_path / f"launched {len(started)}.log"))
-        return started[-1]
-
-    yield start
-    for one in started:
+@contextlib.contextmanager
+def launched(command: list[str], log: Path) -> Iterator[subprocess.Popen]:
+    """A Python process with a process group for itself, as a shell starts it, which is killed in the end."""
+    # On one core train.py uses one thread, as the runs here do; more would round differently.
+    core = {min(os.sched_getaffinity(0))}
+    group = {"start_new_session": True, "preexec_fn": lambda: os.sched_setaffinity(0, core)}
+    with open(log, "wb") as file:
+        run = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=file, stderr=file, **group)
+    try:
+        yield run
+    finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGKILL)
+            os.killpg(run.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STOPS)
-def test_signal_saves_a_checkpoint_and_ends_the_run(name, pairs, launch, tmp_path):
+def test_signal_saves_a_checkpoint_and_ends_the_run(name, pairs, tmp_path):
     launcher, whom, number, when, status = STOPS[name]
     is_one = "2" not in launcher
     argv = options(pairs, tmp_path / "model", STOPPED + f" --gradient_accumulation_steps {2 if is_one else 1}")
-    run = launch([*launcher.split(), "train.py", *argv])
-    run.wait_for(when)
-    processes = psutil.Process(run.process.pid).children(recursive=True)
-    run.send(number, whom)
-    found = run.process.wait(120)
-    assert found == status or status is None and found != 0, run.printed()
-    assert not psutil.wait_procs(processes, timeout=60)[1], run.printed()
-    said = re.findall(r"^train.py: stopped after step (\d+), which is saved; resume", run.printed(), re.MULTILINE)
-    assert len(said) == 1 and 'train.py", line' not in run.printed(), run.printed()
+    log, end = tmp_path / "log", time.monotonic() + 240
+    printed = partial(log.read_text, encoding="utf-8", errors="replace")
+    with launched([*launcher.split(), "train.py", *argv], log) as run:
+        while when not in printed():
+            assert run.poll() is None and time.monotonic() < end, printed()
+            time.sleep(0.005)
+        processes = psutil.Process(run.pid).children(recursive=True)
+        if whom == "all":
+            os.killpg(run.pid, number)
+        elif whom == "itself":
+            run.send_signal(number)
+        else:
+            (child,) = (one for one in psutil.Process(run.pid).children() if one.environ().get("RANK") == whom)
+            child.send_signal(number)
+        found = run.wait(120)
+        assert found == status or status is None and found != 0, printed()
+        assert not psutil.wait_procs(processes, timeout=60)[1], printed()
+    said = re.findall(r"^train.py: stopped after step (\d+), which is saved; resume", printed(), re.MULTILINE)
+    assert len(said) == 1 and 'train.py", line' not in printed(), printed()
     assert steps(tmp_path / "model")[-1] == int(said[0]) < 60
     if not is_one:
         argv += ["--gradient_accumulation_steps", "2"]
@@ -188,7 +163,7 @@ def interrupt_twice():
 @pytest.mark.slow
 def test_second_ctrl_c_exits_at_once(pairs, fork, tmp_path):
     argv = options(pairs, tmp_path / "model", EIGHT)
-    stopped = fork(argv, functools.partial(fault_at, *STEP, 6, interrupt_twice))
+    stopped = fork(argv, partial(fault_at, *STEP, 6, interrupt_twice))
     assert stopped.wait() == 130 and "Traceback" not in stopped.printed()
     assert "train.py: stopped; resume from the newest checkpoint" in stopped.printed()
     assert steps(tmp_path / "model") == [4]
@@ -219,7 +194,7 @@ def test_run_that_lost_a_process_ends_and_resumes(name, pairs, fork_two, tmp_pat
 
 @pytest.mark.slow
 def test_process_that_cannot_save_ends_both(pairs, fork_two, tmp_path):
-    two = fork_two(options(pairs, tmp_path / "model", TWELVE), functools.partial(limit_files, 30_000))
+    two = fork_two(options(pairs, tmp_path / "model", TWELVE), partial(limit_files, 30_000))
     assert [run.wait() for run in two] == [2, 2], two[0].printed() + two[1].printed()
     assert "checkpoint-4 could not be written" in one_sentence(two[0].printed())
     assert "train.py:" not in two[1].printed() and "Traceback" not in two[1].printed()
@@ -237,7 +212,7 @@ def limit_files(size: int):
 @pytest.mark.slow
 def test_model_that_cannot_be_written_is_written_when_resumed(pairs, fork, tmp_path):
     argv = options(pairs, tmp_path / "model", EIGHT)
-    full = fork(argv, functools.partial(fault_at, "train", "describe_run", 1, limit_files, 10_000))
+    full = fork(argv, partial(fault_at, "train", "describe_run", 1, limit_files, 10_000))
     assert full.wait() == 2 and "--resume_from_checkpoint" in one_sentence(full.printed())
     train(argv)
     train([*argv, "--output_dir", str(tmp_path / "whole")])
@@ -262,30 +237,25 @@ def poison(numbers: set[int], set_attribute=setattr):
     set_attribute(optim, "compute_loss", lose)
 
 
-@pytest.mark.parametrize("choice", ["stop", "ignore"])
-def test_nan_stops_the_run(choice, pairs, monkeypatch, tmp_path):
+def test_nan_stops_the_run(pairs, monkeypatch, tmp_path):
     """Also where spikes are ignored; the message says where, and earlier checkpoints are intact."""
     poison({11}, monkeypatch.setattr)
-    more = f"--max_steps 8 --dropout 0.2 --ema_decay 0.5 --gradient_accumulation_steps 2 --on_divergence {choice}"
+    more = "--max_steps 8 --dropout 0.2 --ema_decay 0.5 --gradient_accumulation_steps 2 --on_divergence ignore"
     message = train_fails(options(pairs, tmp_path / "model", more + QUICK))
     assert "diverged at step 6 (learning rate 1.63e-02, batches up to number 11): the loss is nan" in message
     assert "Lower --learning_rate" in message and "--on_divergence" not in message
     assert steps(tmp_path / "model") == [4]
 
 
-@pytest.fixture(scope="module")
-def outlier(tmp_path_factory) -> Path:
-    """A dataset of easy pairs and one that has nothing in common with them."""
-    rows = [{"en": " ".join(["dog"] * (i % 3 + 1)), "de": " ".join(["Hund"] * (i % 3 + 1))} for i in range(600)]
-    rows[123] = {"en": "dog " * 8, "de": "Ωжλ漢字ツ" * 3}
-    return write_pairs(tmp_path_factory.mktemp("outlier"), train=rows, validation=rows[:2])
-
-
 SPIKE = "--max_steps 160 --per_device_train_max_tokens 40 --learning_rate 0.01 --save_steps 50 --max_eval_samples 1"
 
 
-def test_spike_stops_the_run_unless_it_is_ignored(outlier, tmp_path):
-    argv = options(outlier, tmp_path / "model", SPIKE)
+def test_spike_stops_the_run_unless_it_is_ignored(tmp_path):
+    """On easy pairs and one that has nothing in common with them."""
+    rows = [{"en": " ".join(["dog"] * (i % 3 + 1)), "de": " ".join(["Hund"] * (i % 3 + 1))} for i in range(600)]
+    rows[123] = {"en": "dog " * 8, "de": "Ωжλ漢字ツ" * 3}
+    pairs = write_pairs(tmp_path / "pairs", train=rows, validation=rows[:2])
+    argv = options(pairs, tmp_path / "model", SPIKE)
     message = train_fails(argv)
     found = re.search(r"at step (\d+) .* number (\d+)\): the loss jumped to (\S+) from (\S+) on average", message)
     step, batch, loss, usual = map(float, found.groups())
