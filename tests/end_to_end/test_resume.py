@@ -39,7 +39,7 @@ from vanilla_transformer.training.arguments import parse_arguments
 
 def test_resumed_run_equals_uninterrupted(finished, pairs, histories, tmp_path):
     folder, more = tmp_path / "model", "--max_steps 8 --eval_steps 4"
-    train(options(pairs, folder, more + " --max_steps 4"))
+    assert "no checkpoint found; starting" in train(options(pairs, folder, more + " --max_steps 4" + RESUME))
     assert f"resuming from {folder}/checkpoint-4" in train(options(pairs, folder, more + RESUME))
     for step in ["checkpoint-4", "checkpoint-8"]:
         for file in ["model.safetensors", "optimizer.safetensors"]:
@@ -228,9 +228,3 @@ def test_scores_of_other_validation_pairs_are_not_compared(short):
     printed = train(resume("--max_eval_samples 3 --eval_steps 2 --early_stopping_patience 9", steps=6))
     assert "changed since model/checkpoint-2: the validation pairs" in printed
     assert "using the weights of checkpoint-6\n" in printed and results(Path("model"))["eval_loss"] > 0
-
-
-def test_resume_of_nothing_starts_from_scratch(pairs, tmp_path):
-    argv = options(pairs, tmp_path / "model", "--max_steps 1" + QUICK + RESUME)
-    assert "no checkpoint found; starting from scratch" in train(argv)
-    assert f"resuming from {tmp_path}/model/checkpoint-1" in train(argv)
