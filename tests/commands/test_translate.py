@@ -67,18 +67,15 @@ LINES = {
     "other ends": ("a\u2028b\x0cc\x85d\n", "A\u2028B\x0cC\x85D\n"),
     "carriage return inside": ("a\rb\nc\n", "A\rB\nC\n"),
     "nothing": ("", ""),
+    "several portions": ("a\nb\n\nc\nd\n\n\ne", "A\nB\n\nC\nD\n\n\nE\n"),
 }
 
 
 @pytest.mark.parametrize("name", LINES)
 def test_as_many_lines_come_out_as_went_in(name, upper, monkeypatch):
+    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
     lines, expected = LINES[name]
     assert run_main(monkeypatch, lines.encode(), "--model", "x").decode() == expected
-
-
-def test_lines_stay_in_order_across_portions(upper, monkeypatch):
-    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
-    assert run_main(monkeypatch, b"a\nb\n\nc\nd\n\n\ne", "--model", "x") == b"A\nB\n\nC\nD\n\n\nE\n"
 
 
 WRONG = {  # options, or bytes that are read instead of two lines: part of the message
