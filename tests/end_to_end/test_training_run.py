@@ -56,22 +56,16 @@ def test_output_directory_is_complete(finished):
     assert_identical(weights(folder), weights(folder / "checkpoint-8"))
 
 
-def test_results_describe_the_run(finished):
-    found = results(finished[0])
+def test_results_and_progress_describe_the_run(finished):
+    folder, printed = finished
+    found = results(folder)
     assert found["train_steps"] == 8
-    assert found["num_parameters"] == sum(tensor.numel() for tensor in weights(finished[0]).values())
+    assert found["num_parameters"] == sum(tensor.numel() for tensor in weights(folder).values())
     speed = found["train_target_tokens"] / found["train_runtime"]
     assert found["train_target_tokens_per_second"] == pytest.approx(speed)
     assert 0 < found["padding_fraction"] < 0.5
     assert 0 < found["eval_loss"] < found["train_loss"] * 1.5 < 12
     assert "tok:13a" in found["bleu_signature"]
-
-
-def test_progress_and_examples_are_printed(finished):
-    folder, printed = finished
-    for part in ["train: 100 pairs (dropped: 0 empty, 0 too long)", "test: 7 pairs", f"The model is in {folder}."]:
-        assert printed.count(part) == 1
-    assert (printed.count("eval: loss "), printed.count("test: loss ")) == (2, 1)
     assert printed.count("  translation ") == 3 * 3  # of three sentences at each evaluation
     assert re.search(r"loss \d.*, [\d,]+ target tokens/s, padding .*%, lr ", printed)
 
