@@ -21,13 +21,8 @@ SCRIPT = ROOT / "push_to_hub.py"
 def test_card_requirements_and_program_name_what_they_need():
     files = {name: content.decode() for name, content in space_files("me/toy", "v2").items()}
     card = yaml.safe_load(files["README.md"].split("---\n")[1])
-    assert {
-        "sdk": "gradio",
-        "app_file": "app.py",
-        "models": ["me/toy"],
-        "title": "toy",
-        "pinned": False,
-    }.items() <= card.items()
+    expected = {"sdk": "gradio", "app_file": "app.py", "models": ["me/toy"], "title": "toy", "pinned": False}
+    assert expected.items() <= card.items()
     assert {"emoji", "colorFrom", "colorTo", "sdk_version", "python_version", "tags"} <= card.keys()
     assert re.search(r"(?m)^torch==[\d.]+$", files["requirements.txt"])  # without +cpu, which no index of all has
     compile(files["app.py"], "app.py", "exec")
