@@ -108,6 +108,12 @@ def read_sample(count: int) -> list[tuple[str, str]]:
     return [(row["en"], row["de"]) for row in rows]
 
 
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of each row of the Markdown tables in a text, also of the heads."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in cells] for cells in lines if "--" not in cells[0]]
+
+
 def trained_marian(tokenizer: MarianTokenizer, pairs: list[tuple[str, str]]) -> MarianMTModel:
     """Knows the pairs by heart, and would begin each translation with padding if it might."""
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """benchmarks/: the scripts run on toy sizes, and contestants compute the same; never how fast."""
 
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, assert_close
+from helpers import ROOT, assert_close, parts, table_rows
 
 from vanilla_transformer.conversion.torch_transformer import from_torch_transformer
 
@@ -28,10 +29,10 @@ def peers(script):
     return script("peers")
 
 
-def run_quickly(script: str, folder: Path, *more: str) -> tuple[Path, str]:
-    """Runs a benchmark with --quick; returns its page and what it printed."""
+def run(script: str, folder: Path, *arguments: str) -> tuple[Path, str]:
+    """Runs a benchmark; returns its page and what it printed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, f"benchmarks/{script}.py", "--quick", "--results", str(folder), *more]
+    command = [sys.executable, f"benchmarks/{script}.py", "--results", str(folder), *arguments]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stderr
     (page,) = folder.glob(f"{script}*.md")
@@ -40,9 +41,7 @@ def run_quickly(script: str, folder: Path, *more: str) -> tuple[Path, str]:
 
 def rows_of(page: Path) -> list[list[str]]:
     """The rows of all tables of a page, without their heads."""
-    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in rows if row[0] not in ("who", "what") and set(row[0]) != {"-"}]
+    return [row for row in table_rows(page.read_text(encoding="utf-8")) if row[0] not in ("who", "what")]
 
 
 def number(cell: str) -> float:
@@ -78,22 +77,18 @@ def test_quality_has_a_row_for_any_system(script, tmp_path, capsys):
 def test_initial_weights_are_compared_by_runs_that_are_not_repeated(tmp_path):
     size = "--vocab_size 300 --d_model 16 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_train_samples 400"
     short = f"{size} --max_steps 2 --warmup_steps 1 --eval_steps 1 --logging_steps 1 --max_eval_samples 3"
-    command = ["benchmarks/initial_weights.py", "--data", "sample_dataset", "--size", "sample", "--seeds", "1"]
-    command += ["--matrices", "ours", "xavier", "--variants", short, f"{short} --max_grad_norm 0.01"]
-    command += ["--output", str(tmp_path / "runs"), "--results", str(tmp_path / "pages")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    call = partial(subprocess.run, [sys.executable, *command], cwd=ROOT, env=environment, check=True)
+    variants = [short, f"{short} --max_grad_norm 0.01"]
+    argv = ["--data", "sample_dataset", "--size", "sample", "--seeds", "1", "--output", str(tmp_path / "runs")]
+    call = partial(run, "initial_weights", tmp_path, *argv, "--matrices", "ours", "xavier", "--variants", *variants)
     call()
     models = list((tmp_path / "runs").glob("*/model.safetensors"))
     written = [model.stat().st_mtime for model in models]
     assert len(models) == len({model.read_bytes() for model in models}) == 4
-    call()
+    page, _ = call()
     assert written == [model.stat().st_mtime for model in models]
-    (page,), (picture,) = (tmp_path / "pages").glob("*.md"), (tmp_path / "pages").glob("*.png")
+    (picture,) = tmp_path.glob("*.png")
     rows = rows_of(page)[1:]
-    assert {(row[0], row[2]) for row in rows} == {
-        (matrices, options) for matrices in ("ours", "xavier") for options in (short, f"{short} --max_grad_norm 0.01")
-    }
+    assert {(row[0], row[2]) for row in rows} == set(itertools.product(["ours", "xavier"], variants))
     assert all(number(row[column]) > 0 for row in rows for column in (3, 5)) and picture.name in page.read_text()
 
 
@@ -103,7 +98,7 @@ def test_initial_weights_are_compared_by_runs_that_are_not_repeated(tmp_path):
 @pytest.mark.slow
 def test_scale(script, tmp_path):
     scale = script("scale")
-    page, printed = run_quickly("scale", tmp_path)
+    page, printed = run("scale", tmp_path, "--quick")
     rows = rows_of(page)
     assert len(rows) > 30 and all(row[0] in printed for row in rows)
     assert {row[1] for row in rows} == {"300", "3,000"} and len({tuple(row[:2]) for row in rows}) == len(rows)
@@ -114,31 +109,25 @@ def test_scale(script, tmp_path):
 # -------------------------------------------------------------------------------------------------------------- peers
 
 
-def batch(vocab_size: int) -> dict:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(2, vocab_size, (3, 7), generator=generator)
-    labels = torch.randint(2, vocab_size, (3, 5), generator=generator)
-    labels[1, 3:] = -100
-    mask = torch.arange(7) < torch.tensor([7, 4, 6])[:, None]
-    return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+(BATCH,) = parts(1)
 
 
 @torch.no_grad()
 def test_marian_has_our_loss(peers):
     """With our weights, and the smoothing of transformers' Trainer."""
-    ours, marian = peers.vanilla("quick", 50).eval(), peers.Marian("quick", 50, "eager").eval()
+    ours, marian = peers.vanilla("quick", 37).eval(), peers.Marian("quick", 37, "eager").eval()
     marian.model = peers.to_marian(ours)
-    assert_close(marian(**batch(50)), ours(**batch(50), label_smoothing=peers.SMOOTHING).loss)
+    assert_close(marian(**BATCH), ours(**BATCH, label_smoothing=peers.SMOOTHING).loss)
 
 
 @torch.no_grad()
 def test_torch_transformer_has_our_loss(peers):
     """After conversion, except for the second norm at the end of its stacks."""
-    theirs = peers.TorchTransformer("quick", 50).eval()
+    theirs = peers.TorchTransformer("quick", 37).eval()
     theirs.transformer.encoder.norm = theirs.transformer.decoder.norm = None
     tokens = {"decoder_start_token_id": peers.START, "pad_token_id": peers.PAD}
     ours = from_torch_transformer(theirs.transformer, theirs.embedding, **tokens)
-    assert_close(theirs(**batch(50)), ours(**batch(50), label_smoothing=peers.SMOOTHING).loss)
+    assert_close(theirs(**BATCH), ours(**BATCH, label_smoothing=peers.SMOOTHING).loss)
 
 
 @pytest.mark.parametrize(("has_bfloat16", "expected"), [(True, ("bf16", "fp32")), (False, ("fp32",))])
@@ -154,7 +143,7 @@ def test_bfloat16_is_skipped_where_the_cpu_has_none(has_bfloat16, expected, scri
 
 @pytest.mark.slow
 def test_train_step(tmp_path):
-    page, _ = run_quickly("train_step", tmp_path)
+    page, _ = run("train_step", tmp_path, "--quick")
     names = [row[0].split(",")[0] for row in rows_of(page)]
     assert set(names) == {"ours", "MarianMTModel", "torch.nn.Transformer"} and len(names) == 5
     assert all(number(cell) > 0 for row in rows_of(page) for cell in row[1:3])
@@ -167,7 +156,7 @@ def test_decode(script, make_model, byte_tokenizer, tmp_path):
     make_model(vocab_size=len(byte_tokenizer), max_position_embeddings=512).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     data = ["--model", str(tmp_path / "model"), "--data", str(ROOT / "sample_dataset")]
-    page, _ = run_quickly("decode", tmp_path, *data)
+    page, _ = run("decode", tmp_path, "--quick", *data)
     column = script("decode").COLUMNS.index("as ours, fp32")
     agree = [(row[0], row[column]) for row in rows_of(page)]
     engines = {"ours", "ours with CTranslate2", "MarianMTModel", "CTranslate2"}
@@ -179,7 +168,7 @@ def test_decode(script, make_model, byte_tokenizer, tmp_path):
 @pytest.mark.slow
 def test_end_to_end(tmp_path):
     """Both contestants read the same tokens."""
-    page, _ = run_quickly("end_to_end", tmp_path, "--data", str(ROOT / "sample_dataset"))
+    page, _ = run("end_to_end", tmp_path, "--quick", "--data", str(ROOT / "sample_dataset"))
     rows = rows_of(page)
     assert {row[0].split(",")[0] for row in rows} == {"ours", "run_translation_no_trainer"} and len(rows) == 3
     assert len({row[3] for row in rows}) == 1  # target tokens
