@@ -5,13 +5,12 @@ import re
 
 import pytest
 import torch
-from helpers import DISTINCT_SIZES, B, S, T, assert_close, command_error, positions, random_ids, shape_letters
+from helpers import DISTINCT_SIZES, TEXTS, B, S, T, assert_close, command_error, positions, random_ids, shape_letters
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertTokenizerFast
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.inspection.alignment import align_words, alignment_error_rate, read_links
 from vanilla_transformer.inspection.attention import (
@@ -26,29 +25,22 @@ from vanilla_transformer.inspection.attention import (
 )
 from vanilla_transformer.inspection.shapes import trace_shapes
 
-TEXTS = ["A dog sleeps.", "Two children play in the park today.", "纽约是一座城市", "😀 a\tb"]
 
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(TEXTS, 300)
+@pytest.fixture
+def model(make_model, text_tokenizer):
+    return make_model(vocab_size=len(text_tokenizer), decoder_attention_heads=4, decoder_layers=3)
 
 
 @pytest.fixture
-def model(make_model, tokenizer):
-    return make_model(vocab_size=len(tokenizer), decoder_attention_heads=4, decoder_layers=3)
-
-
-@pytest.fixture
-def saved(model, tokenizer, tmp_path):
+def saved(model, text_tokenizer, tmp_path):
     model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    text_tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
 @pytest.fixture
-def maps(model, tokenizer) -> AttentionMaps:
-    return attention_maps(model, tokenizer, TEXTS[0], "</script><b>& two")
+def maps(model, text_tokenizer) -> AttentionMaps:
+    return attention_maps(model, text_tokenizer, TEXTS[0], "</script><b>& two")
 
 
 @positions
@@ -131,11 +123,11 @@ def test_bad_input_is_one_sentence(argv, message, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_maps_are_those_of_the_pass_that_wrote_the_translation(model, tokenizer, attention):
+def test_maps_are_those_of_the_pass_that_wrote_the_translation(model, text_tokenizer, attention):
     model.set_attn_implementation(attention)
-    maps = attention_maps(model, tokenizer, TEXTS[0], max_new_tokens=6)
+    maps = attention_maps(model, text_tokenizer, TEXTS[0], max_new_tokens=6)
     assert model.config._attn_implementation == attention
-    source = tokenizer(TEXTS[0], return_tensors="pt").input_ids
+    source = text_tokenizer(TEXTS[0], return_tensors="pt").input_ids
     written = model.generate(source, max_new_tokens=6, num_beams=1)
     with torch.no_grad(), eager_attention(model):
         expected = model(input_ids=source, decoder_input_ids=written[:, :-1], output_attentions=True)
@@ -151,17 +143,17 @@ def test_maps_are_those_of_the_pass_that_wrote_the_translation(model, tokenizer,
     assert maps.decoder.triu(diagonal=1).count_nonzero() == 0  # no token attends to a later one
 
 
-def test_a_translation_may_be_given(model, tokenizer):
-    maps = attention_maps(model, tokenizer, TEXTS[0], TEXTS[1])
-    assert "".join(token.text for token in maps.target) == TEXTS[1].replace(" ", "") + "</s>"
+def test_a_translation_may_be_given(model, text_tokenizer):
+    maps = attention_maps(model, text_tokenizer, TEXTS[0], TEXTS[1])
+    assert "".join(token.text for token in maps.target).replace("␣", "") == TEXTS[1].replace(" ", "") + "</s>"
     assert maps.decoder_input[0].word is None
     assert [token.text for token in maps.decoder_input[1:]] == [token.text for token in maps.target[:-1]]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_tokens_are_readable(tokenizer, text):
-    ids = tokenizer(text).input_ids
-    tokens = readable_tokens(tokenizer, ids, text)
+def test_tokens_are_readable(text_tokenizer, text):
+    ids = text_tokenizer(text).input_ids
+    tokens = readable_tokens(text_tokenizer, ids, text)
     assert len(tokens) == len(ids) and tokens[-1] == Token("</s>", None)
     shown = "".join(token.text for token in tokens[:-1])
     assert shown.replace("␣", "").replace("…", "") == "".join(text.split())
@@ -169,13 +161,14 @@ def test_tokens_are_readable(tokenizer, text):
     assert words == sorted(words) and set(words) == set(range(len(text.split())))
 
 
-def test_pieces_of_a_character_and_the_space_before_belong_to_its_word(tokenizer):
+def test_pieces_of_a_character_and_the_space_before_belong_to_its_word(text_tokenizer):
     text = "A 🦜 dog"
-    tokens = readable_tokens(tokenizer, tokenizer(text).input_ids, text)
+    tokens = readable_tokens(text_tokenizer, text_tokenizer(text).input_ids, text)
     assert [token.text for token in tokens if token.word == 0] == ["A"]
     parrot = [token.text for token in tokens if token.word == 1]
     assert len(parrot) >= 2 and parrot[-1] == "🦜" and set(parrot[:-1]) <= {"␣", "…"}
-    assert all(token.text.isprintable() for token in readable_tokens(tokenizer, tokenizer("a\x01b\x1b").input_ids))
+    controls = readable_tokens(text_tokenizer, text_tokenizer("a\x01b\x1b").input_ids)
+    assert all(token.text.isprintable() for token in controls)
 
 
 def test_words_are_those_of_the_text_if_the_tokenizer_decodes_to_more_spaces(tmp_path):
@@ -188,14 +181,14 @@ def test_words_are_those_of_the_text_if_the_tokenizer_decodes_to_more_spaces(tmp
     assert tokens[:4] == [('"', 0), ("hello", 0), ('"', 0), ("a", 1)]
 
 
-def test_empty_and_too_long_texts_are_named(model, tokenizer):
+def test_empty_and_too_long_texts_are_named(model, text_tokenizer):
     for texts, message in [
         (("  \n",), "The text is empty"),
         (("A dog", ""), "The translation is empty"),
         (("dog " * 50,), r"The text has \d+ tokens, more than the 40 of the model; shorten it"),
     ]:
         with pytest.raises(UserError, match=message):
-            attention_maps(model, tokenizer, *texts)
+            attention_maps(model, text_tokenizer, *texts)
 
 
 NEAR_DIAGONAL = 0.7 * torch.eye(6) + 0.3 * torch.eye(6).roll(1, 1)
@@ -258,9 +251,11 @@ def test_tokens_and_color_bar_are_drawn_once_for_all_heads(maps, heads, below):
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_suffix_decides_the_format_and_any_character_can_be_drawn(model, tokenizer, tmp_path, recwarn, suffix, start):
+def test_suffix_decides_the_format_and_any_character_can_be_drawn(
+    model, text_tokenizer, tmp_path, recwarn, suffix, start
+):
     """A $ does not begin a formula, and a character that the font lacks gives no warning."""
-    maps = attention_maps(model, tokenizer, TEXTS[2], TEXTS[3])
+    maps = attention_maps(model, text_tokenizer, TEXTS[4], TEXTS[5])
     maps.source[:2] = [Token("$$", 0), Token("$\\foo$", 1)]
     draw_attention(maps, tmp_path / f"map{suffix}")
     assert (tmp_path / f"map{suffix}").read_bytes().startswith(start)
