@@ -156,9 +156,6 @@ def at_hub(hub, monkeypatch, tmp_path):
     return hub
 
 
-NATIVE = [name for name in FILES if not name.endswith(".py")]
-
-
 def test_native_form_is_published(trained, hub, tmp_path):
     """Its card runs in a fresh process without remote code, and translates as our model does."""
     trained.rename(tmp_path / "model")
@@ -166,7 +163,7 @@ def test_native_form_is_published(trained, hub, tmp_path):
     pushed = run_python([SCRIPT, "model", "--repo_id", "me/toy", "--native"], tmp_path, hub.url, "hf_write")
     assert pushed.returncode == 0, pushed.stderr
     files = hub.repos["me/toy"].at("main").files
-    assert sorted(files) == sorted([".gitattributes", *NATIVE])
+    assert sorted(files) == sorted([".gitattributes", *(name for name in FILES if not name.endswith(".py"))])
     assert json.loads(files["config.json"])["model_type"] == "marian"
     card = files["README.md"].decode()
     assert "`MarianMTModel`" in card and "trust_remote_code" not in card and "pipeline" not in card.split("---\n")[2]
