@@ -243,14 +243,17 @@ def entries(commit: Commit) -> dict[str, dict]:
 
 
 def run_python(arguments, folder: Path, endpoint: str, token: str | None = None) -> subprocess.CompletedProcess:
-    """Runs Python in a new process with no token, cache or login but what it is given here."""
+    """Runs Python in a new process with no token, cache or login but what it is given here.
+
+    Its user answers yes to every question.
+    """
     env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": tempfile.mkdtemp(dir=folder), "HF_HUB_DISABLE_XET": "1"}
     env |= {"HF_TOKEN": token} if token else {}
     # As many threads as here: the order of sums, and so the bits of logits, depends on it.
     env |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, *map(str, arguments)]
-    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "encoding": "utf-8"}
+    pipes = {"input": "yes\n" * 9, "capture_output": True, "encoding": "utf-8"}
     return subprocess.run(command, env=env, cwd=folder, timeout=400, **pipes)
 
 
