@@ -65,7 +65,7 @@ def main():
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, args, accelerator)
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    builders.resolve_defaults(args, model, splits["train"], resumed, accelerator)
+    args = builders.resolve_defaults(args, model, splits["train"], resumed, accelerator)
 
     # ------------------------------------------------------------------------------------ copies, shards, optimizer
     # `whole` is scored and saved: the model itself, or an unsharded and uncompiled copy of the weights in `trained`.

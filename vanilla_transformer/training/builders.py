@@ -1,6 +1,7 @@
 """Builds what a run needs from its options: tokenizer, model with its generation config, tokenized splits."""
 
 import math
+from argparse import Namespace
 from collections.abc import Sized
 from pathlib import Path
 
@@ -138,19 +139,22 @@ def make_generation_config(args, model: VanillaTransformerForConditionalGenerati
 
 
 def resolve_defaults(args, model, train, checkpoint: Path | None, accelerator: Accelerator):
-    """Gives values to an unset learning rate and an `auto` batch size, in `args`.
+    """A copy of the options in which an unset learning rate and an `auto` batch size have values.
 
     The learning rate defaults to the paper's peak. A batch size of `auto` becomes that of the resumed run, or the
     largest that fits into memory.
     """
+    chosen = {}
     if args.learning_rate is None:
-        args.learning_rate = paper_learning_rate(model.config.d_model, args.warmup_steps)
+        chosen["learning_rate"] = paper_learning_rate(model.config.d_model, args.warmup_steps)
     if args.per_device_train_max_tokens == "auto":
         if checkpoint is not None:
-            args.per_device_train_max_tokens = load_state(checkpoint).settings["per_device_train_max_tokens"]
+            chosen["per_device_train_max_tokens"] = load_state(checkpoint).settings["per_device_train_max_tokens"]
         else:
-            args.per_device_train_max_tokens = largest_batch(model, args, accelerator, longest_side(train, args))
-            accelerator.print(f"--per_device_train_max_tokens auto: {args.per_device_train_max_tokens:,} tokens")
+            longest = longest_side(train, args)
+            chosen["per_device_train_max_tokens"] = largest_batch(model, args, accelerator, longest)
+            accelerator.print(f"--per_device_train_max_tokens auto: {chosen['per_device_train_max_tokens']:,} tokens")
+    return Namespace(**vars(args) | chosen)
 
 
 def longest_side(train, args) -> int:
