@@ -35,8 +35,9 @@ def label_smoothed_cross_entropy(
     `logits` (B,T,V) are used if the caller has them. Returns ().
 
     `soft_targets` add distillation (Hinton et al., 2015, section 2): tokens (B,T,K), the probabilities (B,T,K) that
-    teachers give them, which sum to 1, a weight w and a temperature T. The loss is then 1 - w times that of the labels
-    plus w T^2 times the cross-entropy of softmax(logits / T) against the teachers; T^2 makes up for smaller gradients.
+    the teachers give them, which sum to 1, a weight and a temperature. The loss is then 1 - weight times that of the
+    labels, plus weight times temperature^2 times the cross-entropy of softmax(logits / temperature) against the
+    teachers. The square makes up for gradients that a temperature above 1 shrinks.
     """
     kept, tokens = labels != -100, labels[..., None]
     probabilities = torch.full_like(tokens, 1 - label_smoothing, dtype=torch.float32)
