@@ -118,9 +118,9 @@ class TrainingOptions:
         "distill these models (ours or Marian ones, directories or Hub ids, with one vocabulary): the student also "
         "learns the mean of their predicted distributions; it takes the first one's tokenizer",
     )
-    teacher_top_k: int = option(8, "the most probable tokens that are kept of the teachers' distribution", ge=1)
-    distillation_weight: float = option(0.5, "share of the teachers in the loss; the rest is the labels'", ge=0)
-    distillation_temperature: float = option(1.0, "above 1, flattens distributions in the distillation loss", ge=0.1)
+    teacher_top_k: int = option(8, "keep this many of the most probable tokens of the teachers", ge=1)
+    distillation_weight: float = option(0.5, "share of the loss that compares with the teachers, not the labels", ge=0)
+    distillation_temperature: float = option(1.0, "above 1: flatter distributions in the distillation loss", ge=0.1)
     r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
