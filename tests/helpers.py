@@ -111,7 +111,7 @@ def read_sample(count: int) -> list[tuple[str, str]]:
 def table_rows(text: str) -> list[list[str]]:
     """The cells of each row of the Markdown tables in a text, also of the heads."""
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in cells] for cells in lines if set(cells[0].strip()) - {"-"}]
+    return [[cell.strip() for cell in cells] for cells in lines if set(cells[0].strip()) != {"-"}]
 
 
 def trained_marian(tokenizer: MarianTokenizer, pairs: list[tuple[str, str]]) -> MarianMTModel:

@@ -20,7 +20,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error.__cause__, HFValidationError):  # transformers took a missing directory for an id of the Hub
         return re.sub(r".*: ('.*')\..*", r"the directory \1 does not exist.", str(error.__cause__))
     if "weights_only" in str(error):  # torch advises to load it anyway
-        return "its pickle holds more than tensors, possibly code, and is not loaded."
+        return "it is damaged, or its pickle holds more than tensors, possibly code; it is not loaded."
     return " ".join(str(error).split())
 
 

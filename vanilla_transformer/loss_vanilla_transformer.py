@@ -5,8 +5,8 @@
     label_smoothed_cross_entropy     (B,T,d) (B,T) -> ()
     chunked_cross_entropy            (B,T,d) (V,d) (B,T) (B,T,K) (B,T,K) -> () and its gradients
 
-Letters: B sentences, T target length, d model width, V vocabulary size, K tokens that a target names, N target tokens
-without padding, n rows of one chunk of them. This file travels with every saved model.
+Letters: B sentences, T target length, d model width, V vocabulary size, K tokens with a share in a target,
+N target tokens without padding, n rows of one chunk of them. This file travels with every saved model.
 """
 
 import torch
@@ -34,20 +34,20 @@ def label_smoothed_cross_entropy(
     tokens of a whole optimizer step, the gradients of its micro-batches add up to the gradient of one large batch.
     `logits` (B,T,V) are used if the caller has them. Returns ().
 
-    `soft_targets` add distillation (Hinton et al., 2015, section 2): tokens (B,T,K), the probabilities (B,T,K) that
-    the teachers give them, which sum to 1, a weight and a temperature. The loss is then 1 - weight times that of the
-    labels, plus weight times temperature^2 times the cross-entropy of softmax(logits / temperature) against the
-    teachers. The square makes up for gradients that a temperature above 1 shrinks.
+    `soft_targets` add distillation (Hinton et al., 2015, section 2): tokens (B,T,K) of the teachers, their
+    probabilities (B,T,K) at the temperature, which sum to 1, a weight and the temperature. The loss is then 1 - weight
+    times that of the labels, plus weight times temperature^2 times the cross-entropy of softmax(logits / temperature)
+    against the teachers. The square makes up for gradients that a temperature above 1 makes smaller.
     """
     kept, tokens = labels != -100, labels[..., None]
     probabilities = torch.full_like(tokens, 1 - label_smoothing, dtype=torch.float32)
     soft_tokens, soft_probabilities, weight, temperature = soft_targets or (None, None, 0.0, 1.0)
-    if weight and temperature == 1:  # one softmax serves both: their mixture is the target
+    if weight and temperature == 1:  # both are targets of one softmax, so they are mixed into one target
         tokens = torch.cat([tokens, soft_tokens], dim=-1)
         probabilities = torch.cat([(1 - weight) * probabilities, weight * soft_probabilities], dim=-1)
         label_smoothing *= 1 - weight
     total = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing, logits)
-    if temperature != 1:
+    if weight and temperature != 1:
         soft = cross_entropy(hidden, lm_head, kept, soft_tokens, soft_probabilities, 0.0, logits, temperature)
         total = (1 - weight) * total + weight * temperature**2 * soft
     return total / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
@@ -65,10 +65,10 @@ def cross_entropy(
 ) -> Tensor:
     """Cross-entropy of softmax(logits / temperature) at the `kept` positions (B,T), summed; ().
 
-    The target distribution has `probabilities` (B,T,K) for `tokens` (B,T,K), and spreads the probability `uniform`
-    over the vocabulary; together they are 1. Other arguments as in [`label_smoothed_cross_entropy`].
+    The target distribution gives `probabilities` (B,T,K) to `tokens` (B,T,K), of which some may be the same, and
+    `uniform` / V more to every token of the vocabulary. Other arguments as in [`label_smoothed_cross_entropy`].
     """
-    # An adapter or a quantizer replaces the layer, its weight or its forward method: then the layer must be called.
+    # An adapter or a quantizer replaces the layer, its weight or its forward method: then the layer is called, below.
     is_plain = type(lm_head) is nn.Linear and type(lm_head.weight) in (nn.Parameter, Tensor)
     if logits is None and is_plain and "forward" not in vars(lm_head):
         device = hidden.device.type
@@ -77,10 +77,12 @@ def cross_entropy(
         targets = (kept, tokens, probabilities, uniform)
         needs_grad = torch.is_grad_enabled()
         return chunked_cross_entropy(hidden / temperature, lm_head.weight, bias, *targets, dtype, needs_grad)[0]
-    logits = lm_head(hidden) if logits is None else logits
-    predicted = (logits.float() / temperature).log_softmax(dim=-1)
+    logits = (lm_head(hidden) if logits is None else logits).float()
+    predicted = (logits if temperature == 1 else logits / temperature).log_softmax(dim=-1)
     expected = (probabilities * predicted.gather(-1, tokens.clamp(min=0))).sum(dim=-1)  # -100 has no logit
-    return -(expected + uniform * predicted.mean(dim=-1)).masked_fill(~kept, 0).sum()
+    if uniform:
+        expected = expected + uniform * predicted.mean(dim=-1)
+    return -expected.masked_fill(~kept, 0).sum()
 
 
 # A custom operator, so that torch.compile treats it as one opaque operation for any number of tokens. Its name derives
@@ -119,7 +121,7 @@ def chunked_cross_entropy(
         chunk = x @ projection.T  # (n,V)
         for part, ids, shares in zip(*(t.split(softmax_rows) for t in (chunk, *targets)), strict=True):
             logits = part.float() if bias is None else part.float() + bias
-            # Of a target q, the loss is log(sum(exp(logits))) - sum(q logits).
+            # The cross-entropy with a target q is log(sum(exp(logits))) - sum(q logits).
             expected = (shares * logits.gather(1, ids)).sum(dim=1, keepdim=True)
             if uniform:
                 expected += uniform * logits.mean(dim=1, keepdim=True)

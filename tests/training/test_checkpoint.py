@@ -173,7 +173,7 @@ DAMAGES = [
 @pytest.mark.parametrize("name, harm", DAMAGES)
 def test_damaged_or_foreign_checkpoint_is_named(name, harm, folder, accelerator):
     harm(folder / name)
-    with pytest.raises(UserError, match=f"^{folder} cannot be read; delete it to resume from an older one: .+"):
+    with pytest.raises(UserError, match=rf"^{folder} cannot be read: .*; delete it to resume from an older one\.$"):
         Run(accelerator).load(folder)
 
 

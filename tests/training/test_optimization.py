@@ -174,7 +174,7 @@ def paper_distillation(logits, batch: dict, weight: float, temperature: float, s
     return (1 - weight) * hard + weight * temperature**2 * soft
 
 
-MIXTURES = [(1, 0, 1), (5, 0, 1), (0, 0.5, 1), (0, 0.3, 2), (0, 1, 0.7), (2, 0.4, 1), (2, 0.4, 3)]
+MIXTURES = [(1, 0, 1), (5, 0, 1), (0, 0.5, 1), (0, 0.3, 2), (0, 1, 0.7), (0, 0.5, 0.1), (2, 0.4, 1), (2, 0.4, 3)]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -126,9 +126,9 @@ def check_options(options: argparse.Namespace):
         raise UserError(f"--tune cannot use these; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
     if options.output and (options.output / "results.json").exists():
         raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
-    given = [Path(name).resolve() for name in (options.references, options.sources) if name]
-    if options.output and any(file.parent == options.output.resolve() for file in given):
-        raise UserError(f"--references or --sources is in --output {options.output}; choose another directory.")
+    for name in filter(None, [options.references, options.sources]):
+        if options.output and Path(name).resolve().parent == options.output.resolve():
+            raise UserError(f"{name} is in --output {options.output}; choose another directory for the results.")
     if options.comet and not shutil.which("comet-score"):
         raise UserError("--comet needs the program comet-score; install it with `pipx install unbabel-comet`.")
 

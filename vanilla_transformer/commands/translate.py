@@ -11,7 +11,7 @@ from statistics import mean
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import UserError, explaining, loading, one_line
+from ..errors import UserError, loading, one_line
 from ..evaluation.mbr import most_similar
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
@@ -102,5 +102,7 @@ def translate(
 
 def decode(line: bytes, number: int) -> str:
     """The text of line `number`, without its end; raises UserError if it is not UTF-8."""
-    with explaining(f"line {number} is not UTF-8; convert the input, for example with iconv", UnicodeDecodeError):
+    try:
         return line.decode("utf-8-sig").rstrip("\r\n")  # without the byte order mark of Windows editors
+    except UnicodeDecodeError as error:
+        raise UserError(f"line {number} is not UTF-8; convert the input, for example with iconv.") from error

@@ -105,7 +105,7 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
 
 
 def native_family(config: VanillaTransformerConfig) -> str:
-    """The name of the family to convert a model with this config to, if [`check_family`] allows it."""
+    """The family that is closest to this config; [`check_family`] tells whether it fits."""
     if config.position_embedding_type == "learned":
         return "blenderbot"
     return "pegasus" if config.norm_first else "marian"

@@ -118,9 +118,11 @@ class TrainingOptions:
         "distill these models (ours or Marian ones, directories or Hub ids, with one vocabulary): the student also "
         "learns the mean of their predicted distributions; it takes the first one's tokenizer",
     )
-    teacher_top_k: int = option(8, "keep this many of the most probable tokens of the teachers", ge=1)
-    distillation_weight: float = option(0.5, "share of the loss that compares with the teachers, not the labels", ge=0)
-    distillation_temperature: float = option(1.0, "above 1: flatter distributions in the distillation loss", ge=0.1)
+    teacher_top_k: int = option(8, "most probable tokens of the teachers that are kept at each position", ge=1)
+    distillation_weight: float = option(0.5, "share of the teachers in the loss; the labels have the rest", ge=0)
+    distillation_temperature: float = option(
+        1.0, "above 1, flattens both distributions in the distillation loss", ge=0.1
+    )
     r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
@@ -298,11 +300,11 @@ def check_conflicts(args: argparse.Namespace):
     if args.streaming and args.max_steps is None:
         raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")
     if args.streaming and args.dataloader_num_workers:
-        raise UserError("--dataloader_num_workers cannot be used with --streaming; leave it out.")
+        raise UserError("--streaming reads in the training process; leave out --dataloader_num_workers.")
     if args.distillation_weight > 1:
         raise UserError(f"--distillation_weight is {args.distillation_weight}; it is a share of the loss, at most 1.")
     if args.teacher and (args.streaming or args.bpe_dropout):
-        raise UserError("--teacher cannot be used with --streaming or --bpe_dropout: teachers read every pair once.")
+        raise UserError("--teacher reads all pairs before training; leave out --streaming and --bpe_dropout.")
     if args.average_checkpoints_by == "score" and not (args.average_checkpoints and args.eval_steps):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
     if args.tokenizer_name and args.model_name_or_path:

@@ -3,11 +3,12 @@
 Each is written to a temporary folder and renamed, so that a killed run leaves only complete ones.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.pairs import fingerprint
-from ..errors import UserError, explaining, one_line
+from ..errors import UserError, one_line
 from .distributed import copy_weights, run_on_main
 from .state import TrainerState, Triggers
 
@@ -70,10 +71,14 @@ def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: Train
     run_on_main(accelerator, write)
 
 
-def reading(checkpoint: Path) -> AbstractContextManager:
+@contextlib.contextmanager
+def reading(checkpoint: Path) -> Iterator[None]:
     """Turns the error of a missing, damaged or foreign file of a checkpoint into a UserError."""
-    message = f"{checkpoint} cannot be read; delete it to resume from an older one"
-    return explaining(message, OSError, ValueError, TypeError, KeyError, SafetensorError)
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        reason = one_line(error).rstrip(".")
+        raise UserError(f"{checkpoint} cannot be read: {reason}; delete it to resume from an older one.") from error
 
 
 def load_state(checkpoint: Path) -> TrainerState:
@@ -161,9 +166,11 @@ def prepare_output_dir(lock: FileLock, recipe: str):
     Raises UserError if another run is using it.
     """
     output_dir = Path(lock.lock_file).parent
-    output_dir.mkdir(parents=True, exist_ok=True)
-    with explaining(f"Another run is writing to --output_dir {output_dir}; choose another directory", Timeout):
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire()
+    except Timeout as error:
+        raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
     for remains in output_dir.glob("checkpoint-*.tmp"):  # of a killed run
         shutil.rmtree(remains, ignore_errors=True)
     (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")

@@ -86,7 +86,9 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
     if args.teacher:
         tokens, probabilities = (batch[name] for name in SOFT_TARGETS)
         temperature = args.distillation_temperature
-        softened = functional.normalize(probabilities ** (1 / temperature), p=1, dim=-1)  # the rest of V gets 0
+        # Divided by the largest first, so that no power underflows; padding stays 0. The rest of V gets 0.
+        softened = functional.normalize(probabilities, p=math.inf, dim=-1) ** (1 / temperature)
+        softened = functional.normalize(softened, p=1, dim=-1)
         inputs["soft_targets"] = (tokens, softened, args.distillation_weight, temperature)
     inputs |= {"label_smoothing": args.label_smoothing_factor, "num_items_in_batch": num_tokens}
     outputs = model(**inputs, output_logits=bool(args.r_drop_alpha))
