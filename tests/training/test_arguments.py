@@ -226,7 +226,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         (
             "--streaming --max_steps=5 --dataloader_num_workers=1",
             "--streaming=0",
-            "leave out --dataloader_num_workers",
+            "--streaming reads in the training process",
         ),
         ("--average_checkpoints_by=score --eval_steps=3", "--average_checkpoints=3", "--average_checkpoints_by score"),
         ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
@@ -243,7 +243,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
             "--train_file_tags has 2 values for 1 training files; give one per file.",
         ),
         ("--teacher x y --bpe_dropout=0.1", "--bpe_dropout=0", "--teacher reads all pairs before training; leave out"),
-        ("--teacher x --streaming --max_steps=5", "--streaming=0", "leave out --streaming and --bpe_dropout"),
+        ("--teacher x --streaming --max_steps=5", "--streaming=0", "--teacher reads all pairs before training"),
         ("--streaming --max_steps=5 --train_file x y --dataset_name=", "--train_file x", "--streaming reads one"),
         ("--early_stopping_patience=2", "--eval_steps=3", "--early_stopping_patience needs --eval_steps."),
     ],
