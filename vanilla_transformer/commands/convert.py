@@ -25,6 +25,7 @@ FORMS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser):
+    """The options of `vanilla-transformer convert`."""
     add = parser.add_argument
     add("model", metavar="MODEL", help="a model directory, a Hub id, or a checkpoint of fairseq (.pt)")
     add("output_dir", metavar="OUTPUT_DIR", type=Path, help="a new directory")

@@ -16,6 +16,7 @@ from .options import positive
 
 
 def add_arguments(parser: argparse.ArgumentParser):
+    """The options of `vanilla-transformer demo`."""
     add = parser.add_argument
     add("--model", required=True, help="a model directory or a Hub id")
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")

@@ -40,6 +40,7 @@ EXAMPLES = """
 
 
 def add_arguments(parser: argparse.ArgumentParser):
+    """The options of `vanilla-transformer evaluate`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog += EXAMPLES
     add = parser.add_argument

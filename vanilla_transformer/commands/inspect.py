@@ -23,6 +23,7 @@ from .options import add_dataset_options, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser):
+    """The options of `vanilla-transformer inspect shapes`, `attention`, `align` and `explorer`."""
     what = parser.add_subparsers(dest="what", required=True, metavar="shapes|attention|align|explorer")
     shapes = what.add_parser(
         "shapes",
@@ -88,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(options: argparse.Namespace):
+    """Runs the inspection that was chosen."""
     actions = {"shapes": print_shapes, "attention": show_attention, "align": print_alignments, "explorer": make_page}
     # These errors are for an impossible model or size.
     with explaining(f"{options.what} failed", RuntimeError, ValueError, IndexError, StrictDataclassError):
@@ -95,6 +97,7 @@ def run(options: argparse.Namespace):
 
 
 def load(name: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+    """A model and its tokenizer."""
     with loading(name):
         translator = Translator.from_pretrained(name)
     return translator.model, translator.tokenizer

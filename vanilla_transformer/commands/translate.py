@@ -23,6 +23,7 @@ SAMPLING = {"do_sample": True, "num_beams": 1, "top_k": 0, "epsilon_cutoff": 0.0
 
 
 def add_arguments(parser: argparse.ArgumentParser):
+    """The options of `vanilla-transformer translate`."""
     add = parser.add_argument
     add("--model", required=True, nargs="+", help="a model directory or a Hub id; several are an ensemble")
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(options: argparse.Namespace):
+    """Loads the model and translates."""
     configure_malloc()
     disable_progress_bar()  # of transformers
     draws_samples = options.mbr and options.mbr_candidates == "samples"

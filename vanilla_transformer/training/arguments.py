@@ -193,6 +193,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def make_parser() -> Parser:
+    """A parser of all options, in the groups data, model and training."""
     parser = Parser(
         [DataOptions, MODEL_OPTIONS, TrainingOptions],
         prog="accelerate launch train.py",

@@ -53,6 +53,7 @@ def make_optimizer(model: nn.Module, args) -> torch.optim.AdamW:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):
+    """Sets the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 

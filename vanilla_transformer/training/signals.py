@@ -34,6 +34,7 @@ class GracefulShutdown:
             signal.signal(number, handler)
 
     def handle(self, number: int, frame):
+        """Notes the signal; see the class."""
         if self.signal_number is not None:
             if number == signal.SIGINT and time.monotonic() - self.received_at > REPEAT_AFTER:
                 raise KeyboardInterrupt

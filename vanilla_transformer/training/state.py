@@ -50,6 +50,7 @@ class TrainerState:
 
     @property
     def is_evaluated(self) -> bool:
+        """Whether the current step has been evaluated."""
         return any(entry["step"] == self.step for entry in self.evaluations())
 
     def ranking(self, metric: str) -> list[int]:
@@ -154,6 +155,7 @@ class Triggers:
         self.max_steps = max_steps
 
     def should_evaluate(self, step: int) -> bool:
+        """Whether the validation split is due at this step."""
         if step == self.max_steps:
             return bool(self.args.early_stopping_patience) or self.args.average_checkpoints_by == "score"
         return step > 0 and bool(self.args.eval_steps) and step % self.args.eval_steps == 0
