@@ -25,6 +25,13 @@ from .options import add_dataset_options, positive
 def add_arguments(parser: argparse.ArgumentParser):
     """The options of `vanilla-transformer inspect shapes`, `attention`, `align` and `explorer`."""
     what = parser.add_subparsers(dest="what", required=True, metavar="shapes|attention|align|explorer")
+    add_shapes(what)
+    for add in (add_attention, add_align, add_explorer):
+        add(what).add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
+
+
+def add_shapes(what):
+    """The options of `inspect shapes`."""
     shapes = what.add_parser(
         "shapes",
         dataclass_types=[MODEL_OPTIONS],
@@ -41,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     shapes.add_argument("--target_length", type=positive, default=10, help="T (default: %(default)s)")
     shapes.add_argument("--all_layers", action="store_true", help="print every layer in full")
 
+
+def add_attention(what) -> argparse.ArgumentParser:
+    """The options of `inspect attention`."""
     attention = what.add_parser(
         "attention",
         description="Translate a text and draw the attention weights of the heads of one layer. `inspect explorer` "
@@ -56,7 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser):
     attention.add_argument("--layer", type=int, default=-1, help="layer, from 0 (default: the last)")
     attention.add_argument("--head", type=int, help="head, from 0 (default: all)")
     attention.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
+    return attention
 
+
+def add_align(what) -> argparse.ArgumentParser:
+    """The options of `inspect align`."""
     align = what.add_parser(
         "align",
         description="Print the word alignment of each sentence pair, from the attention to the source: links source "
@@ -68,7 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser):
     )
     add_dataset_options(align, required=True)
     align.add_argument("--layer", type=int, default=-1, help="decoder layer, from 0 (default: the last)")
+    return align
 
+
+def add_explorer(what) -> argparse.ArgumentParser:
+    """The options of `inspect explorer`."""
     explorer = what.add_parser(
         "explorer",
         description="Write a web page to play with a model: step through translations and force other tokens, see the "
@@ -83,9 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     explorer.add_argument("--text", help="a text to translate, instead of the pairs of a dataset")
     add_dataset_options(explorer, required=False)
     explorer.add_argument("--sentences", type=positive, default=20, help="pairs to record (default: %(default)s)")
-
-    for one in (attention, align, explorer):
-        one.add_argument("--model", required=True, metavar="DIR_OR_ID", help="a model directory or a Hub id")
+    return explorer
 
 
 def run(options: argparse.Namespace):
