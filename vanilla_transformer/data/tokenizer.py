@@ -95,7 +95,7 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
         tokenizer.bos_token = tokenizer.bos_token or tokenizer.cls_token
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.is_fast:  # model-specific classes may rebuild the template or return token types; ours does neither
+    if tokenizer.is_fast:  # model-specific classes may rebuild the template or return token_type_ids; ours never does
         kept = ("clean_up_tokenization_spaces", "split_special_tokens", "model_max_length")
         kwargs = {name: getattr(tokenizer, name) for name in kept}
         return wrap(tokenizer.backend_tokenizer, **kwargs, **tokenizer.special_tokens_map)
