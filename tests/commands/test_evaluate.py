@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import TEXTS, command_error, read_sample, save_translator, translate_by_marian, writing_translator
-from transformers import GenerationConfig
+from transformers import GenerationConfig, M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
@@ -144,6 +144,31 @@ def test_models_translate_as_they_do_elsewhere(ours, marian, marian_pairs, tmp_p
     for row, same in zip(results["systems"].values(), again["systems"].values(), strict=True):
         assert {key: row[key] for key in same} == same
     assert "Translating" not in capsys.readouterr().out
+
+
+def test_a_multilingual_model_translates_into_the_target_language(tmp_path, capsys):
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "▁b"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = NllbTokenizer(vocab=vocabulary, merges=[("▁", "a"), ("▁", "b")])
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    torch.manual_seed(0)
+    model = M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), max_length=9, **sizes)).eval()
+    german = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("deu_Latn")}
+    words = {*vocabulary.values()} - {*tokenizer.all_special_ids}
+    # Otherwise an untrained model writes language tokens, or nothing.
+    model.generation_config.suppress_tokens = [*{*range(len(tokenizer))} - words - {*german.values()}]
+    model.save_pretrained(tmp_path / "nllb")
+    tokenizer.save_pretrained(tmp_path / "nllb")
+    write(tmp_path / "texts.txt", ["a b a", "b"])
+    texts = ["--model", tmp_path / "nllb", "--sources", tmp_path / "texts.txt", "--references", tmp_path / "texts.txt"]
+    evaluate(tmp_path / "out", *texts, "--source_lang", "fra_Latn", "--target_lang", "deu_Latn")
+    tokenizer.src_lang = "fra_Latn"
+    ids = [model.generate(**tokenizer(text, return_tensors="pt"), **german)[0] for text in ("a b a", "b")]
+    (file,) = (tmp_path / "out" / "hypotheses").iterdir()
+    found = file.read_text(encoding="utf-8").splitlines()
+    assert found == [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)] and any(found)
+    message = command_error(capsys, "evaluate", *map(str, texts), "--source_lang", "en", "--target_lang", "deu_Latn")
+    assert "nllb cannot be loaded: it translates between many languages; give --source_lang" in message
 
 
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])

@@ -13,6 +13,7 @@ from vanilla_transformer.data.pairs import tokenize_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import distillation
+from vanilla_transformer.training.checkpoint import compare_settings, run_settings
 from vanilla_transformer.training.distillation import add_soft_targets, soft_targets
 
 # ------------------------------------------------------------------------------------------------------------- targets
@@ -101,15 +102,27 @@ def test_cached_soft_targets_are_those_of_the_batch(run, teachers, tokenizer, mo
 
 
 @pytest.mark.parametrize("change", ["k", "one teacher", "data", "weights"])
-def test_soft_targets_of_something_else_are_not_used(change, run, teachers, tokenizer, monkeypatch, tmp_path):
+def test_soft_targets_of_something_else_are_not_used(
+    change, run, teachers, tokenizer, accelerator, monkeypatch, tmp_path
+):
+    """And a resumed run says that they changed."""
+
+    def settings(args, pairs) -> dict:
+        return run_settings(vars(args), {"train": pairs, "validation": pairs}, 1, accelerator)
+
     calls = count_calls(monkeypatch)
-    run("--teacher", *teachers)
+    before = settings(*run("--teacher", *teachers))
+    assert settings(*run("--teacher", *teachers)) == before
     if change == "weights":
         save_teacher(tmp_path / "2", tokenizer, 3)  # in the same place
     calls.clear()
     options = ["--teacher_top_k=4"] if change == "k" else []
-    run("--teacher", *teachers[: 1 if change == "one teacher" else 2], *options, pairs=39 if change == "data" else 40)
-    assert calls
+    chosen = teachers[: 1 if change == "one teacher" else 2]
+    after = settings(*run("--teacher", *chosen, *options, pairs=39 if change == "data" else 40))
+    assert calls and after["soft_targets"] != before["soft_targets"]
+    if change == "weights":
+        told = compare_settings(tmp_path, before, after)
+        assert told == {"soft_targets": "the soft targets (--teacher, its weights or --teacher_top_k)"}
 
 
 def test_interrupted_reading_leaves_nothing_to_use(run, teachers, tmp_path, monkeypatch):

@@ -191,7 +191,9 @@ def load_translator(name: str, options: argparse.Namespace) -> Translator:
     with loading(name):
         if is_ours:
             return Translator.from_pretrained(models, **given)
-        return GenerateTranslator.from_pretrained(name, use_safetensors=None, **given)  # its weights may be a pickle
+        translator = GenerateTranslator.from_pretrained(name, use_safetensors=None, **given)  # weights may be a pickle
+        translator.set_languages(options.source_lang, options.target_lang)
+        return translator
 
 
 def translate(name: str, sources: list[str], options: argparse.Namespace) -> tuple[list[str], float]:

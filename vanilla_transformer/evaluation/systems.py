@@ -21,6 +21,25 @@ class GenerateTranslator(Translator):
         self.models, self.tokenizer, self.max_tokens = models, tokenizer, max_tokens
         self.longest_source, self.too_long = max_source_length or tokenizer.model_max_length, "split"
 
+    def set_languages(self, source: str | None, target: str | None):
+        """Sets the languages of a multilingual model, such as NLLB, mBART or M2M100; does nothing for other models.
+
+        Raises ValueError if its tokenizer does not have these languages.
+        """
+        if not hasattr(self.tokenizer, "src_lang"):
+            return
+        token_id = getattr(
+            self.tokenizer, "get_lang_id", self.tokenizer.get_vocab().__getitem__
+        )  # M2M100 has the first
+        try:
+            _, self.model.generation_config.forced_bos_token_id = token_id(source), token_id(target)
+        except KeyError as error:
+            raise ValueError(
+                "it translates between many languages; give --source_lang and --target_lang as its tokenizer names "
+                "them, such as eng_Latn for NLLB, and name columns with --source_column and --target_column."
+            ) from error
+        self.tokenizer.src_lang = source
+
     def defaults(self, source_length: int, generation: dict) -> dict:
         """No options: the defaults are those of `generate`."""
         return {}

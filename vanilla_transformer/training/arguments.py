@@ -212,6 +212,7 @@ def make_parser() -> Parser:
 FILE_OPTIONS = {"train_file", "train_file_weights", "train_file_tags", "validation_file", "test_file"}
 NEEDS = dict.fromkeys(sorted(FILE_OPTIONS - {"train_file"}), "train_file")  # options that need another one
 NEEDS |= {"early_stopping_patience": "eval_steps", "native": "push_to_hub"}
+NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
 LISTS = {"train_file", "train_file_weights", "train_file_tags", "teacher"}  # options with one or more values
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
@@ -287,8 +288,9 @@ def check_conflicts(args: argparse.Namespace):
     """Raises UserError for options that contradict each other."""
     if args.dataset_name and args.train_file:
         raise UserError("--dataset_name and --train_file are both given; choose one.")
+    defaults = vars(DataOptions) | vars(TrainingOptions)
     for name, needed in NEEDS.items():
-        if getattr(args, name) and not getattr(args, needed):
+        if getattr(args, name) != defaults[name] and not getattr(args, needed):
             raise UserError(f"--{name} needs --{needed}.")
     for name in ("train_file_weights", "train_file_tags"):
         values = getattr(args, name)

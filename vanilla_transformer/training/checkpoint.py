@@ -218,15 +218,18 @@ SCORING = {"metric_for_best_model", "num_beams", "length_penalty", "bleu_tokeniz
 DESCRIPTIONS = {
     "data": "the training pairs (dataset, columns, limits or tokenizer)",
     "validation": "the validation pairs",
+    "soft_targets": "the soft targets (--teacher, its weights or --teacher_top_k)",
     "batches_per_step": "batches per step (processes times --gradient_accumulation_steps) were {}, now {}",
 }
 
 
 def run_settings(recipe: dict, splits: dict, batches_per_step: int, accelerator: Accelerator) -> dict:
     """What a checkpoint keeps, to be compared with the settings of the run that resumes from it."""
+    cache = splits["train"].cache_files if recipe["teacher"] else []  # named by a digest of pairs and teachers
     return recipe | {
         "data": fingerprint(splits["train"]),
         "validation": fingerprint(splits["validation"]),
+        "soft_targets": [Path(file["filename"]).stem for file in cache],
         "batches_per_step": batches_per_step,
         "mixed_precision": accelerator.mixed_precision,
     }
