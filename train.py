@@ -48,13 +48,13 @@ def main():
     if accelerator.device.type == "cpu":
         memory.configure_cpu(accelerator)
     disable_progress_bar()  # of transformers, for saving models
-    resumed = distributed.run_on_main(accelerator, checkpoint.resolve_resume_checkpoint, args)
+    resume_from = distributed.run_on_main(accelerator, checkpoint.resolve_resume_checkpoint, args)
 
     # -------------------------------------------------------------------------------------------------- data, model
     # One process per machine prepares what the others then read from its disk.
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(args)
-    tokenizer = distributed.run_on_main(accelerator, builders.make_tokenizer, args, pairs["train"], resumed)
+    tokenizer = distributed.run_on_main(accelerator, builders.make_tokenizer, args, pairs["train"], resume_from)
     torch.manual_seed(args.seed)
     model = builders.make_model(args, tokenizer, accelerator.device)
     if args.native:
@@ -65,14 +65,14 @@ def main():
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, args, accelerator)
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    args = builders.resolve_defaults(args, model, splits["train"], resumed, accelerator)
+    args = builders.resolve_defaults(args, model, splits["train"], resume_from, accelerator)
 
     # ------------------------------------------------------------------------------------ copies, shards, optimizer
-    # `whole` is scored and saved: the model itself, or an unsharded and uncompiled copy of the weights in `trained`.
+    # `full_model` is scored and saved: the model itself, or an unsharded, uncompiled copy that gets weights to use.
     is_sharded = distributed.number_of_shards(accelerator) > 1
-    whole = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
+    full_model = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay)) if args.ema_decay else None
-    trained = model if ema is None else ema.module
+    scored = model if ema is None else ema.module
     if is_sharded:
         distributed.shard(model)
         if ema is not None:
@@ -87,8 +87,8 @@ def main():
     recipe = resolved_recipe(args, model.config)
     settings = checkpoint.run_settings(recipe, splits, batches_per_step, accelerator)
     state = TrainerState(settings=settings)
-    if resumed is not None:
-        state = checkpoint.resume(resumed, settings, output_dir, model, ema, optimizer.optimizer, accelerator)
+    if resume_from is not None:
+        state = checkpoint.resume(resume_from, settings, output_dir, model, ema, optimizer.optimizer, accelerator)
     share = (state.position, accelerator.process_index, accelerator.num_processes)
     batches = training_batches(splits["train"], tokenizer, args, *share, stream_state=state.stream)
     max_steps = builders.count_steps(args, batches, batches_per_step, state.step, accelerator)
@@ -111,13 +111,13 @@ def main():
             # Save before evaluating, so that a run killed during an evaluation loses nothing.
             if (triggers.should_save(state.step) or stopping) and state.step != saved_step:
                 state.stream = batches.state
-                checkpoint.save(output_dir, model, whole, ema, optimizer.optimizer, tokenizer, state, accelerator)
+                checkpoint.save(output_dir, model, full_model, ema, optimizer.optimizer, tokenizer, state, accelerator)
                 saved_step = state.step
             if stopping:
                 raise Stopped(state.step, shutdown.signal_number)
             if triggers.should_evaluate(state.step) and not state.is_evaluated:
-                distributed.copy_weights(trained, whole)
-                scores = evaluate_split(whole, tokenizer, splits["validation"], "eval", args, accelerator)
+                distributed.copy_weights(scored, full_model)
+                scores = evaluate_split(full_model, tokenizer, splits["validation"], "eval", args, accelerator)
                 state.log_scores(scores)
                 accelerator.log(scalars(scores), step=state.step)
             if triggers.should_save(state.step) and accelerator.is_main_process:
@@ -137,7 +137,7 @@ def main():
                 is_last = i == len(micro_batches) - 1  # processes exchange gradients once a step
                 with contextlib.nullcontext() if is_last else accelerator.no_sync(wrapped):
                     loss = optim.compute_loss(wrapped, batch, tokens[0].clamp(min=1), args)
-                    accelerator.backward(loss * accelerator.num_processes)  # DDP averages gradients; we want the sum
+                    accelerator.backward(loss * accelerator.num_processes)  # DDP and FSDP average gradients; we sum
                 step_loss += loss.detach()
             grad_norm = optim.clip_grad_norm(wrapped, optimizer, args.max_grad_norm, accelerator)
             optim.set_learning_rate(optimizer, schedule(state.step + 1))
@@ -157,24 +157,24 @@ def main():
     # ------------------------------------------------------------------------------------------------ final scores
     if state.step < max_steps:
         accelerator.print(f"early stopping after step {state.step}")
-    distributed.copy_weights(trained, whole)
+    distributed.copy_weights(scored, full_model)
     chosen = distributed.run_on_main(accelerator, checkpoint.final_checkpoints, output_dir, state, triggers)
     if chosen:
-        checkpoint.load_weights(whole, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))
+        checkpoint.load_weights(full_model, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))
         accelerator.print(f"using the weights of {', '.join(one.name for one in chosen)}")
-    results = state.results() | {"num_parameters": whole.num_parameters()}
+    results = state.results() | {"num_parameters": full_model.num_parameters()}
     if args.tune_decoding:
-        results["tuned_decoding"] = tune_on_split(whole, tokenizer, splits["validation"], args, accelerator)
+        results["tuned_decoding"] = tune_on_split(full_model, tokenizer, splits["validation"], args, accelerator)
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
-            results |= evaluate_split(whole, tokenizer, splits[split], prefix, args, accelerator)
+            results |= evaluate_split(full_model, tokenizer, splits[split], prefix, args, accelerator)
     if not state.is_evaluated:
         state.log_scores(results)
     accelerator.log(scalars(results), step=state.step)
     if accelerator.is_main_process:
         results |= describe_run(args, splits, accelerator)
-        lowest_loss = optim.lowest_loss(args, whole.config.decoder_vocab_size)
-        save_model(output_dir, whole, tokenizer, results, state.history, lowest_loss)
+        lowest_loss = optim.lowest_loss(args, full_model.config.decoder_vocab_size)
+        save_model(output_dir, full_model, tokenizer, results, state.history, lowest_loss)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
             print(f"Pushed to {push(output_dir, args.hub_model_id, native=args.native).commit_url}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Repeats docs/results.md: three models by the published recipe, three students of them, and their scores.
+# Repeats docs/results.md at full length: three models by the published recipe, three students of them, and their scores.
 # bash recipes/multi30k_tiny.sh multi30k_tok outputs/multi30k_tiny          # after a stop, the same command resumes
 # Further options go to train.py: bash recipes/multi30k_tiny.sh sample_dataset outputs/trial --max_steps 100
 set -euo pipefail

@@ -151,7 +151,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         raise ValueError(f"`{key}` is not a field of {type(self).__name__}; {hint}")
 
     def validate_architecture(self):
-        """Raises ValueError for sizes that do not fit together."""
+        """Raises ValueError for incompatible sizes."""
         super().validate_architecture()
         for name in ["encoder_attention_heads", "decoder_attention_heads"]:
             heads = getattr(self, name)

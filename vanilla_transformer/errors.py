@@ -25,12 +25,13 @@ def one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def explaining(message: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turns errors of these kinds into a UserError: `message`, a colon, and the error on one line."""
+def explaining(message: str, *kinds: type[Exception], remedy: str = "") -> Iterator[None]:
+    """Turns errors of these kinds into a UserError: `message`, a colon, the error on one line, and the remedy."""
     try:
         yield
     except kinds as error:
-        raise UserError(f"{message}: {one_line(error)}") from error
+        reason = f"{one_line(error).rstrip('.')}; {remedy}." if remedy else one_line(error)
+        raise UserError(f"{message}: {reason}") from error
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""The Transformer of *Attention Is All You Need* (Vaswani et al., 2017, arXiv 1706.03762), in one file.
+"""The Transformer of *Attention Is All You Need* (Vaswani et al., 2017). This file travels with every saved model.
 
     what                                          section of the paper      shapes
     eager_attention_forward                       3.2.1 Equation 1          (B,h,T,k) (B,h,S,k) (B,h,S,k) -> (B,T,h,k)

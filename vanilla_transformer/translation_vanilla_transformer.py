@@ -54,9 +54,10 @@ class Translator:
         Translator.from_pretrained(["outputs/seed1", "outputs/seed2"])(["The dog sleeps."], num_beams=5)
 
     Texts are translated in batches of similar length and returned in their order; an empty text stays empty.
-    Translations end at the `max_length` of the model's generation config, as in `generate`, or if it is None 50 tokens
-    after the longest source of the batch (section 6.1). Beam search stops with as many finished hypotheses as beams
-    (`early_stopping=True`, as in CTranslate2), unless the call or the generation config sets `early_stopping`.
+    Translations end at the `max_length` of the model's generation config, as in `generate`. If that is None, they end
+    50 tokens after the length of the longest source in the batch (section 6.1). Beam search stops with as many
+    finished hypotheses as beams (`early_stopping=True`, as in CTranslate2), unless the call or the generation config
+    sets `early_stopping`.
 
     Args:
         model: A vanilla_transformer model, in evaluation mode. A list of them is an ensemble: at each step, it
@@ -162,7 +163,7 @@ class Translator:
         for name, tokenizer in zip(names, tokenizers, strict=True):
             if tokenizer.get_vocab() != tokenizers[0].get_vocab():
                 raise ValueError(
-                    f"{name} has another vocabulary than {names[0]}, so the probabilities of their tokens cannot be "
+                    f"{name} has a different vocabulary from {names[0]}, so the probabilities of tokens cannot be "
                     "averaged; train the models of an ensemble with the same --tokenizer_name."
                 )
         if device.type == "cpu":
@@ -299,7 +300,7 @@ class Translator:
             yield [found[first : first + n] for first in range(0, len(found), n)]
 
     def sequences_scores(self, output, generation: dict) -> torch.Tensor:
-        """What `sequences_scores` of our searches are: only tokens up to the first end count."""
+        """The scores that our own searches call `sequences_scores`: tokens after the first end token do not count."""
         log_probs = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
         saved = self.model.generation_config
         ends = generation.get("eos_token_id", saved.eos_token_id or self.model.config.eos_token_id)
@@ -406,7 +407,7 @@ def batches_by_length(lengths: list[int], max_tokens: int) -> Iterator[list[int]
 
 
 def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
-    """Splits `text` into the longest pieces that fit, between sentences, else clauses, else words."""
+    """Splits `text` into the longest pieces that fit: between sentences, else between clauses, else between words."""
     if fits(text) or level == len(CUTS):
         return [text]
     pieces, piece = [], ""
@@ -419,7 +420,7 @@ def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
 
 
 class VanillaTranslationPipeline(Pipeline):
-    """`pipeline("vanilla-translation", model=..., trust_remote_code=True)`: a [`Translator`] in transformers' shape.
+    """`pipeline("vanilla-translation", model=..., trust_remote_code=True)`: [`Translator`] as a transformers pipeline.
 
     Takes a text or a list of them and returns `[{"translation_text": ...}, ...]`. Options of [`Translator`] and of
     `generate` are given when the pipeline is made or when it is called.

@@ -280,7 +280,7 @@ BAD = {
     "same name": (["--hypotheses", "first.txt", "--model", "first", *TEXT_FILES], "2 .* have the same name, first;"),
     "cut file": (["--hypotheses", "cut.gz", *TEXT_FILES], "cut.gz cannot be read"),
     "second model": (["--model", "OURS", "no", "--length_penalty", "nan", *TEXT_FILES], "no cannot be loaded"),
-    "ensemble": (["--model", "MARIAN+OURS", *TEXT_FILES], "OURS has another vocabulary than MARIAN"),
+    "ensemble": (["--model", "MARIAN+OURS", *TEXT_FILES], "OURS has a different vocabulary from MARIAN"),
     "no model": (["--model", "done", *TEXT_FILES], "done cannot be loaded"),
     "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "OURS cannot translate.*finite number"),
     "other engine": (["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES], "MARIAN .* of type marian"),

@@ -44,13 +44,13 @@ def link(name):
 
 
 BROKEN = {
-    "no directory": (shutil.rmtree, "config.json does not exist; name the --output_dir"),
-    "no config": (remove("config.json"), "config.json does not exist"),
+    "no directory": (shutil.rmtree, "config.json cannot be read: [Errno 2]"),
+    "no config": (remove("config.json"), "config.json'; name the --output_dir of a finished training run."),
     "damaged config": (write("config.json", "{"), "config.json cannot be read"),
     "foreign config": (write("config.json", '{"model_type": "marian"}'), "of type marian, not vanilla_transformer"),
     "linked code": (link("modeling_vanilla_transformer.py"), "modeling_vanilla_transformer.py is a link"),
     "linked weights": (link("model.safetensors"), "model.safetensors is a link to a file elsewhere"),
-    "no results": (remove("all_results.json"), "all_results.json does not exist"),
+    "no results": (remove("all_results.json"), "all_results.json'; name the --output_dir"),
 }
 
 

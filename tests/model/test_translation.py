@@ -270,7 +270,9 @@ def test_an_ensemble_equals_a_search_over_its_models(folder, other_folder, gener
 
 def test_models_that_cannot_be_averaged_are_refused(folder, other_folder, text_tokenizer):
     train_tokenizer(["other texts"], 300).save_pretrained(other_folder)
-    with pytest.raises(ValueError, match=f"{other_folder} has another vocabulary than {folder}.*train the models of"):
+    with pytest.raises(
+        ValueError, match=f"{other_folder} has a different vocabulary from {folder}.*train the models of"
+    ):
         Translator.from_pretrained([folder, other_folder])
     with pytest.raises(ValueError, match="CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`"):
         Translator.from_pretrained([folder, folder], backend="ctranslate2")

@@ -151,6 +151,6 @@ def test_a_cache_that_cannot_be_written_is_named(run, teachers, tmp_path):
 def test_teacher_with_another_vocabulary_is_refused(run, teachers, marian, tmp_path):
     other = save_teacher(tmp_path / "other", train_tokenizer(["other words"], 300), 1)
     for name in (other, str(marian)):
-        message = f"^--teacher {name} has another vocabulary .* sequence-level distillation"
+        message = f"^--teacher {name} has a different vocabulary .* sequence-level distillation"
         with pytest.raises(UserError, match=message):
             run("--teacher", teachers[0], name)

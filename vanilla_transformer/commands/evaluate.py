@@ -122,7 +122,9 @@ def check_options(options: argparse.Namespace):
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.tune and options.dataset_name and options.split == "test":
-        raise UserError("--tune must not use the test split, which would overrate the model; give another --split.")
+        raise UserError(
+            "--tune must not use the test split, since that would inflate the test score; give another --split."
+        )
     if options.tune and any(getattr(options, name) is not None for name in GENERATION):
         raise UserError(f"--tune cannot use these; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
     if options.output and (options.output / "results.json").exists():

@@ -11,7 +11,7 @@ from statistics import mean
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import UserError, loading, one_line
+from ..errors import UserError, explaining, loading, one_line
 from ..evaluation.mbr import most_similar
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace):
 
 
 def translate_lines(translator: Translator, options: argparse.Namespace):
-    """Translates up to 10,000 lines at a time, sorted by length; lines that are typed at a terminal, one by one."""
+    """Translates up to 10,000 lines at a time, in batches by length; input typed at a terminal, line by line."""
     sys.stdout.reconfigure(encoding="utf-8")
     size = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
     done, distinct = 0, []
@@ -104,7 +104,6 @@ def translate(
 
 def decode(line: bytes, number: int) -> str:
     """The text of line `number`, without its end; raises UserError if it is not UTF-8."""
-    try:
+    remedy = "convert the input, for example with iconv"
+    with explaining(f"line {number} is not UTF-8", UnicodeDecodeError, remedy=remedy):
         return line.decode("utf-8-sig").rstrip("\r\n")  # without the byte order mark of Windows editors
-    except UnicodeDecodeError as error:
-        raise UserError(f"line {number} is not UTF-8; convert the input, for example with iconv.") from error

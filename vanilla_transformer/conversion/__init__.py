@@ -7,18 +7,3 @@ from .fairseq import fairseq_tokenizer, from_fairseq, from_fsmt
 from .loading import load_foreign
 from .native import from_blenderbot, from_marian, from_pegasus, to_blenderbot, to_marian, to_native, to_pegasus
 from .torch_transformer import from_torch_transformer
-
-__all__ = [
-    "fairseq_tokenizer",
-    "from_blenderbot",
-    "from_fairseq",
-    "from_fsmt",
-    "from_marian",
-    "from_pegasus",
-    "from_torch_transformer",
-    "load_foreign",
-    "to_blenderbot",
-    "to_marian",
-    "to_native",
-    "to_pegasus",
-]

@@ -188,7 +188,7 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
 
 
 def read_codes(codes: Path, vocabulary: dict[str, int]) -> models.BPE:
-    """The merges of subword-nmt, over the vocabulary and the pieces of merges that it lacks, which are added."""
+    """A BPE model with the merges of a subword-nmt codes file. Pieces that occur only in merges get new ids."""
     # `wor@@ d` of subword-nmt is `wor d</w>` in the codes and here.
     specials = SPECIAL_TOKENS.values()
     pieces = {t if t in specials else t[:-2] if t.endswith("@@") else f"{t}</w>": i for t, i in vocabulary.items()}

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from .weights import build, interleave, separate
+from .weights import build, interleave
 
 FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
 decoder_ffn_dim dropout attention_dropout activation_dropout activation_function max_position_embeddings
@@ -131,9 +131,9 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
     Where the architectures differ:
 
     - A bias of `lm_head` becomes their `final_logits_bias`, which is not trained.
-    - Sequences end at `max_position_embeddings`, raised to 1,024 if positions are sinusoidal, and so does `max_length`
-      if the generation config has no limit. Their positions count padding, so texts must be padded on the right.
-    - Pegasus and Blenderbot tie all three embedding matrices or none. If ours are tied in part, each gets a copy.
+    - Sequences have at most `max_position_embeddings` tokens, at least 1,024 if positions are sinusoidal. This also
+      becomes `max_length` if the generation config has no limit. Padding counts, so texts must be padded on the right.
+    - Pegasus and Blenderbot tie all three embedding matrices or none. If only some of ours are tied, each is a copy.
 
     The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if the
     target model does not support its value.
@@ -155,7 +155,7 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
         fields["max_position_embeddings"] = max(MIN_POSITIONS, ours.max_position_embeddings)
 
     native = family.model._from_config(family.model.config_class(**fields), dtype=model.dtype)
-    weights = separate(model.state_dict()) if is_sinusoidal else dict(model.state_dict())
+    weights = interleave(model.state_dict(), undo=True) if is_sinusoidal else dict(model.state_dict())
     if "lm_head.bias" in weights:
         weights["final_logits_bias"] = weights.pop("lm_head.bias")[None]  # (V,) -> (1,V)
     theirs = native.state_dict()  # has their position tables, which ours equal, and zeros as `final_logits_bias`

@@ -29,23 +29,13 @@ def rename(theirs: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> dict
     return ours
 
 
-def interleave(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Permutes the residual stream: features 0, d/2, 1, d/2 + 1, ... become 0, 1, 2, 3, ...
+def interleave(weights: Mapping[str, torch.Tensor], undo: bool = False) -> dict[str, torch.Tensor]:
+    """Permutes the residual stream: features 0, d/2, 1, d/2 + 1, ... become 0, 1, 2, 3, ..., or with `undo` back.
 
     This turns position embeddings with all sines first and then all cosines into the paper's, where they alternate.
     The model computes the same function: embeddings and sublayers write to the stream in the new order, sublayers and
     logits read from it in the new order, and layer normalization is independent of the order.
     """
-    return permute(weights, (2, -1))
-
-
-def separate(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The opposite of [`interleave`]: the features with even numbers come first."""
-    return permute(weights, (-1, 2))
-
-
-def permute(weights: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """Puts the d features of the residual stream into the order of a matrix of this shape, read column by column."""
     permuted = {}
     for name, tensor in weights.items():
         module, kind = name.split(".")[-2:]
@@ -54,8 +44,8 @@ def permute(weights: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> dict
         writes = module in ("out_proj", "fc2") or module.endswith("layer_norm")
         if writes or kind == "weight":
             axis = 0 if writes else 1
-            order = torch.arange(tensor.shape[axis], device=tensor.device).view(shape).T.flatten()
-            tensor = tensor.index_select(axis, order)
+            order = torch.arange(tensor.shape[axis], device=tensor.device)
+            tensor = tensor.index_select(axis, order.view((-1, 2) if undo else (2, -1)).T.flatten())
         permuted[name] = tensor
     return permuted
 

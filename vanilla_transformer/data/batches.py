@@ -29,7 +29,7 @@ from .tokenizer import with_bpe_dropout
 
 # Columns of pairs that teachers have read (training/distillation.py): k tokens per position, and their probabilities.
 SOFT_TARGETS = ("teacher_tokens", "teacher_probabilities")
-POOL_SIZE = 2**16  # pairs that are shuffled, then sorted by length together
+POOL_SIZE = 2**16  # shuffled pairs that are sorted by length together
 # A stream yields no batch of a pool until the whole pool is read, so pools start small and double in size.
 FIRST_POOL, LAST_POOL = 2**10, 2**15
 
@@ -79,7 +79,7 @@ def padding_fraction(source_lengths: np.ndarray, target_lengths: np.ndarray, bat
 
 @dataclass
 class TokenBatchSampler:
-    """The batches of one process as lists of indices, from batch number `start`, epoch after epoch without end."""
+    """The batches of one process as lists of indices, from batch number `start`, endlessly, epoch after epoch."""
 
     source_lengths: np.ndarray
     target_lengths: np.ndarray
@@ -163,8 +163,9 @@ class StreamedBatches:
     """Padded training batches of a stream, pool by pool.
 
     The files of the stream are shuffled by (seed, epoch) and read one after another, their pairs pool by pool. Every
-    process reads the whole stream and keeps its own batches. `state`, a dictionary for JSON, is the position of the
-    pool that the last batch was in; given one, reading begins there; batches numbered below `start` are discarded.
+    process reads the whole stream and keeps its own batches. `state`, a JSON-serializable dictionary, is the position
+    of the pool that the last batch was in; given one, reading begins there; batches numbered below `start` are
+    discarded.
     """
 
     stream: IterableDataset
@@ -231,9 +232,9 @@ def training_batches(
     num_processes: int = 1,
     stream_state: dict | None = None,
 ) -> PairLoader | StreamedBatches:
-    """Padded training batches of this process without end, from batch number `start`.
+    """Endless padded training batches of this process, from batch number `start`.
 
-    `stream_state` is the `state` of these batches, for a stream, before batch `start` was read.
+    For a stream, `stream_state` is the `state` saved with the checkpoint; reading begins there.
     """
     collate, max_tokens = PairCollator(tokenizer), args.per_device_train_max_tokens
     if args.bpe_dropout:

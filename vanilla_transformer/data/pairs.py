@@ -69,8 +69,8 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
             )
     if "validation" not in pairs:
         hold_out_validation(pairs, args)
-    with reading(where(args)):  # a stream is first read here
-        columns = choose_columns(pairs["train"], args, where(args))
+    with reading(dataset_label(args)):  # a stream is first read here
+        columns = choose_columns(pairs["train"], args, dataset_label(args))
         for split, dataset in pairs.items():
             pairs[split] = select_pair(dataset, *choose_columns(dataset, args, origins[split], columns))
         if args.train_file:
@@ -99,7 +99,7 @@ def load_split(args) -> Dataset:
     splits = load_dataset(args)
     check_split(splits, args.split, args)
     rows = splits[args.split]
-    pairs = select_pair(rows, *find_columns(rows, args, where(args)))
+    pairs = select_pair(rows, *find_columns(rows, args, dataset_label(args)))
     others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
     return datasets.concatenate_datasets([pairs, others], axis=1) if others.column_names else pairs
 
@@ -117,14 +117,14 @@ def reading(what: str, remedy: str = ""):
         raise UserError(f"{what} could not be read: {reason}{remedy}") from error
 
 
-def where(args) -> str:
+def dataset_label(args) -> str:
     """How messages refer to the dataset: its name, or that of the first training file."""
     return args.dataset_name or args.train_file[0]
 
 
 def check_split(splits: dict, name: str, args):
     if name not in splits:
-        raise UserError(f"{where(args)} has no split '{name}'; its splits: {', '.join(splits)}.")
+        raise UserError(f"{dataset_label(args)} has no split '{name}'; its splits: {', '.join(splits)}.")
 
 
 def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
@@ -203,13 +203,15 @@ def hold_out_validation(pairs: dict, args):
     """Takes the last pairs of the training split for validation, `args.validation_split_percentage` of them."""
     remedy = "give validation pairs with --validation_split or --validation_file."
     if args.streaming:
-        raise UserError(f"{where(args)} has no validation split, and a stream cannot be split; {remedy}")
+        raise UserError(f"{dataset_label(args)} has no validation split, and a stream cannot be split; {remedy}")
     train = pairs["train"]
     count = max(1, len(train) * args.validation_split_percentage // 100)
     if count >= len(train):
-        raise UserError(f"{where(args)} has {len(train)} pair(s), too few to hold some out for validation; {remedy}")
+        raise UserError(
+            f"{dataset_label(args)} has {len(train)} pair(s), too few to hold some out for validation; {remedy}"
+        )
     PartialState().print(
-        f"{where(args)} has no validation split: the last {count:,} pairs of the training split are held out."
+        f"{dataset_label(args)} has no validation split: the last {count:,} pairs of the training split are held out."
     )
     pairs["validation"] = train.skip(len(train) - count)
     pairs["train"] = train.take(len(train) - count)

@@ -67,11 +67,12 @@ def wrap(tokenizer: Tokenizer, **kwargs) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTrainedTokenizerBase:
-    """Loads a tokenizer of the Hub or a directory and makes it end every sentence with its end-of-sentence token.
+    """Loads a tokenizer from the Hub or a directory and makes it end every sentence with its end-of-sentence token.
 
     A missing end-of-sentence token is replaced by the separator (BERT), a missing padding token by the
     end-of-sentence token (GPT-2). The tokenizer is saved with the model in this form, and so encodes as in training. A
-    slow tokenizer, such as Marian's, is returned unchanged if it already ends every sentence so, else refused.
+    slow tokenizer, such as Marian's, is returned unchanged if it already ends every sentence this way, and refused
+    otherwise.
 
     `option` is the command-line option that gave `name_or_path`, for messages. Raises UserError if there is no such
     tokenizer, it needs remote code or a package that is not installed, or it has no token to end a sentence with.

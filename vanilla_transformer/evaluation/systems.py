@@ -15,7 +15,7 @@ from ..translation_vanilla_transformer import Translator
 
 
 class GenerateTranslator(Translator):
-    """A [`Translator`] for one sequence-to-sequence model of any other kind, which translates with its `generate`."""
+    """A [`Translator`] for any other sequence-to-sequence model; it calls the model's own `generate`."""
 
     def __init__(self, models, tokenizer, max_tokens: int = 4096, max_source_length: int | None = None):
         self.models, self.tokenizer, self.max_tokens = models, tokenizer, max_tokens

@@ -1,1 +1,1 @@
-"""The model card, and the upload of a trained model to the Hub."""
+"""The model card, the upload of a trained model to the Hub, and a Space that serves the demo."""

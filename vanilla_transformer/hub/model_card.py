@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .. import VanillaTransformerConfig
-from ..errors import UserError, one_line
+from ..errors import UserError, explaining
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
@@ -122,12 +122,9 @@ def code(value) -> str:
 def read_file(path: Path) -> dict:
     """The dictionary in a JSON or YAML file; raises UserError if the file is missing or cannot be parsed."""
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
-    try:
+    remedy = "name the --output_dir of a finished training run"
+    with explaining(f"{path} cannot be read", OSError, ValueError, yaml.YAMLError, remedy=remedy):
         return parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist; name the --output_dir of a finished training run.") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def public_name(name_or_path: str) -> str:

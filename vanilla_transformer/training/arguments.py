@@ -64,7 +64,7 @@ class DataOptions:
     train_split: str | None = option(None, "the split to train on (default: train)")
     validation_split: str | None = option(None, "the split to validate on (default: validation)")
     test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
-    validation_split_percentage: int = option(5, "share of the training split held out if none is given", ge=1, lt=100)
+    validation_split_percentage: int = option(5, "percent of train to validate on if no split is given", ge=1, lt=100)
     source_lang: str | None = option(None, "the source language: a column name, or a key of `translation`")
     target_lang: str | None = option(None, "the target language")
     source_column: str | None = option(None, "the column with source texts, if it is not named after the language")
@@ -89,7 +89,9 @@ class TrainingOptions:
 
     output_dir: str = option("outputs/model", "where the model, its checkpoints and its results are written")
     dry_run: bool = option(False, "print what would be trained, up to the first step, then exit")
-    model_name_or_path: str | None = option(None, "fine-tune this model (ours or a Marian one) with its tokenizer")
+    model_name_or_path: str | None = option(
+        None, "fine-tune this model (ours or a convertible one) with its tokenizer"
+    )
     per_device_train_max_tokens: str = option(
         "4096", "tokens in a batch on each device: sentences x longest side; auto: as many as fit, at most 32,768"
     )
@@ -115,8 +117,8 @@ class TrainingOptions:
     )
     teacher: list[str] | None = option(
         None,
-        "distill these models (ours or Marian ones, directories or Hub ids, with one vocabulary): the student also "
-        "learns the mean of their predicted distributions; it takes the first one's tokenizer",
+        "distill these models (ours, or ones that can be converted; directories or Hub ids, with one vocabulary): the "
+        "student also learns the mean of their predicted distributions; it takes the first one's tokenizer",
     )
     teacher_top_k: int = option(8, "most probable tokens of the teachers that are kept at each position", ge=1)
     distillation_weight: float = option(0.5, "share of the teachers in the loss; the labels have the rest", ge=0)
@@ -133,7 +135,7 @@ class TrainingOptions:
     logging_steps: int = option(10, "log every N steps", ge=1)
     save_total_limit: int = option(2, "number of checkpoints to keep; the best one is always kept", ge=1)
     resume_from_checkpoint: str | None = option(
-        None, "resume from this checkpoint, or the newest valid one in output_dir", nargs="?", const="newest"
+        None, "resume from this checkpoint, or from the newest one in output_dir", nargs="?", const="newest"
     )
     early_stopping_patience: int | None = option(
         None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights", ge=1
@@ -142,7 +144,7 @@ class TrainingOptions:
     on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss spikes; NaN always stops")
     num_beams: int = option(1, "beams in evaluation, and the model's default", ge=1)
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
-    tune_decoding: bool = option(False, "at the end, choose both by BLEU on the validation split, for the saved model")
+    tune_decoding: bool = option(False, "choose num_beams and length_penalty by validation BLEU at the end")
     bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
     report_to: str = option("none", "none, tensorboard, wandb, trackio, ... (any tracker of Accelerate)")
     push_to_hub: bool = option(False, "push the trained model to the Hub")

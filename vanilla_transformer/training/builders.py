@@ -85,7 +85,7 @@ def new_model(args, tokenizer, options: dict) -> VanillaTransformerForConditiona
 
 
 def model_to_fine_tune(args, options: dict) -> VanillaTransformerForConditionalGeneration:
-    """`--model_name_or_path`, ours or a Marian one, with the dropout options that were given."""
+    """`--model_name_or_path`, ours or one that can be converted, with the dropout options that were given."""
     name, fields = f"--model_name_or_path {args.model_name_or_path}", model_fields(args)
     dropouts = {field: value for field, value in fields.items() if "dropout" in field}
     with loading(name):

@@ -3,12 +3,11 @@
 Each is written to a temporary folder and renamed, so that a killed run leaves only complete ones.
 """
 
-import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.pairs import fingerprint
-from ..errors import UserError, one_line
+from ..errors import UserError, explaining, one_line
 from .distributed import copy_weights, run_on_main
 from .state import TrainerState, Triggers
 
@@ -36,15 +35,17 @@ LOCK = ".lock"
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: TrainerState, accelerator: Accelerator):
+def save(
+    output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: TrainerState, accelerator: Accelerator
+):
     """Writes a checkpoint on the main process; every process must call it, to gather what is sharded.
 
-    `whole` is the unsharded, uncompiled copy of `model` (or `model` itself) that is written. The optimizer state is
-    saved by parameter name, so that any number of processes can load it.
+    What is written is `full_model`, the unsharded, uncompiled copy of `model`, or `model` itself. The optimizer state
+    is saved by parameter name, so that any number of processes can load it.
 
     Raises OSError if it cannot be written; the previous checkpoints are intact.
     """
-    copy_weights(model, whole)
+    copy_weights(model, full_model)
     optimizer_state = get_optimizer_state_dict(model, optimizer, options=ON_MAIN)
     average = get_model_state_dict(ema.module, options=ON_MAIN) if ema is not None else None
     state.scaler = {} if accelerator.scaler is None else accelerator.scaler.state_dict()
@@ -53,14 +54,14 @@ def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: Train
         """Called on the main process, with the gathered tensors."""
         folder, temporary = (output_dir / f"checkpoint-{state.step}{suffix}" for suffix in ("", ".tmp"))
         try:
-            whole.save_pretrained(temporary)
+            full_model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
             moments = {
                 f"{name}/{key}": v for name, part in optimizer_state["state"].items() for key, v in part.items()
             }
             save_file(moments, temporary / "optimizer.safetensors")
             if average is not None:  # each tied weight once
-                tensors = {name: average[name] for name, _ in whole.named_parameters()}
+                tensors = {name: average[name] for name, _ in full_model.named_parameters()}
                 save_file(tensors, temporary / "ema.safetensors")
             (temporary / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
             temporary.rename(folder)
@@ -71,14 +72,10 @@ def save(output_dir: Path, model, whole, ema, optimizer, tokenizer, state: Train
     run_on_main(accelerator, write)
 
 
-@contextlib.contextmanager
-def reading(checkpoint: Path) -> Iterator[None]:
+def reading(checkpoint: Path) -> AbstractContextManager:
     """Turns the error of a missing, damaged or foreign file of a checkpoint into a UserError."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        reason = one_line(error).rstrip(".")
-        raise UserError(f"{checkpoint} cannot be read: {reason}; delete it to resume from an older one.") from error
+    kinds = (OSError, ValueError, TypeError, KeyError, SafetensorError)
+    return explaining(f"{checkpoint} cannot be read", *kinds, remedy="delete it to resume from an older one")
 
 
 def load_state(checkpoint: Path) -> TrainerState:
@@ -171,7 +168,7 @@ def prepare_output_dir(lock: FileLock, recipe: str):
         lock.acquire()
     except Timeout as error:
         raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
-    for remains in output_dir.glob("checkpoint-*.tmp"):  # of a killed run
+    for remains in output_dir.glob("checkpoint-*.tmp"):
         shutil.rmtree(remains, ignore_errors=True)
     (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
 
@@ -278,8 +275,8 @@ def resume(
             name, _, moment = key.rpartition("/")
             moments.setdefault(name, {})[moment] = tensor
         groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
-        whole = {"state": moments, "param_groups": groups}
-        set_optimizer_state_dict(model, optimizer, whole, options=StateDictOptions(full_state_dict=True))
+        optimizer_state = {"state": moments, "param_groups": groups}
+        set_optimizer_state_dict(model, optimizer, optimizer_state, options=StateDictOptions(full_state_dict=True))
     if state.scaler and accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(state.scaler)
     for change in changed.values():

@@ -92,7 +92,7 @@ def load_teacher(
     is_same = load_tokenizer(name, "--teacher").get_vocab() == tokenizer.get_vocab()
     if not is_same or teacher.config.decoder_vocab_size != config.decoder_vocab_size:
         raise UserError(
-            f"--teacher {name} has another vocabulary than the student, and cannot teach it word by word; use "
+            f"--teacher {name} has a different vocabulary from the student, and cannot teach it token by token; use "
             "sequence-level distillation instead: train on its translations, as docs/training.md shows."
         )
     return teacher

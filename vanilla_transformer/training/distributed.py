@@ -33,9 +33,9 @@ def make_accelerator(args) -> Accelerator:
     if parse_flag_from_env("ACCELERATE_USE_FSDP") and os.environ.get("FSDP_VERSION") != "2":
         raise UserError("FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.")
     trackers = [name for name in args.report_to.split(",") if name != "none"]
-    patience = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
+    timeout = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
     with explaining(f"Accelerate cannot start with --report_to {args.report_to}", ValueError):
-        accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[patience])
+        accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[timeout])
     if trackers and not accelerator.log_with:
         raise UserError(f"--report_to {args.report_to} is not installed; install it, or choose another tracker.")
     return accelerator

@@ -81,15 +81,15 @@ def step_bytes(model: nn.Module, args, accelerator, length: int) -> tuple[int, i
         copies += 1  # the buffer in which replicas exchange gradients
     needs_copy = args.ema_decay or args.torch_compile or shards > 1  # for evaluation
     one, two = (activation_bytes(model, args, accelerator, pairs, length) for pairs in (1, 2))
-    of_no_pair = max(0, 2 * one - two)  # extrapolated
-    constant = weights * copies // shards + (weights if needs_copy else 0) + of_no_pair
+    fixed = max(0, 2 * one - two)  # extrapolated to a batch of no pairs
+    constant = weights * copies // shards + (weights if needs_copy else 0) + fixed
     return constant, max(1, two - one)
 
 
 def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
-    """The largest token budget that fits on every process, at most [`MAX_TOKENS`], if all pairs are the longest.
+    """The largest token budget, at most [`MAX_TOKENS`], that fits on every process even if all pairs are the longest.
 
-    `longest` is the number of tokens of its longer side. Raises UserError if not even one such pair fits.
+    `longest` is the length in tokens of the longest side of any pair. Raises UserError if not even one such pair fits.
     """
     constant, per_pair = step_bytes(model, args, accelerator, longest)
     free = free_memory(accelerator) + weight_bytes(model)  # weights are in memory already

@@ -1,4 +1,4 @@
-"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, R-Drop, gradient clipping.
+"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, loss with R-Drop, gradient clipping.
 
 Cross-entropy and distillation are in loss_vanilla_transformer.py; the step (section 5.3) is in the loop of train.py.
 """

@@ -46,8 +46,8 @@ class GracefulShutdown:
     def should_stop(self, may_ask_others: bool = True) -> bool:
         """Whether any process has received a signal.
 
-        The processes of a distributed run ask each other, so that all get the same answer; where `may_ask_others` is
-        False, the answer is False.
+        In a distributed run, all processes agree on the answer, for which they must communicate. Without
+        `may_ask_others` they do not, and the answer is False.
         """
         if self.accelerator.num_processes == 1:
             return self.signal_number is not None
