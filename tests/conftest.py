@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from helpers import TEXTS, read_sample, small_model, trained_marian, writing_translator
+from helpers import TEXTS, read_sample, save_translator, small_model, trained_marian, writing_translator
 from transformers import MarianTokenizer
 
 from vanilla_transformer import loss_vanilla_transformer as loss
@@ -93,6 +93,18 @@ def byte_tokenizer():
 def text_tokenizer():
     """Of the texts that translators are tested with."""
     return train_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture
+def translator(text_tokenizer):
+    return writing_translator(text_tokenizer)
+
+
+@pytest.fixture
+def folder(translator, tmp_path) -> str:
+    """The [`translator`], saved."""
+    translator.model.generation_config.max_length = 20
+    return save_translator(translator, tmp_path / "model")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, MarianMTModel, MarianTokenizer, StaticCache
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -192,6 +193,18 @@ def parts(k: int) -> list[dict[str, torch.Tensor]]:
         labels = pad_sequence(targets[start:end], batch_first=True, padding_value=-100)
         batches.append({"input_ids": source, "attention_mask": (source != 0).long(), "labels": labels})
     return batches
+
+
+def peak_of(run) -> int:
+    """The most bytes that tensors take at a time while `run` runs, besides what they took before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    now = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
 
 
 def assert_close(ours, theirs, tolerance=1e-5):

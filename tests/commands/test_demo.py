@@ -291,15 +291,8 @@ def picture(browser, before="") -> str:
     return image.get_attribute("src")
 
 
-@pytest.fixture(scope="module")
-def expected(folder):
-    """expected(text, num_beams) -> what the model writes."""
-    translator = Translator.from_pretrained(folder)
-    return lambda text, num_beams: translator([text], num_beams=num_beams)[0]
-
-
 @pytest.mark.slow
-def test_the_keyboard_is_enough(visit, expected):
+def test_the_keyboard_is_enough(visit, page):
     """Typing, translating, the sliders and the choice of a head, without a mouse."""
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.by import By
@@ -314,7 +307,7 @@ def test_the_keyboard_is_enough(visit, expected):
     wait(browser, "#source textarea").click()
     press(TEXTS[1])
     ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ENTER).key_up(Keys.SHIFT).perform()
-    wait_for_translation(browser, expected(TEXTS[1], 4))
+    wait_for_translation(browser, page.translator([TEXTS[1]], num_beams=4)[0])
     wait(browser, "#n_best tr:nth-child(5)")  # a header and four translations
     wait(browser, "#alignment svg line")
     first = picture(browser)
@@ -332,7 +325,7 @@ def test_the_keyboard_is_enough(visit, expected):
     wait(browser, "#source textarea").click()
     focus('id="translate"')
     press(Keys.ENTER)
-    wait_for_translation(browser, expected(TEXTS[1], 1))
+    wait_for_translation(browser, page.translator([TEXTS[1]], num_beams=1)[0])
     wait(browser, "#n_best table", lambda table: len(table.find_elements(By.TAG_NAME, "tr")) == 2)
     focus('aria-label="Head"')
     press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
@@ -341,24 +334,24 @@ def test_the_keyboard_is_enough(visit, expected):
 
 
 @pytest.mark.slow
-def test_two_visitors_at_once_see_their_own(visit, expected):
+def test_two_visitors_at_once_see_their_own(visit, page):
     visitors = [visit(), visit()]
     for browser, text in zip(visitors, TEXTS, strict=False):
         wait(browser, "#source textarea").send_keys(text)
     for browser in visitors:
         wait(browser, "#translate").click()
     for browser, text in zip(visitors, TEXTS, strict=False):
-        wait_for_translation(browser, expected(text, 4))
+        wait_for_translation(browser, page.translator([text], num_beams=4)[0])
         words = wait(browser, "#alignment svg").get_attribute("textContent")
         assert words.startswith("".join(text.split()))
     assert picture(visitors[0]) != picture(visitors[1])
 
 
 @pytest.mark.slow
-def test_everything_fits_on_a_telephone_and_is_loaded_from_loopback(visit, expected):
+def test_everything_fits_on_a_telephone_and_is_loaded_from_loopback(visit, page):
     browser = visit(390)
     wait(browser, "#examples button, #examples [role=button]").click()
-    wait_for_translation(browser, expected(TEXTS[0], 4))
+    wait_for_translation(browser, page.translator([TEXTS[0]], num_beams=4)[0])
     wait(browser, "#alignment svg line")
     picture(browser)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390

@@ -15,17 +15,6 @@ from vanilla_transformer.evaluation.mbr import most_similar
 from vanilla_transformer.translation_vanilla_transformer import Translator
 
 
-@pytest.fixture
-def translator(text_tokenizer):
-    return writing_translator(text_tokenizer)
-
-
-@pytest.fixture
-def folder(translator, tmp_path):
-    translator.model.generation_config.max_length = 20
-    return save_translator(translator, tmp_path / "model")
-
-
 def run_main(monkeypatch, data: bytes, *argv) -> bytes:
     """What `vanilla-transformer translate` writes for `data`, in this process and a locale that is not UTF-8."""
     output = io.BytesIO()
@@ -43,21 +32,6 @@ def run_in_bash(command: str, folder: str) -> subprocess.CompletedProcess:
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=300)
 
 
-@pytest.fixture
-def upper(monkeypatch):
-    """Replaces the model: capital letters, and line feeds instead of spaces."""
-
-    class Upper:
-        @classmethod
-        def from_pretrained(cls, name, **options):
-            return cls()
-
-        def __call__(self, texts, progress=None, **generation):
-            return [text.upper().replace(" ", "\n") for text in texts]
-
-    monkeypatch.setattr(translation, "Translator", Upper)
-
-
 LINES = {
     "plain": ("a\nb c\n", "A\nB C\n"),
     "not ended": ("a\nb", "A\nB\n"),
@@ -72,7 +46,13 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_as_many_lines_come_out_as_went_in(name, upper, monkeypatch):
+def test_as_many_lines_come_out_as_went_in(name, monkeypatch):
+    """The stand-in for the model writes capital letters, and line feeds instead of spaces."""
+
+    def upper(texts, progress=None, **generation):
+        return [text.upper().replace(" ", "\n") for text in texts]
+
+    monkeypatch.setattr(translation.Translator, "from_pretrained", lambda *_, **__: upper)
     monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
     lines, expected = LINES[name]
     assert run_main(monkeypatch, lines.encode(), "--model", "x").decode() == expected

@@ -382,12 +382,12 @@ def test_header_that_does_not_fit_is_refused(streaming, tmp_path):
 
 
 @streamed
-def test_lines_without_exactly_one_tab(streaming, tmp_path, tokenizer, capsys):
+def test_lines_without_exactly_one_tab(streaming, tmp_path, byte_tokenizer, capsys):
     """They are dropped; none may lose the text after its second tab."""
     path = tmp_path / "train.txt"
     path.write_text("a\tb\tc\n" * 3 + "only one side\n" * 1200 + "a\tb\n" * 10)
     files = {"train_file": path, "validation_file": path, "streaming": streaming}
-    pairs, drops = tokenize_pairs(load(**files)["train"], tokenizer, 99, 99)
+    pairs, drops = tokenize_pairs(load(**files)["train"], byte_tokenizer, 99, 99)
     assert texts(pairs) == [("a", "b")] * 10
     assert drops == (None if streaming else {"empty": 1200, "too long": 0})
     if not streaming:
@@ -407,27 +407,22 @@ def test_no_validation_split_to_hold_out(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- token ids
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([text for pair in PAIRS for text in pair], 280)
-
-
 DIRTY = [("a", "b"), (None, "b"), ("a", None), ("", "b"), ("a", " \t"), ("\u3000", "b"), ("c d", "e"), ("x" * 60, "b")]
 DIRTY += [("a", "y" * 60), (None, None)]
 
 
-def test_unusable_pairs_are_dropped_and_counted(tokenizer):
+def test_unusable_pairs_are_dropped_and_counted(byte_tokenizer):
     large = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("large_string")))
     for dataset in (text_dataset(DIRTY), text_dataset(DIRTY).cast(large)):
-        pairs, drops = tokenize_pairs(dataset, tokenizer, 20, 20)
+        pairs, drops = tokenize_pairs(dataset, byte_tokenizer, 20, 20)
         assert texts(pairs) == [("a", "b"), ("c d", "e")]
         assert drops == {"empty": 6, "too long": 2}
         assert pairs.features == PAIR_FEATURES  # as small as they can be
     for pair in pairs:
-        assert pair["input_ids"] == tokenizer(pair["source"]).input_ids
-        assert pair["labels"] == tokenizer(text_target=pair["target"]).input_ids
+        assert pair["input_ids"] == byte_tokenizer(pair["source"]).input_ids
+        assert pair["labels"] == byte_tokenizer(text_target=pair["target"]).input_ids
         assert pair["source_length"] == len(pair["input_ids"]) and pair["target_length"] == len(pair["labels"])
-    stream, drops = tokenize_pairs(text_dataset(DIRTY).to_iterable_dataset(), tokenizer, 20, 20)
+    stream, drops = tokenize_pairs(text_dataset(DIRTY).to_iterable_dataset(), byte_tokenizer, 20, 20)
     assert drops is None and list(stream) == list(pairs)
 
 
@@ -443,22 +438,22 @@ def test_marian_tokenizer_is_told_the_target(marian, marian_pairs):
     assert next(iter(stream)) == pairs[0]
 
 
-def test_limits_count_the_end_of_sentence(tokenizer):
+def test_limits_count_the_end_of_sentence(byte_tokenizer):
     pair = ("a dog 1", "ein")
-    source, target = (len(tokenizer(text).input_ids) for text in pair)
-    assert len(tokenize_pairs(text_dataset([pair]), tokenizer, source, target)[0]) == 1
+    source, target = (len(byte_tokenizer(text).input_ids) for text in pair)
+    assert len(tokenize_pairs(text_dataset([pair]), byte_tokenizer, source, target)[0]) == 1
     for limits in [(source - 1, target), (source, target - 1)]:
         with pytest.raises(UserError, match="1 are longer than"):
-            tokenize_pairs(text_dataset([pair]), tokenizer, *limits)
+            tokenize_pairs(text_dataset([pair]), byte_tokenizer, *limits)
 
 
-def test_no_pair_left(tokenizer):
+def test_no_pair_left(byte_tokenizer):
     pairs = text_dataset([(None, "b"), ("", ""), ("x" * 60, "b")])
     limits = {"train": "--max_source_length 20 or --max_target_length 30 tokens", "test": "20 or 30 tokens"}
     for split, limit in limits.items():
         message = f"None of the 3 pairs of the {split} split is usable: 2 have .*1 are longer than {limit}"
         with pytest.raises(UserError, match=message):
-            tokenize_pairs(pairs, tokenizer, 20, 30, split)
+            tokenize_pairs(pairs, byte_tokenizer, 20, 30, split)
 
 
 def test_tokenized_pairs_are_cached(tmp_path):
@@ -472,10 +467,10 @@ def test_tokenized_pairs_are_cached(tmp_path):
     assert files[0] == files[1] != files[2]
 
 
-def test_several_processes_tokenize_as_one(tokenizer):
+def test_several_processes_tokenize_as_one(byte_tokenizer):
     pairs = text_dataset([*DIRTY, *((f"a dog {i}", f"ein Hund {i}" if i % 9 else None) for i in range(2500))])
-    alone, drops = tokenize_pairs(pairs, tokenizer, 20, 20)
-    shared, shared_drops = tokenize_pairs(pairs, tokenizer, 20, 20, num_proc=2)
+    alone, drops = tokenize_pairs(pairs, byte_tokenizer, 20, 20)
+    shared, shared_drops = tokenize_pairs(pairs, byte_tokenizer, 20, 20, num_proc=2)
     assert shared_drops == drops == {"empty": 6 + 278, "too long": 2}
     assert list(shared) == list(alone)
     assert fingerprint(shared) == fingerprint(alone)

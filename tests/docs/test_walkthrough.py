@@ -124,42 +124,37 @@ def test_comparing_nothing_is_an_error(checks, monkeypatch):
 
 
 def test_check_explains_other_errors(checks):
+    def fails(part, message: str, error=AssertionError):
+        with pytest.raises(error, match=message):
+            checks.check(part)
+
     def attention(q, k, v, mask=None):
         return v[..., 0], q @ k.transpose(-2, -1)
 
-    with pytest.raises(AssertionError, match="the weights without a mask: the largest difference is [0-9.]+[.]$"):
-        checks.check(attention)
+    fails(attention, "the weights without a mask: the largest difference is [0-9.]+[.]$")
 
     def padding_mask(ids):
         return ids[:, :2]
 
-    with pytest.raises(AssertionError, match=re.escape("its shape is (2, 2), and must be (2, 1, 1, 7).")):
-        checks.check(padding_mask)
+    fails(padding_mask, re.escape("its shape is (2, 2), and must be (2, 1, 1, 7)."))
 
     def causal_mask(length):
         raise NotImplementedError
 
-    with pytest.raises(NotImplementedError, match="^causal_mask is not written yet$"):
-        checks.check(causal_mask)
-    code = "x.unflatten(-1, (self.h, -1)).transpose(1, 2)"
-    blank = checks.solved("MultiHeadAttention", f"return {code}", "raise NotImplementedError").MultiHeadAttention
-    with pytest.raises(NotImplementedError, match="^MultiHeadAttention.split_heads is not written yet$"):
-        checks.check(blank)
-    torchs = checks.solved("MultiHeadAttention", f"return {code}", 'raise NotImplementedError("for Half")')
-    with pytest.raises(AssertionError, match="NotImplementedError: for Half"):
-        checks.check(torchs.MultiHeadAttention)
-    with pytest.raises(AssertionError, match=re.escape("it must return two tensors, (output, weights).")):
-        checks.check(checks.solved("attention", "weights @ v, weights", "weights @ v").attention)
-    with pytest.raises(AssertionError, match="^Layer, residual: it changes an argument in place.$"):
-        checks.check(checks.solved("Layer", "x + self.dropout(sublayer(x))", "x.add_(sublayer(x))").Layer)
+    fails(causal_mask, "^causal_mask is not written yet$", NotImplementedError)
+    code = "return x.unflatten(-1, (self.h, -1)).transpose(1, 2)"
+    blank = checks.solved("MultiHeadAttention", code, "raise NotImplementedError").MultiHeadAttention
+    fails(blank, "^MultiHeadAttention.split_heads is not written yet$", NotImplementedError)
+    torchs = checks.solved("MultiHeadAttention", code, 'raise NotImplementedError("for Half")').MultiHeadAttention
+    fails(torchs, "NotImplementedError: for Half")
+    one = checks.solved("attention", "weights @ v, weights", "weights @ v").attention
+    fails(one, re.escape("it must return two tensors, (output, weights)."))
+    layer = checks.solved("Layer", "x + self.dropout(sublayer(x))", "x.add_(sublayer(x))").Layer
+    fails(layer, "^Layer, residual: it changes an argument in place.$")
     layer = checks.solved("EncoderLayer", "self.residual(x, ", "self.residual(x.detach(), ").EncoderLayer
-    with pytest.raises(
-        AssertionError,
-        match="^EncoderLayer, the gradients of the output: no gradient reaches self_attn.* and [0-9]+ more.$",
-    ):
-        checks.check(layer)
-    with pytest.raises(AssertionError, match="^train_step, .*: it is None, and must be [0-9.]+[.]$"):
-        checks.check(checks.solved("train_step", "    return loss.item()", "").train_step)
+    fails(layer, "^EncoderLayer, the gradients of the output: no gradient reaches self_attn.* and [0-9]+ more.$")
+    train_step = checks.solved("train_step", "    return loss.item()", "").train_step
+    fails(train_step, "^train_step, .*: it is None, and must be [0-9.]+[.]$")
     for other, name in [(lambda x: x, "<lambda>"), ("attention", "'attention'")]:
         for use in (checks.check, checks.keep):
             with pytest.raises(ValueError, match=f"^{name} is not the name of a part; the parts are attention, "):
@@ -167,12 +162,9 @@ def test_check_explains_other_errors(checks):
     # an error of torch's says too little to be sure of the mistake
     for part, word in [("greedy_search", "Probably"), ("train_step", "Probably"), ("attention", "Mistake")]:
         right, wrong, message = checks.MISTAKES[part][-1 if part != "train_step" else 5]
-        with pytest.raises(AssertionError, match=re.escape(f"\n{word}: {message}.")):
-            checks.check(getattr(checks.solved(part, right, wrong), part))
-    with pytest.raises(RuntimeError, match="Unexpected key.*weight"):
-        checks.check(
-            type("LayerNorm", (torch.nn.Module,), {"__init__": lambda self, d: torch.nn.Module.__init__(self)})
-        )
+        fails(getattr(checks.solved(part, right, wrong), part), re.escape(f"\n{word}: {message}."))
+    init = {"__init__": lambda self, d: torch.nn.Module.__init__(self)}
+    fails(type("LayerNorm", (torch.nn.Module,), init), "Unexpected key.*weight", RuntimeError)
 
 
 def test_weights_load_strictly_both_ways_and_logits_are_equal(checks):

@@ -208,11 +208,6 @@ def state(folder: Path) -> dict:
     return {key: value for key, value in found.items() if key not in ("train_runtime", "stream", "settings")}
 
 
-def assert_identical(ours: dict, theirs: dict):
-    assert ours.keys() == theirs.keys()
-    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
-
-
 def assert_same_run(ours: Path, theirs: Path, tolerance: float = 0):
     """Same weights, moving average, optimizer state, trainer state and results.
 

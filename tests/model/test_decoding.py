@@ -41,18 +41,13 @@ widths = pytest.mark.parametrize("num_beams", [1, 4], ids=["greedy", "beams"])
 all_positions = pytest.mark.parametrize("positions", SEEDS)
 
 
-@pytest.fixture
-def make_lively():
-    """make_lively(type, **config) -> a model in double precision that repeats itself little and ends its sentences."""
-
-    def make(positions="sinusoidal", **config):
-        return lively_model(SEEDS[positions], position_embedding_type=positions, **config).double()
-
-    return make
+def make_lively(positions="sinusoidal", **config):
+    """A model in double precision that repeats itself little and ends its sentences."""
+    return lively_model(SEEDS[positions], position_embedding_type=positions, **config).double()
 
 
 @pytest.fixture
-def model(make_lively):
+def model():
     return make_lively()
 
 
@@ -116,7 +111,7 @@ def by_hand(model, num_beams, prefixes=None, **options):
 @pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 @all_positions
-def test_greedy_search_equals_a_loop_over_forward(make_lively, positions, norm_first, use_cache):
+def test_greedy_search_equals_a_loop_over_forward(positions, norm_first, use_cache):
     model = make_lively(positions, norm_first=norm_first)
     expected = [torch.tensor([START, *sentence]) for sentence in by_hand(model, num_beams=1)]
     output = model.generate(SOURCE, max_new_tokens=STEPS, use_cache=use_cache)
@@ -124,7 +119,7 @@ def test_greedy_search_equals_a_loop_over_forward(make_lively, positions, norm_f
 
 
 @pairs
-def test_padding_on_the_left_changes_nothing(make_lively, route, positions):
+def test_padding_on_the_left_changes_nothing(route, positions):
     model = make_lively(positions)
     expected = translate(model, **route)
     assert len({len(sentence) for sentence in expected}) > 2  # as in all tests with these models
@@ -145,7 +140,7 @@ def test_a_mask_that_is_not_given_is_inferred(model, route):
 
 @fast_routes
 @pytest.mark.parametrize("eos_token_id", [END, [7, END]], ids=["one end", "two ends"])
-def test_a_mask_is_inferred_where_padding_is_the_end_token(make_lively, route, eos_token_id):
+def test_a_mask_is_inferred_where_padding_is_the_end_token(route, eos_token_id):
     model = make_lively(pad_token_id=END, eos_token_id=eos_token_id)
     expected = [translate(model, source, attention_mask=torch.ones_like(source), **route)[0] for source in ALONE]
     for source in [SOURCE, LEFT]:
@@ -153,7 +148,7 @@ def test_a_mask_is_inferred_where_padding_is_the_end_token(make_lively, route, e
 
 
 @fast_routes
-def test_without_a_padding_token_every_token_is_read(make_lively, route):
+def test_without_a_padding_token_every_token_is_read(route):
     model = make_lively(pad_token_id=None)
     expected = translate(model, attention_mask=torch.ones_like(MASK), **route)
     assert translate(model, **route) == expected != translate(make_lively(), **route)
@@ -183,7 +178,7 @@ def test_beam_search_equals_a_plain_one(model, early_stopping, length_penalty):
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_enough_beams_find_the_best_of_all_sentences(make_lively, length_penalty):
+def test_enough_beams_find_the_best_of_all_sentences(length_penalty):
     model, source, steps = make_lively(vocab_size=6), torch.tensor([[3, 5, 4, 2]]), 3
     everything = torch.tensor(list(product(range(6), repeat=steps)))
     inputs = torch.cat([torch.full((len(everything), 1), START), everything[:, :-1]], 1)
@@ -206,7 +201,7 @@ def test_enough_beams_find_the_best_of_all_sentences(make_lively, length_penalty
 
 @fast_routes
 @pytest.mark.parametrize("in_config", [False, True], ids=["option", "config"])
-def test_each_of_several_end_tokens_ends_a_sentence(make_lively, route, in_config):
+def test_each_of_several_end_tokens_ends_a_sentence(route, in_config):
     ends = [END, 11]
     model = make_lively(eos_token_id=ends if in_config else END)
     option = {} if in_config else {"eos_token_id": ends}
@@ -221,7 +216,7 @@ SHORTER = torch.tensor([[1, 5, 7, 9], [0, 1, 8, 3], [0, 0, 0, 1], [0, 0, 1, 30]]
 
 
 @pairs
-def test_a_prefix_is_continued(make_lively, route, positions):
+def test_a_prefix_is_continued(route, positions):
     model = make_lively(positions)
     search = {**route, "decoder_input_ids": PREFIX}
     expected = by_hand(model, route["num_beams"], PREFIX.tolist())
@@ -234,7 +229,7 @@ def test_a_prefix_is_continued(make_lively, route, positions):
 
 @all_positions
 @pytest.mark.parametrize("num_beams, cache", [(1, None), (1, "static"), (4, "dynamic")])
-def test_prefixes_padded_on_the_left_are_continued_as_alone(make_lively, positions, num_beams, cache):
+def test_prefixes_padded_on_the_left_are_continued_as_alone(positions, num_beams, cache):
     model = make_lively(positions)
     mask = (SHORTER != 0).long()
     search = {"cache_implementation": cache} if cache else {"use_cache": False}
@@ -248,7 +243,7 @@ def test_prefixes_padded_on_the_left_are_continued_as_alone(make_lively, positio
 
 @all_positions
 @pytest.mark.parametrize("num_beams, kind", [(1, "static"), (4, "dynamic"), (4, "static")])
-def test_a_cache_can_be_passed_and_used_again(make_lively, positions, num_beams, kind):
+def test_a_cache_can_be_passed_and_used_again(positions, num_beams, kind):
     model = make_lively(positions)
     cache = make_cache(model, kind)
     for source in [SOURCE, SOURCE.flip(0)]:
@@ -275,7 +270,7 @@ def test_encoder_outputs_or_embeddings_replace_the_source(model, route):
 @fast_routes
 @pytest.mark.parametrize("tie_word_embeddings", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("decoder_vocab_size", [23, 50])
-def test_source_and_target_vocabularies_of_different_size(make_lively, decoder_vocab_size, tie_word_embeddings, route):
+def test_source_and_target_vocabularies_of_different_size(decoder_vocab_size, tie_word_embeddings, route):
     sizes = {"decoder_vocab_size": decoder_vocab_size, "share_encoder_decoder_embeddings": False}
     model = make_lively("learned", **sizes, tie_word_embeddings=tie_word_embeddings)
     assert translate(model, **route) == by_hand(model, route["num_beams"])
@@ -301,7 +296,7 @@ SEARCHES += [
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
-def test_our_searches_equal_those_of_transformers(search, make_lively):
+def test_our_searches_equal_those_of_transformers(search):
     """Batches in which sentences end at different steps, some of them at the maximum length."""
     model = make_lively()
     generator = torch.Generator().manual_seed(0)
@@ -315,7 +310,7 @@ def test_our_searches_equal_those_of_transformers(search, make_lively):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @all_positions
-def test_keys_without_descendants_are_pruned(make_lively, positions, attention, monkeypatch):
+def test_keys_without_descendants_are_pruned(positions, attention, monkeypatch):
     model = make_lively(positions, max_position_embeddings=100)
     model.set_attn_implementation(attention)
     keys, step = [], DecodingState.step
@@ -332,7 +327,7 @@ def test_keys_without_descendants_are_pruned(make_lively, positions, attention, 
 
 
 @widths
-def test_finished_sentences_leave_the_batch(num_beams, make_lively, monkeypatch):
+def test_finished_sentences_leave_the_batch(num_beams, monkeypatch):
     """The decoder layers run for unfinished sentences only, and for the prompt of each sentence once."""
     model, rows = make_lively(), []
     model.model.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:2]))
@@ -364,7 +359,7 @@ def encoded(models, source=SOURCE) -> dict:
 
 
 @pytest.fixture
-def two_models(make_lively):
+def two_models():
     """Two models of one vocabulary and different architecture."""
     return make_lively("learned"), make_lively("rotary", decoder_layers=1, d_model=24, decoder_attention_heads=3)
 
@@ -381,7 +376,7 @@ def test_an_ensemble_equals_plain_searches_over_the_mean_probabilities(two_model
 
 @pytest.mark.parametrize("sample", [False, True], ids=["search", "sample"])
 @fast_routes
-def test_an_ensemble_of_one_model_equals_it_exactly(make_lively, route, sample):
+def test_an_ensemble_of_one_model_equals_it_exactly(route, sample):
     model = make_lively().float()
     source = torch.randint(3, 37, (50, 9))
     options = {"max_new_tokens": 12, **route}
@@ -413,7 +408,7 @@ def test_samples_are_those_of_transformers_while_no_sentence_is_finished(model, 
 
 
 @pytest.mark.parametrize("is_ensemble", [False, True], ids=["one model", "ensemble"])
-def test_sentences_are_sampled_as_often_as_they_are_likely(make_lively, is_ensemble):
+def test_sentences_are_sampled_as_often_as_they_are_likely(is_ensemble):
     """Finished ones too, which leave the batch."""
     source, steps, count = torch.tensor([[3, 5, 4, 2]]), 3, 20_000
     models = [make_lively(kind, vocab_size=6) for kind in ("sinusoidal", "rotary")[: 1 + is_ensemble]]
@@ -447,13 +442,13 @@ UNSUPPORTED = {
 
 @widths
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_our_searches_refuse_what_they_do_not_support(name, make_lively, num_beams):
+def test_our_searches_refuse_what_they_do_not_support(name, num_beams):
     search = custom({"num_beams": num_beams, "max_new_tokens": STEPS})
     with pytest.raises(ValueError, match=f"does not support .*{name}.*; call `model.generate` without"):
         make_lively().generate(SOURCE, **search | UNSUPPORTED[name])
 
 
-def test_our_searches_refuse_a_trained_prefix_and_other_attention(make_lively):
+def test_our_searches_refuse_a_trained_prefix_and_other_attention():
     model = make_lively(encoder_attention_heads=2, decoder_attention_heads=2)
     config = PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)
     with pytest.raises(ValueError, match="does not support a changed `prepare_inputs_for_generation`"):

@@ -34,7 +34,6 @@ from vanilla_transformer import loss_vanilla_transformer as loss_module
 from vanilla_transformer.modeling_vanilla_transformer import (
     SinusoidalPositions,
     VanillaTransformerAttention,
-    eager_attention_forward,
     label_smoothed_cross_entropy,
     rotate,
     sinusoidal_positions,
@@ -65,15 +64,6 @@ def numpy_multi_head_attention(attention: VanillaTransformerAttention, x, attend
 
 def additive(mask):
     return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
-
-
-def test_scaled_dot_product_attention_equals_numpy():
-    q, k, v = (torch.randn(2, 3, length, 8).double() for length in (4, 5, 5))
-    mask = torch.rand(2, 1, 4, 5) < 0.6
-    mask[..., 0] = True
-    ours = eager_attention_forward(nn.Module().eval(), q, k, v, additive(mask), scaling=8**-0.5)
-    theirs, weights = numpy_attention(q.numpy(), k.numpy(), v.numpy(), mask.numpy())
-    assert_close(ours, (torch.tensor(theirs).transpose(1, 2), torch.tensor(weights)), 1e-12)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
@@ -112,24 +102,17 @@ def test_gradients_of_eager_and_sdpa_agree(make_model, norm_first, position_embe
 
 
 def test_attention_weights_are_returned_and_sum_to_one(make_model):
-    """Source (2,12) and target (2,8) with separate vocabularies -> logits (2,8,100)."""
-    sizes = {"vocab_size": 100, "share_encoder_decoder_embeddings": False, "d_model": 64}
-    model = make_model(**sizes, encoder_attention_heads=8, decoder_attention_heads=8)
+    model = make_model()
     model.set_attn_implementation("eager")
-    source, target = torch.randint(3, 100, (2, 12)), torch.randint(3, 100, (2, 8))
-    source[1, 9:] = 0
-    output = model(source, decoder_input_ids=target, output_attentions=True, output_hidden_states=True)
-    assert output.logits.shape == (2, 8, 100)
-    for kind, shape in {"encoder": (12, 12), "decoder": (8, 8), "cross": (8, 12)}.items():
-        assert [tuple(weights.shape) for weights in output[f"{kind}_attentions"]] == [(2, 8, *shape)] * 2
+    output = model(SOURCE, MASK, TARGET, output_attentions=True, output_hidden_states=True)
+    read, causal = MASK[:, None, None, :].bool(), torch.ones(5, 5, dtype=torch.bool).tril()
+    for kind, (*shape, visible) in {"encoder": (4, 6, read), "decoder": (2, 5, causal), "cross": (2, 5, read)}.items():
+        assert len(output[f"{kind}_attentions"]) == 2
         for weights in output[f"{kind}_attentions"]:
-            assert_close(weights.sum(-1), torch.ones(2, 8, shape[0]))
-            if kind == "decoder":
-                assert torch.equal(weights != 0, torch.ones_like(weights).tril().bool())
-            else:
-                assert not weights[1, :, :, 9:].any() and weights[1, :, :, :9].all()
-    assert [tuple(x.shape) for x in output.encoder_hidden_states] == [(2, 12, 64)] * 3
-    assert [tuple(x.shape) for x in output.decoder_hidden_states] == [(2, 8, 64)] * 3
+            assert_close(weights.sum(-1), torch.ones(3, *shape))
+            assert torch.equal(weights != 0, visible.expand_as(weights))
+    assert [tuple(x.shape) for x in output.encoder_hidden_states] == [(3, 6, 16)] * 3
+    assert [tuple(x.shape) for x in output.decoder_hidden_states] == [(3, 5, 16)] * 3
     assert torch.equal(output.encoder_hidden_states[-1], output.encoder_last_hidden_state)
 
 
@@ -201,13 +184,6 @@ def test_labels_without_a_start_token_are_rejected(make_model):
         model(torch.tensor([[5, 6]]), labels=torch.tensor([[5, 2]]))
 
 
-@positions
-def test_order_of_the_source_matters(make_model, position_embedding_type):
-    model = make_model(position_embedding_type=position_embedding_type)
-    logits, other = (model(ids, decoder_input_ids=TARGET[:1]).logits for ids in (SOURCE[:1], SOURCE[:1].flip(1)))
-    assert (logits - other).abs().max() > 1e-2
-
-
 # ------------------------------------------------------------------------------------------------ the model (Figure 1)
 
 
@@ -233,25 +209,6 @@ def test_a_later_token_changes_no_earlier_logit(make_model, norm_first, position
             after = model(SOURCE, MASK, changed).logits
             assert_close(after[:, :t], before[:, :t], 1e-6)
             assert (after[:, t:] - before[:, t:]).abs().amax(dim=(1, 2)).min() > 1e-3
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_every_source_token_reaches_every_logit(make_model, layers):
-    model = make_model(encoder_layers=layers, decoder_layers=layers)
-    embeddings = model.get_input_embeddings()(SOURCE).detach().requires_grad_()
-    logits = model(inputs_embeds=embeddings, attention_mask=MASK, decoder_input_ids=TARGET).logits
-    for t in range(TARGET.shape[1]):
-        (gradient,) = torch.autograd.grad(logits[:, t].square().sum(), embeddings, retain_graph=True)
-        assert torch.equal(gradient.abs().amax(-1) > 0, MASK.bool())
-
-
-def test_embeddings_are_scaled(make_model):
-    scaled, plain = make_model(), make_model(scale_embedding=False)
-    plain.load_state_dict(scaled.state_dict())
-    source, target = (4 * scaled.get_input_embeddings()(ids) for ids in (SOURCE, TARGET))
-    expected = scaled(SOURCE, MASK, TARGET).logits
-    assert_close(plain(inputs_embeds=source, attention_mask=MASK, decoder_inputs_embeds=target).logits, expected)
-    assert (plain(SOURCE, MASK, TARGET).logits - expected).abs().max() > 1e-2
 
 
 def test_embeddings_and_encoder_outputs_replace_ids(make_model):
@@ -305,18 +262,6 @@ def test_padded_equals_alone(make_model, norm_first, position_embedding_type, pa
             assert torch.equal(translation[: len(own)], own) and (translation[len(own) :] == pad).all()
 
 
-@positions
-def test_padded_target_equals_alone(make_model, position_embedding_type):
-    model = make_model(position_embedding_type=position_embedding_type).double()
-    alone = model(SOURCE, MASK, TARGET).logits
-    pad = torch.zeros(3, 2, dtype=torch.long)
-    right = model(SOURCE, MASK, torch.cat([TARGET, pad], 1)).logits[:, :-2]
-    mask = torch.cat([pad, torch.ones_like(TARGET)], 1)
-    left = model(SOURCE, MASK, torch.cat([pad, TARGET], 1), decoder_attention_mask=mask).logits[:, 2:]
-    assert_close(right, alone, 1e-9)
-    assert_close(left, alone, 1e-9)
-
-
 # --------------------------------------------------------------------------------------------------------------- cache
 
 
@@ -339,6 +284,7 @@ def test_cached_equals_uncached(make_model, norm_first, position_embedding_type,
             steps.append(output.logits)
     uncached = model(SOURCE, MASK, target, decoder_attention_mask=mask).logits
     assert_close(torch.cat(steps, 1)[:, padding:], uncached[:, padding:], 1e-9)
+    assert_close(uncached[:2, padding:], model(SOURCE, MASK, TARGET).logits[:2], 1e-9)  # the last reads its padding
 
 
 # ---------------------------------------------------------------------------------------------------------- loss (5.4)

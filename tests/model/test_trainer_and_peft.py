@@ -13,7 +13,6 @@ from transformers import (
     DataCollatorForSeq2Seq,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    TrainerCallback,
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -99,22 +98,17 @@ def distance(ours: dict, theirs: dict) -> float:
     return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
 
 
-# In the order of the data, plain gradients.
+# In the order of the data, by the gradients themselves.
 ONE_STEP = {"max_steps": 1, "max_grad_norm": 0, "train_sampling_strategy": "sequential", "optim": "sgd"}
+ONE_STEP |= {"learning_rate": 1.0}
 
 
 def first_gradients(trainer: Seq2SeqTrainer) -> dict[str, torch.Tensor]:
-    """Trains and returns the gradients of the first optimizer step."""
-    steps = []
-
-    class Gradients(TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-            steps.append({name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad})
-
-    trainer.model.zero_grad()
-    trainer.add_callback(Gradients())
+    """What one step takes from the weights."""
+    trained = {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
+    before = {name: p.detach().clone() for name, p in trained.items()}
     trainer.train()
-    return steps[0]
+    return {name: before[name] - p.detach() for name, p in trained.items()}
 
 
 # ---------------------------------------------------------------------------------------------------- Seq2SeqTrainer

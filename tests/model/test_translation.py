@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,11 +20,6 @@ from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search, greedy_search
 from vanilla_transformer.translation_vanilla_transformer import TextTooLong, Translator, batches_by_length, cut
-
-
-@pytest.fixture
-def translator(text_tokenizer):
-    return writing_translator(text_tokenizer)
 
 
 def directly(translator: Translator, text: str, **generation) -> str:
@@ -134,36 +130,29 @@ def test_beam_search_stops_early_unless_told_otherwise(translator):
     assert early() == "never" and early(early_stopping=True) is True
 
 
-def searches_of(translator: Translator, monkeypatch, **generation) -> list:
+def searches_of(translator: Translator, **generation) -> list:
     """The searches that `translator` passes to `generate` in turn, None for transformers' own."""
-    called, generate = [], translator.model.generate
-
-    def note(**inputs):
-        called.append(inputs.get("custom_generate"))
-        return generate(**inputs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(translator.model, "generate", note)
+    with patch.object(translator.model, "generate", wraps=translator.model.generate) as generate:
         translator(["A man"], max_new_tokens=4, **generation)
-    return called
+    return [call.kwargs.get("custom_generate") for call in generate.call_args_list]
 
 
 OTHERS = [{"do_sample": True, "num_beams": 3}, {"stopping_criteria": [lambda *_, **__: torch.tensor([False])]}]
 OTHERS += [{"prefix_allowed_tokens_fn": lambda *_: [5]}, {"cache_implementation": "static"}, {"max_time": 9.0}]
 
 
-def test_transformers_searches_only_where_ours_cannot(translator, monkeypatch):
-    assert searches_of(translator, monkeypatch) == [greedy_search]
-    assert searches_of(translator, monkeypatch, do_sample=True, top_p=0.9) == [greedy_search]
-    assert searches_of(translator, monkeypatch, num_beams=3, no_repeat_ngram_size=2) == [beam_search]
+def test_transformers_searches_only_where_ours_cannot(translator):
+    assert searches_of(translator) == [greedy_search]
+    assert searches_of(translator, do_sample=True, top_p=0.9) == [greedy_search]
+    assert searches_of(translator, num_beams=3, no_repeat_ngram_size=2) == [beam_search]
     for other in OTHERS:
         ours = beam_search if "num_beams" in other else greedy_search
-        assert searches_of(translator, monkeypatch, **other) == [ours, None]
+        assert searches_of(translator, **other) == [ours, None]
     expected = translator(TEXTS, max_new_tokens=8)
     wrapped = get_peft_model(copy.deepcopy(translator.model), LoraConfig(target_modules=["q_proj"]))
     for model in (wrapped, torch.compile(translator.model)):
         other = Translator(model, translator.tokenizer)
-        assert searches_of(other, monkeypatch) == [None] and other(TEXTS, max_new_tokens=8) == expected
+        assert searches_of(other) == [None] and other(TEXTS, max_new_tokens=8) == expected
     config = GenerationConfig(**translator.model.generation_config.to_dict() | {"max_length": 9})
     assert translator(TEXTS, generation_config=config) == expected
 
@@ -191,12 +180,6 @@ def test_a_tokenizer_that_pads_on_the_left(translator):
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
-
-
-@pytest.fixture
-def folder(translator, tmp_path):
-    translator.model.generation_config.max_length = 20
-    return save_translator(translator, tmp_path / "model")
 
 
 FFN_BIAS = "model.encoder.layers.{}.fc1.bias"

@@ -1,5 +1,7 @@
 """Soft targets: the mean of the teachers' predictions, read once and kept in a file that fits data, teachers and k."""
 
+from unittest.mock import DEFAULT, Mock
+
 import datasets
 import pytest
 import torch
@@ -46,11 +48,6 @@ def test_soft_targets_of_a_marian_model_have_no_padding(marian, marian_pairs):
 # --------------------------------------------------------------------------------------------------------------- cache
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer([text for pair in read_sample(40) for text in pair], 300)
-
-
 def save_teacher(folder, tokenizer, seed: int) -> str:
     torch.manual_seed(seed)
     model = small_model(vocab_size=len(tokenizer), max_position_embeddings=200)
@@ -58,40 +55,41 @@ def save_teacher(folder, tokenizer, seed: int) -> str:
 
 
 @pytest.fixture
-def run(tokenizer, accelerator, tmp_path, monkeypatch):
+def run(text_tokenizer, accelerator, tmp_path, monkeypatch):
     """run(*options) -> the options and 40 training pairs with soft targets, from a cache of this test."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(distillation, "PAIRS_AT_A_TIME", 16)
-    config = small_model(vocab_size=len(tokenizer)).config
+    config = small_model(vocab_size=len(text_tokenizer)).config
 
     def make(*options: str, pairs=40):
         args = training_options("--per_device_eval_max_tokens=300", "--per_device_train_max_tokens=200", *options)
-        dataset, _ = tokenize_pairs(text_dataset(read_sample(pairs)), tokenizer, 99, 99)
-        return args, add_soft_targets(dataset, tokenizer, config, args, accelerator)
+        dataset, _ = tokenize_pairs(text_dataset(read_sample(pairs)), text_tokenizer, 99, 99)
+        return args, add_soft_targets(dataset, text_tokenizer, config, args, accelerator)
 
     return make
 
 
 @pytest.fixture
-def teachers(tokenizer, tmp_path) -> list[str]:
-    return [save_teacher(tmp_path / str(seed), tokenizer, seed) for seed in (1, 2)]
+def reading(monkeypatch) -> Mock:
+    """Notes how often the teachers read a batch."""
+    reading = Mock(wraps=soft_targets)
+    monkeypatch.setattr(distillation, "soft_targets", reading)
+    return reading
 
 
-def count_calls(monkeypatch) -> list:
-    calls, function = [], distillation.soft_targets
-    monkeypatch.setattr(distillation, "soft_targets", lambda *arguments: calls.append(1) or function(*arguments))
-    return calls
+@pytest.fixture
+def teachers(text_tokenizer, tmp_path) -> list[str]:
+    return [save_teacher(tmp_path / str(seed), text_tokenizer, seed) for seed in (1, 2)]
 
 
-def test_cached_soft_targets_are_those_of_the_batch(run, teachers, tokenizer, monkeypatch, capsys):
+def test_cached_soft_targets_are_those_of_the_batch(run, teachers, reading, text_tokenizer, capsys):
     """Wherever a pair is in a batch; a second run reads them."""
-    calls = count_calls(monkeypatch)
     run("--teacher", *teachers, "--teacher_top_k=5")
-    assert calls and "soft targets: the 5 most probable tokens have " in capsys.readouterr().out
-    calls.clear()
+    assert reading.called and "soft targets: the 5 most probable tokens have " in capsys.readouterr().out
+    reading.reset_mock()
     args, pairs = run("--teacher", *teachers, "--teacher_top_k=5")
-    assert not calls
-    models, loader = [load_foreign(name) for name in teachers], iter(training_batches(pairs, tokenizer, args))
+    assert not reading.called
+    models, loader = [load_foreign(name) for name in teachers], iter(training_batches(pairs, text_tokenizer, args))
     for _ in range(8):
         batch = next(loader)
         ids = {name: tensor for name, tensor in batch.items() if name not in SOFT_TARGETS}
@@ -103,41 +101,33 @@ def test_cached_soft_targets_are_those_of_the_batch(run, teachers, tokenizer, mo
 
 @pytest.mark.parametrize("change", ["k", "one teacher", "data", "weights"])
 def test_soft_targets_of_something_else_are_not_used(
-    change, run, teachers, tokenizer, accelerator, monkeypatch, tmp_path
+    change, run, teachers, reading, text_tokenizer, accelerator, tmp_path
 ):
     """And a resumed run says that they changed."""
 
     def settings(args, pairs) -> dict:
         return run_settings(vars(args), {"train": pairs, "validation": pairs}, 1, accelerator)
 
-    calls = count_calls(monkeypatch)
     before = settings(*run("--teacher", *teachers))
     assert settings(*run("--teacher", *teachers)) == before
     if change == "weights":
-        save_teacher(tmp_path / "2", tokenizer, 3)  # in the same place
-    calls.clear()
+        save_teacher(tmp_path / "2", text_tokenizer, 3)  # in the same place
+    reading.reset_mock()
     options = ["--teacher_top_k=4"] if change == "k" else []
     chosen = teachers[: 1 if change == "one teacher" else 2]
     after = settings(*run("--teacher", *chosen, *options, pairs=39 if change == "data" else 40))
-    assert calls and after["soft_targets"] != before["soft_targets"]
+    assert reading.called and after["soft_targets"] != before["soft_targets"]
     if change == "weights":
         told = compare_settings(tmp_path, before, after)
         assert told == {"soft_targets": "the soft targets (--teacher, its weights or --teacher_top_k)"}
 
 
-def test_interrupted_reading_leaves_nothing_to_use(run, teachers, tmp_path, monkeypatch):
-    function, calls = soft_targets, []
-
-    def interrupt(*arguments):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return function(*arguments)
-
-    monkeypatch.setattr(distillation, "soft_targets", interrupt)
+def test_interrupted_reading_leaves_nothing_to_use(run, teachers, reading, tmp_path):
+    reading.side_effect = [DEFAULT, DEFAULT, KeyboardInterrupt]
     with pytest.raises(KeyboardInterrupt):
         run("--teacher", *teachers)
     assert not list((tmp_path / "cache" / "soft_targets").glob("*.arrow"))
+    reading.side_effect = None
     assert len(run("--teacher", *teachers)[1]) == 40
 
 

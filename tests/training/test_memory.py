@@ -5,26 +5,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from helpers import training_options
-from torch.profiler import ProfilerActivity, profile
+from helpers import peak_of, training_options
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import memory
 from vanilla_transformer.training.memory import activation_bytes, free_memory, largest_batch, step_bytes
 from vanilla_transformer.training.optimization import compute_loss
-
-
-def peak_of(run) -> int:
-    """The most bytes that tensors take at a time while `run` runs, besides what they took before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    now = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    return peak
 
 
 def estimate(model, args, accelerator, pairs: int, length: int) -> int:
