@@ -222,6 +222,22 @@ def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references
     assert (saved.num_beams, saved.length_penalty, saved.max_length) == (3, 1.5, 14)
 
 
+def test_a_wrong_seed_of_sacrebleu_is_a_sentence(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SACREBLEU_SEED", "abc")
+    assert "cannot be scored: " in command_error(capsys, "evaluate", "--hypotheses", *FILES, *TEXT_FILES)
+
+
+def test_a_model_without_a_generation_config_is_tuned(varied_translator, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (2,))
+    model = save_translator(varied_translator, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").unlink()
+    write(tmp_path / "texts.txt", TEXTS[:2])
+    texts = ["--sources", tmp_path / "texts.txt", "--references", tmp_path / "texts.txt"]
+    main([*map(str, ["evaluate", "--tune", "--model", model, *texts])])
+    assert GenerationConfig.from_pretrained(model).num_beams == 2
+
+
 def test_what_was_tried_is_printed_even_if_it_cannot_be_saved(text_tokenizer, tmp_path, monkeypatch, capsys):
     """Transformers saves `early_stopping` for several beams only."""
     monkeypatch.setattr(tuning, "NUM_BEAMS", (1,))
@@ -265,6 +281,10 @@ def test_comet_is_a_program_of_its_own(folder, tmp_path, monkeypatch, capsys):
     assert [row.split("|")[-2].strip() for row in rows] == expected
     said = command_error(capsys, "evaluate", "--hypotheses", *FILES, *TEXT_FILES, "--comet", "another")
     assert "--comet another failed" in said and "\n| first.txt " in capsys.readouterr().out
+    (tmp_path / "comet-score").write_text("#!/bin/sh\necho nothing that it printed before")
+    given = [*FILES, *TEXT_FILES, "--comet", "some/model", "--output", str(tmp_path / "out")]
+    assert "printed 0 scores for 3 files" in command_error(capsys, "evaluate", "--hypotheses", *given)
+    assert "first.txt" in json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["systems"]
 
 
 BAD = {
@@ -279,6 +299,11 @@ BAD = {
     "no file": (["--hypotheses", "nowhere.txt", *TEXT_FILES], "nowhere.txt cannot be read .* No such file"),
     "same name": (["--hypotheses", "first.txt", "--model", "first", *TEXT_FILES], "2 .* have the same name, first;"),
     "cut file": (["--hypotheses", "cut.gz", *TEXT_FILES], "cut.gz cannot be read"),
+    "damaged file": (["--hypotheses", "damaged.gz", *TEXT_FILES], "damaged.gz cannot be read"),
+    "no dataset": (
+        ["--hypotheses", "first.txt", "--dataset_name", "nowhere"],
+        "or name your files with --sources and",
+    ),
     "second model": (["--model", "OURS", "no", "--length_penalty", "nan", *TEXT_FILES], "no cannot be loaded"),
     "ensemble": (["--model", "MARIAN+OURS", *TEXT_FILES], "OURS has a different vocabulary from MARIAN"),
     "no model": (["--model", "done", *TEXT_FILES], "done cannot be loaded"),
@@ -304,7 +329,9 @@ def test_bad_input_is_one_sentence(options, message, folder, ours, marian, monke
     monkeypatch.chdir(folder)
     write(folder / "short.txt", ["a", "b"])
     write(folder / "empty.txt", [])
-    (folder / "cut.gz").write_bytes(gzip.compress(b"text")[:-9])
+    packed = gzip.compress(b"text")
+    (folder / "cut.gz").write_bytes(packed[:-9])
+    (folder / "damaged.gz").write_bytes(packed[:10] + b"\xff" + packed[11:])
     (folder / "latin.txt").write_bytes("schön\n".encode("latin-1"))
     (folder / "done").mkdir(exist_ok=True)
     (folder / "done" / "results.json").touch()

@@ -128,7 +128,7 @@ TEXT = {
     "quotation marks in .tsv": ("tsv", [('"a', "b"), ("c", 'd"')]),
     "missing values in .csv": ("csv", [("None", "NA"), ("null", "nan")]),
     "missing values in .tsv": ("tsv", [("None", "NA"), ("null", "nan")]),
-    "line separators in .txt": ("txt", [("a\u2028b", "c\x0cd\x85e\x1cf")]),
+    "line separators in .txt": ("txt", [("a\u2028b", "c\x0cd\x85e\x1cf"), ("a dog\rsleeps", "null")]),
 }
 
 
@@ -142,6 +142,12 @@ def test_special_characters_and_words_are_text(case, tmp_path):
         (path.parent / "README.txt").write_text("null")
         write(path.with_stem("validation"), rows(pairs=pairs))
         assert texts(load(dataset_name=path.parent)["train"]) == pairs
+
+
+def test_lines_of_windows_and_names_with_wildcards(tmp_path):
+    for name, pair in [("a[1]*.txt", "a\tb\r\n"), ("a1.txt", "no\tnein\n"), ("a[1]*b.txt", "no\tnein\n")]:
+        (tmp_path / name).write_bytes(pair.encode() * 3)
+    assert load_file(tmp_path / "a[1]*.txt") == [("a", "b")] * 3
 
 
 def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
@@ -385,7 +391,7 @@ def test_header_that_does_not_fit_is_refused(streaming, tmp_path):
 def test_lines_without_exactly_one_tab(streaming, tmp_path, byte_tokenizer, capsys):
     """They are dropped; none may lose the text after its second tab."""
     path = tmp_path / "train.txt"
-    path.write_text("a\tb\tc\n" * 3 + "only one side\n" * 1200 + "a\tb\n" * 10)
+    path.write_text("a\tb\tc\n" * 2 + "a\tb\tc\td\n" + "only one side\n" * 1200 + "a\tb\n" * 10)
     files = {"train_file": path, "validation_file": path, "streaming": streaming}
     pairs, drops = tokenize_pairs(load(**files)["train"], byte_tokenizer, 99, 99)
     assert texts(pairs) == [("a", "b")] * 10

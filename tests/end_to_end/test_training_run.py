@@ -371,6 +371,15 @@ BAD = {  # options, and a pattern of the message
         "--model_name_or_path {marian} --vocab_size 351",
         "--d_model is 16, but 32 in --model_name_or_path {marian}",
     ),
+    "attention without a backward pass": (
+        "--attn_implementation flex_attention",
+        "cannot train on a CPU; choose eager",
+    ),
+    "malformed Hub id": ("--push_to_hub --hub_model_id a/b/c", "Cannot push to a/b/c: Repo id must"),
+    "checkpoint without files": (
+        "--resume_from_checkpoint {tmp}/checkpoint-9",
+        "{tmp}/checkpoint-9 cannot be read: .*; delete it to resume from an older one",
+    ),
     "unknown attention": ("--attn_implementation flesh", "Cannot build a model with flesh attention"),
     "missing checkpoint": ("--resume_from_checkpoint {tmp}/none", "{tmp}/none is not a checkpoint-N folder"),
     "not a checkpoint": ("--resume_from_checkpoint {finished}", "{finished} is not a checkpoint-N folder"),
@@ -382,6 +391,7 @@ BAD = {  # options, and a pattern of the message
 def test_bad_input_is_rejected_in_one_sentence(name, finished, marian, pairs, tmp_path):
     checkpoint = shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "checkpoint-8")
     (checkpoint / "model.safetensors").write_bytes(b"truncated")
+    (tmp_path / "checkpoint-9").mkdir()
     short = shutil.copytree(finished[0] / "checkpoint-8", tmp_path / "short")
     config = VanillaTransformerConfig.from_pretrained(short)
     config.update({"position_embedding_type": "learned", "max_position_embeddings": 50})

@@ -216,6 +216,9 @@ def test_explorer_command(model, tokenizer, tmp_path, capsys, monkeypatch):
     assert "A dog sleeps." in (tmp_path / "text.html").read_text(encoding="utf-8")
     assert "give either --text or --dataset_name" in command_error(capsys, *of_text)
     assert "is a directory" in command_error(capsys, *command, tmp_path)
+    (tmp_path / "data" / "test.csv").write_text("en,de\nA dog sleeps.,Ein Hund schläft.\nA dog.,\n")
+    several = [*command, tmp_path / "no.html", "--sentences", "2"]
+    assert "Pair 2 cannot be recorded: The reference is empty" in command_error(capsys, *several)
 
     def fill_the_disk(path, text, **options):
         path.write_bytes(text[:100].encode())

@@ -275,10 +275,12 @@ def test_attention_command_writes_pictures(saved, tmp_path, capsys):
     assert capsys.readouterr().out == "Two children play.\n" and (tmp_path / "map.png").stat().st_size
     (tmp_path / "folder.png").mkdir()
     assert "folder.png cannot be written: " in command_error(capsys, *command, "--output", tmp_path / "folder.png")
-    assert "Format 'doc' is not supported" in command_error(capsys, *command, "--output", tmp_path / "a.doc")
+    assert "a.doc must end in .png, .svg or .pdf." in command_error(capsys, *command, "--output", tmp_path / "a.doc")
     assert "cannot be written: [Errno 2] No such" in command_error(
         capsys, *command, "--output", tmp_path / "nowhere" / "a.png"
     )
+    undecodable = [*command, "--output", tmp_path / "a.png", "--text", "A dog \udcff"]
+    assert "The text contains a lone surrogate" in command_error(capsys, *undecodable)
 
 
 def test_code_of_a_model_is_not_run(saved, tmp_path, monkeypatch, capsys):

@@ -199,7 +199,7 @@ OUT_OF_RANGE = [
     *itertools.product(SCALES.split(), ("-0.1", "nan", "inf")),
     *itertools.product(FRACTIONS.split(), ("-0.1", "nan", "1")),
     *itertools.product(["validation_split_percentage"], ("0", "100")),
-    ("train_file_weights", "-1.0"),
+    *itertools.product(["train_file_weights"], ("-1.0", "1000.0")),
     ("num_train_epochs", "0"),
     ("teacher_top_k", "0"),
     ("distillation_temperature", "0.0"),
@@ -236,6 +236,11 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
             "--train_file x.csv y.csv --dataset_name= --train_file_weights 2",
             "--train_file_weights 2 1",
             "--train_file_weights has 1 values for 2 training files; give one per file.",
+        ),
+        (
+            "--train_file x.csv y.csv --dataset_name= --train_file_weights 0 0",
+            "--train_file_weights 0 1",
+            "--train_file_weights are all 0, which leaves no training pairs; raise one.",
         ),
         (
             "--train_file x.csv --dataset_name= --train_file_tags <a> <b>",

@@ -131,10 +131,26 @@ def test_interrupted_reading_leaves_nothing_to_use(run, teachers, reading, tmp_p
     assert len(run("--teacher", *teachers)[1]) == 40
 
 
+def test_damaged_soft_targets_are_named(run, teachers, tmp_path):
+    run("--teacher", *teachers)
+    (file,) = (tmp_path / "cache" / "soft_targets").glob("*.arrow")
+    for content in (file.read_bytes()[:-3000], b""):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=f"cannot be written to or read from {file}: .*; delete that file, or"):
+            run("--teacher", *teachers)
+
+
+def test_pairs_beyond_the_learned_positions_of_a_teacher_are_refused(run, text_tokenizer, tmp_path):
+    model = small_model(vocab_size=len(text_tokenizer), position_embedding_type="learned", max_position_embeddings=9)
+    teacher = save_translator(Translator(model, text_tokenizer), tmp_path / "learned")
+    with pytest.raises(UserError, match=f"^--teacher {teacher} has learned positions up to 9, and .*; lower --max_s"):
+        run("--teacher", teacher)
+
+
 def test_a_cache_that_cannot_be_written_is_named(run, teachers, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "soft_targets").touch()  # a file, since tests may be run by root, whom no permission stops
-    with pytest.raises(UserError, match="cannot be kept in .*soft_targets; set HF_DATASETS_CACHE"):
+    with pytest.raises(UserError, match="cannot be written .*soft_targets/.*; .* set HF_DATASETS_CACHE to another"):
         run("--teacher", *teachers)
 
 

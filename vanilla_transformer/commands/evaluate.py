@@ -12,13 +12,14 @@ import re
 import shutil
 import tempfile
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 
 from sacrebleu.metrics import BLEU
 from sacrebleu.utils import smart_open
 from tabulate import tabulate
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.pairs import load_split
@@ -91,7 +92,8 @@ def run(options: argparse.Namespace):
             if kind == "model":
                 systems[name], speeds[name] = translate(name, sources, options)
             hashes[files[name]] = write_lines(folder / files[name], systems[name])
-        results = score_systems(systems, references, bleu, options.paired, options.num_samples)
+        with explaining("The systems cannot be scored", ValueError):  # with a wrong SACREBLEU_SEED
+            results = score_systems(systems, references, bleu, options.paired, options.num_samples)
         for name, speed in speeds.items():
             results["systems"][name]["sentences_per_second"] = speed
         try:
@@ -100,11 +102,11 @@ def run(options: argparse.Namespace):
                     results["systems"][name]["comet"] = score
         finally:  # the other scores, even if COMET fails
             print(results_table(results))
-    if options.output:
-        given = {name: value for name, value in vars(options).items() if value is not None}
-        results |= {"sha256": hashes, "options": given}
-        (folder / "results.md").write_text(f"{results_table(results)}\n", encoding="utf-8")
-        (folder / "results.json").write_text(json.dumps(results, indent=2, default=str), encoding="utf-8")
+            if options.output:
+                given = {name: value for name, value in vars(options).items() if value is not None}
+                results |= {"sha256": hashes, "options": given}
+                (folder / "results.md").write_text(f"{results_table(results)}\n", encoding="utf-8")
+                (folder / "results.json").write_text(json.dumps(results, indent=2, default=str), encoding="utf-8")
 
 
 def check_options(options: argparse.Namespace):
@@ -146,7 +148,7 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
 
 def read_lines(file: str) -> list[str]:
     """The lines of a file as sacreBLEU reads them, but without a byte order mark; unpacked if its name is `*.gz`."""
-    unreadable = explaining(f"{file} cannot be read as UTF-8 text", OSError, EOFError, UnicodeDecodeError)
+    unreadable = explaining(f"{file} cannot be read as UTF-8 text", OSError, EOFError, UnicodeDecodeError, zlib.error)
     with unreadable, smart_open(file, encoding="utf-8-sig") as lines:
         texts = [line.rstrip() for line in lines]
     if not any(texts):
@@ -211,10 +213,11 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
 def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], bleu: BLEU):
     """Prints what [`tune`] tries, and saves the best beams and length penalty as the model's defaults."""
     ((name, _),) = options.systems
-    config = GenerationConfig.from_pretrained(name)
+    translator = load_translator(name, options)
     with explaining(f"{name} cannot be tuned", RuntimeError, ValueError, IndexError):
-        tried = tune(load_translator(name, options), sources, references, bleu)
+        tried = tune(translator, sources, references, bleu)
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f")))
+    config = translator.model.generation_config
     use_best(tried, config)
     with explaining(f"The best cannot be saved in {name}/generation_config.json", ValueError):
         config.save_pretrained(name)

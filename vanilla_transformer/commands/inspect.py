@@ -144,6 +144,8 @@ def print_shapes(options: argparse.Namespace):
 
 def show_attention(options: argparse.Namespace):
     """Draws a picture, and prints the translation."""
+    if options.output.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--output {options.output} must end in .png, .svg or .pdf.")
     model, tokenizer = load(options.model)
     generation = {"num_beams": options.num_beams} if options.num_beams else {}
     maps = attention_maps(model, tokenizer, options.text, options.translation, **generation)

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import glob
 import itertools
 import textwrap
 from collections.abc import Iterator
@@ -29,11 +30,11 @@ PAIR_FEATURES = datasets.Features(
 )
 
 # How files are read, by suffix. In .csv and .tsv files, "None" and "null" are words; in .tsv and .txt files, a
-# quotation mark is text. In a .txt file, a third column catches what follows a second tab.
+# quotation mark is text. Lines of .txt files are split by us: at line feeds only, and at tabs.
 CSV = {"keep_default_na": False}
 TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}
-TXT = {**TSV, "names": ["source", "target", "rest"], "header": None, "index_col": False, "on_bad_lines": "warn"}
-TXT["features"] = datasets.Features(dict.fromkeys(TXT["names"], datasets.Value("string")))
+TXT = {**TSV, "sep": "\0", "lineterminator": "\n", "names": ["line"], "header": None, "on_bad_lines": "warn"}
+TXT["features"] = datasets.Features(line=datasets.Value("string"))
 FORMATS = {".json": ("json", {}), ".jsonl": ("json", {}), ".parquet": ("parquet", {})}
 FORMATS |= {".csv": ("csv", CSV), ".tsv": ("csv", TSV), ".txt": ("csv", TXT)}
 
@@ -136,7 +137,8 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
         state = sorted((str(path), path.stat().st_mtime_ns) for path in files)
         cache = str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state))
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
-    remedy += "configurations, or name your files with --train_file."
+    remedy += "configurations, or name your files with "
+    remedy += "--train_file." if hasattr(args, "train_file") else "--sources and --references."
     with reading(f"The dataset {args.dataset_name}", remedy):
         return datasets.load_dataset(
             args.dataset_name,
@@ -158,9 +160,11 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
         raise UserError(f"{option} ends in {path.suffix}; it must have one of: {', '.join(FORMATS)}.")
     builder, options = FORMATS[path.suffix]
     with reading(option):
-        pairs = datasets.load_dataset(builder, data_files={split: name}, streaming=args.streaming, **options)[split]
+        pairs = datasets.load_dataset(
+            builder, data_files={split: glob.escape(name)}, streaming=args.streaming, **options
+        )[split]
         if path.suffix == ".txt":
-            pairs = drop_malformed(pairs, option)
+            pairs = split_lines(pairs, option)
     return pairs
 
 
@@ -188,15 +192,25 @@ def add_tag(sources: list[str | None], tag: str) -> dict[str, list[str | None]]:
     return {"source": [f"{tag} {text}" if is_filled(text) else text for text in sources]}
 
 
-def drop_malformed(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
-    """Drops lines with more than one tab; raises UserError if no line of the first 10,000 has a tab."""
-    if not any(line["target"] for line in lines.take(10_000)):
+def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
+    """Pairs from lines `source<TAB>target`; lines with more than one tab are dropped.
+
+    Raises UserError if no line of the first 10,000 has a tab.
+    """
+    if not any("\t" in line["line"] for line in lines.take(10_000)):
         raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
-    pairs = lines.filter(lambda rests: [not rest for rest in rests], input_columns="rest", batched=True)
+    features = datasets.Features({side: PAIR_FEATURES[side] for side in ("source", "target")})
+    pairs = lines.map(split_at_tab, batched=True, remove_columns="line", features=features)
     if isinstance(lines, Dataset) and len(pairs) < len(lines):
         dropped = len(lines) - len(pairs)
         PartialState().print(f"{name}: lines with more than one tab are dropped, {dropped:,} of {len(lines):,}.")
-    return pairs.remove_columns("rest")
+    return pairs
+
+
+def split_at_tab(batch: dict) -> dict[str, list[str | None]]:
+    rows = [line.rstrip("\r").split("\t") for line in batch["line"]]
+    rows = [(*row, None)[:2] for row in rows if len(row) <= 2]
+    return {"source": [source for source, _ in rows], "target": [target for _, target in rows]}
 
 
 def hold_out_validation(pairs: dict, args):

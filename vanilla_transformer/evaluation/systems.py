@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -85,7 +85,7 @@ def score_systems(
     return {"sentences": len(references), "signatures": signatures, "systems": found}
 
 
-def comet_scores(model: str, folder: Path, hypotheses: Iterable[str]) -> list[float]:
+def comet_scores(model: str, folder: Path, hypotheses: Collection[str]) -> list[float]:
     """The COMET score of each file of hypotheses in `folder`, which also has `sources.txt` and `references.txt`.
 
     They come from the program `comet-score`: COMET needs older libraries than this package, and so an environment of
@@ -98,7 +98,10 @@ def comet_scores(model: str, folder: Path, hypotheses: Iterable[str]) -> list[fl
         printed = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True).stdout
     except subprocess.CalledProcessError as error:
         raise UserError(f"--comet {model} failed; its program comet-score says why, above.") from error
-    return [float(score) for score in re.findall(r"(?m)\tscore: (\S+)$", printed)]  # in the order of the files
+    scores = [float(score) for score in re.findall(r"(?m)\tscore: (\S+)$", printed)]  # in the order of the files
+    if len(scores) != len(hypotheses):
+        raise UserError(f"--comet {model}: comet-score printed {len(scores)} scores for {len(hypotheses)} files.")
+    return scores
 
 
 def results_table(results: dict) -> str:

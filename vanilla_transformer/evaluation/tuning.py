@@ -28,7 +28,8 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
     tried = []
     for num_beams in NUM_BEAMS:
         # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
-        found = translator.n_best(sources, num_beams, progress=f"{num_beams} beams", length_penalty=0.0)
+        search = {"num_beams": num_beams, "length_penalty": 0.0}
+        found = translator.n_best(sources, num_beams, progress=f"{num_beams} beams", **search)
         for penalty in LENGTH_PENALTIES if num_beams > 1 else [1.0]:
 
             def score(one: Hypothesis, penalty: float = penalty) -> float:

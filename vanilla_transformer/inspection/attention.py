@@ -107,6 +107,8 @@ def encode(
     """Token ids (1,L) of a source or a target; raises UserError, with its `name`, if it is empty or too long."""
     if not (text and text.strip()):
         raise UserError(f"The {name} is empty; give a sentence.")
+    if re.search("[\ud800-\udfff]", text):
+        raise UserError(f"The {name} contains a lone surrogate, which is not a character; remove it.")
     side = {"text_target" if is_target else "text": text}
     ids = tokenizer(**side, return_tensors="pt", verbose=False).input_ids
     longest = model.config.max_position_embeddings

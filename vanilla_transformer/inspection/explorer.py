@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .. import VanillaTransformerForConditionalGeneration
 from ..decoding_vanilla_transformer import greedy_search
-from ..errors import UserError
+from ..errors import UserError, explaining
 from ..modeling_vanilla_transformer import VanillaTransformerAttention, eager_attention_forward
 from .alignment import align_words
 from .attention import attention_maps, eager_attention, encode, readable_tokens
@@ -49,6 +49,11 @@ def explore(
     Raises UserError if a text is empty, or longer than `max_position_embeddings`.
     """
     pairs, sentences, references = list(pairs), [], []
+    for number, (source, reference, _) in enumerate(pairs, start=1):
+        with explaining(f"Pair {number} cannot be recorded", UserError):  # known before minutes of recording
+            encode(model, tokenizer, source)
+            if reference is not None:
+                encode(model, tokenizer, reference, "reference", is_target=True)
     with eager_attention(model), torch.no_grad():
         for source, reference, alignment in tqdm(pairs, "Recording", leave=False):
             ids = encode(model, tokenizer, source)

@@ -54,7 +54,7 @@ class DataOptions:
         None, "training pairs from files: .json(l), .csv, .tsv, .parquet, or .txt with source<TAB>target lines"
     )
     train_file_weights: list[float] | None = option(
-        None, "how often an epoch has each pair of a file, one number per file: 2 is twice, 0.5 every other pair", ge=0
+        None, "how often an epoch has the pairs of each file, such as 2 1: those of the first twice", ge=0, lt=1000
     )
     train_file_tags: list[str] | None = option(
         None, 'a token put before the sources of a file, one per file: "" "<bt>" marks the second as back-translated'
@@ -290,6 +290,8 @@ def check_conflicts(args: argparse.Namespace):
     """Raises UserError for options that contradict each other."""
     if args.dataset_name and args.train_file:
         raise UserError("--dataset_name and --train_file are both given; choose one.")
+    if args.distillation_weight > 1:
+        raise UserError(f"--distillation_weight is {args.distillation_weight}; it is a share of the loss, at most 1.")
     defaults = vars(DataOptions) | vars(TrainingOptions)
     for name, needed in NEEDS.items():
         if getattr(args, name) != defaults[name] and not getattr(args, needed):
@@ -300,14 +302,14 @@ def check_conflicts(args: argparse.Namespace):
             raise UserError(
                 f"--{name} has {len(values)} values for {len(args.train_file)} training files; give one per file."
             )
+    if args.train_file_weights and not any(args.train_file_weights):
+        raise UserError("--train_file_weights are all 0, which leaves no training pairs; raise one.")
     if args.streaming and args.train_file and (len(args.train_file) > 1 or args.train_file_weights):
         raise UserError("--streaming reads one --train_file, without weights; join several into one.")
     if args.streaming and args.max_steps is None:
         raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")
     if args.streaming and args.dataloader_num_workers:
         raise UserError("--streaming reads in the training process; leave out --dataloader_num_workers.")
-    if args.distillation_weight > 1:
-        raise UserError(f"--distillation_weight is {args.distillation_weight}; it is a share of the loss, at most 1.")
     if args.teacher and (args.streaming or args.bpe_dropout):
         raise UserError("--teacher reads all pairs before training; leave out --streaming and --bpe_dropout.")
     if args.average_checkpoints_by == "score" and not (args.average_checkpoints and args.eval_steps):

@@ -29,7 +29,8 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     """
     tags = [tag for tag in args.train_file_tags or [] if tag]
     if checkpoint is not None:
-        tokenizer = load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
+        with explaining(f"{checkpoint} cannot be read", UserError, remedy="delete it to resume from an older one"):
+            tokenizer = load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
     elif args.model_name_or_path is not None:
         tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
     elif args.tokenizer_name is not None:
@@ -56,6 +57,8 @@ def make_model(args, tokenizer, device: torch.device) -> VanillaTransformerForCo
     """
     # On a CPU, eager attention is the fastest for short sentences.
     attention = args.attn_implementation or ("eager" if device.type == "cpu" else None)
+    if device.type == "cpu" and attention == "flex_attention":
+        raise UserError("--attn_implementation flex_attention cannot train on a CPU; choose eager or sdpa.")
     options = {"attn_implementation": attention, "dtype": torch.float32}
     model = model_to_fine_tune(args, options) if args.model_name_or_path else new_model(args, tokenizer, options)
     config, longest = model.config, max(args.max_source_length, args.max_target_length)

@@ -13,11 +13,12 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from datasets.fingerprint import Hasher
+from pyarrow import ArrowInvalid
 from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
-from ..data.batches import SOFT_TARGETS, PairCollator, fill_batches
+from ..data.batches import SOFT_TARGETS, PairCollator, fill_batches, lengths_of
 from ..data.pairs import PAIR_FEATURES, fingerprint
 from ..data.tokenizer import load_tokenizer
 from ..errors import UserError, explaining, loading
@@ -44,10 +45,18 @@ def add_soft_targets(
     different file.
 
     Raises:
-        UserError: A teacher cannot be loaded, or its vocabulary differs from that of the student; `config` is the
-            student's. Or the cache cannot be written.
+        UserError: A teacher cannot be loaded, its vocabulary differs from that of the student (`config` is the
+            student's), or a pair is too long for its learned positions. Or the cache cannot be written or read.
     """
     teachers = [load_teacher(name, tokenizer, config).to(accelerator.device) for name in args.teacher]
+    longest = max(side.max() for side in lengths_of(pairs))
+    for name, teacher in zip(args.teacher, teachers, strict=True):
+        limit = teacher.config.max_position_embeddings
+        if teacher.config.position_embedding_type == "learned" and longest > limit:
+            raise UserError(
+                f"--teacher {name} has learned positions up to {limit}, and the longest side of a pair has {longest} "
+                "tokens; lower --max_source_length and --max_target_length."
+            )
     collate = PairCollator(tokenizer)
 
     def read(columns: dict) -> dict:
@@ -66,14 +75,15 @@ def add_soft_targets(
     models = [(teacher.config.to_json_string(), teacher.state_dict()) for teacher in teachers]
     key = Hasher.hash([fingerprint(pairs), args.teacher_top_k, models])
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_targets"
-    with explaining(f"Soft targets cannot be kept in {folder}; set HF_DATASETS_CACHE to another folder", OSError):
+    file, remedy = folder / f"{key}.arrow", "delete that file, or set HF_DATASETS_CACHE to another folder"
+    with explaining(f"Soft targets cannot be written to or read from {file}", OSError, ArrowInvalid, remedy=remedy):
         folder.mkdir(parents=True, exist_ok=True)
         pairs = pairs.map(
             read,
             batched=True,
             batch_size=PAIRS_AT_A_TIME,
             features=datasets.Features(PAIR_FEATURES | FEATURES),
-            cache_file_name=str(folder / f"{key}.arrow"),
+            cache_file_name=str(file),
             new_fingerprint=key,
             desc=f"Soft targets of {len(teachers)} teacher(s)",
         )
