@@ -30,7 +30,7 @@ PAIR_FEATURES = datasets.Features(
 )
 
 # How files are read, by suffix. In .csv and .tsv files, "None" and "null" are words; in .tsv and .txt files, a
-# quotation mark is text. Lines of .txt files are split by us: at line feeds only, and at tabs.
+# quotation mark is text. Lines of .txt files end at line feeds only, and are split at tabs later (NUL splits nothing).
 CSV = {"keep_default_na": False}
 TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}
 TXT = {**TSV, "sep": "\0", "lineterminator": "\n", "names": ["line"], "header": None, "on_bad_lines": "warn"}
@@ -160,9 +160,8 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
         raise UserError(f"{option} ends in {path.suffix}; it must have one of: {', '.join(FORMATS)}.")
     builder, options = FORMATS[path.suffix]
     with reading(option):
-        pairs = datasets.load_dataset(
-            builder, data_files={split: glob.escape(name)}, streaming=args.streaming, **options
-        )[split]
+        files = {split: glob.escape(name)}
+        pairs = datasets.load_dataset(builder, data_files=files, streaming=args.streaming, **options)[split]
         if path.suffix == ".txt":
             pairs = split_lines(pairs, option)
     return pairs

@@ -28,9 +28,8 @@ class GenerateTranslator(Translator):
         """
         if not hasattr(self.tokenizer, "src_lang"):
             return
-        token_id = getattr(
-            self.tokenizer, "get_lang_id", self.tokenizer.get_vocab().__getitem__
-        )  # M2M100 has the first
+        # M2M100 has a method; the others have the languages as tokens.
+        token_id = getattr(self.tokenizer, "get_lang_id", self.tokenizer.get_vocab().__getitem__)
         try:
             _, self.model.generation_config.forced_bos_token_id = token_id(source), token_id(target)
         except KeyError as error:

@@ -89,9 +89,7 @@ class TrainingOptions:
 
     output_dir: str = option("outputs/model", "where the model, its checkpoints and its results are written")
     dry_run: bool = option(False, "print what would be trained, up to the first step, then exit")
-    model_name_or_path: str | None = option(
-        None, "fine-tune this model (ours or a convertible one) with its tokenizer"
-    )
+    model_name_or_path: str | None = option(None, "fine-tune this model (ours or convertible), with its tokenizer")
     per_device_train_max_tokens: str = option(
         "4096", "tokens in a batch on each device: sentences x longest side; auto: as many as fit, at most 32,768"
     )

@@ -29,8 +29,11 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     """
     tags = [tag for tag in args.train_file_tags or [] if tag]
     if checkpoint is not None:
-        with explaining(f"{checkpoint} cannot be read", UserError, remedy="delete it to resume from an older one"):
-            tokenizer = load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
+        if not (checkpoint / "tokenizer_config.json").is_file():
+            raise UserError(
+                f"{checkpoint} cannot be read: it has no tokenizer; delete it to resume from an older one."
+            )
+        tokenizer = load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
     elif args.model_name_or_path is not None:
         tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
     elif args.tokenizer_name is not None:
