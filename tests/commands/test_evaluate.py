@@ -301,10 +301,13 @@ BAD = {
     "cut file": (["--hypotheses", "cut.gz", *TEXT_FILES], "cut.gz cannot be read"),
     "damaged file": (["--hypotheses", "damaged.gz", *TEXT_FILES], "damaged.gz cannot be read"),
     "no dataset": (
-        ["--hypotheses", "first.txt", "--dataset_name", "nowhere"],
+        ["--hypotheses", "first.txt", "--dataset_name", "no/such/folder"],
         "or name your files with --sources and",
     ),
-    "second model": (["--model", "OURS", "no", "--length_penalty", "nan", *TEXT_FILES], "no cannot be loaded"),
+    "second model": (
+        ["--model", "OURS", "no/such/one", "--length_penalty", "nan", *TEXT_FILES],
+        "no/such/one cannot be loaded",
+    ),
     "ensemble": (["--model", "MARIAN+OURS", *TEXT_FILES], "OURS has a different vocabulary from MARIAN"),
     "no model": (["--model", "done", *TEXT_FILES], "done cannot be loaded"),
     "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "OURS cannot translate.*finite number"),

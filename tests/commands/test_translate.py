@@ -91,6 +91,7 @@ def test_the_command_in_a_process(folder, translator):
     assert result.stdout == "".join(text.replace("\n", " ") + "\n" for text in expected)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_command_with_a_sentence(folder):
     result = run_in_bash("echo 'No!' | TRANSLATE > /dev/full", folder)
     assert result.returncode == 1 and "Traceback" not in result.stderr
@@ -98,6 +99,7 @@ def test_a_full_disk_ends_the_command_with_a_sentence(folder):
     assert result.stderr.splitlines()[-1].startswith(f"vanilla-transformer translate: {message}")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
     result = run_in_bash("yes 'No!' | head -3 | TRANSLATE | true; echo ${PIPESTATUS[2]}", folder)
     assert result.stdout == "141\n"

@@ -285,7 +285,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["one file", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*KINDS][1:])])
 def test_stream_resumes_from_any_batch(kind, write_stream, tokenizer, monkeypatch):
     *files, limits = KINDS[kind]
     open_stream, args = write_stream(*files), small_pools(len(files[0]), monkeypatch)

@@ -85,7 +85,10 @@ def stop(argv: list[str], owner: str, name: str, call: int):
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("calls", [[2] * LAST, [4, 7]], ids=["every step", "two steps"])
+EVERY_STEP = pytest.param([2] * LAST, id="every step", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("calls", [EVERY_STEP, pytest.param([4, 7], id="two steps")])
 def test_run_stopped_within_a_step_equals_uninterrupted(calls, kind, pairs, everything, tmp_path):
     """Stopped within the accumulation of steps, two of which make more than an epoch."""
     expected = everything(pairs, kind)

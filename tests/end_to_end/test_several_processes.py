@@ -114,7 +114,8 @@ def test_two_processes_equal_one(pairs, one, fork_two, tmp_path):
     assert "0/19 [" in shown  # its share of the test sentences
 
 
-@pytest.mark.parametrize("how", ["copied", pytest.param("sharded", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["copied", "sharded"])
 def test_two_distilled_processes_equal_one(how, pairs, one, fork_two, tmp_path):
     """The main process reads the pairs with the teacher, the other one reads the cache."""
     k = {"copied": 8, "sharded": 7}[how]  # each has its own cache

@@ -151,6 +151,7 @@ def test_fine_tuning_starts_from_the_model(finished, pairs, tmp_path):
     assert_recipe_runs(tmp_path / "tuned")
 
 
+@pytest.mark.slow
 def test_translations_become_a_training_file(finished, pairs, tmp_path):
     """As docs/training.md does it; the run on both files resumes, and its recipe repeats it."""
     sources = [row["en"] + "\n" for row in read_pairs(pairs, "train")]

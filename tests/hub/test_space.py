@@ -31,6 +31,7 @@ def test_card_requirements_and_program_name_what_they_need():
     assert {"demo", "inspection"} <= shown and not {"training", "hub", "commands", "conversion"} & shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -72,15 +72,17 @@ def import_the_package(folder):
     path.write_text("from vanilla_transformer.errors import UserError\n" + path.read_text())
 
 
+BREAKAGES = [
+    (import_the_package, "vanilla_transformer"),
+    (lambda folder: edit(folder / "config.json", auto_map={}), "model type `vanilla_transformer`"),
+    (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py"),
+    (remove("model.safetensors"), "model.safetensors.*save model and tokenizer again"),
+]
+RENAMED = (rename_a_weight, "missing_keys.*model.encoder.layers.0.fc1.bias.*unexpected_keys.*extra")
+
+
 @pytest.mark.parametrize(
-    "breakage, message",
-    [
-        (import_the_package, "vanilla_transformer"),
-        (lambda folder: edit(folder / "config.json", auto_map={}), "model type `vanilla_transformer`"),
-        (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py"),
-        (remove("model.safetensors"), "model.safetensors.*save model and tokenizer again"),
-        (rename_a_weight, "missing_keys.*model.encoder.layers.0.fc1.bias.*unexpected_keys.*extra"),
-    ],
+    "breakage, message", [RENAMED, *(pytest.param(*one, marks=pytest.mark.slow) for one in BREAKAGES)]
 )
 def test_directory_that_does_not_load_is_refused(trained, breakage, message):
     breakage(trained)
@@ -156,6 +158,7 @@ def at_hub(hub, monkeypatch, tmp_path):
     return hub
 
 
+@pytest.mark.slow
 def test_native_form_is_published(trained, hub, tmp_path):
     """Its card runs in a fresh process without remote code, and translates as our model does."""
     trained.rename(tmp_path / "model")

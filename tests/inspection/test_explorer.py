@@ -96,6 +96,7 @@ def test_head_that_is_switched_off_adds_nothing(model, tokenizer):
     torch.testing.assert_close(output, attention.out_proj(joined), atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_page_searches_as_our_search_does(model, tokenizer, page, browser):
     """Beams, length penalty and early stopping are applied to the record by the page itself."""
     browser.get(page.as_uri())
@@ -119,6 +120,7 @@ def test_page_searches_as_our_search_does(model, tokenizer, page, browser):
     assert compared == 96 and 10 < ended < 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"d_model": 36, "encoder_ffn_dim": 50, "position_embedding_type": "learned", "lm_head_bias": True}]
 )
@@ -145,6 +147,7 @@ def test_page_counts_as_the_shape_trace_does(options, make_model, tokenizer, tmp
                 assert numbers == [step.parameters, step.flops], step.module
 
 
+@pytest.mark.slow
 def test_page_in_a_browser(page, browser):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys

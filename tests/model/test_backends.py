@@ -153,7 +153,8 @@ def batch(sentences: int = 3, source: int = 6, target: int = 5) -> dict[str, tor
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_training_equals_uncompiled(make_model, backend):
     model = make_model(**SHALLOW, lm_head_bias=True).train()
     compiled = torch.compile(model, fullgraph=True, backend=backend)

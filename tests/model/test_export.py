@@ -19,10 +19,10 @@ STEPS = 12
 # These models end the translations of SOURCE at different steps; a test says so.
 SEEDS = {"sinusoidal": 426, "learned": 125, "rotary": 204}
 
-kinds = ["sinusoidal", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ["learned", "rotary"])]
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=kinds)
+@pytest.fixture(scope="module", params=SEEDS)
 def model(request):
     model = lively_model(SEEDS[request.param], position_embedding_type=request.param, encoder_layers=1)
     model.generation_config.max_new_tokens = STEPS
