@@ -379,5 +379,5 @@ class Hypotheses:
 
 
 def gather_beams(of_beams: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:
-    """Takes `beams` (A,m) of each sentence: (A,n,T) -> (A,m,T)."""
+    """Selects the beams with indices `beams` (A,m) of each sentence: (A,n,T) -> (A,m,T)."""
     return of_beams.take_along_dim(beams[..., None], dim=1)

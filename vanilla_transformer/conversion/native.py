@@ -126,13 +126,13 @@ def check_family(config: VanillaTransformerConfig, name: str):
 
 
 def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> PreTrainedModel:
-    """Converts to a model of transformers, in evaluation mode; the opposite of [`from_native`].
+    """Converts to a native transformers model, in evaluation mode; the inverse of [`from_native`].
 
     Where the architectures differ:
 
     - A bias of `lm_head` becomes their `final_logits_bias`, which is not trained.
-    - Sequences have at most `max_position_embeddings` tokens, at least 1,024 if positions are sinusoidal. This also
-      becomes `max_length` if the generation config has no limit. Padding counts, so texts must be padded on the right.
+    - The limit in tokens is `max_position_embeddings`, raised to 1,024 if it is lower and positions are sinusoidal. It
+      also becomes `max_length` if the generation config has no limit. Padding counts, so pad texts on the right.
     - Pegasus and Blenderbot tie all three embedding matrices or none. If only some of ours are tied, each is a copy.
 
     The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if the

@@ -255,9 +255,10 @@ def find_columns(
 ) -> tuple[str | tuple[str, str], str | tuple[str, str]]:
     """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
 
-    In this order: the columns named by options; `source` and `target`, if there are no others, as in a .txt file; two
-    columns named after the languages; two languages of a `translation` column; and, if nothing is named, the columns
-    `source` and `target`, or the only two text columns. Messages call the dataset `name`.
+    The first that applies: the columns named by `--source_column` and `--target_column`; `source` and `target`, if
+    there are no others, as in a .txt file; the columns, or the languages of a `translation` column, named by
+    `--source_lang` and `--target_lang`; and, if no option is given, the only two languages of a `translation` column,
+    the columns `source` and `target`, or the only two text columns. Messages call the dataset `name`.
     """
     features = dataset.features
     if features is None:
@@ -337,8 +338,9 @@ def tokenize_pairs(
 
     Pairs with an empty or missing side, or longer than a limit in tokens (including the end-of-sentence token), are
     dropped; none is truncated. Adds `input_ids`, `labels`, `source_length` and `target_length`. A tokenizer that
-    treats the two languages differently (Marian's) is told which side is the target. Map-style datasets are tokenized
-    at once and cached by `datasets` on disk; a stream as it is read. Raises UserError if no pair is left.
+    treats the two languages differently (Marian's) is told which side is the target. A map-style dataset is tokenized
+    immediately and cached by `datasets` on disk, and UserError is raised if no pair is left; a stream is tokenized as
+    it is read, without that check.
     """
 
     def encode(batch: dict) -> dict:

@@ -125,7 +125,7 @@ class Page:
             event.success(**inspection)
 
     def build_inspection(self, shown: gr.State, alignment: gr.HTML) -> dict:
-        """Choices of the attention to show, and its picture; returns what to call when there is a new translation."""
+        """Adds the attention menus and plot to the page; returns the arguments of the event that redraws the plot."""
         config = self.model.config
         layers = range(max(config.encoder_layers, config.decoder_layers))
         heads = range(max(config.encoder_attention_heads, config.decoder_attention_heads))

@@ -87,7 +87,7 @@ class Meter:
         self.started = 0.0
 
     def start(self):
-        """Starts the clock at the first step after a log entry, evaluation or save."""
+        """Starts the clock at the first step after a log entry, which precedes every evaluation and save."""
         if not self.steps:
             self.started = time.perf_counter()
 
