@@ -269,7 +269,7 @@ def find_columns(
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     nested = features.get("translation")
     nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
-    remedy = f"the columns of {name} are {', '.join(features)}; of text: {', '.join(text) or 'none'}"
+    remedy = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
     columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
     if any(columns):

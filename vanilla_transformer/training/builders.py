@@ -91,7 +91,10 @@ def new_model(args, tokenizer, options: dict) -> VanillaTransformerForConditiona
 
 
 def model_to_fine_tune(args, options: dict) -> VanillaTransformerForConditionalGeneration:
-    """`--model_name_or_path`, ours or one that can be converted, with the dropout options that were given."""
+    """Loads `--model_name_or_path`, converting it if needed, with the dropout options that were given.
+
+    Raises UserError if it cannot be loaded, or if another model option was given with a different value.
+    """
     name, fields = f"--model_name_or_path {args.model_name_or_path}", model_fields(args)
     dropouts = {field: value for field, value in fields.items() if "dropout" in field}
     with loading(name):

@@ -40,8 +40,8 @@ def save(
 ):
     """Writes a checkpoint on the main process; every process must call it, to gather what is sharded.
 
-    What is written is `full_model`, the unsharded, uncompiled copy of `model`, or `model` itself. The optimizer state
-    is saved by parameter name, so that any number of processes can load it.
+    `full_model` is `model` or an unsharded, uncompiled copy of it. It gets the weights of `model` and is then written.
+    The optimizer state is saved by parameter name, so that any number of processes can load it.
 
     Raises OSError if it cannot be written; the previous checkpoints are intact.
     """

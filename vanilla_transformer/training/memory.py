@@ -32,7 +32,7 @@ def configure_malloc():
 
 
 def configure_cpu(accelerator):
-    """Prepares a run on CPUs: the cores shared by its processes, fast allocation, a warning about slow bfloat16."""
+    """Prepares a run on CPUs: divides the cores among its processes, speeds up malloc, warns if bfloat16 is slow."""
     if torch.get_num_threads() == 1:  # the default of `accelerate launch`
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, cores // accelerator.num_processes))
