@@ -48,15 +48,8 @@ def add_soft_targets(
         UserError: A teacher cannot be loaded, its vocabulary differs from that of the student (`config` is the
             student's), or a pair is too long for its learned positions. Or the cache cannot be written or read.
     """
-    teachers = [load_teacher(name, tokenizer, config).to(accelerator.device) for name in args.teacher]
     longest = max(side.max() for side in lengths_of(pairs))
-    for name, teacher in zip(args.teacher, teachers, strict=True):
-        limit = teacher.config.max_position_embeddings
-        if teacher.config.position_embedding_type == "learned" and longest > limit:
-            raise UserError(
-                f"--teacher {name} has learned positions up to {limit}, and the longest side of a pair has {longest} "
-                "tokens; lower --max_source_length and --max_target_length."
-            )
+    teachers = [load_teacher(name, tokenizer, config, longest).to(accelerator.device) for name in args.teacher]
     collate = PairCollator(tokenizer)
 
     def read(columns: dict) -> dict:
@@ -94,9 +87,12 @@ def add_soft_targets(
 
 
 def load_teacher(
-    name: str, tokenizer: PreTrainedTokenizerBase, config: VanillaTransformerConfig
+    name: str, tokenizer: PreTrainedTokenizerBase, config: VanillaTransformerConfig, longest: int
 ) -> VanillaTransformerForConditionalGeneration:
-    """A model of this package, or one that can be converted to it; see [`add_soft_targets`]."""
+    """A model of this package, or one that can be converted to it; see [`add_soft_targets`].
+
+    `longest` is the length in tokens of the longest side of any pair.
+    """
     with loading(f"--teacher {name}"):
         teacher = load_foreign(name, use_safetensors=True, dtype=torch.float32)
     is_same = load_tokenizer(name, "--teacher").get_vocab() == tokenizer.get_vocab()
@@ -104,6 +100,12 @@ def load_teacher(
         raise UserError(
             f"--teacher {name} has a different vocabulary from the student, and cannot teach it token by token; use "
             "sequence-level distillation instead: train on its translations, as docs/training.md shows."
+        )
+    limit = teacher.config.max_position_embeddings
+    if teacher.config.position_embedding_type == "learned" and longest > limit:
+        raise UserError(
+            f"--teacher {name} has learned positions up to {limit}, and the longest side of a pair has {longest} "
+            "tokens; lower --max_source_length and --max_target_length."
         )
     return teacher
 
