@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None):
 
 @contextlib.contextmanager
 def filter_errors(program: str) -> Iterator[None]:
-    """Exits like other Unix filters: at most one sentence instead of a traceback, and the conventional exit code."""
+    """Turns errors into at most one sentence on stderr and a conventional exit code, as Unix filters do."""
     try:
         yield
         sys.stdout.flush()

@@ -185,7 +185,7 @@ def count_positions(
     """Positions (B or 1,T) of the tokens `x` (B,T,d), after `past_length` tokens in a cache.
 
     Tokens hidden by the `attention_mask` are not counted, so padding on the left shifts nothing. The mask is (B,L) for
-    L cached and new tokens; with a static cache it is the causal mask (B,1,T,L) that `generate` builds from that.
+    L cached and new tokens. For a static cache, `generate` turns it into a causal mask (B,1,T,L) before.
     """
     if attention_mask is not None and attention_mask.ndim == 2:
         return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -x.shape[1] :]

@@ -365,7 +365,7 @@ def check_options(**options) -> dict:
         raise ValueError(f"`length_penalty` is {options['length_penalty']}; it must be a finite number.")
     for name, expected in [("num_return_sequences", 1), ("return_dict_in_generate", False)]:
         if options.get(name, expected) != expected:
-            raise ValueError(f"`{name}` is not for a Translator; call its `n_best`, or the model's `generate`.")
+            raise ValueError(f"A Translator does not take `{name}`; call its `n_best`, or `generate` of the model.")
     return options
 
 

@@ -74,7 +74,7 @@ def test_wrong_n_and_texts_of_several_pieces_are_refused(translator):
     for options in ({}, {"do_sample": True}):
         with pytest.raises(ValueError, match="`n` is 0; it must be at least 1"):
             translator.n_best(TEXTS[0], 0, **options)
-    with pytest.raises(ValueError, match="`num_return_sequences` is not for a Translator; call its `n_best`, or"):
+    with pytest.raises(ValueError, match="A Translator does not take `num_return_sequences`; call its `n_best`, or"):
         translator(TEXTS, num_beams=3, num_return_sequences=3)
     translator.longest_source = 5
     with pytest.raises(TextTooLong, match="Text 2 has .* at most 5 can be translated in one piece"):

@@ -211,7 +211,7 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
 
 
 def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], bleu: BLEU):
-    """Prints what [`tune`] tries, and saves the best beams and length penalty as the model's defaults."""
+    """Prints the BLEU of all that [`tune`] tries; saves the best number of beams and length penalty with the model."""
     ((name, _),) = options.systems
     translator = load_translator(name, options)
     with explaining(f"{name} cannot be tuned", RuntimeError, ValueError, IndexError):

@@ -174,7 +174,7 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not token or not count.isdecimal():
             raise ValueError(
-                f"Line {number} of {dictionary} is not a token with its count; give fairseq's dict.*.txt."
+                f"Line {number} of {dictionary} must be a token and its count; give fairseq's dict.*.txt."
             )
         vocabulary[token] = len(vocabulary)
     if codes is None:

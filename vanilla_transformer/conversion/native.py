@@ -48,20 +48,20 @@ FAMILIES = {
 
 
 def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
-    """Converts a Marian, Pegasus or Blenderbot model; logits, loss, gradients and translations stay equal.
+    """Converts a Marian, Pegasus or Blenderbot model of transformers to one of this package.
 
-    Where the architectures differ:
+    It has the same logits, loss, gradients and translations. Where the architectures differ:
 
-    - Their sinusoidal positions hold all sines and then all cosines, while those of the paper alternate: the residual
-      stream is permuted once, see [`interleave`].
-    - Their constant `final_logits_bias` becomes the bias of `lm_head`, which is trainable; if it is 0, there is none.
-    - The embedding of the padding token gets gradients here but not in their models; Marian's decoder starts with it.
-    - Without an attention mask, padding is masked here and attended to there.
-    - Their limit of `max_position_embeddings` applies here to learned positions only; LayerDrop (training only) is
-      dropped.
+    - Sinusoidal positions hold all sines and then all cosines in transformers; in this package they alternate, as in
+      the paper. So the residual stream is permuted once, see [`interleave`].
+    - The constant `final_logits_bias` becomes a trainable bias of `lm_head`; if all of it is 0, there is no bias.
+    - The embedding of the padding token, with which Marian's decoder starts, gets gradients; in transformers it gets
+      none.
+    - Without an attention mask, padding is masked; the models of transformers attend to it.
+    - Only learned positions end at `max_position_embeddings`; LayerDrop, a kind of dropout, is ignored.
 
-    The generation config is copied unchanged, with its `bad_words_ids`, `forced_eos_token_id`, `num_beams` and
-    `max_length`. The weights are copies, in the source's dtype and on its device. Raises RuntimeError if a
+    The generation config is copied unchanged, including its `bad_words_ids`, `forced_eos_token_id`, `num_beams` and
+    `max_length`. The weights are copies, in the dtype of the given model and on its device. Raises RuntimeError if a
     tensor is missing or does not fit.
     """
     family = FAMILIES[model.config.model_type]

@@ -30,11 +30,11 @@ def rename(theirs: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> dict
 
 
 def interleave(weights: Mapping[str, torch.Tensor], undo: bool = False) -> dict[str, torch.Tensor]:
-    """Permutes the residual stream: features 0, d/2, 1, d/2 + 1, ... become 0, 1, 2, 3, ..., or with `undo` back.
+    """The weights of the same model with its residual stream permuted; `undo` reverses this.
 
-    This turns position embeddings with all sines first and then all cosines into the paper's, where they alternate.
-    The model computes the same function: embeddings and sublayers write to the stream in the new order, sublayers and
-    logits read from it in the new order, and layer normalization is independent of the order.
+    Features 0, d/2, 1, d/2 + 1, ... become 0, 1, 2, 3, ... So position embeddings that hold all sines and then all
+    cosines become those of the paper, in which sines and cosines alternate. The model computes the same function:
+    everything that writes to the stream, reads from it or normalizes it does so in the new order.
     """
     permuted = {}
     for name, tensor in weights.items():

@@ -365,8 +365,8 @@ def tokenize_pairs(
         names = ("--max_source_length ", "--max_target_length ") if split == "train" else ("", "")
         raise UserError(
             f"None of the {len(dataset)} pairs of the {split} split is usable: {drops['empty']} have an empty or "
-            f"missing side, {drops['too long']} are longer than {names[0]}{max_source_length} or "
-            f"{names[1]}{max_target_length} tokens."
+            f"missing side, {drops['too long']} a source longer than {names[0]}{max_source_length} or a target longer "
+            f"than {names[1]}{max_target_length} tokens."
         )
     return encoded, drops
 

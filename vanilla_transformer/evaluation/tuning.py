@@ -42,7 +42,7 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
 
 
 def use_best(tried: list[dict], config: GenerationConfig) -> dict:
-    """Makes the best beams and length penalty in `tried` the defaults of `generate`; returns these two."""
+    """Makes the best number of beams and length penalty in `tried` the defaults of `generate`; returns the two."""
     best = {name: tried[0][name] for name in ("num_beams", "length_penalty")}
     config.update(**best)
     return best

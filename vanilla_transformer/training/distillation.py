@@ -116,7 +116,8 @@ def soft_targets(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `top_k` most probable tokens (B,T,k) at each target position and their probabilities (B,T,k).
 
-    They are those of the mean of the teachers' distributions, and add up to at most 1.
+    The teachers' distributions are averaged first. The k probabilities are not normalized again: their sum is at
+    most 1.
     """
     mean = 0
     for teacher in teachers:

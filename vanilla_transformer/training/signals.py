@@ -34,7 +34,7 @@ class GracefulShutdown:
             signal.signal(number, handler)
 
     def handle(self, number: int, frame):
-        """Notes the signal; see the class."""
+        """The signal handler: sets the flag, or raises KeyboardInterrupt if the flag is set and Ctrl-C is pressed."""
         if self.signal_number is not None:
             if number == signal.SIGINT and time.monotonic() - self.received_at > REPEAT_AFTER:
                 raise KeyboardInterrupt

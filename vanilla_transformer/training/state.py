@@ -45,7 +45,7 @@ class TrainerState:
         self.history.append({"step": self.step, **{k: v for k, v in scores.items() if k.startswith("eval_")}})
 
     def evaluations(self) -> list[dict]:
-        """Evaluations of this run whose scores are comparable with future ones: with the same data and options."""
+        """The evaluations so far that used the current data and options, so that their scores can be compared."""
         return [entry for entry in self.history[self.scores_count_from :] if "eval_loss" in entry]
 
     @property
