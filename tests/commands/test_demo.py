@@ -239,10 +239,8 @@ def process(folder, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_it_is_ready_within_ten_seconds_on_loopback_without_network(process):
-    address, running, errors = process
-    times = psutil.Process(running.pid).cpu_times()
-    assert times.user + times.system < 10  # the time on a clock depends on what else runs
+def test_it_listens_on_loopback_alone_and_needs_no_network(process):
+    _, running, errors = process
     connections = psutil.Process(running.pid).net_connections()
     assert {one.laddr.ip for one in connections if one.status == "LISTEN"} == {"127.0.0.1"}
     assert "NETWORK" not in errors.read_text()
