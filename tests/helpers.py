@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -57,9 +60,10 @@ positions = pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "l
 
 
 def randomise(model: nn.Module) -> nn.Module:
-    """Fills every parameter: a bias of 0 or a norm of 1, as models begin with, hides what is left out."""
+    """Fills all that is trained: a bias of 0 or a norm of 1, as models begin with, hides what is left out."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained:
             parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.25)
             if "norm" in name and name.endswith("weight"):
                 parameter += 1
@@ -102,11 +106,19 @@ def command_error(capsys, *argv) -> str:
     return message
 
 
+def python_output(*arguments, env: dict[str, str] | None = None, **options) -> str:
+    """What a new Python process prints, which has one thread and no Hub; fails with what it writes to stderr."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | (env or {})
+    options |= {"env": environment, "capture_output": True, "encoding": "utf-8", "timeout": 900}
+    result = subprocess.run([sys.executable, *map(str, arguments)], **options)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 def read_sample(count: int) -> list[tuple[str, str]]:
     """The first sentences of the sample dataset, in English and German."""
     lines = (ROOT / "sample_dataset" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-    rows = map(json.loads, lines)
-    return [(row["en"], row["de"]) for row in rows]
+    return [(row["en"], row["de"]) for row in map(json.loads, lines)]
 
 
 def table_rows(text: str) -> list[list[str]]:
@@ -118,20 +130,12 @@ def table_rows(text: str) -> list[list[str]]:
 def trained_marian(tokenizer: MarianTokenizer, pairs: list[tuple[str, str]]) -> MarianMTModel:
     """Knows the pairs by heart, and would begin each translation with padding if it might."""
     torch.manual_seed(0)
-    sizes = {"d_model": 32, "init_std": 32**-0.5, "max_position_embeddings": 512}
+    fields = {"d_model": 32, "init_std": 32**-0.5, "max_position_embeddings": 512, "vocab_size": len(tokenizer)}
     for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
-    config = MarianConfig(
-        vocab_size=len(tokenizer),
-        activation_function="swish",
-        scale_embedding=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        forced_eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id,
-        **sizes,
-    )
-    model = MarianMTModel(config).eval()
+        fields |= {f"{side}_layers": 1, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
+    fields |= dict.fromkeys(("pad_token_id", "decoder_start_token_id"), tokenizer.pad_token_id)
+    fields |= dict.fromkeys(("eos_token_id", "forced_eos_token_id"), tokenizer.eos_token_id)
+    model = MarianMTModel(MarianConfig(activation_function="swish", scale_embedding=True, **fields)).eval()
     model.final_logits_bias.normal_()
     sources, targets = zip(*pairs, strict=True)
     batch = tokenizer(list(sources), text_target=list(targets), padding=True, return_tensors="pt")
@@ -233,6 +237,7 @@ def assert_ties_and_sizes(model):
     assert head.bias is None or len(head.bias) == head.out_features
 
 
+N_BEST = [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "num_beams": 1}]
 TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a\tb", "Yes."]
 
 

@@ -1,17 +1,15 @@
 """Imports run one way, and what travels with a saved model stands on its own."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, small_model
+from helpers import ROOT, python_output, small_model
 
 PACKAGE = ROOT / "vanilla_transformer"
-MODEL_FILES = {
-    f"{name}_vanilla_transformer" for name in ("configuration", "modeling", "loss", "decoding", "translation")
-}
+MODEL_FILES = ("configuration", "modeling", "loss", "decoding", "translation")
+MODEL_FILES = {f"{name}_vanilla_transformer" for name in MODEL_FILES}
 # What each part may import: of the package, the model files and these.
 ALLOWED = {
     "model": set(),
@@ -89,5 +87,4 @@ def test_saved_model_travels_with_exactly_the_five_files(tmp_path):
 def test_importing_the_package_imports_no_more_than_the_model_needs():
     heavy = {"datasets", "evaluate", "matplotlib", "sacrebleu", "vanilla_transformer.training"}
     code = f"import sys, vanilla_transformer.__main__; print(*{heavy} & sys.modules.keys())"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert printed.split() == []
+    assert python_output("-c", code).split() == []

@@ -5,7 +5,6 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 
 from . import __version__
 from .commands.options import Parser
@@ -44,33 +43,21 @@ def main(argv: list[str] | None = None):
     parser = Parser(prog=program, description=command.__doc__, epilog=example)
     command.add_arguments(parser)
     options = parser.parse_args(given.options)
-    with filter_errors(program):
-        command.run(options)
-
-
-@contextlib.contextmanager
-def filter_errors(program: str) -> Iterator[None]:
-    """Turns errors into at most one sentence on stderr and a conventional exit code, as Unix filters do."""
+    # Errors end as in other Unix filters: at most one sentence on stderr, and a conventional exit code.
     try:
-        yield
+        command.run(options)
         sys.stdout.flush()
-    except BrokenPipeError:
-        discard_output()
-        sys.exit(141)  # 128 + SIGPIPE
     except OSError as error:
-        discard_output()
-        sys.exit(f"{program}: cannot read the input or write the output: {error}")
+        # Discards the output, or Python would complain when it flushes it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        reason = f"{program}: cannot read the input or write the output: {error}"
+        sys.exit(141 if isinstance(error, BrokenPipeError) else reason)  # 128 + SIGPIPE
     except UserError as error:
         sys.exit(f"{program}: {error}")
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(130)  # 128 + SIGINT; sys.exit would wait for the threads of a running batch
-
-
-def discard_output():
-    """Without this, Python complains when it flushes standard output at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ those of transformers' own loops, which run without `custom_generate`. This file
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, generation
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerationMode
@@ -49,13 +50,13 @@ ROWWISE = (
 @torch.no_grad()
 def greedy_search(
     model: PreTrainedModel,
-    input_ids: torch.Tensor,
+    input_ids: Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     others: Sequence[tuple[PreTrainedModel, ModelOutput]] = (),
     **model_kwargs,
-) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
+) -> Tensor | GenerateBeamEncoderDecoderOutput:
     """Takes the most likely token of each sentence at each step, (B,T) -> (B,T'); for `generate(custom_generate=...)`.
 
     With `do_sample=True`, it draws the token instead. `model` is a [`VanillaTransformerForConditionalGeneration`],
@@ -106,13 +107,13 @@ def greedy_search(
 @torch.no_grad()
 def beam_search(
     model: PreTrainedModel,
-    input_ids: torch.Tensor,
+    input_ids: Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     others: Sequence[tuple[PreTrainedModel, ModelOutput]] = (),
     **model_kwargs,
-) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
+) -> Tensor | GenerateBeamEncoderDecoderOutput:
     """Beam search (section 6.1), (B n,T) -> (B `num_return_sequences`,T'); for `generate(custom_generate=...)`.
 
     A hypothesis scores the sum of its log-probabilities divided by its length to the power `length_penalty`. A
@@ -202,7 +203,7 @@ def make_states(
     num_sentences: int,
     num_beams: int,
     encoder_outputs: ModelOutput,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: Tensor | None = None,
     past_key_values: Cache | None = None,
     **kwargs,
 ) -> list["DecodingState"]:
@@ -223,7 +224,7 @@ def make_states(
     if unknown:
         raise Unsupported(unknown)
 
-    def for_each_sentence(rows: torch.Tensor) -> torch.Tensor:
+    def for_each_sentence(rows: Tensor) -> Tensor:
         """The source has as many rows as sentences, or is repeated for each beam (of the others: not repeated)."""
         return rows[torch.arange(num_sentences, device=rows.device) * len(rows) // num_sentences]
 
@@ -231,7 +232,7 @@ def make_states(
     return [DecodingState(one, num_beams, for_each_sentence(outputs[0]), mask) for one, outputs in members]
 
 
-def mean_log_probs(logits: list[torch.Tensor]) -> torch.Tensor:
+def mean_log_probs(logits: list[Tensor]) -> Tensor:
     """The logarithm of the mean of the models' probabilities, from the logits (A,n,V) of each model."""
     log_probs = [one.log_softmax(dim=-1) for one in logits]
     if len(log_probs) == 1:
@@ -250,9 +251,7 @@ class DecodingState:
     called directly, which saves the overhead of the whole model; the n beams stand where n target positions would.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, num_beams: int, source: torch.Tensor, padding_mask: torch.Tensor | None
-    ):
+    def __init__(self, model: PreTrainedModel, num_beams: int, source: Tensor, padding_mask: Tensor | None):
         self.lm_head = model.lm_head
         self.decoder = model.get_decoder()
         self.num_beams = num_beams
@@ -267,7 +266,7 @@ class DecodingState:
         self.length = 0  # tokens of a beam in the cache
         self.pruned_length = 0  # L after the last pruning
 
-    def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def prefill(self, input_ids: Tensor) -> Tensor:
         """Caches the prompt, which all beams share, and returns the logits after it: (A,T) -> (A,1,V)."""
         outputs = self.decoder(
             input_ids,
@@ -282,7 +281,7 @@ class DecodingState:
             self.ancestors = hidden.new_zeros(len(hidden), self.num_beams, self.length)
         return self.lm_head(hidden).float()
 
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """The last token of each beam (A,n) -> the logits of its next token (A,n,V)."""
         positions = torch.full_like(tokens[:1], self.length)
         self.length += 1
@@ -296,7 +295,7 @@ class DecodingState:
             x = layer(x, mask, self.source, self.source_mask, rotary, past_key_values=self.cache)
         return self.lm_head(self.decoder.layer_norm(x)).float()
 
-    def select(self, rows: torch.Tensor, parents: torch.Tensor | None = None):
+    def select(self, rows: Tensor, parents: Tensor | None = None):
         """Keeps the sentences in `rows` (A') of the A, and in each the beams that extend its `parents` (A',n)."""
         are_fewer = len(rows) < len(self.indices)
         if self.ancestors is not None:
@@ -310,7 +309,7 @@ class DecodingState:
             self.source, self.indices = self.source[rows], self.indices[rows]
             self.source_mask = None if self.source_mask is None else self.source_mask[rows]
 
-    def prune_cache(self, rows: torch.Tensor):
+    def prune_cache(self, rows: Tensor):
         """Keeps the sentences in `rows` (A') in the cache, without keys and values that no running beam descends from.
 
         Beams soon share most of their past. The order of keys does not matter, since they already contain positions.
@@ -331,7 +330,7 @@ class DecodingState:
 class Hypotheses:
     """The n best finished hypotheses of B sentences: tokens (B,n,`max_length`), scores, lengths (B,n)."""
 
-    def __init__(self, prompts: torch.Tensor, generation_config: GenerationConfig):
+    def __init__(self, prompts: Tensor, generation_config: GenerationConfig):
         self.config = generation_config
         self.prompt = prompts.shape[2]
         ends = end_tokens(generation_config)
@@ -342,11 +341,11 @@ class Hypotheses:
         self.is_filled = torch.zeros_like(self.scores, dtype=torch.bool)
         self.lengths = torch.full_like(self.scores, self.prompt, dtype=torch.long)
 
-    def pad(self, tokens: torch.Tensor) -> torch.Tensor:
+    def pad(self, tokens: Tensor) -> Tensor:
         missing = self.config.max_length - tokens.shape[2]
         return torch.nn.functional.pad(tokens, (0, missing), value=self.fill)
 
-    def add(self, indices: torch.Tensor, tokens: torch.Tensor, log_probs: torch.Tensor, ends: torch.Tensor):
+    def add(self, indices: Tensor, tokens: Tensor, log_probs: Tensor, ends: Tensor):
         """Adds those of the first n candidates (A,c,T), best first, that end here, and keeps the n best of all.
 
         `indices` (A) are the numbers of the unfinished sentences among the B.
@@ -362,9 +361,7 @@ class Hypotheses:
         self.is_filled[indices] = torch.cat([self.is_filled[indices], competes], dim=1).gather(1, chosen)
         self.lengths[indices] = torch.cat([self.lengths[indices], lengths], dim=1).gather(1, chosen)
 
-    def can_improve(
-        self, indices: torch.Tensor, running_scores: torch.Tensor, length: int, max_length: int
-    ) -> torch.Tensor:
+    def can_improve(self, indices: Tensor, running_scores: Tensor, length: int, max_length: int) -> Tensor:
         """For each sentence (A), whether a running beam can still beat the worst finished hypothesis.
 
         `running_scores` (A,n) are sorted, the best first; each beam has `length` new tokens.
@@ -378,6 +375,6 @@ class Hypotheses:
         return can_improve & ~is_filled.all(dim=1) if early is True else can_improve
 
 
-def gather_beams(of_beams: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:
+def gather_beams(of_beams: Tensor, beams: Tensor) -> Tensor:
     """Selects the beams with indices `beams` (A,m) of each sentence: (A,n,T) -> (A,m,T)."""
     return of_beams.take_along_dim(beams[..., None], dim=1)

@@ -17,9 +17,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, StrictDataclassError):  # transformers' words for a wrong config, without the names of classes
         names = r"(Class v|V)alidation error for (field|validator '\w+':) |\w+Error: "
         return re.sub(names, "", " ".join(str(error).split()))
-    if isinstance(error.__cause__, HFValidationError) and not isinstance(
-        error, UserError
-    ):  # transformers took a missing directory for an id of the Hub
+    # Transformers takes a missing directory for an id of the Hub.
+    if isinstance(error.__cause__, HFValidationError) and not isinstance(error, UserError):
         return re.sub(r".*: ('.*')\..*", r"the directory \1 does not exist.", str(error.__cause__))
     if "weights_only" in str(error):  # torch advises to load it anyway
         return "it is damaged, or its pickle holds more than tensors, possibly code; it is not loaded."

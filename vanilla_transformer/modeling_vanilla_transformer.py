@@ -351,7 +351,6 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.dropout = Dropout(config.dropout)
         # A post-norm layer ends in a norm; the sum that the last pre-norm layer returns still needs one.
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
-        self.gradient_checkpointing = False
 
     def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
         """(B,T) -> (B,T,d), or `inputs_embeds` as they are. Raises ValueError unless exactly one is given."""
@@ -485,9 +484,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         x, rotary = self.add_positions(x, count_positions(x, attention_mask, past_length, is_static), length)
         for layer in self.layers:
             x = layer(x, mask, encoder_hidden_states, encoder_mask, rotary, past_key_values=past_key_values, **kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.layer_norm(x), past_key_values=past_key_values
-        )
+        return BaseModelOutputWithPastAndCrossAttentions(self.layer_norm(x), past_key_values)
 
 
 # ----------------------------------------------------------------------------------------------------- model, Figure 1

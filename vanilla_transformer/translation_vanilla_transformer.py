@@ -89,9 +89,7 @@ class Translator:
         for model in models:
             kind = model.config.model_type
             if kind != "vanilla_transformer":
-                raise ValueError(
-                    f"The model is of type {kind}; `vanilla-transformer convert` converts some types to ours."
-                )
+                raise ValueError(f"The model is of type {kind}; `vanilla-transformer convert` converts some to ours.")
             for name in VOCABULARY:
                 if getattr(model.config, name) != getattr(models[0].config, name):
                     raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")
@@ -169,8 +167,7 @@ class Translator:
         if device.type == "cpu":
             kwargs.setdefault("attn_implementation", "eager")
         models = [load_model(name, dtype=dtype, **kwargs).to(device) for name in names]
-        is_bfloat16 = any(model.dtype == torch.bfloat16 for model in models)
-        if device.type == "cpu" and is_bfloat16 and not cpu_has_bfloat16():
+        if device.type == "cpu" and any(model.dtype == torch.bfloat16 for model in models) and not cpu_has_bfloat16():
             warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=2)
         return cls(models, tokenizers[0], **own)
 

@@ -68,7 +68,7 @@ def served(folder, **options):
 
     from vanilla_transformer.demo.app import launch, make_app
 
-    app = launch(make_app(*load(folder, **options)), server_name="127.0.0.1")
+    app = launch(make_app(*load(folder, **options), None), server_name="127.0.0.1")
     try:
         yield gradio_client.Client(app.local_url, verbose=False)
     finally:
@@ -120,9 +120,8 @@ def test_alignment_and_attention_are_those_of_the_model(make_page, folder, backe
         for line in re.findall("<line.*?>", alignment)
     ]
     assert links == [list(link) for link in align_words(maps)]
-    assert [
-        unescape(word) for word in re.findall("<text.*?>(.*?)</text>", alignment)
-    ] == f"{text} {translation}".split()
+    words = [unescape(word) for word in re.findall("<text.*?>(.*?)</text>", alignment)]
+    assert words == f"{text} {translation}".split()
     (image,) = figure.axes[0].get_images()
     torch.testing.assert_close(torch.tensor(image.get_array().data), maps.cross[1, 0])
     assert len(page.inspect((text, translation), "encoder", 0, -1)[1].axes) == 4 + 1  # a panel a head, a color bar

@@ -151,7 +151,6 @@ def test_a_multilingual_model_translates_into_the_target_language(tmp_path, caps
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = NllbTokenizer(vocab=vocabulary, merges=[("▁", "a"), ("▁", "b")])
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    torch.manual_seed(0)
     model = M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), max_length=9, **sizes)).eval()
     german = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("deu_Latn")}
     words = {*vocabulary.values()} - {*tokenizer.all_special_ids}
@@ -300,10 +299,7 @@ BAD = {
     "same name": (["--hypotheses", "first.txt", "--model", "first", *TEXT_FILES], "2 .* have the same name, first;"),
     "cut file": (["--hypotheses", "cut.gz", *TEXT_FILES], "cut.gz cannot be read"),
     "damaged file": (["--hypotheses", "damaged.gz", *TEXT_FILES], "damaged.gz cannot be read"),
-    "no dataset": (
-        ["--hypotheses", "first.txt", "--dataset_name", "no/such/folder"],
-        "or name your files with --sources and",
-    ),
+    "no dataset": (["--hypotheses", "first.txt", "--dataset_name", "no/such/folder"], "your files with --sources and"),
     "second model": (
         ["--model", "OURS", "no/such/one", "--length_penalty", "nan", *TEXT_FILES],
         "no/such/one cannot be loaded",

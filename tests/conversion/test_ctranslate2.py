@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import EMBEDDINGS, TEXTS, never_end, norms, positions, save_translator, writing_translator
+from helpers import EMBEDDINGS, N_BEST, TEXTS, never_end, norms, positions, save_translator, writing_translator
 
 from vanilla_transformer import Translator
 from vanilla_transformer.translation_vanilla_transformer import TextTooLong
@@ -60,9 +60,7 @@ def test_translations_equal_those_of_torch(text_tokenizer, norm_first, position_
     assert len(different) > 2 * len(TEXTS)
 
 
-@pytest.mark.parametrize(
-    "search", [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "num_beams": 1}]
-)
+@pytest.mark.parametrize("search", N_BEST, ids=str)
 def test_the_n_best_and_their_scores_equal_those_of_torch(folder, search):
     ours, theirs = Translator.from_pretrained(folder, device="cpu"), load(folder)
     for text in TEXTS:

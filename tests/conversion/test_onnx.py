@@ -51,8 +51,7 @@ def test_greedy_search_by_onnxruntime_equals_generate(form, text_tokenizer, tmp_
     expected = model.generate(source, attention_mask=mask, max_new_tokens=20)
     assert len({tuple(row) for row in expected.tolist()}) > 1
     start = model.config.decoder_start_token_id
-    found = greedy_search(tmp_path / "out", source.numpy(), mask.numpy(), start, 20)
-    assert found == expected.tolist()
+    assert greedy_search(tmp_path / "out", source.numpy(), mask.numpy(), start, 20) == expected.tolist()
 
     saved = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"  # optimum has transformers 4, which knows this name

@@ -140,7 +140,7 @@ def take(loader, count: int) -> list[list[tuple]]:
     return [as_pairs(batch) for batch in itertools.islice(loader, count)]
 
 
-TEXTS = [(f"a dog {'x ' * (i % 7)}{i}", f"ein Hund {'y ' * (i % 5)}{i}") for i in range(50)]
+PAIRS = [(f"a dog {'x ' * (i % 7)}{i}", f"ein Hund {'y ' * (i % 5)}{i}") for i in range(1150)]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def tokenized(tokenizer):
-    return tokenize_pairs(text_dataset(TEXTS), tokenizer, 99, 99)[0]
+    return tokenize_pairs(text_dataset(PAIRS[:50]), tokenizer, 99, 99)[0]
 
 
 @pytest.fixture(params=["map-style", "streamed", "streamed in small pools"])
@@ -222,13 +222,7 @@ def test_worker_ends_for_the_training_process_alone():
 # ------------------------------------------------------------------------------------------------------------- streams
 
 # Some pairs are empty and some too long, so the stream yields fewer pairs than it reads.
-RAGGED = [
-    (
-        "" if i % 11 == 3 else f"a dog {'x ' * (i % 7)}{i}",
-        "y " * 60 if i % 13 == 5 else f"ein Hund {'y ' * (i % 5)}{i}",
-    )
-    for i in range(1150)
-]
+RAGGED = [("" if i % 11 == 3 else s, "y " * 60 if i % 13 == 5 else t) for i, (s, t) in enumerate(PAIRS)]
 FEW = RAGGED[:260]
 
 
@@ -320,9 +314,8 @@ def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_proce
     for start in range(0, 36 - 3 * num_processes, num_processes):
         share = {"num_processes": num_processes, "stream_state": json.loads(json.dumps(first.state))}
         next(reader)
-        dealt = [
-            take(training_batches(stream, tokenizer, args, start, index, **share), 3) for index in range(num_processes)
-        ]
+        loaders = [training_batches(stream, tokenizer, args, start, i, **share) for i in range(num_processes)]
+        dealt = [take(loader, 3) for loader in loaders]
         found = [batch for turn in zip(*dealt, strict=True) for batch in turn]
         assert found == expected[start : start + 3 * num_processes]
     assert first.state["epoch"] > 1

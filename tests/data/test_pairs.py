@@ -159,8 +159,7 @@ def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
     ]
     validation = write(tmp_path / "val.csv", rows(pairs=PAIRS[30:]))
     options = {"train_file": files, "validation_file": validation, **ENGLISH_GERMAN}
-    plain = texts(load(**options)["train"])
-    assert plain == [*PAIRS[:8], ("", "empty"), *PAIRS[8:12]]
+    assert texts(load(**options)["train"]) == [*PAIRS[:8], ("", "empty"), *PAIRS[8:12]]
     assert f"from column 'source' to column 'target' of {files[1]}" in capsys.readouterr().out
     mixed = load(**options, train_file_weights=[1.5, 1, 0.5], train_file_tags=["", "<bt>", "<ft>"])
     expected = [PAIRS[0], PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[2], PAIRS[3]]
@@ -205,10 +204,9 @@ def columns(names: list[str]) -> list[dict]:
 
 
 @streamed
-@pytest.mark.parametrize("case", COLUMNS)
-def test_finding_the_columns(case, streaming, tmp_path):
+@pytest.mark.parametrize("names, options, expected", COLUMNS.values(), ids=COLUMNS)
+def test_finding_the_columns(names, options, expected, streaming, tmp_path):
     """The other file may have more of them."""
-    names, options, expected = COLUMNS[case]
     train = write(tmp_path / "train.jsonl", columns(names))
     validation = write(tmp_path / "validation.jsonl", columns([*names, "alignment"]))
     pairs = load(train_file=train, validation_file=validation, streaming=streaming, **options)
@@ -237,7 +235,7 @@ def test_validation_is_held_out_of_training(percentage, held_out, tmp_path, caps
     expected = {"train": PAIRS[:-held_out], "validation": PAIRS[-held_out:]}
     assert {split: texts(part) for split, part in pairs.items()} == expected
     said = capsys.readouterr().out
-    assert f"the last {held_out:,} pairs of the training split are held out" in said and "Warning" not in said
+    assert f"the last {held_out:,} training pairs are held out" in said and "Warning" not in said
 
 
 @streamed
@@ -319,9 +317,8 @@ WRONG_COLUMNS = {  # columns (`id` is a number), kind of options, source, target
 }
 
 
-@pytest.mark.parametrize("case", WRONG_COLUMNS)
-def test_wrong_columns(case, tmp_path):
-    names, kind, source, target, parts = WRONG_COLUMNS[case]
+@pytest.mark.parametrize("names, kind, source, target, parts", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS)
+def test_wrong_columns(names, kind, source, target, parts, tmp_path):
     path = write(tmp_path / "train.jsonl", columns(names.split()))
     message = error(train_file=path, **{f"source_{kind}": source, f"target_{kind}": target})
     assert all(part in message for part in parts), message

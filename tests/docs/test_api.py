@@ -46,8 +46,7 @@ def test_every_public_name_has_an_entry_with_an_example():
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem == "conversion" else []) for p in PAGES],
+    "page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem == "conversion" else []) for p in PAGES]
 )
 def test_examples_print_what_the_page_shows(page, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")

@@ -3,16 +3,13 @@
 import importlib
 import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, assert_close, parts, table_rows
+from helpers import ROOT, assert_close, parts, python_output, table_rows
 
 from vanilla_transformer.conversion.torch_transformer import from_torch_transformer
 
@@ -31,12 +28,9 @@ def peers(script):
 
 def run(script: str, folder: Path, *arguments: str) -> tuple[Path, str]:
     """Runs a benchmark; returns its page and what it printed."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, f"benchmarks/{script}.py", "--results", str(folder), *arguments]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
-    assert result.returncode == 0, result.stderr
+    printed = python_output(f"benchmarks/{script}.py", "--results", folder, *arguments, cwd=ROOT)
     (page,) = folder.glob(f"{script}*.md")
-    return page, result.stdout
+    return page, printed
 
 
 def rows_of(page: Path) -> list[list[str]]:

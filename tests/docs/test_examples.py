@@ -2,10 +2,7 @@
 
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 from datetime import date
 from functools import cache
 from itertools import combinations
@@ -13,7 +10,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from helpers import ROOT, save_untrained
+from helpers import ROOT, python_output, save_untrained
 
 from vanilla_transformer import Translator
 from vanilla_transformer.data.pairs import load_pairs
@@ -161,13 +158,9 @@ def test_readme_names_every_file():
 
 
 def run(*command: str, **given) -> str:
-    """The output of a Python command, run in the directory of the test, on the CPU, without network."""
-    environment = os.environ | {"HF_DATASETS_CACHE": "cache", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment |= {"ACCELERATE_USE_CPU": "true", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
-    given |= {"env": environment, "capture_output": True, "text": True, "timeout": 600}
-    result = subprocess.run([sys.executable, *command], **given)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    """The output of a Python command, run in the directory of the test, on the CPU."""
+    environment = {"HF_DATASETS_CACHE": "cache", "ACCELERATE_USE_CPU": "true", "OMP_WAIT_POLICY": "PASSIVE"}
+    return python_output(*command, env=environment, **given)
 
 
 def train(name: str, *more: str) -> str:
@@ -202,4 +195,4 @@ def test_chinese_is_memorized_and_translated_greedily_and_with_beams():
     assert run(str(EXAMPLES / "exact_match.py"), *data, "--split", "train") == "40 of 40 are exactly right\n"
     for beams in ("1", "4"):
         command = ["-m", "vanilla_transformer", "translate", "--model", "outputs/chinese", "--num_beams", beams]
-        assert run(*command, input="纽约是一座城市\n", encoding="utf-8") == "New York is a city\n"
+        assert run(*command, input="纽约是一座城市\n") == "New York is a city\n"

@@ -3,19 +3,16 @@
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
-from helpers import ROOT, table_rows
+from helpers import ROOT, python_output, table_rows
 
 RESULTS = ROOT / "docs" / "results"
 
 
 def test_page_has_the_rows_that_the_script_prints(tmp_path):
     shutil.copytree(RESULTS / "multi30k_tiny", tmp_path / "evaluation")
-    command = [sys.executable, "benchmarks/quality.py", str(tmp_path / "evaluation")]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = python_output("benchmarks/quality.py", tmp_path / "evaluation", cwd=ROOT)
     by_system, by_seed = map(table_rows, printed.split("\n\n")[:2])
     on_page = table_rows((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
     assert all(row in on_page for row in by_seed)

@@ -32,9 +32,8 @@ def new_model(**config) -> VanillaTransformerForConditionalGeneration:
     """A freshly initialized model without dropout; d 64 and one layer per side unless `config` says otherwise."""
     sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    return VanillaTransformerForConditionalGeneration(
-        VanillaTransformerConfig(**{**sizes, **heads, "dropout": 0.0, **config})
-    )
+    config = VanillaTransformerConfig(**{**sizes, **heads, "dropout": 0.0, **config})
+    return VanillaTransformerForConditionalGeneration(config)
 
 
 def train(model, batches, learning_rate, label_smoothing: float = 0.0):
@@ -173,8 +172,7 @@ def test_end_of_sentence_is_learned_where_it_is_also_the_padding(chinese, tmp_pa
         alone = model.generate(**tokenizer(source, return_tensors="pt"), max_length=4 * longest, do_sample=False)
         assert alone.tolist() == [start + ids]
     with torch.no_grad():  # without a mask, every eos after a source's first is padding
-        unmasked = model(batch["input_ids"], labels=batch["labels"])
-        torch.testing.assert_close(unmasked.logits, model(**batch).logits)
+        torch.testing.assert_close(model(batch["input_ids"], labels=batch["labels"]).logits, model(**batch).logits)
 
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -269,7 +267,7 @@ def blind(model):
     return hooked(model, lambda _, given: {"key_value_states": torch.zeros_like(given["key_value_states"])})
 
 
-def looking_at_itself(model):
+def at_itself(model):
     """Cross-attention attends to the decoder's own states, all of them, for lack of a causal mask."""
     return hooked(model, lambda states, _: {"key_value_states": states, "attention_mask": None})
 
@@ -305,7 +303,7 @@ def test_decoder_that_does_not_see_the_source_stays_above_a_floor():
 @pytest.mark.parametrize(
     ("name", "change", "inputs"),
     [
-        ("cross-attention to the decoder itself", looking_at_itself, {}),
+        ("cross-attention to the decoder itself", at_itself, {}),
         ("the first token given", blind, {"decoder_input_ids": TWO_ROWS[:, :-1], "labels": TWO_ROWS[:, 1:]}),
         ("targets not shifted", blind, {"decoder_input_ids": TWO_ROWS}),
     ],
@@ -464,9 +462,7 @@ ANY_FIVE, ANY_ORDER, LAST_OF_SIX = math.log(math.perm(10, 5)) / 5, math.log(math
 MEASURED = {  # line of the page: its numbers
     "new rows, as it is": lambda: score(trained(correct)),
     "new rows, no encoder": lambda: score(trained(blind)) | {"floor": ANY_FIVE},
-    "new rows, cross-attention to the decoder itself": lambda: (
-        score(trained(looking_at_itself)) | {"floor": LAST_OF_SIX}
-    ),
+    "new rows, cross-attention to the decoder itself": lambda: score(trained(at_itself)) | {"floor": LAST_OF_SIX},
     "logits of a source and its reverse differ by": lambda: {
         "as_it_is": difference_to_reverse(trained(correct)),
         "without_positions": difference_to_reverse(trained(without_positions)),

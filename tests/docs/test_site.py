@@ -1,16 +1,13 @@
 """mkdocs.yml: the site is built strictly, every link on it leads somewhere, and it loads nothing from elsewhere."""
 
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, python_output
 
 from vanilla_transformer.training.arguments import make_parser
 
@@ -40,10 +37,8 @@ def site(tmp_path_factory) -> Path:
     """The site, built as by `make docs`."""
     pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
-    environment = os.environ | {"REPOSITORY_URL": REPOSITORY, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    environment = {"REPOSITORY_URL": REPOSITORY, "NO_MKDOCS_2_WARNING": "1"}
+    python_output("-m", "mkdocs", "build", "--strict", "--site-dir", folder, cwd=ROOT, env=environment)
     return folder
 
 

@@ -53,12 +53,7 @@ def test_notebook_runs_from_top_to_bottom(source, elsewhere, capfd):
 
 PLANTED = [  # notebook, correct code, mistake, what the assertion names
     ("01_attention", "np.sqrt(16)", "np.sqrt(15)", ""),
-    (
-        "02_heads_and_masks",
-        "x.transpose(1, 2).flatten(-2)",
-        "x.reshape(x.shape[0], x.shape[2], -1)",
-        "MultiHeadAttention",
-    ),
+    ("02_heads_and_masks", "x.transpose(1, 2).flatten(-2)", "x.reshape(len(x), x.shape[2], -1)", "MultiHeadAttention"),
     ("05_layers_and_stacks", "(x, encoded, mask)", "(x, x, mask)", "DecoderLayer"),
     ("05_layers_and_stacks", "2 * attention + feed_forward", "attention + feed_forward", ""),
     ("06_training_and_decoding", "labels[:, :-1]", "labels[:, 1:]", "shift_right"),
@@ -102,9 +97,8 @@ def test_every_part_equals_the_package_and_has_known_mistakes(checks, capsys):
     assert len(re.findall(r"equal to the package \([1-9]", capsys.readouterr().out)) == len(defined)
 
 
-KNOWN = [
-    (name, *mistake) for name, of_part in importlib.import_module("checks").MISTAKES.items() for mistake in of_part
-]
+MISTAKES = importlib.import_module("checks").MISTAKES
+KNOWN = [(name, *mistake) for name, of_part in MISTAKES.items() for mistake in of_part]
 
 
 @pytest.mark.parametrize(("name", "right", "wrong", "message"), KNOWN, ids=[f"{m[0]}: {m[3]}" for m in KNOWN])
@@ -328,10 +322,8 @@ def test_build_executes_a_source_and_finds_what_differs(build, tmp_path, elsewhe
     assert build.find_stale(source, tmp_path)[1] == "01_small_exercise.ipynb is missing"
     build.build(source, tmp_path)
     assert build.find_stale(source, tmp_path) == []
-    cells = [
-        json.loads(one.read_text(encoding="utf-8"))["cells"] for one in (path, build.exercise_path(source, tmp_path))
-    ]
-    solution, exercise = ("".join(of[1]["source"]) for of in cells)
+    both = [json.loads(one.read_text("utf-8")) for one in (path, build.exercise_path(source, tmp_path))]
+    solution, exercise = ("".join(one["cells"][1]["source"]) for one in both)
     assert (solution, exercise) == ("a = 1\nb = 2", "# a hint\nraise NotImplementedError\nb = 2")
     assert build.assemble([source]).endswith("-\n\n\na = 1\nb = 2\n")
     source.write_text(source.read_text(encoding="utf-8").replace("a hint", "another"), encoding="utf-8")

@@ -106,15 +106,13 @@ def one_sentence(printed: str) -> str:
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pytest", "train", "sacrebleu", "torch.distributed.fsdp"])  # imported once for all
-SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+HOW = {"copied": {}, "sharded": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}}  # copies or shards of a model
 
 
 class Fork:
     """train.py in another process. `fault` is a function that is called there first."""
 
-    def __init__(
-        self, argv: list[str], log: Path, fault=None, cwd: Path = ROOT, cache: Path | None = None, **env: str
-    ):
+    def __init__(self, argv: list[str], log: Path, fault=None, cwd=ROOT, cache: Path | None = None, **env: str):
         self.log = log
         cache = cache or datasets.config.HF_DATASETS_CACHE
         self.process = FORKS.Process(target=work, args=(argv, log, fault, cwd, cache, env))

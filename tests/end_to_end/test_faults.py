@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 from runs import (
+    HOW,
     KINDS,
     QUICK,
     RESUME,
     ROOT,
-    SHARDED,
     STEP,
     assert_same_run,
     fault_at,
@@ -91,9 +91,8 @@ def test_run_killed_many_times_equals_uninterrupted(kind, pairs, fork, tmp_path)
 # ------------------------------------------------------------------------------------------------------------- stopped
 
 TWELVE = "--max_steps 12 --dropout 0.2 --ema_decay 0.5 --adam_epsilon 1e-4 --eval_steps 6"
-STOPPED = (
-    TWELVE + " --max_steps 60 --eval_steps 20 --save_steps 7 --dataloader_num_workers 1 --activation_function gelu"
-)
+STOPPED = f"{TWELVE} --max_steps 60 --eval_steps 20 --save_steps 7 --dataloader_num_workers 1"
+STOPPED += " --activation_function gelu"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2"
 ACCELERATE = "-m accelerate.commands.launch --num_machines 1 --mixed_precision no --dynamo_backend no --num_processes"
 STOPS = {  # launcher, who (or which rank) gets which signal when, and the exit status if there is no launcher
@@ -122,9 +121,8 @@ def launched(command: list[str], log: Path) -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STOPS)
-def test_signal_saves_a_checkpoint_and_ends_the_run(name, pairs, tmp_path):
-    launcher, whom, number, when, status = STOPS[name]
+@pytest.mark.parametrize("launcher, whom, number, when, status", STOPS.values(), ids=STOPS)
+def test_signal_saves_a_checkpoint_and_ends_the_run(launcher, whom, number, when, status, pairs, tmp_path):
     is_one = "2" not in launcher
     argv = options(pairs, tmp_path / "model", STOPPED + f" --gradient_accumulation_steps {2 if is_one else 1}")
     log, end = tmp_path / "log", time.monotonic() + 240
@@ -162,8 +160,7 @@ def interrupt_twice():
 
 @pytest.mark.slow
 def test_second_ctrl_c_exits_at_once(pairs, fork, tmp_path):
-    argv = options(pairs, tmp_path / "model", EIGHT)
-    stopped = fork(argv, partial(fault_at, *STEP, 6, interrupt_twice))
+    stopped = fork(options(pairs, tmp_path / "model", EIGHT), partial(fault_at, *STEP, 6, interrupt_twice))
     assert stopped.wait() == 130 and "Traceback" not in stopped.printed()
     assert "train.py: stopped; resume from the newest checkpoint" in stopped.printed()
     assert steps(tmp_path / "model") == [4]
@@ -175,7 +172,7 @@ def test_second_ctrl_c_exits_at_once(pairs, fork, tmp_path):
 LOSSES = {  # a function, the call before which the process is killed, its rank, how the model is distributed
     "first process in a step": (*STEP, 10, 0, {}),
     "second process in tokenizing": ("vanilla_transformer.training.builders", "tokenize_pairs", 2, 1, {}),
-    "second process in an evaluation, sharded": (*EVALUATION, 2, 1, SHARDED),
+    "second process in an evaluation, sharded": (*EVALUATION, 2, 1, HOW["sharded"]),
 }
 
 

@@ -181,7 +181,6 @@ def resume(more: str = "", steps: int = 4) -> list[str]:
 
 PAIRS = "the training pairs (dataset, columns, limits or tokenizer)"
 CHANGED = {  # kind of data, options, part of the message
-    "seed": ("", "--seed 1", "--seed was 42, now 1"),
     "accumulation": ("", "--gradient_accumulation_steps 1", "--gradient_accumulation_steps) were 2, now 1"),
     "fewer pairs": ("", "--max_train_samples 99", PAIRS),
     "shorter pairs": ("", "--max_source_length 18", PAIRS),
@@ -189,7 +188,6 @@ CHANGED = {  # kind of data, options, part of the message
     "pairs": ("", "", PAIRS),
     "map-style to streaming": ("", "--streaming", PAIRS),
     "streaming to map-style": (" --streaming", "--streaming false", PAIRS),
-    "columns of a stream": (" --streaming", "--source_lang de --target_lang en", "--source_lang was en, now de"),
     "files of a stream": (" --streaming", "", "The stream has 2 files, but had 1"),
 }
 

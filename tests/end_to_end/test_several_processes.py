@@ -15,20 +15,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from runs import (
-    RESUME,
-    ROOT,
-    SHARDED,
-    STEP,
-    assert_same_run,
-    options,
-    random_pairs,
-    signal_at,
-    steps,
-    train,
-    weights,
-    write_pairs,
-)
+from runs import HOW, ROOT, STEP, assert_same_run, options, random_pairs, signal_at, steps, train, weights, write_pairs
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer.training.arguments import parse_arguments
@@ -81,7 +68,6 @@ TWELVE = "--learning_rate 0.01 --max_steps 12 --eval_steps 6 --ema_decay 0.5"
 # The exact gradient of the key biases is 0, and Adam would make full steps of its rounding errors.
 TWELVE += " --adam_epsilon 1e-4"
 ONE = TWELVE + " --gradient_accumulation_steps 2"
-HOW = {"copied": {}, "sharded": SHARDED}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +132,8 @@ def test_run_resumed_by_another_number_of_processes(first, second, one, pairs, f
     """Stopped by a signal in the middle."""
 
     def start(how: str, fault=None) -> list:
-        argv = options(pairs, tmp_path / "model", (ONE if how == "one" else TWELVE) + RESUME, model=MODEL)
+        more = (ONE if how == "one" else TWELVE) + " --resume_from_checkpoint"
+        argv = options(pairs, tmp_path / "model", more, model=MODEL)
         return [fork(argv, fault)] if how == "one" else fork_two(argv, fault, **HOW[how])
 
     stopped = start(first, signal_at(*STEP, 8 if first == "one" else 4, signal.SIGTERM))
@@ -185,8 +172,7 @@ def test_machines_that_share_too_little_are_rejected(what, pairs, fork_two, tmp_
         with open(folders[1] / "pairs" / "train.jsonl", "a") as file:
             file.write('{"en": "a", "de": "ein"}\n')
     argv = options(Path("pairs"), Path("model"), f"--max_steps 1 {more}", model=MODEL)
-    caches = [folder / "cache" for folder in folders]
-    machines = fork_two(argv, machines=2, caches=caches, folders=folders)
+    machines = fork_two(argv, machines=2, caches=[folder / "cache" for folder in folders], folders=folders)
     assert [machine.wait() for machine in machines] == [2, 2]
     assert f"train.py: error: {message}" in machines[0].printed()
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -226,10 +212,8 @@ def test_deepspeed_script_equals_one_process(pairs, tmp_path, monkeypatch):
 def test_compilation_is_bounded_and_changes_nothing(tmp_path):
     """One graph for all batch shapes of an epoch, and one for a batch of a single pair."""
     generator = random.Random(0)
-    rows = [
-        {side: "".join(generator.choices("abcdefgh", k=generator.randint(1, 40))) for side in ("en", "de")}
-        for _ in range(450)
-    ]
+    texts = ["".join(generator.choices("abcdefgh", k=generator.randint(1, 40))) for _ in range(900)]
+    rows = [{"en": source, "de": target} for source, target in zip(texts[::2], texts[1::2], strict=True)]
     write_pairs(tmp_path / "pairs", train=rows, validation=rows[:2])
     more = "--num_train_epochs 1 --save_steps 1000 --per_device_train_max_tokens 120 --learning_rate 1e-3"
     more += " --adam_epsilon 1e-4 --dropout 0"  # a compiled model draws its dropout differently

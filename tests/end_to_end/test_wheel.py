@@ -1,15 +1,12 @@
 """The wheel has every file of the package, and works without the checkout."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, save_untrained
+from helpers import ROOT, python_output, save_untrained
 
 from vanilla_transformer.__main__ import VERBS
 
@@ -23,8 +20,7 @@ def wheel(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / PACKAGE, source / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", output, source]
-    subprocess.run([*map(str, command)], check=True, capture_output=True)
+    python_output("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", output, source)
     (built,) = output.iterdir()
     return built
 
@@ -65,20 +61,11 @@ def test_the_verbs_work_from_the_wheel(wheel, tmp_path):
     commands += [["inspect", "explorer", "--model", "model", "--text", "The cat sleeps.", "--output", "map.html"]]
     commands += [["translate", "--model", name, "--max_new_tokens", "5"] for name in ("model", "ctranslate2")]
     commands[-1] += ["--backend", "ctranslate2"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    ran = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(commands)],
-        cwd=tmp_path,
-        env=environment,
-        input="The cat sleeps.\n",
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith(str(tmp_path / "installed"))
-    assert all(f"usage: vanilla-transformer {verb}" in ran.stdout for verb in VERBS)
+    installed = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path / "installed")}}
+    printed = python_output("-c", RUN, json.dumps(commands), input="The cat sleeps.\n", **installed)
+    assert printed.startswith(str(tmp_path / "installed"))
+    assert all(f"usage: vanilla-transformer {verb}" in printed for verb in VERBS)
     assert (tmp_path / "onnx" / "onnx" / "decoder_model_merged.onnx").exists()
     assert "<script" in (tmp_path / "map.html").read_text(encoding="utf-8")
     # The page of the demo is another module than its command.
-    imported = [sys.executable, "-c", "import vanilla_transformer.demo.app, vanilla_transformer.hub.model_card"]
-    subprocess.run(imported, cwd=tmp_path, env=environment, check=True)
+    python_output("-c", "import vanilla_transformer.demo.app, vanilla_transformer.hub.model_card", **installed)

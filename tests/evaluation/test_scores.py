@@ -88,8 +88,7 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
 
 @pytest.mark.parametrize("error", [ImportError("install sentencepiece"), OSError("no network")])
 def test_a_tokenizer_that_cannot_be_loaded_is_named(error, monkeypatch):
-    failing = Mock(side_effect=error, TOKENIZERS=BLEU.TOKENIZERS)
-    monkeypatch.setattr(scoring, "BLEU", failing)
+    monkeypatch.setattr(scoring, "BLEU", Mock(side_effect=error, TOKENIZERS=BLEU.TOKENIZERS))
     with pytest.raises(UserError, match=f"--bleu_tokenize flores200 cannot be used: {error}"):
         make_bleu("de", "flores200")
 

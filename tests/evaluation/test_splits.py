@@ -51,8 +51,7 @@ def test_loss_is_the_mean_over_all_tokens(make_model, split, max_tokens, byte_to
             tokens += labels.numel()
     batches = evaluation_batches(split, byte_tokenizer, max_tokens)
     assert {1: 20, 10_000: 1}.get(max_tokens, len(batches)) == len(batches)
-    loss = evaluate_loss(model.train(), batches, accelerator)
-    assert loss == pytest.approx(total / tokens, rel=1e-5)
+    assert evaluate_loss(model.train(), batches, accelerator) == pytest.approx(total / tokens, rel=1e-5)
 
 
 def test_loss_of_several_processes_equals_that_of_one(make_model, split, byte_tokenizer, accelerator, monkeypatch):

@@ -227,8 +227,7 @@ def test_package_never_runs_the_code_of_others(hub, marker, tmp_path):
         return train(hub.url, tmp_path / output, "me/pairs", *few, *argv, token="hf_read")
 
     def translate(model):
-        command = ["-m", "vanilla_transformer", "translate", "--model", model]
-        return run_python(command, tmp_path, hub.url, "hf_read")
+        return run_python(["-m", "vanilla_transformer", "translate", "--model", model], tmp_path, hub.url, "hf_read")
 
     loaded = run_python(["-c", LOAD_LOCALLY], tmp_path, hub.url, "hf_read")
     marked = [loaded, translate("me/marking"), tune("tuned", "--model_name_or_path", "me/marking")]

@@ -23,9 +23,8 @@ def test_metadata(trained):
     assert data.language == ["en", "de"] and "vanilla-transformer" in data.tags
     assert data.metrics == ["sacrebleu", "chrf"]
     assert data.datasets is None and data.base_model is None  # both local
-    found = {
-        (r.dataset_name, r.dataset_split, r.metric_type): (r.metric_value, r.metric_args) for r in data.eval_results
-    }
+    results = data.eval_results
+    found = {(r.dataset_name, r.dataset_split, r.metric_type): (r.metric_value, r.metric_args) for r in results}
     bleu, chrf = ({"signature": RESULTS[f"{metric}_signature"]} for metric in ("bleu", "chrf"))
     assert found == {
         ("pairs", "dev", "sacrebleu"): (31.4159, bleu),
@@ -52,8 +51,7 @@ def test_files_are_not_a_hub_dataset(trained):
     """`data/train.jsonl` looks like `owner/name`."""
     edit(trained / "all_results.json", dataset="data/train.jsonl")
     edit(trained / "recipe.yaml", dataset_name=None, train_file=["data/train.jsonl"])
-    card = ModelCard.load(write_model_card(trained))
-    assert card.data.datasets is None
+    assert ModelCard.load(write_model_card(trained)).data.datasets is None
 
 
 def test_text_of_the_card(trained):

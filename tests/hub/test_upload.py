@@ -78,12 +78,11 @@ BREAKAGES = [
     (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py"),
     (remove("model.safetensors"), "model.safetensors.*save model and tokenizer again"),
 ]
+SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in BREAKAGES]
 RENAMED = (rename_a_weight, "missing_keys.*model.encoder.layers.0.fc1.bias.*unexpected_keys.*extra")
 
 
-@pytest.mark.parametrize(
-    "breakage, message", [RENAMED, *(pytest.param(*one, marks=pytest.mark.slow) for one in BREAKAGES)]
-)
+@pytest.mark.parametrize("breakage, message", [RENAMED, *SLOW])
 def test_directory_that_does_not_load_is_refused(trained, breakage, message):
     breakage(trained)
     with pytest.raises(UserError, match=f"^toy does not load in a fresh process: .*{message}"):

@@ -34,9 +34,7 @@ fast_routes = pytest.mark.parametrize("route", [ROUTES["fast greedy"], ROUTES["f
 # Our searches with all positions, and transformers' with one each.
 PAIRS = [("fast greedy", kind) for kind in SEEDS] + [("fast beams", kind) for kind in SEEDS]
 PAIRS += [("greedy", "learned"), ("beams", "rotary")]
-pairs = pytest.mark.parametrize(
-    "route, positions", [(ROUTES[route], kind) for route, kind in PAIRS], ids=map(str, PAIRS)
-)
+pairs = pytest.mark.parametrize("route, positions", [(ROUTES[one], kind) for one, kind in PAIRS], ids=map(str, PAIRS))
 widths = pytest.mark.parametrize("num_beams", [1, 4], ids=["greedy", "beams"])
 all_positions = pytest.mark.parametrize("positions", SEEDS)
 

@@ -89,10 +89,7 @@ class ProgramDecoder:
         return outputs.logits
 
 
-ENGINES = {
-    "onnx": (OnnxExporter, OnnxConfig, OnnxDecoder),
-    "torch.export": (DynamoExporter, DynamoConfig, ProgramDecoder),
-}
+ENGINES = {"onnx": (OnnxExporter, OnnxConfig, OnnxDecoder), "torch": (DynamoExporter, DynamoConfig, ProgramDecoder)}
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -25,11 +25,7 @@ from helpers import (
 from safetensors import safe_open
 from torch import nn
 
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerModel,
-)
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import loss_vanilla_transformer as loss_module
 from vanilla_transformer.modeling_vanilla_transformer import (
     SinusoidalPositions,
@@ -121,9 +117,7 @@ def test_attention_weights_are_returned_and_sum_to_one(make_model):
 
 def test_sinusoids_equal_the_formula():
     dim, rows = 32, 300
-    table = [
-        [f(pos / 10000 ** (i / dim)) for i in range(0, dim, 2) for f in (math.sin, math.cos)] for pos in range(rows)
-    ]
+    table = [[f(n / 10000 ** (i / dim)) for i in range(0, dim, 2) for f in (math.sin, math.cos)] for n in range(rows)]
     module, short, ids = SinusoidalPositions(rows, dim), SinusoidalPositions(20, dim), torch.arange(rows)[None]
     assert module.table.dtype == torch.float32
     assert_close(module.table.double(), torch.tensor(table, dtype=torch.float64), 1e-7)
@@ -247,11 +241,10 @@ def test_padded_equals_alone(make_model, norm_first, position_embedding_type, pa
     options = {"norm_first": norm_first, "position_embedding_type": position_embedding_type, "pad_token_id": pad}
     model, lengths = make_model(**options).double(), MASK.sum(1).tolist()
     rows = [row[None, :length] for row, length in zip(SOURCE, lengths, strict=True)]
+    shifts = [6 - length for length in lengths]
     alone = torch.cat([model(row, torch.ones_like(row), t[None]).logits for row, t in zip(rows, TARGET, strict=True)])
     right = SOURCE.masked_fill(MASK == 0, pad)
-    left, left_mask = (
-        torch.stack([row.roll(6 - length) for row, length in zip(x, lengths, strict=True)]) for x in (right, MASK)
-    )
+    left, left_mask = (torch.stack([*map(torch.roll, x, shifts)]) for x in (right, MASK))
     for source, mask in [(right, MASK), (right, None), (left, left_mask), (left, None), (left, left_mask.bool())]:
         for backend in ["eager", "sdpa"]:
             model.set_attn_implementation(backend)
@@ -317,10 +310,8 @@ def test_chunked_loss_and_gradients_equal_the_closed_form(chunks, bias, num_item
 @pytest.mark.parametrize("bias", [True, False])
 def test_loss_operator_passes_opcheck(bias, needs_grad):
     """Its schema, its fake shapes, its gradient, and all of them under dynamic shapes."""
-    hidden, weight, bias = (
-        torch.randn(size, requires_grad=needs_grad) if size else None
-        for size in [(3, 5, 16), (37, 16), bias and (37,)]
-    )
+    sizes = [(3, 5, 16), (37, 16), bias and (37,)]
+    hidden, weight, bias = (torch.randn(size, requires_grad=needs_grad) if size else None for size in sizes)
     targets = (LABELS != -100, LABELS[..., None].repeat(1, 1, 3), torch.full((3, 5, 3), 0.3), 0.1)
     arguments = (hidden, weight, bias, *targets, torch.float32, needs_grad)
     torch.library.opcheck(loss_module.chunked_cross_entropy, arguments)
@@ -407,7 +398,7 @@ def test_every_tensor_is_saved_and_loaded(tmp_path, embeddings, dtype, position_
             dim = 16 // heads if position_embedding_type == "rotary" else 16
             assert torch.equal(stack.embed_positions.table, sinusoidal_positions(torch.arange(40), dim))
 
-    base = VanillaTransformerModel.from_pretrained(tmp_path)
+    base = type(model.model).from_pretrained(tmp_path)
     assert_same_tensors(base, model.model)
     base.save_pretrained(tmp_path / "base")
-    assert_same_tensors(VanillaTransformerModel.from_pretrained(tmp_path / "base"), model.model)
+    assert_same_tensors(type(base).from_pretrained(tmp_path / "base"), model.model)

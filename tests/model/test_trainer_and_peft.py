@@ -66,16 +66,11 @@ def make_trainer(tokenizer, data, tmp_path):
     """make_trainer(model, compute_loss_func=None, **training_arguments) -> a Seq2SeqTrainer on the CPU."""
 
     def make(model, compute_loss_func=None, **options) -> Seq2SeqTrainer:
-        folder = {"output_dir": str(tmp_path / "run"), "save_strategy": "no"}
-        return Seq2SeqTrainer(
-            model,
-            Seq2SeqTrainingArguments(use_cpu=True, disable_tqdm=True, **folder, **options),
-            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-            processing_class=tokenizer,
-            train_dataset=data,
-            eval_dataset=data,
-            compute_loss_func=compute_loss_func,
-        )
+        options |= {"output_dir": str(tmp_path / "run"), "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+        given = {"processing_class": tokenizer, "train_dataset": data, "eval_dataset": data}
+        given |= {"data_collator": DataCollatorForSeq2Seq(tokenizer, model=model)}
+        arguments = Seq2SeqTrainingArguments(**options)
+        return Seq2SeqTrainer(model, arguments, **given, compute_loss_func=compute_loss_func)
 
     return make
 

@@ -2,16 +2,13 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import TEXTS, never_end, save_translator, writing_translator
+from helpers import N_BEST, TEXTS, never_end, python_output, save_translator, writing_translator
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, pipeline
@@ -28,9 +25,6 @@ def directly(translator: Translator, text: str, **generation) -> str:
     early = {"early_stopping": True} if generation.get("num_beams", 1) > 1 else {}
     output = translator.model.generate(**source, **early, **generation)
     return translator.tokenizer.decode(output[0], skip_special_tokens=True)
-
-
-N_BEST = [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "num_beams": 1}]
 
 
 @pytest.mark.parametrize("search", N_BEST, ids=str)
@@ -253,9 +247,7 @@ def test_an_ensemble_equals_a_search_over_its_models(folder, other_folder, gener
 
 def test_models_that_cannot_be_averaged_are_refused(folder, other_folder, text_tokenizer):
     train_tokenizer(["other texts"], 300).save_pretrained(other_folder)
-    with pytest.raises(
-        ValueError, match=f"{other_folder} has a different vocabulary from {folder}.*train the models of"
-    ):
+    with pytest.raises(ValueError, match=f"{other_folder} has a different vocabulary from {folder}.*train the models"):
         Translator.from_pretrained([folder, other_folder])
     with pytest.raises(ValueError, match="CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`"):
         Translator.from_pretrained([folder, folder], backend="ctranslate2")
@@ -326,8 +318,7 @@ def test_pieces_fit_and_make_up_the_text(text, longest):
 
 
 def test_each_piece_begins_with_the_language(marian):
-    model = load_foreign(str(marian))
-    translator = Translator(model, AutoTokenizer.from_pretrained(marian), max_source_length=9)
+    translator = Translator(load_foreign(str(marian)), AutoTokenizer.from_pretrained(marian), max_source_length=9)
     pieces = ["He is a teacher.", "We are friends.", "They are happy."]
     numbers, ids = translator.tokenize([f">>deu<< {' '.join(pieces)}", " ".join(pieces)], "split")
     language = translator.tokenizer.convert_tokens_to_ids(">>deu<<")
@@ -349,13 +340,8 @@ def test_texts_are_split_at_the_longest_training_source(translator):
     assert Translator(model, trained, max_source_length=12).longest_source == 12
 
 
-WRONG = {
-    "num_beams": 0,
-    "max_new_tokens": 0,
-    "max_length": -3,
-    "length_penalty": float("nan"),
-    "return_dict_in_generate": True,
-}
+WRONG = {"num_beams": 0, "max_new_tokens": 0, "max_length": -3, "length_penalty": float("nan")}
+WRONG |= {"return_dict_in_generate": True}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -420,13 +406,9 @@ print(json.dumps(found))
 def test_models_and_pipeline_load_without_the_package(folder, translator, tmp_path):
     """And so does what is saved there."""
     task = json.dumps([folder, str(tmp_path / "copy"), ["No!", "", *TEXTS]])
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(tmp_path)}
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PACKAGE],
-        input=task, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    many, one, beams, hidden, logits = json.loads(result.stdout.splitlines()[-1])
+    cache = {"HF_MODULES_CACHE": str(tmp_path)}
+    printed = python_output("-c", WITHOUT_THE_PACKAGE, input=task, env=cache, cwd=tmp_path)
+    many, one, beams, hidden, logits = json.loads(printed.splitlines()[-1])
     expected = translator(["No!", "", *TEXTS], max_new_tokens=8)
     assert [found["translation_text"] for found in many] == expected
     assert one == [{"translation_text": expected[0]}]

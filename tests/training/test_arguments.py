@@ -223,11 +223,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         ("--validation_file=x", "--train_file=x --dataset_name=", "--validation_file needs --train_file."),
         ("--train_file_tags=<bt>", "--train_file=x --dataset_name=", "--train_file_tags needs --train_file."),
         ("--streaming", "--max_steps=5", "--streaming needs --max_steps"),
-        (
-            "--streaming --max_steps=5 --dataloader_num_workers=1",
-            "--streaming=0",
-            "--streaming reads in the training process",
-        ),
+        ("--streaming --max_steps=5 --dataloader_num_workers=1", "--streaming=0", "--streaming reads in the training"),
         ("--average_checkpoints_by=score --eval_steps=3", "--average_checkpoints=3", "--average_checkpoints_by score"),
         ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
         ("--native", "--push_to_hub", "--native needs --push_to_hub."),
@@ -235,7 +231,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         (
             "--train_file x.csv y.csv --dataset_name= --train_file_weights 2",
             "--train_file_weights 2 1",
-            "--train_file_weights has 1 values for 2 training files; give one per file.",
+            "--train_file_weights has 1 values for 2 files; give one per file.",
         ),
         (
             "--train_file x.csv y.csv --dataset_name= --train_file_weights 0 0",
@@ -245,7 +241,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         (
             "--train_file x.csv --dataset_name= --train_file_tags <a> <b>",
             "--train_file_tags <a>",
-            "--train_file_tags has 2 values for 1 training files; give one per file.",
+            "--train_file_tags has 2 values for 1 files; give one per file.",
         ),
         ("--teacher x y --bpe_dropout=0.1", "--bpe_dropout=0", "--teacher reads all pairs before training; leave out"),
         ("--teacher x --streaming --max_steps=5", "--streaming=0", "--teacher reads all pairs before training"),

@@ -100,9 +100,7 @@ def test_cached_soft_targets_are_those_of_the_batch(run, teachers, reading, text
 
 
 @pytest.mark.parametrize("change", ["k", "one teacher", "data", "weights"])
-def test_soft_targets_of_something_else_are_not_used(
-    change, run, teachers, reading, text_tokenizer, accelerator, tmp_path
-):
+def test_soft_targets_of_another_run_are_unused(change, run, teachers, reading, text_tokenizer, accelerator, tmp_path):
     """And a resumed run says that they changed."""
 
     def settings(args, pairs) -> dict:

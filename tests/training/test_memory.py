@@ -30,10 +30,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_estimate_matches_the_measured_peak(case, accelerator):
+@pytest.mark.parametrize("attention, length, pairs, argv", CASES.values(), ids=CASES)
+def test_estimate_matches_the_measured_peak(attention, length, pairs, argv, accelerator):
     """Within 15%: weights, moments, moving average and the peak of the step."""
-    attention, length, pairs, argv = CASES[case]
     args, sizes = training_options(*argv), {"vocab_size": 2000, "d_model": 256}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 3, f"{side}_ffn_dim": 1024}

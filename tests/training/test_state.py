@@ -158,8 +158,7 @@ def test_ties_go_to_the_lower_loss_then_the_earlier_step(metric, ranking, waited
 
 
 def test_nan_is_the_worst_score():
-    state = evaluated({1: (0.0, 1.0, float("nan")), 2: (0.0, 1.0, 9.0)})
-    assert state.ranking("loss") == [2, 1]
+    assert evaluated({1: (0.0, 1.0, float("nan")), 2: (0.0, 1.0, 9.0)}).ranking("loss") == [2, 1]
 
 
 def test_earlier_scores_that_are_not_comparable_are_ignored():

@@ -79,8 +79,7 @@ def run(options: argparse.Namespace):
             find_models(name)
     bleu = make_bleu(options.target_lang or options.target_column, options.bleu_tokenize, options.lowercase)
     if options.tune:
-        tune_model(options, sources, references, bleu)
-        return
+        return tune_model(options, sources, references, bleu)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.output or Path(temporary)
         hashes = {"references.txt": write_lines(folder / "references.txt", references)}
@@ -124,9 +123,7 @@ def check_options(options: argparse.Namespace):
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.tune and options.dataset_name and options.split == "test":
-        raise UserError(
-            "--tune must not use the test split, since that would inflate the test score; give another --split."
-        )
+        raise UserError("--tune must not use the test split: that would inflate its score; give another --split.")
     if options.tune and any(getattr(options, name) is not None for name in GENERATION):
         raise UserError(f"--tune cannot use these; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
     if options.output and (options.output / "results.json").exists():

@@ -166,8 +166,7 @@ def make_page(options: argparse.Namespace):
     model, tokenizer = load(options.model)
     pairs = [(options.text, None, None)]
     if options.dataset_name:
-        split = load_split(options)
-        split = split.select(range(min(options.sentences, len(split))))
+        split = load_split(options).take(options.sentences)
         alignments = split["alignment"] if "alignment" in split.column_names else [None] * len(split)
         pairs = list(zip(split["source"], split["target"], alignments, strict=True))
     recorded = explore(model, tokenizer, pairs)

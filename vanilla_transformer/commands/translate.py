@@ -97,8 +97,7 @@ def translate(
         generation |= SAMPLING
     found = translator.n_best(lines, options.n_best or options.mbr, progress=label, **generation)
     if options.n_best:
-        numbered = enumerate(found, done + 1)
-        return [f"{number}\t{one.score:.4f}\t{one.text}" for number, best in numbered for one in best]
+        return [f"{line}\t{one.score:.4f}\t{one.text}" for line, best in enumerate(found, done + 1) for one in best]
     candidates = [[one.text for one in hypotheses] for hypotheses in found]
     distinct += [len(set(texts)) for texts in candidates if texts]
     return [most_similar(texts, options.mbr_utility) for texts in candidates]

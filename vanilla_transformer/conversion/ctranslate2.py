@@ -42,9 +42,8 @@ ACTIVATIONS = {
 # Options of `generate` that CTranslate2 treats the same way or can ignore. EXACT: in both searches (a forced end only
 # where translations end before the limit). GREEDY: in greedy search. MASKS: those that mask tokens, which transformers
 # does after the softmax and CTranslate2 before it; beam search then differs, unless scores are normalized again.
-EXACT = {"num_beams", "length_penalty", "max_length", "forced_eos_token_id", "renormalize_logits"}
-EXACT |= {"num_return_sequences", "pad_token_id", "bos_token_id", "use_cache", "transformers_version"}
-EXACT |= {"temperature", "top_k", "top_p"}
+EXACT = {"num_beams", "length_penalty", "max_length", "forced_eos_token_id", "renormalize_logits", "top_k", "top_p"}
+EXACT |= {"num_return_sequences", "pad_token_id", "bos_token_id", "use_cache", "transformers_version", "temperature"}
 GREEDY = {"repetition_penalty", "early_stopping"}
 MASKS = {"min_length", "min_new_tokens", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"}
 
@@ -208,8 +207,7 @@ class CTranslate2Translator(Translator):
         only["early_stopping"] = True
         for name, value in options.items():
             if name not in exact and value != only.get(name, False):
-                unsupported = f"`{name}={value!r}` in this search"
-                raise ValueError(f"CTranslate2 does not support {unsupported}; use the backend torch.")
+                raise ValueError(f"CTranslate2 does not support `{name}={value!r}` here; use the backend torch.")
         bad_words = [words for words in options.get("bad_words_ids", []) if words not in self.end_sequences]
         banned = [*([token] for token in options.get("suppress_tokens", [])), *bad_words]
         # The start token counts in `max_length`. A forced end, which is not in the text, takes the place of a token.

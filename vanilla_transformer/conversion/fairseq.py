@@ -102,10 +102,8 @@ def from_fsmt(model: FSMTForConditionalGeneration) -> VanillaTransformerForCondi
     """
     names = """encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
     decoder_ffn_dim dropout attention_dropout activation_dropout activation_function scale_embedding"""
-    weights = {
-        name.replace("model.decoder.output_projection", "lm_head"): tensor.float()
-        for name, tensor in model.state_dict().items()
-    }
+    theirs = model.state_dict().items()
+    weights = {name.replace("model.decoder.output_projection", "lm_head"): x.float() for name, x in theirs}
     rows = model.config.max_position_embeddings
     ours = convert(weights, rows, norm_first=False, **{name: getattr(model.config, name) for name in names.split()})
     ours.generation_config = copy.deepcopy(model.generation_config)
@@ -173,9 +171,7 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
     for number, line in enumerate(Path(dictionary).read_text(encoding="utf-8").splitlines(), 1):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not token or not count.isdecimal():
-            raise ValueError(
-                f"Line {number} of {dictionary} must be a token and its count; give fairseq's dict.*.txt."
-            )
+            raise ValueError(f"Line {number} of {dictionary} is not a token and its count; give fairseq's dict.*.txt.")
         vocabulary[token] = len(vocabulary)
     if codes is None:
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

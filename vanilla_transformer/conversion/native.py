@@ -13,7 +13,6 @@ import copy
 import functools
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 from transformers import (
     BlenderbotForConditionalGeneration,
@@ -30,20 +29,11 @@ FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decode
 decoder_ffn_dim dropout attention_dropout activation_dropout activation_function max_position_embeddings
 scale_embedding use_cache pad_token_id bos_token_id eos_token_id decoder_start_token_id"""
 MIN_POSITIONS = 1024  # rows of the sinusoidal table of a native or exported model, which cannot grow
-
-
-class Family(NamedTuple):
-    """A model class of the transformers library, and the values of our config fields that it implements."""
-
-    model: type[PreTrainedModel]
-    norm_first: bool
-    position_embedding_type: str
-
-
+# The model class of the transformers library, and the values of our config fields that it implements.
 FAMILIES = {
-    "marian": Family(MarianMTModel, False, "sinusoidal"),
-    "pegasus": Family(PegasusForConditionalGeneration, True, "sinusoidal"),
-    "blenderbot": Family(BlenderbotForConditionalGeneration, True, "learned"),
+    "marian": (MarianMTModel, {"norm_first": False, "position_embedding_type": "sinusoidal"}),
+    "pegasus": (PegasusForConditionalGeneration, {"norm_first": True, "position_embedding_type": "sinusoidal"}),
+    "blenderbot": (BlenderbotForConditionalGeneration, {"norm_first": True, "position_embedding_type": "learned"}),
 }
 
 
@@ -64,7 +54,8 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
     `max_length`. The weights are copies, in the dtype of the given model and on its device. Raises RuntimeError if a
     tensor is missing or does not fit.
     """
-    family = FAMILIES[model.config.model_type]
+    _, implemented = FAMILIES[model.config.model_type]
+    is_sinusoidal = implemented["position_embedding_type"] == "sinusoidal"
     theirs = model.state_dict(keep_vars=True)
     source, target = theirs["model.encoder.embed_tokens.weight"], theirs["model.decoder.embed_tokens.weight"]
     if source is not target:
@@ -72,7 +63,7 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
     bias = theirs.pop("final_logits_bias")
     if bias.any():
         theirs["lm_head.bias"] = bias.flatten()  # (1,V) -> (V,)
-    if family.position_embedding_type == "sinusoidal":
+    if is_sinusoidal:
         for side in ("encoder", "decoder"):
             del theirs[f"model.{side}.embed_positions.weight"]  # the paper's, but for their order
 
@@ -80,14 +71,13 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
         **{name: getattr(model.config, name, None) for name in FIELDS.split()},
         vocab_size=source.shape[0],
         decoder_vocab_size=target.shape[0],
-        norm_first=family.norm_first,
-        position_embedding_type=family.position_embedding_type,
+        **implemented,
         share_encoder_decoder_embeddings=source is target,
         tie_word_embeddings=theirs["lm_head.weight"] is target,
         lm_head_bias="lm_head.bias" in theirs,
         layer_norm_eps=model.model.encoder.layers[0].final_layer_norm.eps,
     )
-    weights = interleave(theirs) if family.position_embedding_type == "sinusoidal" else theirs
+    weights = interleave(theirs) if is_sinusoidal else theirs
     ours = build(config, weights, model.dtype, model.device)
     ours.generation_config = copy.deepcopy(model.generation_config)
     return ours
@@ -113,8 +103,8 @@ def native_family(config: VanillaTransformerConfig) -> str:
 
 def check_family(config: VanillaTransformerConfig, name: str):
     """Raises ValueError, naming the field, if models of the family cannot have a value of the config."""
-    model, norm_first, positions = FAMILIES[name]
-    fixed = {"norm_first": norm_first, "position_embedding_type": positions, "layer_norm_eps": 1e-5}
+    model, implemented = FAMILIES[name]
+    fixed = implemented | {"layer_norm_eps": 1e-5}
     if name != "marian":
         fixed["decoder_vocab_size"] = config.vocab_size
     for field, value in fixed.items():
@@ -138,7 +128,7 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
     The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if the
     target model does not support its value.
     """
-    family, ours = FAMILIES[name], model.config
+    (kind, implemented), ours = FAMILIES[name], model.config
     check_family(ours, name)
     # Null, because the defaults of their configs change what `generate` returns.
     fields = {field: getattr(ours, field) for field in FIELDS.split()} | {"forced_eos_token_id": None}
@@ -150,11 +140,11 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
         fields["tie_word_embeddings"] &= ours.share_encoder_decoder_embeddings
     if name == "blenderbot":
         fields["encoder_no_repeat_ngram_size"] = 0
-    is_sinusoidal = family.position_embedding_type == "sinusoidal"
+    is_sinusoidal = implemented["position_embedding_type"] == "sinusoidal"
     if is_sinusoidal:
         fields["max_position_embeddings"] = max(MIN_POSITIONS, ours.max_position_embeddings)
 
-    native = family.model._from_config(family.model.config_class(**fields), dtype=model.dtype)
+    native = kind._from_config(kind.config_class(**fields), dtype=model.dtype)
     weights = interleave(model.state_dict(), undo=True) if is_sinusoidal else dict(model.state_dict())
     if "lm_head.bias" in weights:
         weights["final_logits_bias"] = weights.pop("lm_head.bias")[None]  # (V,) -> (1,V)

@@ -26,7 +26,6 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from ..modeling_vanilla_transformer import LearnedPositions, SinusoidalPositions
 from .native import MIN_POSITIONS, save_tokenizer
 
-OPSET = 20
 BATCH = Dim("batch_size", max=2**16)
 SOURCE, TARGET, PAST = (Dim(f"{name}_length", max=2**16) for name in ("encoder_sequence", "decoder_sequence", "past"))
 
@@ -125,7 +124,7 @@ def export(module: nn.Module, example: tuple, inputs: list[str], outputs: list[s
             module,
             example,
             dynamo=True,
-            opset_version=OPSET,
+            opset_version=20,
             input_names=inputs,
             output_names=outputs,
             dynamic_shapes=sizes,

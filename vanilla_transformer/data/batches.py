@@ -273,20 +273,14 @@ def exit_when_terminated_by(process: int):
 
 
 def evaluation_batches(
-    dataset: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    max_tokens: int,
-    process_index: int = 0,
-    num_processes: int = 1,
+    dataset: Dataset, tokenizer, max_tokens: int, process_index: int = 0, num_processes: int = 1
 ) -> DataLoader:
     """Padded batches of all pairs, sorted by length; the processes take them in turn."""
     batches = [batch.tolist() for batch in fill_batches(*lengths_of(dataset), max_tokens)]
-    share = batches[process_index::num_processes]
-    return DataLoader(dataset, batch_sampler=share, collate_fn=PairCollator(tokenizer))
+    return DataLoader(dataset, batch_sampler=batches[process_index::num_processes], collate_fn=PairCollator(tokenizer))
 
 
 def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """The source and target lengths of all pairs in tokens."""
     table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
-    source, target = (table[name].to_numpy().astype(np.int32, copy=False) for name in table.column_names)
-    return source, target
+    return tuple(table[name].to_numpy().astype(np.int32, copy=False) for name in table.column_names)

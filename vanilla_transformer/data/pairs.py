@@ -6,7 +6,6 @@ import glob
 import itertools
 import textwrap
 from collections.abc import Iterator
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,14 +180,13 @@ def mix_files(files: list[Dataset], args) -> Dataset | IterableDataset:
             count = max(round(weight * len(pairs)), int(weight > 0))
             pairs = pairs.select(np.arange(count) * len(pairs) // count)
         if tag:
-            add = partial(add_tag, tag=tag)
-            pairs = pairs.map(add, input_columns="source", batched=True, features=pairs.features)
+            pairs = pairs.map(add_tag, batched=True, fn_kwargs={"tag": tag}, features=pairs.features)
         mixed.append(pairs if pairs.features == files[0].features else pairs.cast(files[0].features))
     return datasets.concatenate_datasets(mixed) if len(mixed) > 1 else mixed[0]
 
 
-def add_tag(sources: list[str | None], tag: str) -> dict[str, list[str | None]]:
-    return {"source": [f"{tag} {text}" if is_filled(text) else text for text in sources]}
+def add_tag(batch: dict, tag: str) -> dict[str, list[str | None]]:
+    return {"source": [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]}
 
 
 def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
@@ -214,18 +212,14 @@ def split_at_tab(batch: dict) -> dict[str, list[str | None]]:
 
 def hold_out_validation(pairs: dict, args):
     """Takes the last pairs of the training split for validation, `args.validation_split_percentage` of them."""
-    remedy = "give validation pairs with --validation_split or --validation_file."
+    name, remedy = dataset_label(args), "give validation pairs with --validation_split or --validation_file."
     if args.streaming:
-        raise UserError(f"{dataset_label(args)} has no validation split, and a stream cannot be split; {remedy}")
+        raise UserError(f"{name} has no validation split, and a stream cannot be split; {remedy}")
     train = pairs["train"]
     count = max(1, len(train) * args.validation_split_percentage // 100)
     if count >= len(train):
-        raise UserError(
-            f"{dataset_label(args)} has {len(train)} pair(s), too few to hold some out for validation; {remedy}"
-        )
-    PartialState().print(
-        f"{dataset_label(args)} has no validation split: the last {count:,} pairs of the training split are held out."
-    )
+        raise UserError(f"{name} has {len(train)} pair(s), too few to hold some out; {remedy}")
+    PartialState().print(f"{name} has no validation split: the last {count:,} training pairs are held out.")
     pairs["validation"] = train.skip(len(train) - count)
     pairs["train"] = train.take(len(train) - count)
 
@@ -250,9 +244,7 @@ def choose_columns(dataset: Dataset | IterableDataset, args, name: str, preferre
     return columns
 
 
-def find_columns(
-    dataset: Dataset | IterableDataset, args, name: str
-) -> tuple[str | tuple[str, str], str | tuple[str, str]]:
+def find_columns(dataset: Dataset | IterableDataset, args, name: str) -> tuple:
     """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
 
     The first that applies: the columns named by `--source_column` and `--target_column`; `source` and `target`, if

@@ -82,8 +82,7 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
     except Exception as error:  # a damaged file can make the library raise anything
         reason = one_line(error) or type(error).__name__
         # For a Marian model whose tokenizer_config.json names no class, the library complains about the config.
-        needs_sentencepiece = "SentencePiece" in reason or "configuration_marian" in reason
-        if needs_sentencepiece and not is_sentencepiece_available():
+        if ("SentencePiece" in reason or "configuration_marian" in reason) and not is_sentencepiece_available():
             reason = "it needs sentencepiece, which is not installed; install it with `pip install sentencepiece`."
         raise UserError(f"Cannot load a tokenizer from {option} {name_or_path}: {reason}") from error
     if tokenizer.eos_token is None:

@@ -38,9 +38,7 @@ CSS = """
 ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "model"}
 
 
-def make_app(
-    name: str, translator: Translator, model: PreTrainedModel | None, revision: str | None = None
-) -> gr.Blocks:
+def make_app(name: str, translator: Translator, model: PreTrainedModel | None, revision: str | None) -> gr.Blocks:
     """The page of a model.
 
     Args:
@@ -129,14 +127,12 @@ class Page:
         config = self.model.config
         layers = range(max(config.encoder_layers, config.decoder_layers))
         heads = range(max(config.encoder_attention_heads, config.decoder_attention_heads))
-        kinds = [(text, kind) for kind, text in KINDS.items()]
+        kinds = [(title, kind) for kind, (title, *_) in KINDS.items()]
         gr.Markdown("### Attention")
         with gr.Row():
             kind = gr.Dropdown(kinds, value="cross", label="Kind", min_width=220, scale=2, elem_id="kind")
             layer = gr.Dropdown(list(layers), value=config.decoder_layers - 1, label="Layer", min_width=90)
-            head = gr.Dropdown(
-                [("all", -1), *((str(head), head) for head in heads)], value=-1, label="Head", min_width=90
-            )
+            head = gr.Dropdown([("all", -1), *((str(n), n) for n in heads)], value=-1, label="Head", min_width=90)
         picture = gr.Plot(show_label=False, elem_id="attention")
         call = {"fn": self.inspect, "inputs": [shown, kind, layer, head], "outputs": [alignment, picture]}
         call |= {"show_progress": "hidden", "api_visibility": "private", **ONE_AT_A_TIME}

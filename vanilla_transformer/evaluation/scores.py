@@ -9,11 +9,9 @@ from sacrebleu.metrics import BLEU, CHRF
 from ..errors import UserError
 
 # How sacreBLEU tokenizes languages that are written without spaces; by ISO 639-1 and 639-3 codes.
-BLEU_TOKENIZERS = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
-BLEU_TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
-BLEU_TOKENIZERS |= dict.fromkeys(
-    ["th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"], "char"
-)
+BLEU_TOKENIZER = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
+BLEU_TOKENIZER |= {"ko": "ko-mecab", "kor": "ko-mecab"}
+BLEU_TOKENIZER |= dict.fromkeys(["th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"], "char")
 
 
 def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> BLEU:
@@ -26,7 +24,7 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lower
         UserError: sacreBLEU has no such tokenizer, or it is not installed.
     """
     code = re.split(r"[-_]", (target_lang or "").lower())[0]
-    chosen = tokenize or BLEU_TOKENIZERS.get(code, "13a")
+    chosen = tokenize or BLEU_TOKENIZER.get(code, "13a")
     if chosen not in BLEU.TOKENIZERS:
         raise UserError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
     # With `force`, sacreBLEU does not warn of text that is tokenized already, which is what "none" is for.

@@ -5,7 +5,6 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from ..data.batches import evaluation_batches
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -15,14 +14,7 @@ from .scores import TranslationQuality
 NUM_EXAMPLES = 3  # translations to print
 
 
-def evaluate_split(
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    split: Dataset,
-    prefix: str,
-    args,
-    accelerator: Accelerator,
-) -> dict:
+def evaluate_split(model, tokenizer, split: Dataset, prefix: str, args, accelerator: Accelerator) -> dict:
     """Loss (nats per target token), BLEU and chrF of a split, with some translations, which are also printed.
 
     Every process scores its share and returns the same results. `args` are the options of train.py:
@@ -52,14 +44,8 @@ def evaluate_split(
                 f"warning: BLEU is 0 although chrF is not; {scores['bleu_signature']} may not fit the target "
                 "language. Choose a tokenizer with --bleu_tokenize, or --metric_for_best_model chrf."
             )
-    return {
-        f"{prefix}_loss": loss,
-        f"{prefix}_bleu": scores["bleu"],
-        f"{prefix}_chrf": scores["chrf"],
-        "bleu_signature": scores["bleu_signature"],
-        "chrf_signature": scores["chrf_signature"],
-        "examples": examples,
-    }
+    scores |= {f"{prefix}_{name}": scores.pop(name) for name in ("bleu", "chrf")}
+    return {f"{prefix}_loss": loss, **scores, "examples": examples}
 
 
 @torch.no_grad()
@@ -81,7 +67,6 @@ def translate_split(translator: Translator, sources: list[str], accelerator: Acc
     # Neighbors in length go to different processes, so that all have about the same work.
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     share = order[accelerator.process_index :: accelerator.num_processes]
-    progress = label if accelerator.is_local_main_process else None
-    translated = translator([sources[index] for index in share], progress)
+    translated = translator([sources[index] for index in share], label if accelerator.is_local_main_process else None)
     by_index = dict(gather_object(list(zip(share, translated, strict=True))))
     return [by_index[index] for index in range(len(sources))]

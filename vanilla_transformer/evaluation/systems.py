@@ -45,11 +45,7 @@ class GenerateTranslator(Translator):
 
 
 def score_systems(
-    systems: dict[str, list[str]],
-    references: list[str],
-    bleu: BLEU,
-    paired: str = "bootstrap",
-    num_samples: int | None = None,
+    systems: dict[str, list[str]], references: list[str], bleu: BLEU, paired: str, num_samples: int | None
 ) -> dict:
     """Scores the hypotheses of each system, and tests whether they differ from those of the first, the baseline.
 
@@ -112,7 +108,9 @@ def results_table(results: dict) -> str:
     for name, system in results["systems"].items():
         row = {"system": name}
         for metric in results["signatures"]:
-            row[f"{metric} (μ ± 95% CI)"] = format_score(**system[metric])
+            score, mean, ci, p = (system[metric][key] for key in ("score", "mean", "ci", "p_value"))
+            test = "" if p is None else f" (p = {p:.4f}){'' if p > 0.05 else '*'}"
+            row[f"{metric} (μ ± 95% CI)"] = f"{score:.2f} ({mean:.2f} ± {ci:.2f}){test}"
         row["precisions"] = "/".join(f"{precision:.1f}" for precision in system["precisions"])
         row |= {"BP": f"{system['brevity_penalty']:.3f}", "ratio": f"{system['length_ratio']:.3f}"}
         for title, key, form in [("COMET", "comet", ".4f"), ("sentences/s", "sentences_per_second", ",.1f")]:
@@ -121,17 +119,7 @@ def results_table(results: dict) -> str:
         rows.append(row)
     lines = [tabulate(rows, "keys", "github", disable_numparse=True), "", f"- {results['sentences']:,} sentences"]
     if system["BLEU"]["p_value"] is not None:
-        lines.append(
-            f"- p: how likely chance alone makes so large a difference from {rows[0]['system']}; *: at most 0.05"
-        )
+        lines.append(f"- p: how likely chance alone makes such a difference from {rows[0]['system']}; *: at most 0.05")
     lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
     lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]
     return "\n".join(lines)
-
-
-def format_score(score: float, p_value: float | None, mean: float, ci: float) -> str:
-    """As sacreBLEU prints it."""
-    text = f"{score:.2f} ({mean:.2f} ± {ci:.2f})"
-    if p_value is None:
-        return text
-    return f"{text} (p = {p_value:.4f}){'' if p_value > 0.05 else '*'}"

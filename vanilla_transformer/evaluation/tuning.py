@@ -4,9 +4,8 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from sacrebleu.metrics import BLEU
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import Hypothesis, Translator
 from .scores import make_bleu
 
@@ -48,13 +47,7 @@ def use_best(tried: list[dict], config: GenerationConfig) -> dict:
     return best
 
 
-def tune_on_split(
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    split: Dataset,
-    args,
-    accelerator: Accelerator,
-) -> list[dict]:
+def tune_on_split(model, tokenizer, split: Dataset, args, accelerator: Accelerator) -> list[dict]:
     """Tunes a model on a split and returns what [`tune`] does. `args` are as in [`evaluate_split`]."""
     tried = None
     if accelerator.is_main_process:

@@ -15,7 +15,6 @@ from huggingface_hub.utils import validate_repo_id
 from .. import VanillaTransformerConfig
 from ..errors import UserError, explaining
 
-TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
 METRICS = [("bleu", "sacrebleu", "BLEU"), ("chrf", "chrf", "chrF"), ("loss", "loss", "Loss")]
 MAIN_OPTIONS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
@@ -34,16 +33,14 @@ def write_model_card(output_dir: str | Path) -> Path:
     UserError if one of the three files is missing or damaged, or train.py did not write it.
     """
     output_dir = Path(output_dir)
-    results, recipe, config = (
-        read_file(output_dir / name) for name in ("all_results.json", "recipe.yaml", "config.json")
-    )
+    files = ("all_results.json", "recipe.yaml", "config.json")
+    results, recipe, config = (read_file(output_dir / name) for name in files)
     if "train_target_tokens" not in results:  # transformers' Trainer also writes a file of this name
         raise UserError(f"{output_dir}/all_results.json is not from train.py; write a README.md yourself.")
     name, dataset = " ".join(output_dir.resolve().name.split()), results["dataset"]
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
     is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name")  # of a local one, it is the last part
-    scores = list_scores(results, recipe, splits, dataset)
     base = recipe.get("model_name_or_path")
     languages = [language_code(results.get(key)) for key in ("source_lang", "target_lang")]
     data = ModelCardData(
@@ -56,12 +53,12 @@ def write_model_card(output_dir: str | Path) -> Path:
         metrics=["sacrebleu", "chrf"],
         base_model=base if base and "/" in base and public_name(base) == base else None,
         model_name=name,
-        eval_results=scores,
+        eval_results=list_scores(results, recipe, splits, dataset),
     )
     path = output_dir / "README.md"
     card = ModelCard.from_template(
         data,
-        template_path=str(TEMPLATE),
+        template_path=str(Path(__file__).with_name("model_card.md.jinja")),
         text=text,
         code=code,
         timedelta=timedelta,

@@ -43,11 +43,10 @@ def space_files(model_id: str, revision: str | None = None) -> dict[str, bytes]:
         pinned=False,
     )
     libraries = [f"{name}=={version(name).split('+')[0]}" for name in LIBRARIES]
-    requirements = ["--extra-index-url https://download.pytorch.org/whl/cpu", *libraries]
     files = {
         "README.md": README.format(data=data.to_yaml(), model=model_id),
         "app.py": APP.format(model=model_id, revision=revision or "main"),
-        "requirements.txt": "\n".join(requirements) + "\n",
+        "requirements.txt": "\n".join(["--extra-index-url https://download.pytorch.org/whl/cpu", *libraries]) + "\n",
     }
     package = {path for part in PARTS for path in PACKAGE.glob(part)}
     sources = {f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes() for path in package}

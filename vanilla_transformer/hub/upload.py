@@ -52,9 +52,7 @@ def staged(
     output_dir = Path(output_dir)
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
     if kind != ours:
-        raise UserError(
-            f"{output_dir} holds a model of type {kind}, not {ours}; give a directory that train.py wrote."
-        )
+        raise UserError(f"{output_dir} holds a model of type {kind}, not {ours}; give a directory of train.py.")
     if not (output_dir / "README.md").exists():
         write_model_card(output_dir)
     with tempfile.TemporaryDirectory() as temporary:
@@ -222,9 +220,8 @@ def push(
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
             stale = re.compile(r"(model|pytorch_model)[^/]*\.(safetensors|bin)(\.index\.json)?|\w+_transformer\.py")
             old = [path for path in api.list_repo_files(repo_id, revision=revision) if stale.fullmatch(path)]
-            operations = [CommitOperationAdd(path_in_repo=path, path_or_fileobj=file) for path, file in files.items()]
-            operations += [CommitOperationDelete(path_in_repo=path) for path in old if path not in files]
+            changes = [CommitOperationAdd(path_in_repo=path, path_or_fileobj=file) for path, file in files.items()]
+            changes += [CommitOperationDelete(path_in_repo=path) for path in old if path not in files]
             # One commit, so that nobody downloads half a model; `upload_folder` may make several.
             message = commit_message or "Upload a trained Transformer"
-            options = {"commit_message": message, "revision": revision, "create_pr": create_pr}
-            return api.create_commit(repo_id, operations, **options)
+            return api.create_commit(repo_id, changes, commit_message=message, revision=revision, create_pr=create_pr)

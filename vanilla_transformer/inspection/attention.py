@@ -16,15 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import VanillaTransformerForConditionalGeneration
 from ..errors import UserError
 
-KINDS = {
-    "encoder": "Encoder self-attention",
-    "decoder": "Decoder self-attention",
-    "cross": "Attention to the source",
-}
-SIDES = {  # what the rows and the columns of a map are
-    "encoder": ("queries", "keys"),
-    "decoder": ("queries: tokens read", "keys"),
-    "cross": ("queries: tokens predicted", "keys: tokens of the source"),
+KINDS = {  # the title of a map, and what its rows and its columns are
+    "encoder": ("Encoder self-attention", "queries", "keys"),
+    "decoder": ("Decoder self-attention", "queries: tokens read", "keys"),
+    "cross": ("Attention to the source", "queries: tokens predicted", "keys: tokens of the source"),
 }
 
 
@@ -226,10 +221,10 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
         pattern = describe_head(shown, columns, kind != "cross")
         axis.set_title(f"head {number}: {pattern}", fontsize=10, parse_math=False)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.6, aspect=30)
-    of_rows, of_columns = SIDES[kind]
+    title, of_rows, of_columns = KINDS[kind]
     figure.supylabel(of_rows, fontsize=10)
     figure.supxlabel(of_columns, fontsize=10)
-    figure.suptitle(f"{KINDS[kind]}, layer {layer}")
+    figure.suptitle(f"{title}, layer {layer}")
     return figure
 
 

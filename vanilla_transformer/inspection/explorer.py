@@ -58,9 +58,8 @@ def explore(
         for source, reference, alignment in tqdm(pairs, "Recording", leave=False):
             ids = encode(model, tokenizer, source)
             recorder = Recorder(model, tokenizer, ids, source)
-            sentence = {"text": source, "reference": reference, "alignment": alignment or ""}
-            sentence |= {"source": [token.text for token in recorder.source], "limit": recorder.limit}
-            sentence |= {"words": [token.word for token in recorder.source]}
+            sentence = {"text": source, "reference": reference, "alignment": alignment or "", "limit": recorder.limit}
+            sentence |= {"source": [t.text for t in recorder.source], "words": [t.word for t in recorder.source]}
             sentence |= recorder.decoding(BRANCH_BYTES // len(pairs))
             sentence["beams"] = [recorder.beams(n) for n in range(1, MOST_BEAMS + 1)]
             sentences.append(sentence)
@@ -110,14 +109,12 @@ class Recorder:
     def path(self, tokens: list[int]) -> tuple[dict, torch.Tensor, torch.Tensor]:
         """Tokens, their candidates with probabilities, and the attention (layers,h,T,S) and (layers,h,T,T)."""
         outputs = self.forward([tokens[:-1]])
-        probabilities, best = outputs.logits[0].softmax(dim=-1).topk(SHOWN)  # (T,5)
-        spelled = [[self.spell(number) for number in row] for row in best.tolist()]
+        probabilities, best = (found.tolist() for found in outputs.logits[0].softmax(dim=-1).topk(SHOWN))  # (T,5)
+        spelled = [[self.spell(number) for number in row] for row in best]
         readable = [token.text for token in readable_tokens(self.tokenizer, tokens)]
-        rounded = [[round(p, 4) for p in row] for row in probabilities.tolist()]
-        step = {"tokens": readable, "candidates": spelled, "p": rounded}
-        chosen = zip(best.tolist(), tokens, strict=True)
-        step["chosen"] = [row.index(token) if token in row else -1 for row, token in chosen]
-        step["best"] = best.tolist()
+        rounded = [[round(p, 4) for p in row] for row in probabilities]
+        chosen = [row.index(token) if token in row else -1 for row, token in zip(best, tokens, strict=True)]
+        step = {"tokens": readable, "candidates": spelled, "p": rounded, "chosen": chosen, "best": best}
         return step, torch.cat(outputs.cross_attentions), torch.cat(outputs.decoder_attentions)
 
     def decoding(self, most_bytes: int) -> dict:
@@ -255,17 +252,12 @@ def without_encoder(model: nn.Module) -> RemovableHandle:
 def shapes(model) -> list[dict]:
     """The steps of a forward pass through the first layer of each stack, with shapes in letters."""
     source, target = (torch.ones(1, length, dtype=torch.long, device=model.device) for length in (3, 2))
-    steps = [step for step in trace_shapes(model, source, target) if not re.search(r"\.layers\.[1-9]", step.module)]
-    return [
-        {
-            "module": step.module,
-            "what": step.description,
-            "section": step.section,
-            "letters": step.letters,
-            "code": code_of(model, step.module),
-        }
-        for step in steps
-    ]
+    shown = []
+    for step in trace_shapes(model, source, target):
+        if not re.search(r"\.layers\.[1-9]", step.module):
+            named = {"module": step.module, "what": step.description, "section": step.section}
+            shown.append(named | {"letters": step.letters, "code": code_of(model, step.module)})
+    return shown
 
 
 def code_of(model, name: str) -> str:

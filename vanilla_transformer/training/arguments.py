@@ -120,9 +120,7 @@ class TrainingOptions:
     )
     teacher_top_k: int = option(8, "most probable tokens of the teachers that are kept at each position", ge=1)
     distillation_weight: float = option(0.5, "share of the teachers in the loss; the labels have the rest", ge=0)
-    distillation_temperature: float = option(
-        1.0, "above 1, flattens both distributions in the distillation loss", ge=0.1
-    )
+    distillation_temperature: float = option(1.0, "above 1, flattens both distributions in that loss", ge=0.1)
     r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
@@ -297,9 +295,7 @@ def check_conflicts(args: argparse.Namespace):
     for name in ("train_file_weights", "train_file_tags"):
         values = getattr(args, name)
         if values and len(values) != len(args.train_file):
-            raise UserError(
-                f"--{name} has {len(values)} values for {len(args.train_file)} training files; give one per file."
-            )
+            raise UserError(f"--{name} has {len(values)} values for {len(args.train_file)} files; give one per file.")
     if args.train_file_weights and not any(args.train_file_weights):
         raise UserError("--train_file_weights are all 0, which leaves no training pairs; raise one.")
     if args.streaming and args.train_file and (len(args.train_file) > 1 or args.train_file_weights):

@@ -30,9 +30,7 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     tags = [tag for tag in args.train_file_tags or [] if tag]
     if checkpoint is not None:
         if not (checkpoint / "tokenizer_config.json").is_file():
-            raise UserError(
-                f"{checkpoint} cannot be read: it has no tokenizer; delete it to resume from an older one."
-            )
+            raise UserError(f"{checkpoint} cannot be read: no tokenizer; delete it to resume from an older one.")
         tokenizer = load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
     elif args.model_name_or_path is not None:
         tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
@@ -153,17 +151,16 @@ def resolve_defaults(args, model, train, checkpoint: Path | None, accelerator: A
     The learning rate defaults to the paper's peak. A batch size of `auto` becomes that of the resumed run, or the
     largest that fits into memory.
     """
-    chosen = {}
+    args = Namespace(**vars(args))
     if args.learning_rate is None:
-        chosen["learning_rate"] = paper_learning_rate(model.config.d_model, args.warmup_steps)
+        args.learning_rate = paper_learning_rate(model.config.d_model, args.warmup_steps)
     if args.per_device_train_max_tokens == "auto":
         if checkpoint is not None:
-            chosen["per_device_train_max_tokens"] = load_state(checkpoint).settings["per_device_train_max_tokens"]
+            args.per_device_train_max_tokens = load_state(checkpoint).settings["per_device_train_max_tokens"]
         else:
-            longest = longest_side(train, args)
-            chosen["per_device_train_max_tokens"] = largest_batch(model, args, accelerator, longest)
-            accelerator.print(f"--per_device_train_max_tokens auto: {chosen['per_device_train_max_tokens']:,} tokens")
-    return Namespace(**vars(args) | chosen)
+            args.per_device_train_max_tokens = largest_batch(model, args, accelerator, longest_side(train, args))
+            accelerator.print(f"--per_device_train_max_tokens auto: {args.per_device_train_max_tokens:,} tokens")
+    return args
 
 
 def longest_side(train, args) -> int:
@@ -180,9 +177,8 @@ def count_steps(args, batches, batches_per_step: int, done: int, accelerator: Ac
     """
     count = args.max_steps or math.ceil(args.num_train_epochs * len(batches.epoch()) / batches_per_step)
     if count < done:
-        raise UserError(
-            f"The run ends at step {count}, before checkpoint-{done}; raise --max_steps or --num_train_epochs."
-        )
+        remedy = "raise --max_steps or --num_train_epochs"
+        raise UserError(f"The run ends at step {count}, before checkpoint-{done}; {remedy}.")
     accelerator.print(f"steps {done:,} to {count:,}, learning rate up to {args.learning_rate:.2e}")
     if count < args.warmup_steps:
         accelerator.print("warning: the run ends during warm-up; lower --warmup_steps, or train longer.")

@@ -35,9 +35,7 @@ LOCK = ".lock"
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def save(
-    output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: TrainerState, accelerator: Accelerator
-):
+def save(output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: TrainerState, accelerator):
     """Writes a checkpoint on the main process; every process must call it, to gather what is sharded.
 
     `full_model` is `model` or an unsharded, uncompiled copy of it. It gets the weights of `model` and is then written.
@@ -56,9 +54,8 @@ def save(
         try:
             full_model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-            moments = {
-                f"{name}/{key}": v for name, part in optimizer_state["state"].items() for key, v in part.items()
-            }
+            parts = optimizer_state["state"].items()
+            moments = {f"{name}/{key}": value for name, part in parts for key, value in part.items()}
             save_file(moments, temporary / "optimizer.safetensors")
             if average is not None:  # each tied weight once
                 tensors = {name: average[name] for name, _ in full_model.named_parameters()}
@@ -102,9 +99,8 @@ def average_checkpoints(checkpoints: list[Path], use_ema: bool = False) -> dict[
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
         with reading(checkpoint):
-            weights = load_file(checkpoint / f"{'ema' if use_ema else 'model'}.safetensors")
-        for name, tensor in weights.items():
-            total[name] = total.get(name, 0) + tensor.float() / len(checkpoints)
+            for name, tensor in load_file(checkpoint / f"{'ema' if use_ema else 'model'}.safetensors").items():
+                total[name] = total.get(name, 0) + tensor.float() / len(checkpoints)
     return total
 
 
@@ -147,10 +143,8 @@ def resolve_resume_checkpoint(args) -> Path | None:
                 "choose another --output_dir."
             )
     elif existing or (output_dir / "config.json").exists():
-        remedy = (
-            "resume with --resume_from_checkpoint, or" if existing else "fine-tune it with --model_name_or_path and"
-        )
-        raise UserError(f"--output_dir {output_dir} already holds a model; {remedy} choose another directory.")
+        how = "resume with --resume_from_checkpoint, or" if existing else "fine-tune it with --model_name_or_path and"
+        raise UserError(f"--output_dir {output_dir} already holds a model; {how} choose another directory.")
     elif output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / LOCK).exists():
         # With a lock file, it is what a run left that ended before its first checkpoint.
         raise UserError(f"--output_dir {output_dir} is not empty; choose another directory.")
@@ -252,9 +246,7 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
     return changed
 
 
-def resume(
-    checkpoint: Path, settings: dict, output_dir: Path, model, ema, optimizer, accelerator: Accelerator
-) -> TrainerState:
+def resume(checkpoint: Path, settings: dict, output_dir: Path, model, ema, optimizer, accelerator) -> TrainerState:
     """Loads weights, moving average, optimizer state and loss scale, and prints which settings changed.
 
     Returns the trainer state with the new settings. Raises UserError if the checkpoint cannot be read, has no moving

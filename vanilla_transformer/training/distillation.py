@@ -14,9 +14,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from datasets.fingerprint import Hasher
 from pyarrow import ArrowInvalid
-from transformers import PreTrainedTokenizerBase
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
 from ..data.batches import SOFT_TARGETS, PairCollator, fill_batches, lengths_of
 from ..data.pairs import PAIR_FEATURES, fingerprint
@@ -30,13 +28,7 @@ FEATURES |= {"teacher_probabilities": datasets.List(datasets.Value("float32"))}
 PAIRS_AT_A_TIME = 1000  # sorted by length together
 
 
-def add_soft_targets(
-    pairs: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    config: VanillaTransformerConfig,
-    args,
-    accelerator: Accelerator,
-) -> Dataset:
+def add_soft_targets(pairs: Dataset, tokenizer, config, args, accelerator: Accelerator) -> Dataset:
     """The tokenized training pairs with the soft targets of `args.teacher`, from the cache if they are there.
 
     `args` are the options of train.py: `teacher`, `teacher_top_k` and `per_device_eval_max_tokens`.
@@ -50,7 +42,6 @@ def add_soft_targets(
     """
     longest = max(side.max() for side in lengths_of(pairs))
     teachers = [load_teacher(name, tokenizer, config, longest).to(accelerator.device) for name in args.teacher]
-    collate = PairCollator(tokenizer)
 
     def read(columns: dict) -> dict:
         """The soft targets of a batch of pairs, read by the teachers in smaller batches of similar length."""
@@ -58,7 +49,7 @@ def add_soft_targets(
         found = {name: [None] * len(rows) for name in SOFT_TARGETS}
         lengths = (np.array(columns[name]) for name in ("source_length", "target_length"))
         for indices in fill_batches(*lengths, args.per_device_eval_max_tokens):
-            batch = collate([rows[i] for i in indices])
+            batch = PairCollator(tokenizer)([rows[i] for i in indices])
             batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
             for name, values in zip(SOFT_TARGETS, soft_targets(teachers, batch, args.teacher_top_k), strict=True):
                 for i, row in zip(indices, values.cpu().numpy(), strict=True):
@@ -86,9 +77,7 @@ def add_soft_targets(
     return pairs.with_format("numpy", columns=["input_ids", "labels", *SOFT_TARGETS])
 
 
-def load_teacher(
-    name: str, tokenizer: PreTrainedTokenizerBase, config: VanillaTransformerConfig, longest: int
-) -> VanillaTransformerForConditionalGeneration:
+def load_teacher(name: str, tokenizer, config, longest: int) -> VanillaTransformerForConditionalGeneration:
     """A model of this package, or one that can be converted to it; see [`add_soft_targets`].
 
     `longest` is the length in tokens of the longest side of any pair.
@@ -111,9 +100,7 @@ def load_teacher(
 
 
 @torch.no_grad()
-def soft_targets(
-    teachers: list[VanillaTransformerForConditionalGeneration], batch: dict[str, torch.Tensor], top_k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def soft_targets(teachers: list, batch: dict[str, torch.Tensor], top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `top_k` most probable tokens (B,T,k) at each target position and their probabilities (B,T,k).
 
     The teachers' distributions are averaged first. The k probabilities are not normalized again: their sum is at

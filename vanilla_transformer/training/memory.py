@@ -75,7 +75,7 @@ def activation_bytes(model: nn.Module, args, accelerator, sentences: int, length
 
 def step_bytes(model: nn.Module, args, accelerator, length: int) -> tuple[int, int]:
     """Bytes of a training step on one process: (constant, per pair) if both sides of all pairs have this length."""
-    weights, shards = weight_bytes(model), number_of_shards(accelerator)
+    weights, shards = 4 * model.num_parameters(), number_of_shards(accelerator)  # bytes in float32
     copies = 4 + bool(args.ema_decay)  # weights, gradients, Adam's two moments, and the moving average
     if shards == 1 and accelerator.num_processes > 1:
         copies += 1  # the buffer in which replicas exchange gradients
@@ -92,7 +92,7 @@ def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
     `longest` is the length in tokens of the longest side of any pair. Raises UserError if not even one such pair fits.
     """
     constant, per_pair = step_bytes(model, args, accelerator, longest)
-    free = free_memory(accelerator) + weight_bytes(model)  # weights are in memory already
+    free = free_memory(accelerator) + 4 * model.num_parameters()  # weights are in memory already
     usable = free * (USABLE_ON_CPU if accelerator.device.type == "cpu" else USABLE)
     pairs = int((usable - constant) // per_pair)
     fitting = torch.tensor([pairs * longest], device=accelerator.device)
@@ -104,11 +104,6 @@ def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
             "a smaller model."
         )
     return budget
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of the weights in float32."""
-    return 4 * model.num_parameters()
 
 
 def free_memory(accelerator) -> float:

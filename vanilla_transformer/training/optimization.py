@@ -39,8 +39,7 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
     # transformers returns a scheduler that drives an optimizer; only its function of the step is needed.
     unused = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=peak)
     scheduler = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=max_steps)
-    factor = scheduler.lr_lambdas[0]
-    return lambda step: peak * factor(step)
+    return lambda step: peak * scheduler.lr_lambdas[0](step)
 
 
 def make_optimizer(model: nn.Module, args) -> torch.optim.AdamW:

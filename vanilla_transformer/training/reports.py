@@ -1,9 +1,9 @@
 """What a run reports: progress of a step, the plan of a dry run, facts for the model card."""
 
-import importlib.metadata
 import platform
 from collections.abc import Sized
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from .. import __version__
 from ..data.batches import lengths_of, padding_fraction
 from .arguments import recipe_to_yaml
 from .builders import longest_side
-from .memory import free_memory, step_bytes, weight_bytes
+from .memory import free_memory, step_bytes
 
 
 def describe_step(entry: dict) -> str:
@@ -33,13 +33,12 @@ def dry_run_report(args, model, train, batches, batches_per_step: int, recipe: d
     """Prints the batches of an epoch, the memory of a step and the recipe."""
     if isinstance(train, Sized):
         plan = batches.epoch()
-        padding = padding_fraction(*lengths_of(train), plan)
-        accelerator.print(f"{len(plan):,} batches an epoch, {padding:.1%} padding")
+        accelerator.print(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths_of(train), plan):.1%} padding")
         accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, of {batches_per_step} batches each")
     longest = longest_side(train, args)
     constant, per_pair = step_bytes(model, args, accelerator, longest)
     needed = constant + per_pair * max(1, args.per_device_train_max_tokens // longest)
-    free = free_memory(accelerator) + weight_bytes(model)
+    free = free_memory(accelerator) + 4 * model.num_parameters()  # weights are in memory already
     kept = "; on a CPU, a process keeps several times as much" if accelerator.device.type == "cpu" else ""
     accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for tensors{kept}")
     accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
@@ -63,6 +62,5 @@ def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
         "hardware": f"{accelerator.num_processes} x {device}",
         "mixed_precision": accelerator.mixed_precision,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {"vanilla-transformer": __version__}
-        | {name: importlib.metadata.version(name) for name in packages},
+        "versions": {"vanilla-transformer": __version__} | {name: version(name) for name in packages},
     }
