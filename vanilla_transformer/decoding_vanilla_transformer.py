@@ -246,9 +246,10 @@ class DecodingState:
     """Cache and source of the unfinished sentences, from which a model computes the logits of their next tokens.
 
     A of the B sentences are unfinished, each with n beams. The source of a sentence is stored once, and one row of the
-    self-attention cache (A,h,L,k) holds the L keys and values of all its beams. Reordering beams therefore copies no
-    keys: it gathers `ancestors` (A,n,L), an additive mask that leaves each beam its own past. The decoder layers are
-    called directly, which saves the overhead of the whole model; the n beams stand where n target positions would.
+    self-attention cache (A,h,L,k) holds the L keys and values that all its beams have computed. Reordering beams
+    therefore copies no keys: it gathers `ancestors` (A,n,L), a mask that is added to the scores of each beam, and is 0
+    for the keys of its own past. The decoder layers are called directly, which saves the overhead of the whole model;
+    they take the n beams for n target positions.
     """
 
     def __init__(self, model: PreTrainedModel, num_beams: int, source: Tensor, padding_mask: Tensor | None):

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(options: argparse.Namespace):
-    """Writes the converted model to `output_dir`, which must not exist; if anything fails, it still does not."""
+    """Writes the converted model to the new directory `output_dir`, all of it or, after an error, nothing."""
     output_dir = options.output_dir
     if output_dir.exists():
         raise UserError(f"{output_dir} already exists; choose another directory.")
@@ -72,7 +72,7 @@ def load(options: argparse.Namespace) -> tuple:
 
 
 def no_tokenizer(options: argparse.Namespace, reason: str):
-    """Says that the model is saved without a tokenizer; raises ValueError if its form needs one."""
+    """Prints that the model is saved without a tokenizer; raises ValueError if the form to write needs one."""
     reason = f"it has no tokenizer that can be loaded: {reason}"
     if options.to in ("ctranslate2", "onnx"):
         raise ValueError(reason)

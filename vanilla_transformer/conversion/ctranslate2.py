@@ -118,7 +118,7 @@ class Loader(BartLoader):
     """Extends CTranslate2's loader for BART, whose layers have the same names as ours."""
 
     def set_common_layers(self, spec, stack):
-        """Copies what an encoder or a decoder has besides its layers."""
+        """Copies what an encoder or a decoder has outside its layers: embeddings, positions and the last norm."""
         config = stack.config
         embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
         self.set_embeddings(embeddings, stack.embed_tokens)

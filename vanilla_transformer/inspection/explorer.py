@@ -140,9 +140,10 @@ class Recorder:
         return {"main": main, "branches": branches, "encoder": packed(torch.cat(self.encoded.attentions))}
 
     def beams(self, n: int) -> list[list[list]]:
-        """Each step of a search with n beams: its best 2n candidates as [parent beam, token, log-probability, ends].
+        """Each step of a search with n beams: its best 2n candidates as [parent beam, token, score, whether it ends].
 
-        What runs on does not depend on length penalty and early stopping, so the page can apply both to the record.
+        The score is the log-probability of the whole hypothesis. The search goes on to the limit, and neither
+        length penalty nor early stopping decides which beams continue: the page applies both to the record.
         """
         running, scores, steps = [[]], torch.zeros(1), []
         for length in range(1, self.limit + 1):

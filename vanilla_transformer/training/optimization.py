@@ -72,12 +72,13 @@ def count_tokens(batches: list[dict], accelerator: Accelerator) -> torch.Tensor:
 
 
 def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, args) -> torch.Tensor:
-    """Label-smoothed cross-entropy (section 5.4) of a batch, summed and divided by `num_tokens`; () in nats.
+    """Label-smoothed cross-entropy (section 5.4) of a batch, summed and divided by `num_tokens`, in nats: ().
 
     `num_tokens` counts the target tokens of the whole optimizer step, so that the losses of its batches add up. With
-    `--teacher`, a share of the loss is distillation. With `--r_drop_alpha`, it is half the loss of R-Drop (Liang et
-    al., 2021, Equation 4): each pair is read twice with different dropout, and `alpha` / 2 times the mean of both KL
-    divergences is added to the mean loss. R-Drop needs the logits of the batch, which other losses never hold.
+    `--teacher`, a share of the loss is distillation. `--r_drop_alpha` adds R-Drop (Liang et al., 2021): each pair is
+    read twice with different dropout, and the result is half the loss of its Equation 4, the mean loss of both passes
+    plus `alpha` / 2 times the mean of both KL divergences. It holds the logits of the whole batch, other losses those
+    of a chunk.
     """
     if args.r_drop_alpha:
         batch = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
