@@ -351,6 +351,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.dropout = Dropout(config.dropout)
         # A post-norm layer ends in a norm; the sum that the last pre-norm layer returns still needs one.
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
+        self.gradient_checkpointing = False  # `merge_with_config_defaults` reads it: no cache when layers run again
 
     def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
         """(B,T) -> (B,T,d), or `inputs_embeds` as they are. Raises ValueError unless exactly one is given."""

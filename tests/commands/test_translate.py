@@ -122,14 +122,18 @@ def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
     minutes = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]
     command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", folder, *minutes]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as running:
+    running, told = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes), b""
+    try:
         running.stdin.write(1000 * b"A dog sleeps.\n")
         running.stdin.close()
-        while b"Translating" not in running.stderr.read1():
-            assert running.poll() is None
+        while b"Translating" not in told:
+            assert (more := running.stderr.read1()), told  # nothing more: it has ended
+            told += more
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=5) == 130
         assert running.stdout.read() == b"" and b"Traceback" not in running.stderr.read()
+    finally:
+        running.kill()
 
 
 def test_several_models_are_an_ensemble(folder, translator, tmp_path, monkeypatch):

@@ -250,6 +250,15 @@ def test_load_foreign_passes_options_on(marian):
     assert_close(ours.state_dict(), expected.double().state_dict(), 0)
 
 
+@pytest.fixture(params=["marian", "ours"])
+def saved(request, marian, make_model, tmp_path):
+    if request.param == "marian":
+        shutil.copytree(marian, tmp_path / "saved")
+    else:
+        make_model().save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
 def to_pickle(folder, content=None):
     """Replaces the safetensors by a pickle."""
     weights = folder / "model.safetensors"
@@ -257,8 +266,7 @@ def to_pickle(folder, content=None):
     weights.unlink(missing_ok=True)
 
 
-def test_pickle_is_loaded_only_on_request(marian, tmp_path):
-    saved = shutil.copytree(marian, tmp_path / "saved")
+def test_pickle_is_loaded_only_on_request(saved):
     expected = load_foreign(str(saved)).state_dict()
     to_pickle(saved)
     assert_close(load_foreign(str(saved)).state_dict(), expected, 0)

@@ -1,5 +1,6 @@
 """The Markdown pages: links lead somewhere, options exist, lines fit, Python blocks run."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -112,13 +113,13 @@ def test_readme_code_runs(workplace, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_huggingface_page_runs_from_top_to_bottom(workplace, monkeypatch):
-    for name in ("torchao", "ctranslate2"):
-        pytest.importorskip(name)
     monkeypatch.chdir(workplace)
+    optional = [name for name in ("torchao", "ctranslate2") if not importlib.util.find_spec(name)]
     blocks, names = python_blocks("docs/huggingface.md"), {}
     assert len(blocks) >= 8
     for code in blocks:
-        exec(code, names)
+        if not any(name in code for name in optional):
+            exec(code, names)
     assert len(names["sentences"]) == 2 and all(names["sentences"])
     for written in ["tuned/model.safetensors", "adapter/adapter_model.safetensors", "merged/model.safetensors"]:
         assert (workplace / "outputs" / written).exists()

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +29,13 @@ from vanilla_transformer.inspection.shapes import trace_shapes
 @pytest.fixture
 def model(make_model, text_tokenizer):
     return make_model(vocab_size=len(text_tokenizer), decoder_attention_heads=4, decoder_layers=3)
+
+
+@pytest.fixture
+def saved(model, text_tokenizer, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    text_tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
 
 @pytest.fixture
@@ -126,10 +132,15 @@ def test_maps_are_those_of_the_pass_that_wrote_the_translation(model, text_token
     with torch.no_grad(), eager_attention(model):
         expected = model(input_ids=source, decoder_input_ids=written[:, :-1], output_attentions=True)
     s, t = source.shape[1], written.shape[1] - 1
+    assert maps.encoder.shape == (2, 4, s, s)
+    assert maps.decoder.shape == (3, 4, t, t) and maps.cross.shape == (3, 4, t, s)
     assert_close(maps.encoder, torch.cat(expected.encoder_attentions))
     assert_close(maps.decoder, torch.cat(expected.decoder_attentions))
     assert_close(maps.cross, torch.cat(expected.cross_attentions))
+    for weights in (maps.encoder, maps.decoder, maps.cross):
+        assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
     assert [len(tokens) for tokens in (maps.source, maps.target, maps.decoder_input)] == [s, t, t]
+    assert maps.decoder.triu(diagonal=1).count_nonzero() == 0  # no token attends to a later one
 
 
 def test_a_translation_may_be_given(model, text_tokenizer):
@@ -240,7 +251,9 @@ def test_tokens_and_color_bar_are_drawn_once_for_all_heads(maps, heads, below):
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_suffix_decides_the_format_and_any_character_is_drawn(model, text_tokenizer, tmp_path, recwarn, suffix, start):
+def test_suffix_decides_the_format_and_any_character_can_be_drawn(
+    model, text_tokenizer, tmp_path, recwarn, suffix, start
+):
     """A $ does not begin a formula, and a character that the font lacks gives no warning."""
     maps = attention_maps(model, text_tokenizer, TEXTS[4], TEXTS[5])
     maps.source[:2] = [Token("$$", 0), Token("$\\foo$", 1)]
@@ -256,28 +269,28 @@ def test_missing_layers_and_heads_are_named(maps):
         attention_figure(maps, head=9)
 
 
-def test_attention_command_writes_pictures(folder, tmp_path, capsys):
-    command = ["inspect", "attention", "--model", folder, "--text", "A dog", "--translation", "Two children play."]
+def test_attention_command_writes_pictures(saved, tmp_path, capsys):
+    command = ["inspect", "attention", "--model", str(saved), "--text", "A dog", "--translation", "Two children play."]
     main([*command, "--output", str(tmp_path / "map.png")])
     assert capsys.readouterr().out == "Two children play.\n" and (tmp_path / "map.png").stat().st_size
     (tmp_path / "folder.png").mkdir()
     assert "folder.png cannot be written: " in command_error(capsys, *command, "--output", tmp_path / "folder.png")
     assert "a.doc must end in .png, .svg or .pdf." in command_error(capsys, *command, "--output", tmp_path / "a.doc")
-    missing = tmp_path / "nowhere" / "a.png"
-    assert "cannot be written: [Errno 2] No such" in command_error(capsys, *command, "--output", missing)
+    assert "cannot be written: [Errno 2] No such" in command_error(
+        capsys, *command, "--output", tmp_path / "nowhere" / "a.png"
+    )
     undecodable = [*command, "--output", tmp_path / "a.png", "--text", "A dog \udcff"]
     assert "The text contains a lone surrogate" in command_error(capsys, *undecodable)
 
 
-def test_code_of_a_model_is_not_run(folder, tmp_path, monkeypatch, capsys):
+def test_code_of_a_model_is_not_run(saved, tmp_path, monkeypatch, capsys):
     """Not even if the user answers yes to a question."""
-    saved = Path(folder)
     config = json.loads((saved / "config.json").read_text()) | {"model_type": "evil"}
     config["auto_map"] = {"AutoConfig": "evil.Config"}
     (saved / "config.json").write_text(json.dumps(config))
     (saved / "evil.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\n")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    assert "cannot be loaded" in command_error(capsys, "inspect", "shapes", "--model", folder)
+    assert "cannot be loaded" in command_error(capsys, "inspect", "shapes", "--model", saved)
     assert not (tmp_path / "was_run").exists()
 
 
@@ -286,7 +299,8 @@ def test_words_are_aligned_by_the_largest_weight():
     source = [Token("a", 0), Token("b1", 1), Token("b2", 1), Token("</s>", None)]
     target = [Token("x", 0), Token("y1", 1), Token("y2", 1), Token("</s>", None)]
     weights = torch.tensor([[0.3, 0.25, 0.25, 0.2], [0.9, 0.0, 0.1, 0.0], [0.2, 0.1, 0.1, 0.6], [0.0, 0.0, 0.0, 1.0]])
-    assert align_words(AttentionMaps(source, target, target, *3 * [weights[None, None]])) == [(1, 0), (0, 1)]
+    maps = AttentionMaps(source, target, target, *3 * [weights[None, None]])
+    assert align_words(maps) == [(1, 0), (0, 1)]
 
 
 def test_alignment_error_rate():
@@ -297,12 +311,12 @@ def test_alignment_error_rate():
     assert alignment_error_rate([set()], [set()]) == 0
 
 
-def test_align_command_aligns_a_dataset(folder, tmp_path, capsys):
+def test_align_command_aligns_a_dataset(saved, tmp_path, capsys):
     rows = [("A dog sleeps.", "Two play", "0-0 2-1"), ("Two", "A dog", "0-0 0-1"), ("Two", "A dog", None)]
     rows += [("", "A dog", "0-0"), (None, "A dog", "0-0"), ("A dog", None, "0-0"), ("dog " * 50, "Two", "0-0")]
     lines = [json.dumps({"en": en, "de": de, "alignment": links}) for en, de, links in rows]
     (tmp_path / "test.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    command = ["inspect", "align", "--model", folder, "--dataset_name", str(tmp_path)]
+    command = ["inspect", "align", "--model", str(saved), "--dataset_name", str(tmp_path)]
     main([*command, "--source_lang", "en", "--target_lang", "de"])
     printed, said = capsys.readouterr()
     found = [[tuple(map(int, link.split("-"))) for link in line.split()] for line in printed.splitlines()]
@@ -311,7 +325,7 @@ def test_align_command_aligns_a_dataset(folder, tmp_path, capsys):
     rate = alignment_error_rate([set(links) for links in found[:2]], [{(0, 0), (2, 1)}, {(0, 0), (0, 1)}])
     assert f"alignment error rate {rate:.3f} over 2 pairs" in said
     assert "Skipped 4 of 7 pairs: empty, or more than 40 tokens." in said
-    assert "There is no layer 2; the model has 2, from 0 to 1" in command_error(capsys, *command, "--layer", "2")
+    assert "There is no layer 3; the model has 3, from 0 to 2" in command_error(capsys, *command, "--layer", "3")
     assert "'train'" in command_error(capsys, *command, "--split", "train")
     message = command_error(capsys, *command, "--source_column", "en", "--target_column", "en")
     assert "Source and target are both en" in message

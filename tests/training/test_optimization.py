@@ -107,6 +107,8 @@ def test_gradient_checkpointing_keeps_the_gradients(make_model, accelerator, arg
     model.gradient_checkpointing_enable()
     found = step_gradients(model, batches, training_options(*argv), accelerator)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+    ids = batches[0]["input_ids"]
+    assert model(ids, decoder_input_ids=ids).past_key_values is None  # layers that run twice would fill it twice
 
 
 @pytest.mark.parametrize("max_norm, expected", [(0, None), (1e9, None), (0.1, 0.1)])

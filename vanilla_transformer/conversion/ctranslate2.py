@@ -207,7 +207,8 @@ class CTranslate2Translator(Translator):
         only["early_stopping"] = True
         for name, value in options.items():
             if name not in exact and value != only.get(name, False):
-                raise ValueError(f"CTranslate2 does not support `{name}={value!r}` here; use the backend torch.")
+                what = f"`{name}={value!r}` in this search"
+                raise ValueError(f"CTranslate2 does not support {what}; use the backend torch.")
         bad_words = [words for words in options.get("bad_words_ids", []) if words not in self.end_sequences]
         banned = [*([token] for token in options.get("suppress_tokens", [])), *bad_words]
         # The start token counts in `max_length`. A forced end, which is not in the text, takes the place of a token.
