@@ -365,7 +365,7 @@ class Hypotheses:
     def can_improve(self, indices: Tensor, running_scores: Tensor, length: int, max_length: int) -> Tensor:
         """For each sentence (A), whether a running beam can still beat the worst finished hypothesis.
 
-        `running_scores` (A,n) are sorted, the best first; each beam has `length` new tokens.
+        `running_scores` (A,n) are sorted, best first; each beam has `length` new tokens.
         """
         early, penalty = self.config.early_stopping, self.config.length_penalty
         is_filled = self.is_filled[indices]

@@ -208,7 +208,7 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
 
 
 def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], bleu: BLEU):
-    """Prints the BLEU of all that [`tune`] tries; saves the best number of beams and length penalty with the model."""
+    """Prints the BLEU of each setting that [`tune`] tries, and saves the best number of beams and length penalty."""
     ((name, _),) = options.systems
     translator = load_translator(name, options)
     with explaining(f"{name} cannot be tuned", RuntimeError, ValueError, IndexError):

@@ -27,7 +27,8 @@ def word_membership(tokens: list[Token]) -> torch.Tensor:
 
 
 def alignment_error_rate(predicted: list[set], reference: list[set]) -> float:
-    """1 - 2 |A and S| / (|A| + |S|) over all sentences, with sure links S only (Och and Ney, 2003, section 5.1)."""
+    """1 - 2 |A and S| / (|A| + |S|) with counts over all sentences: A are the predicted links, S the reference
+    links, all taken as sure (Och and Ney, 2003, section 5.1)."""
     both = sum(len(a & s) for a, s in zip(predicted, reference, strict=True))
     count = sum(map(len, predicted)) + sum(map(len, reference))
     return 1 - 2 * both / count if count else 0.0

@@ -152,7 +152,7 @@ def resolve_resume_checkpoint(args) -> Path | None:
 
 
 def prepare_output_dir(lock: FileLock, recipe: str):
-    """Creates the output directory, acquires its lock, deletes what a killed run left, and writes `recipe.yaml`.
+    """Creates the output directory, acquires its lock, deletes unfinished checkpoints, and writes `recipe.yaml`.
 
     Raises UserError if another run is using it.
     """

@@ -87,9 +87,10 @@ def step_bytes(model: nn.Module, args, accelerator, length: int) -> tuple[int, i
 
 
 def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
-    """The largest token budget, at most [`MAX_TOKENS`], that fits on every process even if all pairs are the longest.
+    """The largest token budget that fits on each process, even if all pairs are as long as the longest.
 
-    `longest` is the length in tokens of the longest side of any pair. Raises UserError if not even one such pair fits.
+    It is at most [`MAX_TOKENS`]. `longest` is the length in tokens of the longest side of any pair. Raises UserError
+    if not even one such pair fits.
     """
     constant, per_pair = step_bytes(model, args, accelerator, longest)
     free = free_memory(accelerator) + 4 * model.num_parameters()  # weights are in memory already
