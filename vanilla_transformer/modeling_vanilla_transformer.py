@@ -485,7 +485,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         x, rotary = self.add_positions(x, count_positions(x, attention_mask, past_length, is_static), length)
         for layer in self.layers:
             x = layer(x, mask, encoder_hidden_states, encoder_mask, rotary, past_key_values=past_key_values, **kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(self.layer_norm(x), past_key_values)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.layer_norm(x), past_key_values=past_key_values
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- model, Figure 1

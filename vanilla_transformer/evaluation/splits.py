@@ -44,8 +44,14 @@ def evaluate_split(model, tokenizer, split: Dataset, prefix: str, args, accelera
                 f"warning: BLEU is 0 although chrF is not; {scores['bleu_signature']} may not fit the target "
                 "language. Choose a tokenizer with --bleu_tokenize, or --metric_for_best_model chrf."
             )
-    scores |= {f"{prefix}_{name}": scores.pop(name) for name in ("bleu", "chrf")}
-    return {f"{prefix}_loss": loss, **scores, "examples": examples}
+    return {
+        f"{prefix}_loss": loss,
+        f"{prefix}_bleu": scores["bleu"],
+        f"{prefix}_chrf": scores["chrf"],
+        "bleu_signature": scores["bleu_signature"],
+        "chrf_signature": scores["chrf_signature"],
+        "examples": examples,
+    }
 
 
 @torch.no_grad()

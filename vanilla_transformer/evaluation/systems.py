@@ -119,7 +119,8 @@ def results_table(results: dict) -> str:
         rows.append(row)
     lines = [tabulate(rows, "keys", "github", disable_numparse=True), "", f"- {results['sentences']:,} sentences"]
     if system["BLEU"]["p_value"] is not None:
-        lines.append(f"- p: how likely chance alone makes such a difference from {rows[0]['system']}; *: at most 0.05")
+        baseline = rows[0]["system"]
+        lines.append(f"- p: how likely chance alone makes so large a difference from {baseline}; *: at most 0.05")
     lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
     lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]
     return "\n".join(lines)

@@ -52,7 +52,7 @@ def staged(
     output_dir = Path(output_dir)
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
     if kind != ours:
-        raise UserError(f"{output_dir} holds a model of type {kind}, not {ours}; give a directory of train.py.")
+        raise UserError(f"{output_dir} holds a model of type {kind}, not {ours}; give one that train.py wrote.")
     if not (output_dir / "README.md").exists():
         write_model_card(output_dir)
     with tempfile.TemporaryDirectory() as temporary:

@@ -27,8 +27,10 @@ def word_membership(tokens: list[Token]) -> torch.Tensor:
 
 
 def alignment_error_rate(predicted: list[set], reference: list[set]) -> float:
-    """1 - 2 |A and S| / (|A| + |S|) with counts over all sentences: A are the predicted links, S the reference
-    links, all taken as sure (Och and Ney, 2003, section 5.1)."""
+    """1 - 2 |A and S| / (|A| + |S|), counted over all sentences (Och and Ney, 2003, section 5.1).
+
+    A are the predicted links, and S the reference links, all of them taken as sure.
+    """
     both = sum(len(a & s) for a, s in zip(predicted, reference, strict=True))
     count = sum(map(len, predicted)) + sum(map(len, reference))
     return 1 - 2 * both / count if count else 0.0

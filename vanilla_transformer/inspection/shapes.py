@@ -62,6 +62,7 @@ def trace_shapes(
     steps: list[ShapeStep] = []
 
     def record(name: str, kind: str, tensor: torch.Tensor, parameters: int = 0):
+        """Adds a step with the letters of its shape."""
         description, section, letters = STEPS[kind]
         in_encoder = ".encoder." in name
         keys = "S" if in_encoder or ".encoder_attn." in name else "T"
@@ -74,6 +75,7 @@ def trace_shapes(
         steps.append(ShapeStep(name, description, section, tuple(letters.split(",")), shape, parameters))
 
     def after_forward(module: nn.Module, inputs: tuple, output):
+        """Appends the outputs of a module, and the shapes inside attention, to `steps`."""
         name = names[module]
         parent, _, kind = name.rpartition(".")
         if isinstance(module, VanillaTransformerAttention):

@@ -299,7 +299,7 @@ def check_conflicts(args: argparse.Namespace):
     if args.train_file_weights and not any(args.train_file_weights):
         raise UserError("--train_file_weights are all 0, which leaves no training pairs; raise one.")
     if args.streaming and args.train_file and (len(args.train_file) > 1 or args.train_file_weights):
-        raise UserError("--streaming reads one --train_file, no --train_file_weights; join several into one.")
+        raise UserError("--streaming reads one --train_file and no --train_file_weights; join several into one.")
     if args.streaming and args.max_steps is None:
         raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")
     if args.streaming and args.dataloader_num_workers:
