@@ -114,7 +114,7 @@ def beam_search(
     others: Sequence[tuple[PreTrainedModel, ModelOutput]] = (),
     **model_kwargs,
 ) -> Tensor | GenerateBeamEncoderDecoderOutput:
-    """Beam search (section 6.1), (B n,T) -> (B `num_return_sequences`,T'); for `generate(custom_generate=...)`.
+    """Beam search with n beams, (B n,T) -> (B `num_return_sequences`,T'); for `generate(custom_generate=...)`.
 
     A hypothesis scores the sum of its log-probabilities divided by its length to the power `length_penalty`. A
     sentence is finished when no running beam can beat its n finished hypotheses, by transformers' estimate

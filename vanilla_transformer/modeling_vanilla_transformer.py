@@ -305,10 +305,10 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
         Linear       weight Xavier-uniform, divided by sqrt(N) in a stack of N layers; bias 0
         LayerNorm    weight 1, bias 0
-        Embedding    normal with variance 1/d, so that sqrt(d) times an embedding, and a logit, has variance near 1
+        Embedding    normal with variance 1/d, so that scaled embeddings and logits have a variance near 1
 
         What the sublayers of a deep stack add at first must be small beside what passes through it, or a post-norm
-        model learns slowly (Zhang et al., 2019; docs/LOG.md compares their division by sqrt(layer number) with ours).
+        model learns slowly (Zhang et al., 2019, who divide by sqrt(layer number); docs/LOG.md compares both).
         """
         if isinstance(module, nn.Linear):
             # transformers calls the method of the nearest PreTrainedModel around `module`: in a layer, of its stack.

@@ -179,7 +179,7 @@ class Translator:
 
         Raises:
             TypeError: `texts` is a single string, or an item is not a string.
-            TextTooLong: A text is too long for `too_long="refuse"`, or a word for "split". Nothing is translated.
+            TextTooLong: A text is too long and `too_long` is "refuse", or a single word is. Nothing is translated.
             ValueError: A text has a lone surrogate, or an option is out of range or changes what `generate` returns.
         """
         if isinstance(texts, str):

@@ -75,7 +75,7 @@ def from_fairseq(
             if found != dictionary_size:
                 raise ValueError(
                     f"the dictionary has {dictionary_size} tokens, but the {side} has {found} embeddings; give the "
-                    "joined dictionary of this model, or, if it has two, convert it without dictionary and tokenizer."
+                    "joined dictionary of this model, or none if it has two, which converts it without a tokenizer."
                 )
     weights.setdefault("lm_head.weight", weights["model.decoder.embed_tokens.weight"])  # if it is tied
     if unknown_pieces:

@@ -122,7 +122,7 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
 
     - A bias of `lm_head` becomes their `final_logits_bias`, which is not trained.
     - The limit in tokens is `max_position_embeddings`, raised to 1,024 if it is lower and positions are sinusoidal. It
-      also becomes `max_length` if the generation config has no limit. Padding counts, so pad texts on the right.
+      also becomes `max_length` if the generation config has no limit. On the left, padding would shift the positions.
     - Pegasus and Blenderbot tie all three embedding matrices or none. If only some of ours are tied, each is a copy.
 
     The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if the

@@ -35,7 +35,7 @@ def from_torch_transformer(
     """Converts a `torch.nn.Transformer` with its embeddings and its output projection.
 
     Args:
-        transformer: Without final norms if it is post-norm: the paper's post-norm layers end in a norm already.
+        transformer: If it is post-norm, it must not have final norms, which torch adds and the paper does not have.
         source_embeddings: Of shape (vocab_size, d_model).
         target_embeddings: None: shared with the source.
         lm_head: None: tied to the target embeddings.
@@ -46,9 +46,9 @@ def from_torch_transformer(
     The weights are copies, with the dtype and on the device of `source_embeddings`. The source may be `batch_first` or
     not; in this model the batch always comes first.
 
-    Raises ValueError for a post-norm transformer with final norms, layers that differ (torch's copies of a decoder
-    layer replace an activation module by ReLU) and an unknown activation, TypeError for a config field that the
-    modules determine, and RuntimeError if a tensor is missing (after `bias=False`), unknown or of another shape.
+    Raises ValueError for a post-norm transformer with final norms, layers that differ (torch gives copies of a decoder
+    layer ReLU where the layer has an activation module) and an unknown activation, TypeError for a config field that
+    the modules determine, and RuntimeError if a tensor is missing (after `bias=False`), unknown or of another shape.
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """

@@ -46,7 +46,7 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     `args` has the fields of `DataOptions` in training/arguments.py. Validation and test splits are never streams.
 
     Raises UserError if the dataset, a split, a column or a language does not exist (the message lists those that do),
-    or if a file cannot be read or its header does not fit.
+    or if a file cannot be read or its header does not fit its rows.
     """
     if not (args.dataset_name or args.train_file):  # as in a recipe of sizes only
         raise UserError("There is nothing to train on; give --dataset_name or --train_file.")

@@ -57,7 +57,7 @@ def make_app(name: str, translator: Translator, model: PreTrainedModel | None, r
 
 
 def launch(app: gr.Blocks, **options) -> gr.Blocks:
-    """Serves the page from a thread; `options` go to `launch` of Gradio. Errors are shown without paths or traces."""
+    """Serves the page in a thread of its own; `options` go to Gradio's `launch`. Errors show no paths or traces."""
     look = {"theme": THEME, "css": CSS, "footer_links": ["api"], "run_history": False}
     app.launch(share=False, ssr_mode=False, show_error=False, prevent_thread_lock=True, quiet=True, **look, **options)
     return app

@@ -17,11 +17,11 @@ BLEU_TOKENIZER |= dict.fromkeys(["th", "tha", "lo", "lao", "km", "khm", "my", "m
 def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> BLEU:
     """BLEU with sacreBLEU's tokenizer `tokenize`, or else the one for the target language.
 
-    `target_lang` is a language code such as `zh`, `zh_CN` or `zho_Hans`. Languages with spaces use 13a. Where the
-    Japanese or Korean tokenizer is not installed, characters are scored instead; the signature shows which was used.
+    `target_lang` is a language code such as `zh`, `zh_CN` or `zho_Hans`. Languages with spaces use 13a. If the
+    language is Japanese or Korean and its tokenizer is not installed, characters are scored; the signature says so.
 
     Raises:
-        UserError: sacreBLEU has no such tokenizer, or it is not installed.
+        UserError: sacreBLEU has no tokenizer called `tokenize`, or that one is not installed.
     """
     code = re.split(r"[-_]", (target_lang or "").lower())[0]
     chosen = tokenize or BLEU_TOKENIZER.get(code, "13a")

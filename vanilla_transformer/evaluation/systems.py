@@ -102,7 +102,8 @@ def comet_scores(model: str, folder: Path, hypotheses: Collection[str]) -> list[
 def results_table(results: dict) -> str:
     """A table in Markdown of what [`score_systems`] returns, with the signatures.
 
-    A system may also have `comet` and `sentences_per_second`, and the results `sha256`, by file.
+    Optional keys: `comet` and `sentences_per_second` of a system, and `sha256` of the results, with one of each
+    file.
     """
     rows = []
     for name, system in results["systems"].items():

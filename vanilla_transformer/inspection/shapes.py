@@ -101,7 +101,7 @@ def trace_shapes(
 
 
 def shape_table(steps: list[ShapeStep], all_layers: bool = False) -> Iterator[str]:
-    """Lines of a table; without `all_layers`, each layer after the first of a stack is summed up in one line."""
+    """Lines of a table; without `all_layers`, a layer after the first of its stack gets one line, with its sums."""
     rows = [("module", "what", "section", "shape", "in numbers", "parameters", "FLOPs")]
     for layer, group in itertools.groupby(steps, lambda step: re.sub(r"(\.layers\.\d+)\..*", r"\1", step.module)):
         layer_steps = list(group)

@@ -66,8 +66,8 @@ def make_model(args, tokenizer, device: torch.device) -> VanillaTransformerForCo
     if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:
         raise UserError(
             f"--max_position_embeddings is {config.max_position_embeddings}, but sentences may have {longest} tokens, "
-            "and learned positions end there; lower --max_source_length and --max_target_length, or raise it for a "
-            "new model."
+            "and learned positions end there; lower --max_source_length and --max_target_length or, for a new model, "
+            "raise --max_position_embeddings."
         )
     if args.gradient_checkpointing:
         # The second name is that of transformers before 5.22.
@@ -178,7 +178,7 @@ def count_steps(args, batches, batches_per_step: int, done: int, accelerator: Ac
     count = args.max_steps or math.ceil(args.num_train_epochs * len(batches.epoch()) / batches_per_step)
     if count < done:
         remedy = "raise --max_steps or --num_train_epochs"
-        raise UserError(f"The run ends at step {count}, before checkpoint-{done}; {remedy}.")
+        raise UserError(f"The run ends at step {count}, but checkpoint-{done} is past it; {remedy}.")
     accelerator.print(f"steps {done:,} to {count:,}, learning rate up to {args.learning_rate:.2e}")
     if count < args.warmup_steps:
         accelerator.print("warning: the run ends during warm-up; lower --warmup_steps, or train longer.")

@@ -173,7 +173,7 @@ def scheduled_checkpoints(output_dir: Path, triggers: Triggers) -> list[Path]:
 
 
 def prune_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers):
-    """Deletes all but the newest checkpoints, the best, and those to be averaged at the end."""
+    """Deletes all but the `save_total_limit` newest checkpoints, the best, and those to be averaged at the end."""
     newest = scheduled_checkpoints(output_dir, triggers)[-triggers.args.save_total_limit :]
     keep = [*newest, *final_checkpoints(output_dir, state, triggers)]
     best = state.ranking(triggers.args.metric_for_best_model)[:1]

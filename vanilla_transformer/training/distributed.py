@@ -59,7 +59,7 @@ def check_same_everywhere(values: dict):
     """Raises UserError on all processes, naming the first of the values in which they differ."""
     for name, value in values.items():
         if any(other != value for other in gather_object([value])):
-            raise UserError(f"{name} is not the same on all machines.")
+            raise UserError(f"{name} is not the same on all machines; let them share a disk.")
 
 
 def number_of_shards(accelerator: Accelerator) -> int:
