@@ -27,7 +27,7 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explaining(message: str, *kinds: type[Exception], remedy: str = "") -> Iterator[None]:
-    """Turns errors of these kinds into a UserError: `message`, a colon, the error on one line, and the remedy."""
+    """Turns an error of one of the `kinds` into a UserError: `message`, the error on one line, and the `remedy`."""
     try:
         yield
     except kinds as error:

@@ -89,7 +89,7 @@ class Translator:
         for model in models:
             kind = model.config.model_type
             if kind != "vanilla_transformer":
-                raise ValueError(f"The model is of type {kind}; `vanilla-transformer convert` converts some to ours.")
+                raise ValueError(f"The model is of type {kind}; convert it first, with `vanilla-transformer convert`.")
             for name in VOCABULARY:
                 if getattr(model.config, name) != getattr(models[0].config, name):
                     raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")
@@ -352,7 +352,7 @@ class Translator:
 def check_options(**options) -> dict:
     """The options that are not None.
 
-    Raises ValueError if one is out of range, or returns anything but one translation of each text.
+    Raises ValueError if one is out of range, or makes `generate` return anything but one translation of each text.
     """
     options = {name: value for name, value in options.items() if value is not None}
     for name in AT_LEAST_ONE:

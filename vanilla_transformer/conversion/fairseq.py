@@ -68,7 +68,7 @@ def from_fairseq(
     weights, options = read_checkpoint(Path(path))
     for name in UNSUPPORTED.split():
         if options.get(name):
-            raise ValueError(f"{path} was trained with `--{name.replace('_', '-')}`, which this model lacks.")
+            raise ValueError(f"{path} was trained with `--{name.replace('_', '-')}`, which this package lacks.")
     if dictionary_size is not None:
         for side in ("encoder", "decoder"):
             found = len(weights[f"model.{side}.embed_tokens.weight"])

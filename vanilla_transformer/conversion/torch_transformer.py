@@ -95,7 +95,7 @@ def sizes(transformer: nn.Transformer) -> dict[str, Any]:
 
 
 def shared_value(part: nn.Module, kind: type | tuple[type, ...], attribute: str, read: Callable | None = None) -> Any:
-    """An attribute of all modules of a kind, as read by `read`. Raises ValueError if they differ in it."""
+    """The value of an attribute that is equal in all modules of a kind, after `read`; ValueError if it differs."""
     values = [attrgetter(attribute)(module) for module in part.modules() if isinstance(module, kind)]
     values = list(dict.fromkeys(map(read, values) if read else values))
     if len(values) > 1:

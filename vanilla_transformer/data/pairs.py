@@ -190,7 +190,7 @@ def add_tag(batch: dict, tag: str) -> dict[str, list[str | None]]:
 
 
 def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
-    """Pairs from lines `source<TAB>target`; lines with more than one tab are dropped.
+    """Pairs from lines `source<TAB>target`. Lines with more tabs are dropped; without one, the target is None.
 
     Raises UserError if no line of the first 10,000 has a tab.
     """
