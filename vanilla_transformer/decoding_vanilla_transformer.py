@@ -297,7 +297,7 @@ class DecodingState:
         return self.lm_head(self.decoder.layer_norm(x)).float()
 
     def select(self, rows: Tensor, parents: Tensor | None = None):
-        """Keeps the sentences in `rows` (A') of the A, and in each the beams that extend its `parents` (A',n)."""
+        """Keeps the sentences in `rows` (A'), in which beam j then continues beam `parents[:, j]`, (A',n)."""
         are_fewer = len(rows) < len(self.indices)
         if self.ancestors is not None:
             self.ancestors = gather_beams(self.ancestors[rows], parents)
@@ -311,7 +311,7 @@ class DecodingState:
             self.source_mask = None if self.source_mask is None else self.source_mask[rows]
 
     def prune_cache(self, rows: Tensor):
-        """Keeps the sentences in `rows` (A') in the cache, without keys and values that no running beam descends from.
+        """Keeps the sentences in `rows` (A') in the cache, without keys and values that are in no running beam's past.
 
         Beams soon share most of their past. The order of keys does not matter, since they already contain positions.
         """

@@ -125,7 +125,7 @@ def check_options(options: argparse.Namespace):
     if options.tune and options.dataset_name and options.split == "test":
         raise UserError("--tune must not use the test split: that would inflate its score; give another --split.")
     if options.tune and any(getattr(options, name) is not None for name in GENERATION):
-        raise UserError(f"--tune cannot use these; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
+        raise UserError(f"--tune sets the search itself; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
     if options.output and (options.output / "results.json").exists():
         raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
     for name in filter(None, [options.references, options.sources]):

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace):
     if draws_samples and options.num_beams:
         raise UserError("samples have no beams; leave out --num_beams, or choose --mbr_candidates beams.")
     if draws_samples and options.backend == "ctranslate2":
-        raise UserError("CTranslate2 draws no samples; choose --mbr_candidates beams, or --backend torch.")
+        raise UserError("--backend ctranslate2 cannot sample; choose --mbr_candidates beams, or --backend torch.")
     hypotheses = options.n_best or options.mbr or 1
     if hypotheses > (options.num_beams or hypotheses):
         raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")

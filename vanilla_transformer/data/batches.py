@@ -154,7 +154,7 @@ class PairLoader(DataLoader):
     state = None  # resuming takes nothing but the batch number
 
     def epoch(self) -> list[np.ndarray]:
-        """The batches of the first epoch. Later epochs may have a few more or fewer, since pools hold other pairs."""
+        """The batches of the first epoch, as indices of pairs. Other epochs may have a few more or fewer batches."""
         return self.batch_sampler.plan(0)
 
 

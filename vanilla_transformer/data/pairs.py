@@ -156,7 +156,7 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
     if path.stat().st_size == 0:
         raise UserError(f"{option} is empty.")
     if path.suffix not in FORMATS:
-        raise UserError(f"{option} ends in {path.suffix}; it must have one of: {', '.join(FORMATS)}.")
+        raise UserError(f"{option} ends in '{path.suffix}'; it must end in one of: {', '.join(FORMATS)}.")
     builder, options = FORMATS[path.suffix]
     with reading(option):
         files = {split: glob.escape(name)}

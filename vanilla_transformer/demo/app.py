@@ -123,7 +123,10 @@ class Page:
             event.success(**inspection)
 
     def build_inspection(self, shown: gr.State, alignment: gr.HTML) -> dict:
-        """Adds the attention menus and plot to the page; returns the arguments of the event that redraws the plot."""
+        """Adds the attention menus and plot to the page; returns the arguments of the Gradio event that redraws them.
+
+        `shown` holds the pair to draw, `alignment` is the place of the word alignment, which is redrawn too.
+        """
         config = self.model.config
         layers = range(max(config.encoder_layers, config.decoder_layers))
         heads = range(max(config.encoder_attention_heads, config.decoder_attention_heads))

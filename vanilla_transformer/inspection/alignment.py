@@ -37,7 +37,7 @@ def alignment_error_rate(predicted: list[set], reference: list[set]) -> float:
 
 
 def read_links(text: str | None, number: int) -> set[tuple[int, int]]:
-    """The reference links of pair `number`, from "0-0 1-2"; empty if the text is None. Raises UserError for others."""
+    """The links in a text like "0-0 1-2"; none if it is None. For other texts, UserError names pair `number`."""
     if not isinstance(text, str | None) or not re.fullmatch(r"\s*(\d+-\d+(\s+|$))*", text or ""):
         raise UserError(f"The alignment of pair {number} is {text!r}; it must have the form '0-0 1-2'.")
     return {tuple(map(int, link.split("-"))) for link in (text or "").split()}
