@@ -249,7 +249,7 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, rotary: Tensor | None, **kwargs) -> Tensor:
-        """(B,S,d) -> (B,S,d). The mask is in the backend's format; `rotary` (B,S,k) are positions for [`rotate`]."""
+        """(B,S,d) -> (B,S,d). The mask is in the backend's format; `rotary` (B,S,k) is a table for [`rotate`]."""
         inputs = {"attention_mask": attention_mask, "rotary": rotary}
         x = self.residual(x, self.self_attn_layer_norm, self.self_attn, **inputs, **kwargs)
         return self.residual(x, self.final_layer_norm, self.feed_forward)

@@ -179,7 +179,7 @@ def packed(weights: torch.Tensor) -> str:
 
 
 def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]) -> Iterator[dict]:
-    """The translations, losses and alignments of the model as it is, and with one part after the other off."""
+    """The translations, losses and alignments of the model as it is, and with each of its parts off in turn."""
     yield variant("the model as it is", model, tokenizer, pairs)
     with without_encoder(model):
         yield variant("no encoder", model, tokenizer, pairs)
