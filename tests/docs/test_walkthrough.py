@@ -101,6 +101,7 @@ MISTAKES = importlib.import_module("checks").MISTAKES
 KNOWN = [(name, *mistake) for name, of_part in MISTAKES.items() for mistake in of_part]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "right", "wrong", "message"), KNOWN, ids=[f"{m[0]}: {m[3]}" for m in KNOWN])
 def test_known_mistake_is_named(name, right, wrong, message, checks):
     with pytest.raises(AssertionError, match=re.escape(f": {message}.")):
