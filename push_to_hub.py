@@ -36,13 +36,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="the --output_dir of a finished training run")
     parser.add_argument("--repo_id", help="the repository (default: the name of the directory, in your namespace)")
-    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument("--private", action="store_true", help="create a private repository; a public one is refused")
     parser.add_argument("--revision", help="the branch to push to, created if needed (default: main)")
     parser.add_argument("--commit_message", help="the first line of the commit")
     parser.add_argument("--create_pr", action="store_true", help="open a pull request instead")
     parser.add_argument("--space", help="also upload a Space that shows the model in a browser")
     parser.add_argument("--native", action="store_true", help="push it in a form that loads without remote code")
-    parser.add_argument("--dry_run", action="store_true", help="check, write the card, list the files; push nothing")
+    parser.add_argument("--dry_run", action="store_true", help="check, write a missing card, list files; push nothing")
     return parser
 
 

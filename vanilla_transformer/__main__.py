@@ -12,7 +12,7 @@ from .errors import UserError
 
 VERBS = {
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
-    "convert": ("convert models from other libraries, and to them", "convert outputs/sample native --to native"),
+    "convert": ("convert models from other libraries, and to them", "convert outputs/sample NEW --to native"),
     "evaluate": (
         "score models and translations, and compare them",
         "evaluate --model outputs/sample --dataset_name sample_dataset --source_lang en --target_lang de",

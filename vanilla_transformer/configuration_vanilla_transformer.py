@@ -57,7 +57,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         encoder_layers: Number of encoder layers, N in the paper.
         decoder_layers: Number of decoder layers, N in the paper.
         encoder_attention_heads: Attention heads of an encoder layer, h in section 3.2.2; must divide `d_model`.
-            None: the greatest common divisor of 8 and `d_model`.
+            By default, the greatest common divisor of 8 and `d_model`.
         decoder_attention_heads: Attention heads of a decoder layer, for self- and cross-attention; likewise.
         encoder_ffn_dim: Inner width of the encoder's feed-forward networks, d_ff in section 3.3.
         decoder_ffn_dim: Inner width of the decoder's feed-forward networks.

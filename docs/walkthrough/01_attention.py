@@ -16,17 +16,18 @@
 # ![Attention maps of a trained translator](attention_map.png)
 #
 # This is where notebooks 1 to 7 lead. Each row is a token of a German sentence that a model writes, each column a
-# token of the English sentence that it reads, and the brighter a square, the more the model looks at that English token
-# to choose the German one. It looks with four heads, which are four attentions side by side (notebook 2), hence four
-# pictures. Nobody told it which word translates which.
-# You will write such a model yourself, about 200 lines of plain PyTorch. By notebook 6 it translates sentences that it
-# has never seen, and its weights load into this package; notebook 7 draws the picture. It is the model of the paper
-# (Vaswani et al., 2017, *Attention Is All You Need*, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)); sections,
-# equations, figures and tables in these notebooks are those of the paper.
+# token of the English sentence that it reads, and the brighter a square, the more the model looks at that English
+# token to choose the German one. It looks with four heads, which are four attentions side by side (notebook 2), hence
+# four pictures. Nobody told it which word translates which. You will write such a model yourself, about 200 lines of
+# plain PyTorch. By notebook 6 it translates sentences that it has never seen, and its weights load into
+# `vanilla_transformer`, the package that these notebooks belong to, called the package below; notebook 7 draws the
+# picture. It is the model of the paper (Vaswani et al., 2017, *Attention Is All You Need*, [arXiv
+# 1706.03762](https://arxiv.org/abs/1706.03762)); sections, equations, figures and tables in these notebooks are those
+# of the paper.
 #
 # **You need** Python, NumPy, matrix products and gradients, and of PyTorch its tensors and `nn.Module` (its own
-# introduction, *Learn the Basics*, is enough). **Time:** 45 minutes, 20 of them for the exercise.
-# **You will have** attention, the first part of the model and the only one in which words meet.
+# introduction, *Learn the Basics*, is enough). **Time:** 45 minutes, 20 of them for the exercise. **You will have**
+# attention, the first part of the model and the only one in which tokens exchange information.
 #
 # **How the exercises work.** `01_attention_exercise.ipynb` is this notebook with a blank where you write; the name, the
 # arguments and the shapes are given. `checks.check` compares your function and its gradients with the package, in
@@ -114,7 +115,7 @@ def attention(q, k, v, mask=None):
     """Scaled dot-product attention (Equation 1).
 
     Queries (...,T,k), keys (...,S,k) and values (...,S,k) -> the output (...,T,k) and the weights (...,T,S). A query
-    does not see a key where `mask` (...,T,S) is False.
+    does not see a key where `mask`, which broadcasts to (...,T,S), is False.
     """
     # SOLUTION
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (...,T,S)
@@ -123,7 +124,7 @@ def attention(q, k, v, mask=None):
     weights = scores.softmax(dim=-1)
     return weights @ v, weights
     # EXERCISE
-    # # 1. The scores (...,T,S): each query times each key, divided by the root of the width, k.shape[-1].
+    # # 1. The scores (...,T,S): each query times each key, divided by the root of the width, the last axis of k.
     # # 2. If there is a mask, the lowest number where it is False: masked_fill, and torch.finfo(scores.dtype).min.
     # # 3. The weights: a softmax over the keys.
     # # 4. The output: the weighted mean of the values.
@@ -152,9 +153,10 @@ for t in range(5):
 # %% [markdown]
 # ## Why the scores are divided by sqrt(d_k)
 #
-# Take a query and a key whose k features are independent, with mean 0 and variance 1. Each of the k products $q_i k_i$
-# then has mean 0 and variance 1, and so their sum, the score, has variance k. A wide head has large scores for no
-# better reason than being wide. Dividing the scores by $\sqrt{k}$ brings their variance back to 1 at every width.
+# Take a query and a key with k features each, all independent, with mean 0 and variance 1. Each of the k products of a
+# feature of the query and the same feature of the key then has mean 0 and variance 1, and so their sum, the score, has
+# variance k. A wide head has large scores for no better reason than being wide. Dividing the scores by $\sqrt{k}$
+# brings their variance back to 1 at every width.
 #
 # What is wrong with large scores? When scores are far apart, one weight is close to 1 and the others are close to 0.
 # We measure two things over 64 keys:
@@ -223,10 +225,11 @@ plt.show()
 # training, a wide head would look at one key, chosen by chance. With scaling, all curves are nearly flat.
 #
 # The paper suspects that large products push "the softmax function into regions where it has extremely small
-# gradients" (section 3.2.1). The measurements say more. Without the scale the median of the gradient first *rises* with the width: a
-# softmax that is torn between two keys is the most sensitive of all. At the paper's width of 64 it is still about as
-# large as with the scale. What has vanished is the gradient of the queries whose weights are saturated: the lower
-# quartile has fallen far, and at larger widths the median follows. The next cell asserts all this.
+# gradients" (section 3.2.1). The measurements agree only in part. Without the scale the median of the gradient first
+# *rises* with the width: a softmax that is torn between two keys is the most sensitive of all. At the paper's width of
+# 64 it is still about as large as with the scale. What has vanished is the gradient of the queries whose weights are
+# saturated: the lower quartile has fallen far, and at larger widths the median follows. The next cell asserts all
+# this.
 
 # %%
 np.testing.assert_allclose(plain[3:, 0], WIDTHS[3:], rtol=0.25)  # from width 8 on, where chance has averaged out
@@ -250,12 +253,13 @@ np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm
 # %% [markdown]
 # ## What a query learns
 #
-# What does training change? Let the loss be the sum of all outputs, and let the package compute its gradient with
-# respect to the queries. The gradient with respect to a weight is then the sum of the features of that key's value; call
-# it g. The Jacobian of the softmax carries it to the scores:
-# $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight times how much more than the mean its value
-# would add. The keys carry it on to the query, times the scale. So the gradient of a query points towards the keys whose
-# values would add more to the sum than the average value does.
+# In which direction does a gradient move a query? Take the sum of all outputs, and let the package compute its
+# gradient with respect to the queries. The gradient with respect to a weight is then the sum of the features of that
+# key's value; let g be the vector of these sums, one for each key. The Jacobian of the softmax carries it to the
+# scores: $(\mathrm{diag}(w) - w w^T)\, g = w \odot (g - w \cdot g)$, each weight times how much more than the mean its
+# value would add. The keys carry it on to the query, times the scale. So the gradient of a query points towards the
+# keys whose values would add more to the sum than the average value does. If a higher sum lowers the loss, training
+# moves the query towards these keys, otherwise away from them.
 #
 # The package computes attention for a whole batch of heads: queries (B,h,T,k), keys and values (B,h,S,k). Its first
 # argument is the attention module, of which it only reads `training`, for dropout; its output is (B,T,h,k).

@@ -127,21 +127,21 @@ assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1, "the last position 
 # %% [markdown]
 # ## Heads
 #
-# One softmax gives each word one weighted mean. A word may need more than one: its verb, its article, the word
-# before. So the d features are split into h heads of k = d / h features, each head attends on its own, and the results
-# are joined. This costs no more multiplications than one wide head: for the scores, h heads × T × S × k = T × S × d
-# products.
+# One softmax gives each word one weighted mean. A word may need more than one: its verb, its article, the word before.
+# So there are h heads of k = d / h features: each head attends on its own, and the results are joined. This costs no
+# more multiplications than one wide head: for the scores, h heads × T × S × k = T × S × d products.
 #
 # ![A row of d features is cut into h groups of k, and the groups become blocks (T,k), one for each head](../pictures/heads.svg)
 #
-# Splitting only regroups numbers. The d features of a word are read as h groups of k neighbors, (B,T,d) as (B,T,h,k).
-# Then heads and positions change places, (B,h,T,k), so that the heads stand where a batch does: `attention` serves all
-# heads of all sentences in one call. Joining undoes both.
+# What do the heads look at? Not at the words themselves, but at projections of them: x times a matrix, plus a bias. It
+# is the d features of such a projection that are split. Splitting only regroups numbers: the d features are read as h
+# groups of k neighbors, (B,T,d) as (B,T,h,k). Then heads and positions change places, (B,h,T,k), so that the heads
+# stand where a batch does: `attention` serves all heads of all sentences in one call. Joining undoes both.
 #
-# What do the heads look at? Not at the words themselves, but at projections of them: x times a matrix, plus a bias. So
-# a word can be one thing as a query (a noun in search of its verb), another as a key and a third as a value; and each
-# head has its own k columns of these matrices, its own pair of eyes. One more projection mixes what the heads have
-# found.
+# Since queries, keys and values have a projection each, a word can be one thing as a query (a noun in search of its
+# verb), another as a key and a third as a value; and each head has its own k columns of these matrices (rows of
+# `weight`, since `nn.Linear` stores the transpose), its own pair of eyes. One more projection mixes what the heads
+# have found.
 #
 # There are three uses. The encoder's words attend to one another: queries, keys and values come from the same sentence.
 # The decoder's words do the same, with the causal mask. And the decoder attends to the encoder: queries come from the
@@ -210,10 +210,10 @@ checks.check(MultiHeadAttention)
 #
 # ## One fused projection equals three
 #
-# Queries, keys and values are three projections of the same x. The rows of the three matrices can be stacked into
-# one matrix of 3d rows: one large product instead of three, which is then cut in three. Whether a model stores three
-# matrices or one is a matter of taste and speed, not of what it computes. Below, the width and the number of heads
-# are those of the paper's base model; the input is 30 sentences of 200 tokens.
+# Where a sentence attends to itself, queries, keys and values are three projections of the same x. The rows of the
+# three weights can be stacked into one matrix of 3d rows: one large product instead of three, which is then cut in
+# three. Whether a model stores three matrices or one is a matter of taste and speed, not of what it computes. Below,
+# the width and the number of heads are those of the paper's base model; the input is 30 sentences of 200 tokens.
 
 # %%
 d, h = 512, 8

@@ -101,10 +101,11 @@ checks.check(sinusoids)
 # %% [markdown]
 # ## Exercise: the input of the first layer (10 minutes)
 #
-# A token id becomes a vector by looking up its row in the embedding matrix (V,d). Both stacks begin with that row, times
-# $\sqrt d$ (section 3.4), plus the position. Why the factor? The paper gives no reason. The rows begin with variance
-# 1/d, because the same matrix will turn vectors back into words at the end. Times $\sqrt d$, their entries have
-# variance 1, and the positions, whose sines and cosines have a mean square of 1/2, do not drown them.
+# A token id becomes a vector by looking up its row in the embedding matrix (V,d). Both stacks begin with that row,
+# times $\sqrt d$ (section 3.4), plus the position. Why the factor? The paper gives no reason. The rows begin with
+# variance 1/d, because the same matrix will turn vectors back into words at the end: a logit is a sum of d products
+# with a vector of variance near 1, and so has variance near 1 too. Times $\sqrt d$, their entries have variance 1, and
+# the positions, whose sines and cosines have a mean square of 1/2, do not drown them.
 
 
 # %% tags=["part"]
@@ -127,7 +128,8 @@ checks.check(embed)
 # END
 
 # %% [markdown]
-# The package keeps a table of sinusoids and goes beyond it where a sentence is longer. Its rows are yours.
+# The package keeps a table of sinusoids and goes beyond it where a sentence is longer. Its rows equal those of your
+# `sinusoids`.
 #
 # ## What sinusoids can do
 #
@@ -169,10 +171,11 @@ print("equal: products by distance, and steps as turns")
 # %% [markdown]
 # ## Rotary
 #
-# If positions are turns, turn the queries and the keys themselves (RoFormer, arXiv 2104.09864). The score of a query
-# and a key is then that of the two turned by the difference only. Values are not turned, and no vector is added:
-# positions act in the scores alone. The function `turn` above is all of it. The package's `rotate` takes sines and
-# cosines from the same table.
+# If positions are turns, turn the queries and the keys of self-attention themselves (RoFormer, arXiv 2104.09864). The
+# score of a query and a key is then the same as if the query alone were turned, by the difference of the two
+# positions. Attention to the source is left alone: a position in the source and one in the target have no such
+# difference. Values are not turned, and no vector is added: positions act in the scores alone. The function `turn`
+# above is all of it. The package's `rotate` takes sines and cosines from a table of sinusoids of width k.
 
 # %%
 B, h, T, k = 2, 3, 7, 16
@@ -348,13 +351,13 @@ plt.show()
 # %% [markdown]
 # What this shows, and what it does not:
 #
-# - **Inside the gray** all three have learned to copy. For sinusoidal and learned positions this fits the paper's Table 3,
-#   where learned ones (row E) score nearly the same as sinusoids.
+# - **Inside the gray** all three write most rows right. For sinusoidal and learned positions this fits the paper's
+#   Table 3, where learned ones (row E) score nearly the same as sinusoids.
 # - **Outside**, no model copies rows of twice the length. That sinusoids are *defined* at every position does not
 #   mean that a model knows what to do there, and here the authors' second hope is not fulfilled.
 # - **Learned** positions fail at once: one symbol more, and hardly a row is right. The eleventh symbol is wrong, since
-#   from its place in the decoder nothing but END was ever written in training; and so is the END after it, whose row
-#   of the table was never trained. **Sinusoids** last a symbol or so more.
+#   from its place in the decoder nothing but END was ever written in training; and so is the END after it, which is
+#   written from a position whose row of the table was never trained. **Sinusoids** last a symbol or so more.
 # - **Rotary** fails most gently. It knows distances only, and a longer row has the same short distances.
 #
 # These are models of one layer, with two seeds and one task. The next cell asserts what was said about them:
@@ -373,9 +376,9 @@ for seed in SEEDS:
     assert tokens["rotary", seed][outside].mean() > others
 
 # %% [markdown]
-# Rotary has its price, and it makes mistakes inside the gray too. The decoder's attention to the encoder is not
-# turned, so the model must find its place in the source by what stands around it. If that is so, rows in which the
-# same two neighbors come twice must be the hard ones:
+# Rotary has its price: it makes mistakes even inside the gray. The decoder's attention to the encoder is not turned,
+# so the model must find its place in the source by what stands around it. If that is so, rows in which the same pair
+# of adjacent symbols occurs twice must be the hard ones:
 
 # %%
 rows = make_batch(LONGEST, 2000, torch.Generator().manual_seed(99))

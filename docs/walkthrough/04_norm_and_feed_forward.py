@@ -88,8 +88,9 @@ checks.check(LayerNorm)
 # END
 
 # %% [markdown]
-# Multiplying the input by a number, or adding one to all its features, does not change the output. So after a norm, the
-# length of a word's vector carries no information, only its direction. This will matter at depth.
+# Multiplying the input by a positive number, or adding a number to all its features, does not change the output (but
+# for ε, which the next cell sets to 0). So after a norm, the length of a word's vector carries no information, only
+# its direction. This will matter at depth.
 
 # %%
 B, S, d, f = 3, 5, 32, 128
@@ -100,9 +101,10 @@ x = torch.randn(B, S, d, dtype=torch.float64, requires_grad=True)
 torch.testing.assert_close(norm(2 * x + 3), norm(x))
 
 # %% [markdown]
-# The gradient by hand. These are two directions in which x can change without a change of the output: along the centered
-# x, and along (1, ..., 1). The gradient has no component in either, so both are subtracted. The rest is divided by the
-# standard deviation of x, so a larger x gets a smaller gradient.
+# The gradient by hand. These are two directions in which x can change without a change of the output: along the
+# centered x, and along (1, ..., 1). So the gradient of x has no component along either: take the gradient of the
+# output times the weight, and subtract its components along both. The rest is divided by the standard deviation of x,
+# so a larger x gets a smaller gradient.
 
 # %%
 grad_output = torch.randn(B, S, d, dtype=torch.float64)
@@ -306,13 +308,14 @@ plt.show()
 #
 # Where does the factor come from? If the output of a sublayer is as large as its input, their sum has twice the
 # variance, and the norm divides it by $\sqrt 2$, so the gradient on the residual path is multiplied by $1/\sqrt 2$.
-# Self-attention and the feed-forward network make up for it: they return the rest of the gradient on their own path.
-# But attention to the source sends its gradient to the encoder, and only a small part returns to the decoder, through
-# the queries. So for this sublayer only the residual path is left, hence one factor of $1/\sqrt 2 = 0.707$ for each decoder layer.
+# Self-attention and the feed-forward network make up for it: on their own path they return as much again, $1/\sqrt 2$,
+# and since the squares of the two add up to 1, the norm of the gradient stays the same. But attention to the source
+# sends its gradient to the encoder, and only a small part returns to the decoder, through the queries. So for this
+# sublayer only the residual path is left, hence one factor of $1/\sqrt 2 = 0.707$ for each decoder layer.
 #
 # Two more predictions follow. Without the queries (`q_proj` set to 0) the factor stays the same. Without the whole
-# sublayer (`out_proj` set to 0) the norm has nothing to divide, and the factor is 1. Measured in five models that
-# differ in their random weights:
+# sublayer (`out_proj` set to 0) the sum is x alone, which has variance 1 already, so the factor is 1. Measured in five
+# models that differ in their random weights:
 
 
 # %%
@@ -360,9 +363,10 @@ for stack in pre.values():
 # %% [markdown]
 # ## A remedy
 #
-# The argument also says what to do: let the sublayers add little at first. That is why the package divides the matrices of a
-# stack of N layers by $\sqrt N$. What attention or the feed-forward network adds has then gone through two divided matrices, and
-# is about N times smaller than x. The norm has hardly anything to divide, and the gradient reaches the lowest layer.
+# The argument also says what to do: let the sublayers add little at first. That is why the package divides the
+# matrices of a stack of N layers by $\sqrt N$. What attention or the feed-forward network adds has then gone through
+# two divided matrices, and is about N times smaller than x. So the sum has nearly the variance of x, the norm divides
+# it by nearly 1, and the gradient reaches the lowest layer.
 
 # %%
 divided = [factor(None, seed, gain=DEEPEST**-0.5) for seed in range(5)]
@@ -379,9 +383,9 @@ assert min(divided) > 0.95 and max(divided) < 1.05
 # **Question.** What does the same argument predict if `self_attn.out_proj` or `fc2` is set to 0 instead?
 
 # %% [markdown] tags=["answer"]
-# **Answer.** They multiply the gradient on the residual path by $1/\sqrt 2$ too, but return the rest on their own path.
-# If one of them is 0, its norm has nothing to divide, and the whole gradient stays on the residual path. The layer's factor
-# is still about 0.7, that of cross-attention.
+# **Answer.** They multiply the gradient on the residual path by $1/\sqrt 2$ too, but return as much on their own path.
+# If one of them is 0, its norm divides by 1, and the whole gradient stays on the residual path. The layer's factor is
+# still about 0.7, that of cross-attention.
 
 # %% tags=["answer"]
 for zeroed in ["self_attn.out_proj", "fc2"]:

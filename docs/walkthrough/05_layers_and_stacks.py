@@ -59,11 +59,11 @@ PAD, START, END = 0, 1, 2
 #
 # ![Figure 1 with the names, output shapes and parameters of the package's modules](../pictures/figure_1.svg)
 #
-# This is Figure 1 of the paper, drawn from the package's base model. A list says the same: what each module computes in
-# one pass, for B = 2 sentences, S = 7 and T = 5. The model of the list is smaller, since this notebook will run it.
-# In it the encoder's positions are (B,S,d), since each sentence may have other padding; the figure has no padding, and
-# (1,S,d). The second layer of each stack has the same shapes as the first and is shown in one line. The names on the
-# left are those of the modules, and so of the parameters. Your model will have the same names.
+# This is Figure 1 of the paper, drawn from the package's base model. A list says the same: what each module computes
+# in one pass, for B = 2 sentences, S = 7 and T = 5. The model of the list is smaller, since this notebook will run it.
+# In the list the encoder's positions are (B,S,d), since positions are numbered for each sentence by its own mask; the
+# figure has no mask, and (1,S,d). The second layer of each stack has the same shapes as the first and is shown in one
+# line. The names on the left are those of the modules, and so of the parameters. Your model will have the same names.
 
 # %%
 B, S, T, V = 2, 7, 5, 50
@@ -278,9 +278,9 @@ checks.check(EncoderDecoder, Transformer)
 # END
 
 # %% [markdown]
-# That is the Transformer. With the package's weights, which load by name into your model and back, every module computes
-# the same. In a new model all biases are 0 and all weights of norms are 1, so that nobody would notice if one were
-# forgotten; so random numbers are added first. The second sentence ends in padding.
+# That is the Transformer. With the package's weights, which load by name into your model and back, every module
+# computes the same. In a new model all biases are 0 and all weights of norms are 1, and one that is forgotten would
+# not be noticed; so random numbers are added first. The second sentence ends in padding.
 
 # %%
 ours = Transformer(V, **SMALL).double().eval()
@@ -297,8 +297,9 @@ checks.compare_steps(ours, package, source, target)
 #
 # This can be measured without looking at any weight: change one token, and see which predictions change.
 #
-# Target token t must change predictions t, t + 1, ..., and no earlier one. Every source token must change all
-# predictions, since the encoder attends in both directions; but padding must change none.
+# The token at position t of the decoder's input must change predictions t, t + 1, ..., and no earlier one. A source
+# token must change all predictions, since the encoder attends in both directions; but padding that is appended must
+# change none.
 
 # %%
 with torch.no_grad():

@@ -333,7 +333,8 @@ checks.check(train_step)
 # likely next token is appended, which the logits at the *last* position give. A sentence that has ended is filled up with
 # PAD while others go on; when all have ended, or are `max_length` tokens long, START included, the search is over.
 #
-# A larger model, which `train.py` trains with the options of `recipes/sample.yaml`, predicts this at three of the steps:
+# A larger model, which `train.py` trains with the options of `recipes/sample.yaml`, translates *Girls often help
+# them.* At three of the steps it predicts:
 #
 # ![bars of the likeliest next tokens at three steps](../pictures/next_tokens.svg)
 #
@@ -405,8 +406,8 @@ for (en, de), translation in zip(pairs, translations, strict=True):
     assert translation == de, f"the pair is not learned; it must be {de!r}"
 
 # %% [markdown]
-# All five are exact. But that proves little: a decoder that ignores its source could learn five sentences by heart as
-# well. The real test is a sentence that the model has never seen.
+# All five are exact. But that proves little: a model that only tells the five sources apart, by one word each, could
+# recite five sentences as well. The real test is a sentence that the model has never seen.
 #
 # ## Learning to translate
 #
@@ -436,7 +437,7 @@ exact = sum(translation == pair["de"] for translation, pair in zip(written, test
 print(f"{exact} of {len(test)} sentences that it has never seen are translated exactly, such as")
 for pair, translation in list(zip(test, written, strict=True))[:8]:
     print(f"  {pair['en']} -> {translation}" + ("" if translation == pair["de"] else f" (reference: {pair['de']})"))
-assert exact > len(test) / 2, "too few: by the loss above, has the model learned?"
+assert exact > len(test) / 2, "too few: if the loss above has fallen, look at the search, otherwise at the training"
 
 # %% [markdown]
 # ## Your weights in the package
@@ -485,17 +486,18 @@ print(f"{ours.numel():,} logits and {len(test)} translations are equal")
 # as in transformers' `generate`:
 #
 # - **Scores.** Every further token makes a sentence less likely, so the plain sum of log-probabilities favors short
-#   ones. A finished hypothesis scores the sum divided by its length n to the power `length_penalty`. (The penalty of
-#   section 6.1, with its $\alpha = 0.6$, is a different one: $((5 + n) / 6)^\alpha$, from the GNMT paper.) The n best
+#   ones. A finished hypothesis scores the sum divided by its length L to the power `length_penalty`. (The penalty of
+#   section 6.1, with its $\alpha = 0.6$, is a different one: $((5 + L) / 6)^\alpha$, from the GNMT paper.) The n best
 #   finished hypotheses are kept.
-# - **Continuations.** Of the 2n best continuations, the n best unfinished ones are kept. Why 2n? Each hypothesis has one
-#   continuation that is END, so at most n of the 2n are finished. Finished ones count if they are among the first n of
-#   the 2n.
-# - **When to stop.** Once n hypotheses are finished and the best unfinished one would not score better than the worst of
-#   them if it ended now. This is `early_stopping=False`, a heuristic: a longer sentence could still score better.
-#   `"never"` assumes the maximum length before it gives up; `True` stops as soon as n are finished.
+# - **Continuations.** Of the 2n best continuations, the n best unfinished ones are kept. Why 2n? Each hypothesis has
+#   one continuation that is END, so at most n of the 2n end with it, and n others are left. (At the maximum length,
+#   all are finished.) Finished ones count if they are among the first n of the 2n.
+# - **When to stop.** Once n hypotheses are finished and the best unfinished one would not score better than the worst
+#   of them if it ended now. This is `early_stopping=False`, a heuristic: a longer sentence could still score better.
+#   `"never"` divides the sum of the best unfinished one by the power of the maximum length, the best score that it
+#   could still reach; `True` stops as soon as n are finished.
 #
-# The sentence from above, with n = 3:
+# *Girls often help them*, the sentence from above, with n = 3:
 #
 # ![a search with three beams as a tree](../pictures/beam_tree.svg)
 #
@@ -539,11 +541,11 @@ def beam_search(model, source, n, max_length, length_penalty=1.0, early_stopping
 
 
 # %% [markdown]
-# A confident model needs no search: both find what it has learned. The copy that was unsure of the five pairs is another
-# matter. Below is what either search finds, with the mean log-probability of a token, which is the score for
-# `length_penalty=1`. Greedy search cannot undo a wrong choice: twice here it repeats a word, where one of four beams has
-# found a sentence that scores higher and is right. But the highest score does not make a sentence right: this model
-# prefers to end too early once, and there both searches do.
+# A confident model needs no search: both find what it has learned. The copy that was unsure of the five pairs is
+# another matter. Below is what either search finds, with the mean log-probability of a token, which is the score for
+# `length_penalty=1`. Greedy search cannot undo a wrong choice: in two of the sentences it repeats a word, where one of
+# four beams has found a sentence that scores higher and is right. But the highest score does not make a sentence
+# right: for another sentence, this model prefers to end too early, and both searches do.
 
 
 # %%
@@ -588,7 +590,7 @@ for one in [model, unsure]:
             theirs = package.generate(one_source, num_beams=4, **options)[0].tolist()
             assert ours == theirs, f"`generate` with {options} gives other tokens: {ours} and {theirs}"
             compared, differing = compared + 1, differing + (ours != greedy)
-assert differing > 0, "no beam search differs from greedy search, so this shows nothing: is `unsure` a trained model?"
+assert differing > 0, "no beam search differs from greedy search, so this shows nothing: `unsure` must be half trained"
 print(f"{compared} beam searches are equal; {differing} of them differ from greedy search")
 
 # %% [markdown]

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # 7. Looking inside a translator
 #
-# Attention weights can be inspected: they show where each head looks for every token. This notebook takes a translator
-# like that of the last one, trained by the package, and asks three questions:
+# Attention weights can be inspected: for every token, they show where each head looks. This notebook takes a
+# translator like that of the last one, trained by the package, and asks three questions:
 #
 # - **Where does it look?** Attention maps, and how often each head shows which pattern.
 # - **Does it matter?** We switch off one head at a time and measure the loss.
@@ -117,12 +117,12 @@ for layer in range(LAYERS):
 #
 # ![attention weights as lines from a token that is predicted](../pictures/attention_arrows.svg)
 #
-# Whether *the* becomes *der*, *die* or *das* depends on the noun: half of the weight is on *girl*. And the verb has two
-# parts again, *macht ... auf*. Before the second one is written, a head of the decoder's self-attention looks back at the
-# first. (Of the heads of all layers it is the one with the largest weight there.)
+# Whether *the* becomes *der*, *die* or *das* depends on the noun: half of the weight is on *girl*. And the verb has
+# two parts again, *macht ... auf*. Before the second one is written, a head of the decoder's self-attention looks back
+# at the first. (Of the heads of all layers, it is the one that puts the most weight on *macht*.)
 #
-# Where do these numbers come from? From queries and keys, by Equation 1. Hooks record both in the last layer, and we
-# compute the map from them.
+# Back to our small model and its maps. Where do their numbers come from? From queries and keys, by Equation 1. Hooks
+# record both in the last layer's attention to the source, and we compute the map from them.
 
 # %%
 attention = model.model.decoder.layers[-1].encoder_attn
@@ -265,8 +265,8 @@ def align_by_hand(maps, layer):
 # %% [markdown]
 # The alignment error rate compares the predicted links P with the true links A: $1 - 2 |A \cap P| / (|A| + |P|)$, that
 # is, 1 minus the F1 score. Two other rates put it into perspective. Linking word j to word j needs no knowledge of the
-# words. And since we predict one link for each German word, where the truth may have several, 0 cannot be reached: the
-# best possible prediction is a true link each time.
+# words. And since we predict exactly one link for each German word, where the truth may have several or none, 0 cannot
+# be reached: the best possible prediction is a true link for each word that has one.
 #
 # The upper layer aligns better than the lower one.
 
@@ -298,6 +298,6 @@ assert rates["attention, layer 1"] < rates["attention, layer 0"]
 # %% [markdown]
 # All alignments computed by hand equal those of `align_words`.
 #
-# The same for any trained model, without writing code:
+# Attention maps and alignments of any trained model, here that of `recipes/sample.yaml`, without writing code:
 #
 #     vanilla-transformer inspect explorer --model outputs/sample --text "The dog sleeps." --output map.html

@@ -16,7 +16,7 @@
 # A model reads numbers. So far they came from a tokenizer; here is one in plain Python. It begins with bytes and an
 # empty list of merges, and learns from text which neighbors to join: byte-pair encoding, with a vocabulary that both
 # languages share, as in section 5.1 of the paper. At the end it has learned the same merges as the package's tokenizer
-# on the whole sample dataset, and gives every sentence the same ids.
+# from the training split, and gives every sentence of the sample dataset the same ids.
 #
 # **You need** Python, and from notebook 1 how the exercises work. **Time:** 75 minutes, 35 of them for the exercises; the
 # code runs for half a minute. **You will have** a tokenizer of 40 lines that equals that of a trained model.
@@ -65,7 +65,7 @@ print(f"{len(texts):,} sentences, such as {texts[0]!r} and {texts[1]!r}")
 # %%
 sentence = "The new neighbour sends me a postcard."
 print(f"{sentence!r}: {len(sentence.split())} words, {len(sentence)} letters")
-known = {word for text in texts for word in text.split()}
+known = {word.strip(".,?!") for text in texts for word in text.split()}
 print("words that the training split lacks:", [word for word in sentence.rstrip(".").split() if word not in known])
 
 # %% [markdown]
@@ -103,8 +103,8 @@ print(pieces("Does the girl open the door?"))
 print(pieces("Der Schüler schläft."))
 
 # %% [markdown]
-# Only how often each piece occurs matters from here on, and the sample has few different ones. A piece is a tuple of
-# tokens, at first of its bytes.
+# Only how often each piece occurs matters from here on, and the sample has few different ones. From here on, a piece
+# is called a word. In `counts` it is a text, in `words` a tuple of tokens, at first of its bytes.
 
 # %%
 counts = Counter(piece for text in texts for piece in pieces(text))
@@ -114,7 +114,7 @@ print(f"{len(counts)} different pieces; the most frequent: {counts.most_common(5
 # ## Exercise: counting pairs (5 minutes)
 #
 # One step of learning: count all neighbors, join the most frequent pair everywhere, and write the merge down. The
-# joined pair is a new token. First the counting. A word is a tuple of tokens with the number of its occurrences.
+# joined pair is a new token. First the counting. The words are given with the number of their occurrences.
 
 
 # %% tags=["part"]
@@ -184,7 +184,8 @@ assert merge(tuple("aaaa"), ("a", "a")) == ("aa", "aa")  # overlapping pairs: th
 #
 # Repeat until the vocabulary is full, or no pair is left. If two pairs are equally frequent, the package's library
 # takes the pair whose first token entered the vocabulary earlier, then that whose second one did. The vocabulary
-# begins with the special tokens and the 256 bytes, sorted. Two merges may spell the same token; it keeps its first id.
+# begins with the special tokens and the letters of the 256 bytes, sorted; this is `first`. Two merges may spell the
+# same token; it keeps its first id.
 
 
 # %% tags=["part"]
@@ -210,8 +211,8 @@ def learn_merges(counts, first, vocab_size):
     # # 1. The words as tuples of letters, and the vocabulary of the first tokens. No merges yet.
     # # 2. While the vocabulary is too small: the best pair, if there is one. min takes a key: a tuple that is smallest for
     # #    the best pair. The more frequent, the smaller; then the ids of its tokens.
-    # # 3. Merge it in all words, write it down, and give the new token the next id. If this never ends, the words stay
-    # #    as they are.
+    # # 3. Merge it in all words, write it down, and give the new token the next id, unless it has one. (A loop that
+    # #    never ends? Then the words have not been replaced by the merged ones.)
     # raise NotImplementedError
     # END
 
@@ -298,13 +299,13 @@ for text in (sentence, "They don't sleep.", "Das Krokodil schläft 🐊."):
     assert encode(text) == package(text).input_ids and decode(encode(text)) == text
 
 # %% [markdown]
-# `Ġ` is the space, and `ü` would be `Ã¼`, the letters of its two bytes. Words that the training text lacks become
-# several tokens, and the crocodile becomes its four bytes. Nothing is unknown, and decoding gives back exactly the text.
+# `Ġ` is the space, and `Ã¤` are the letters of the two bytes of `ä`. Words that the training text lacks become several
+# tokens, and the crocodile becomes its four bytes. Nothing is unknown, and decoding gives back exactly the text.
 #
 # ## How many merges?
 #
-# More merges make sequences shorter, and the embedding matrix larger; rare tokens are also seen less often in
-# training.
+# More merges make sequences shorter, and the embedding matrix larger; and more of its tokens are seen only a few times
+# in training.
 
 # %%
 sizes = [260, 300, 400, 600, 800, 1000, 1400, 1800]
@@ -346,7 +347,7 @@ for _ in range(4):
 # %% [markdown]
 # ## Questions
 #
-# 1. The sample dataset is trained on with one vocabulary for both languages. What do they share, and what would two
+# 1. Models of the sample dataset have one vocabulary for both languages. What do they share, and what would two
 #    vocabularies cost?
 # 2. Why must the merges be learned from the training split alone?
 # 3. `encode_word` looks for the earliest merge again after each one. Would one pass over all 740 merges give the same?
@@ -354,5 +355,6 @@ for _ in range(4):
 # %% [markdown] tags=["answer"]
 # **Answers.** 1. Names, punctuation and many short pieces are shared, and so is their embedding, which tied weights
 # use a third time in the output layer; two vocabularies would need two matrices. 2. Otherwise the test would not show
-# what happens to text that nobody has seen. 3. Yes: a merge can only create pairs that were learned later, since they
-# contain the token that it makes. It is slower for long merge lists, as most merges do not occur in a piece.
+# what happens to text that nobody has seen. 3. Yes, as no two of these merges make the same token: a merge can then
+# only create pairs that were learned later, since they contain the token that it makes. One pass is slower for long
+# merge lists, as most merges do not occur in a piece.

@@ -21,11 +21,12 @@
 #   divided;
 # - three that **the loss hides**: padding that is attended to, an end token taken for padding, no causal mask.
 #
-# Four of the six are in, or left open by, [public implementations](../seeds.md). Before each measurement, write down
-# what you expect. A prediction that fails teaches more than an explanation read in advance.
+# Four of the six occur in [public implementations](../seeds.md), or are easily made with what they leave open. Before
+# each measurement, write down what you expect. A prediction that fails teaches more than an explanation read in
+# advance.
 #
-# **You need** notebooks 1 to 3 and 6. **Time:** 60 minutes; the code runs for two minutes. **You will have** a table
-# of what each mistake costs, and tests that find them in your own model before any training.
+# **You need** notebooks 1 to 3, 5 and 6. **Time:** 60 minutes; the code runs for two minutes. **You will have** a
+# table of what each mistake costs, and tests that find four of them in your own model before any training.
 
 # %%
 import itertools
@@ -108,9 +109,9 @@ def write(model, source, mask=None, max_length=LENGTH + 1):
 
 
 # %% [markdown]
-# `run` trains a model, or three that differ in their random weights, and measures two things. The **loss** in
-# training, at the end: of each token, given the right ones before it. And the share of the new rows that the model
-# writes **exactly**, given only the source. Of three models we take the median.
+# `run` trains a model, or three that differ in their random weights and batches, and measures two things: the **loss**
+# per token at the end of training, where each token is predicted from the right ones before it; and the share of the
+# new rows that the model writes **exactly**, given only the source. Of three models we take the median.
 #
 # A mistake is a function that changes a model. The first one changes nothing.
 
@@ -283,10 +284,11 @@ assert losses["not divided, k = 64, 1,000 steps"] < 0.9 * losses["not divided, k
 # and a key's features has about $1.5^2 = 2.25$, and so have the scores if they are divided. If they are not, it is k
 # times that.
 #
-# With narrow heads the mistake is nearly free: the model learns more slowly, and ends with nearly the same rows. With
-# the paper's width it copies hardly anything after 250 steps, where the correct model copies most rows. There is no
-# floor: it sees everything, and with four times the steps the loss is lower. The mistake costs time, and more of it
-# the wider a head. A small model with narrow heads does not reveal it.
+# With narrow heads the mistake is nearly free: the model learns more slowly, and gets nearly as many rows right in the
+# end. With the paper's width it copies hardly anything after 250 steps, where the correct model copies most rows.
+# There is no floor, and only the loss of a correct model shows what is wrong: this one sees everything, and with four
+# times the steps the loss is lower. The mistake costs time, and more of it the wider a head. A small model with narrow
+# heads does not reveal it.
 #
 # # What the loss hides
 #
@@ -301,7 +303,8 @@ assert losses["not divided, k = 64, 1,000 steps"] < 0.9 * losses["not divided, k
 #
 # Both are then tested on the same rows, next to longer and longer ones: with up to 95 PAD.
 #
-# **Write down:** the share of exact rows next to 95 PAD, for both. (The loss in training is that of rows with at most
+# **Write down** for both, as (loss, share): the loss in training, where the first has no PAD and the second up to
+# five, and the share of exact rows next to 95 PAD. (The share that `run` prints for the second is next to at most
 # five.)
 
 # %%
@@ -501,8 +504,8 @@ assert losses["no causal mask, no encoder"] < ANY_ROW / 2
 # # All of it
 #
 # Left, the loss in training on a logarithmic axis, with the floors as dotted lines; right, in the same colors, the
-# share of new rows that each model writes exactly. For *Padding*, those rows have 95 PAD beside them, while in training
-# it equals the model without a mistake.
+# share of new rows that each model writes exactly. For *padding seen, not in training*, those rows have 95 PAD beside
+# them; its loss is that of the model without a mistake.
 
 # %%
 print(f"{'':34}{'measured':>16}{'':10}{'you predicted':>16}")
@@ -547,7 +550,7 @@ plt.show()
 # - another source changes them (no encoder);
 # - the same source in reverse changes them (no positions);
 # - more PAD in the source does not change them (padding);
-# - a later target token changes no earlier ones (no causal mask).
+# - a later target token changes no logits at earlier positions (no causal mask).
 #
 # The other two you have met above: the variance of the scores does not grow with k, and each row of labels has one
 # END.

@@ -93,13 +93,13 @@ print(f"the seeds are up to {spread['perplexity']:.2f} and {spread['BLEU']:.1f} 
 
 # %% [markdown]
 # Whatever differs less than this from the mean of the base model may be chance. How large chance is in the paper, its
-# table does not say; below, we count a tenth of a unit of perplexity as no difference.
+# table does not say; for the paper's numbers, we count a tenth of a unit of perplexity as no difference.
 #
 # ## The rows
 #
-# Each row names what it changes, and what the paper found for a change in the same direction: its perplexity, where
-# that of its base model is 4.92. Before you run the cells, **write down for each row**: better or worse than the base
-# model, or the same?
+# Each entry of `ROWS`, in the next cell, names what it changes, and the perplexity that the paper found for a change
+# in the same direction; that of its base model is 4.92. The table sums up what the paper found. Before you run the
+# cells, **write down for each entry**: will our model be better or worse than our base model, or the same?
 #
 # | rows | the paper found |
 # |---|---|
@@ -195,19 +195,21 @@ plt.show()
 #   gain more than chance, a third layer does not. In BLEU, the wider feed-forward network gains most.
 # - **Positions**: learned ones are at least as good as sinusoids, as long as no sentence is longer than those in
 #   training. Notebook 3 shows what happens beyond.
-# - **Label smoothing** costs perplexity at any scale: the model is trained not to be sure, and perplexity rewards being
-#   sure. BLEU does not care how sure a model is: here it is highest without smoothing, and no lower with twice as much.
-# - **Dropout** has nothing to prevent here: 300 steps are too few to overfit. Without it, BLEU is far higher; a dropout
-#   of 0.2, which costs the paper's model nothing, is too much for a narrow model that is trained so briefly.
-# - **One head** of width 64 has about the perplexity of four of 16, but a lower BLEU: sentences of five words give a head
-#   little to choose from, but more than nothing.
+# - **Label smoothing** costs perplexity at any scale: the model is trained not to be sure, and perplexity rewards
+#   being sure. BLEU does not depend on how sure a model is, and here it does not follow the smoothing: it is highest
+#   without any, and with 0.2 no lower than with the 0.1 of the base model.
+# - **Dropout** has nothing to prevent here: 300 steps are too few to overfit. Without it, BLEU is far higher; a
+#   dropout of 0.2, which costs the paper's model no perplexity, is too much for a narrow model that is trained so
+#   briefly.
+# - **One head** of width 64 has about the perplexity of four of 16, but a lower BLEU: even in sentences of five words,
+#   several heads find something to choose from.
 #
-# How long the models train decides, too. With 500 steps, on a CPU with AVX-512, both wider models gained no more than chance
-# in perplexity (1.44 and 1.39 beside 1.45), and the model without dropout was worse (1.57). On a CPU without AVX-512, as
-# here, it was within chance then (1.51 beside 1.46).
+# How long the models train decides, too. With 500 steps, on a CPU with AVX-512, both wider models gained no more than
+# chance in perplexity (1.44 and 1.39 beside 1.45), and the model without dropout was worse (1.57). On the CPU without
+# AVX-512 on which this page was made, it was within chance after 500 steps (1.51 beside 1.46).
 #
-# What holds is about the method, what does not is about size: how large a model should be, and how strongly
-# regularized, depends on the corpus and the number of steps. So the recipes of this repository differ from the paper's;
+# What does not hold here depends on the corpus and the number of steps: above all, how strongly a model should be
+# regularized, but also how large it should be. So the recipes of this repository differ from the paper's;
 # `docs/choosing.md` says by how much.
 
 # %%

@@ -23,7 +23,7 @@ def attention(q, k, v, mask=None):
     """Scaled dot-product attention (Equation 1).
 
     Queries (...,T,k), keys (...,S,k) and values (...,S,k) -> the output (...,T,k) and the weights (...,T,S). A query
-    does not see a key where `mask` (...,T,S) is False.
+    does not see a key where `mask`, which broadcasts to (...,T,S), is False.
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (...,T,S)
     if mask is not None:

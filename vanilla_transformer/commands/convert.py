@@ -17,10 +17,10 @@ from ..conversion.native import save_tokenizer, to_native
 from ..errors import UserError, explaining, one_line
 
 FORMS = {
-    "vanilla": "this package (the default)",
-    "native": "transformers alone, without remote code: Marian, Pegasus or Blenderbot",
-    "ctranslate2": "CTranslate2",
-    "onnx": "transformers.js and optimum",
+    "vanilla": "a model of this package (the default)",
+    "native": "a Marian, Pegasus or Blenderbot model, which transformers loads without remote code",
+    "ctranslate2": "for CTranslate2",
+    "onnx": "for transformers.js and optimum",
 }
 
 
@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser):
     add = parser.add_argument
     add("model", metavar="MODEL", help="a model directory, a Hub id, or a checkpoint of fairseq (.pt)")
     add("output_dir", metavar="OUTPUT_DIR", type=Path, help="a new directory")
-    forms = ", ".join(f"{form}: for {use}" for form, use in FORMS.items())
-    add("--to", choices=FORMS, default="vanilla", help=f"the form to write; {forms}")
+    forms = "; ".join(f"{form}: {use}" for form, use in FORMS.items())
+    add("--to", choices=FORMS, default="vanilla", help=f"the form to write: {forms}")
     add("--quantization", help="of the weights, for ctranslate2: int8, float16, ... (default: none)")
-    add("--dictionary", metavar="FILE", type=Path, help="fairseq's dict.*.txt, to make a tokenizer from")
+    add("--dictionary", metavar="FILE", type=Path, help="fairseq's joined dict.*.txt, to make a tokenizer from")
     add("--codes", metavar="FILE", type=Path, help="the codes of subword-nmt that go with the dictionary")
 
 

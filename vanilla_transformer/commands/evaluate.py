@@ -1,8 +1,8 @@
 """Translate a test set with one or several models, or read translations from files, and score them with sacreBLEU.
 
-Prints BLEU and chrF of each system with 95 % confidence intervals, and for each but the first, the baseline, how
-likely chance alone makes so large a difference between the two (p). A model may also be any AutoModelForSeq2SeqLM of
-transformers, such as an OPUS-MT model; it translates with its own `generate`.
+Prints BLEU and chrF of each system with 95 % confidence intervals. The first system on the command line is the
+baseline; for each other one, p says how likely chance alone makes so large a difference from it. A model may also be
+any AutoModelForSeq2SeqLM of transformers, such as an OPUS-MT model; it translates with its own `generate`.
 """
 
 import argparse
@@ -37,7 +37,8 @@ EXAMPLES = """
          vanilla-transformer evaluate --hypotheses theirs.txt ours.txt --references test.de --paired randomization
          vanilla-transformer evaluate --hypotheses ours.txt --references tokens.de --bleu_tokenize none --lowercase
          vanilla-transformer evaluate --model outputs/a+outputs/b --dataset_name data --source_lang en --target_lang de
-         vanilla-transformer evaluate --tune --model outputs/a --dataset_name data --split validation"""
+         vanilla-transformer evaluate --tune --model outputs/a --dataset_name data --split validation \\
+             --source_lang en --target_lang de"""
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -56,11 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
     add("--lowercase", action="store_true", help="ignore case")
     add("--comet", metavar="MODEL", help="also score with COMET, for example with Unbabel/wmt22-comet-da")
-    tune = "choose beams and length penalty by BLEU on these pairs, and save them in the model directory"
+    tune = "choose beams and length penalty by BLEU on --split, such as validation, and save them with the model"
     add("--tune", action="store_true", help=tune)
     tests = ["bootstrap", "randomization", "none"]
-    add("--paired", choices=tests, default="bootstrap", help="test against the baseline (default: %(default)s)")
-    add("--num_samples", type=positive, help="of the test (default: 1000 resamples or 10000 randomizations)")
+    add("--paired", choices=tests, default="bootstrap", help="significance test (default: %(default)s)")
+    add("--num_samples", type=positive, help="for --paired (default: 1000 resamples or 10000 randomizations)")
     add("--output", metavar="DIR", type=Path, help="write results.md, results.json and the translations there")
     add_translation_options(parser)
 

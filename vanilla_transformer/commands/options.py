@@ -41,13 +41,13 @@ def add_translation_options(parser: argparse.ArgumentParser):
     """Adds options of [`Translator`] and of `generate` that several commands have."""
     add = parser.add_argument
     add("--trust_remote_code", action="store_true", help="run code from the Hub for the tokenizer")
-    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2 is faster, but an extra")
+    add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2, an extra, is faster")
     add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
     add("--num_beams", type=positive, help="beams (default: those of the model)")
-    add("--length_penalty", type=float, help="the exponent of the length in beam search")
+    add("--length_penalty", type=float, help="divide scores of beams by length to this power")
     add("--max_new_tokens", type=positive, help="most tokens of a translation (default: those of the model)")
-    add("--max_source_length", type=positive, help="tokens translated in one piece (default: as many as in training)")
+    add("--max_source_length", type=positive, help="tokens translated in one piece (default: the most in training)")
     add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
     add("--device", help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]
-    add("--dtype", choices=dtypes, default="auto", help="of the weights with torch (default: as they were saved)")
+    add("--dtype", choices=dtypes, default="auto", help="of the weights with torch; auto: as saved (default: auto)")

@@ -28,14 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--model", required=True, nargs="+", help="a model directory or a Hub id; several are an ensemble")
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")
     add_translation_options(parser)
-    policy = "translate a longer line in pieces, or end the command with its number (default: %(default)s)"
+    policy = "a line over --max_source_length: translate it in pieces, or stop and name it (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--n_best", type=positive, metavar="N", help="write the N best of each line: line number, score, translation")
+    add("--n_best", type=positive, metavar="N", help="write the N best of each line: its number TAB score TAB text")
     add("--mbr", type=positive, metavar="N", help="of N candidates, write the one most similar to all of them")
     add = parser.add_argument
-    add("--mbr_candidates", choices=["samples", "beams"], default="samples", help="of --mbr (default: %(default)s)")
-    add("--mbr_utility", choices=["chrf", "bleu"], default="chrf", help="the similarity (default: %(default)s)")
+    add("--mbr_candidates", choices=["samples", "beams"], default="samples", help="(default: %(default)s)")
+    add("--mbr_utility", choices=["chrf", "bleu"], default="chrf", help="similarity for --mbr (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
 
 

@@ -54,7 +54,7 @@ class DataOptions:
         None, "training pairs from files: .json(l), .csv, .tsv, .parquet, or .txt with source<TAB>target lines"
     )
     train_file_weights: list[float] | None = option(
-        None, "how often an epoch has the pairs of each file, such as 2 1: those of the first twice", ge=0, lt=1000
+        None, "how often an epoch reads each file: 2 1 reads the first twice; 0.5, half of its pairs", ge=0, lt=1000
     )
     train_file_tags: list[str] | None = option(
         None, 'a token put before the sources of a file, one per file: "" "<bt>" marks the second as back-translated'
@@ -64,7 +64,7 @@ class DataOptions:
     train_split: str | None = option(None, "the split to train on (default: train)")
     validation_split: str | None = option(None, "the split to validate on (default: validation)")
     test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
-    validation_split_percentage: int = option(5, "percent of train to validate on if no split is given", ge=1, lt=100)
+    validation_split_percentage: int = option(5, "percent of train to hold out for validation if needed", ge=1, lt=100)
     source_lang: str | None = option(None, "the source language: a column name, or a key of `translation`")
     target_lang: str | None = option(None, "the target language")
     source_column: str | None = option(None, "the column with source texts, if it is not named after the language")
@@ -74,7 +74,7 @@ class DataOptions:
     max_train_samples: int | None = option(None, "use only the first N training pairs", ge=1)
     max_eval_samples: int | None = option(None, "use only the first N validation pairs", ge=1)
     max_predict_samples: int | None = option(None, "use only the first N test pairs", ge=1)
-    streaming: bool = option(False, "read the training pairs during training, for datasets larger than the disk")
+    streaming: bool = option(False, "read training pairs during training, for corpora beyond the disk")
     preprocessing_num_workers: int | None = option(None, "processes for tokenizing", ge=1)
     dataloader_num_workers: int = option(0, "processes for making batches", ge=0)
     tokenizer_name: str | None = option(None, "an existing tokenizer; by default a byte-level BPE is trained")
@@ -88,8 +88,8 @@ class TrainingOptions:
     _argument_group_name = "training"
 
     output_dir: str = option("outputs/model", "where the model, its checkpoints and its results are written")
-    dry_run: bool = option(False, "print what would be trained, up to the first step, then exit")
-    model_name_or_path: str | None = option(None, "fine-tune this model (ours or convertible), with its tokenizer")
+    dry_run: bool = option(False, "print what would be trained, and exit before the first step")
+    model_name_or_path: str | None = option(None, "fine-tune this model (ours or convertible); it keeps its tokenizer")
     per_device_train_max_tokens: str = option(
         "4096", "tokens in a batch on each device: sentences x longest side; auto: as many as fit, at most 32,768"
     )
@@ -108,14 +108,14 @@ class TrainingOptions:
     adam_beta1: float = option(0.9, "section 5.3", ge=0, lt=1)
     adam_beta2: float = option(0.98, "section 5.3", ge=0, lt=1)
     adam_epsilon: float = option(1e-9, "section 5.3", ge=0)
-    ema_decay: float | None = option(None, "score and save an exponential moving average of the weights", ge=0, lt=1)
+    ema_decay: float | None = option(None, "score and save a moving average, of this decay, instead", ge=0, lt=1)
     average_checkpoints: int = option(0, "average the weights of N checkpoints at the end, section 6.1", ge=0)
     average_checkpoints_by: Literal["last", "score"] = option(
         "last", "average the last N checkpoints, or the N best by metric_for_best_model"
     )
     teacher: list[str] | None = option(
         None,
-        "distill these models (ours, or ones that can be converted; directories or Hub ids, with one vocabulary): the "
+        "distill these models (ours or convertible; directories or Hub ids, all with the same vocabulary): the "
         "student also learns the mean of their predicted distributions; it takes the first one's tokenizer",
     )
     teacher_top_k: int = option(8, "most probable tokens of the teachers that are kept at each position", ge=1)
@@ -129,7 +129,7 @@ class TrainingOptions:
     eval_steps: int | None = option(None, "evaluate every N steps (default: only at the end)", ge=1)
     save_steps: int | None = option(None, "save every N steps; each evaluation and the last step also save", ge=1)
     logging_steps: int = option(10, "log every N steps", ge=1)
-    save_total_limit: int = option(2, "number of checkpoints to keep; the best one is always kept", ge=1)
+    save_total_limit: int = option(2, "keep N checkpoints, the best, and those to be averaged", ge=1)
     resume_from_checkpoint: str | None = option(
         None, "resume from this checkpoint, or from the newest one in output_dir", nargs="?", const="newest"
     )
@@ -138,14 +138,14 @@ class TrainingOptions:
     )
     metric_for_best_model: Literal["bleu", "chrf", "loss"] = option("bleu", "measured on the validation split")
     on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss spikes; NaN always stops")
-    num_beams: int = option(1, "beams in evaluation, and the model's default", ge=1)
+    num_beams: int = option(1, "beams in evaluation; saved with the model as its default", ge=1)
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
     tune_decoding: bool = option(False, "choose num_beams and length_penalty by validation BLEU at the end")
     bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
     report_to: str = option("none", "none, tensorboard, wandb, trackio, ... (any tracker of Accelerate)")
     push_to_hub: bool = option(False, "push the trained model to the Hub")
     hub_model_id: str | None = option(None, "the repository to push to (default: the name of output_dir)")
-    native: bool = option(False, "push it as a Marian, Pegasus or Blenderbot model, which loads without remote code")
+    native: bool = option(False, "with push_to_hub: as Marian, Pegasus or Blenderbot, without remote code")
 
 
 # Config fields that follow from the tokenizer or are constant.
@@ -163,7 +163,8 @@ def make_model_options() -> type:
         if item.name in texts and item.name not in NOT_OPTIONS:
             default = getattr(defaults, item.name)
             kind = item.type if get_origin(item.type) is Literal else type(default)
-            text = " ".join(texts[item.name].split()) + f" (default: {default})"
+            shown = "" if item.default is None else f" (default: {default})"
+            text = " ".join(texts[item.name].split()) + shown
             switch = {"nargs": "?", "const": True} if kind is bool else {}  # `--norm_first` and `--norm_first false`
             fields.append((item.name, kind | None, option(None, text, **switch)))
     return dataclasses.make_dataclass("ModelOptions", fields, namespace={"_argument_group_name": "model"})
