@@ -233,7 +233,7 @@ def make_states(
 
 
 def mean_log_probs(logits: list[Tensor]) -> Tensor:
-    """The logarithm of the mean of the models' probabilities, from the logits (A,n,V) of each model."""
+    """The logarithm (A,n,V) of the mean of the models' probabilities, from the logits (A,n,V) of each model."""
     log_probs = [one.log_softmax(dim=-1) for one in logits]
     if len(log_probs) == 1:
         return log_probs[0]

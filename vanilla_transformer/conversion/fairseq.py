@@ -75,7 +75,7 @@ def from_fairseq(
             if found != dictionary_size:
                 raise ValueError(
                     f"the dictionary has {dictionary_size} tokens, but the {side} has {found} embeddings; give the "
-                    "joined dictionary of this model, or none if it has two, which converts it without a tokenizer."
+                    "joined dictionary of this model, or none if it has two: it is converted without a tokenizer then."
                 )
     weights.setdefault("lm_head.weight", weights["model.decoder.embed_tokens.weight"])  # if it is tied
     if unknown_pieces:

@@ -198,7 +198,7 @@ def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str
 
 
 def variant(name: str, model, tokenizer: PreTrainedTokenizerBase, pairs: list, pads: int = 0) -> dict:
-    """Translations, losses per token of the references, and word alignments, with unmasked `pads` after the source."""
+    """For each pair: translation, mean loss of the reference, word alignment. `pads` follow the source, unmasked."""
     translations, losses, links = [], [], []
     for source, reference in pairs:
         ids = encode(model, tokenizer, source)
