@@ -24,7 +24,7 @@ from vanilla_transformer.data.pairs import load_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation.scores import make_bleu
 from vanilla_transformer.evaluation.splits import evaluate_split
-from vanilla_transformer.evaluation.tuning import tune_on_split
+from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
 from vanilla_transformer.hub.model_card import write_model_card
 from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
@@ -164,7 +164,9 @@ def main():
         accelerator.print(f"using the weights of {', '.join(one.name for one in chosen)}")
     results = state.results() | {"num_parameters": full_model.num_parameters()}
     if args.tune_decoding:
-        results["tuned_decoding"] = tune_on_split(full_model, tokenizer, splits["validation"], args, accelerator)
+        given = (full_model, tokenizer, splits["validation"], args, accelerator)
+        results["tuned_decoding"] = tried = distributed.run_on_main(accelerator, tune_on_split, *given)
+        accelerator.print(f"tuned on the validation split: {use_best(tried, full_model.generation_config)}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
             results |= evaluate_split(full_model, tokenizer, splits[split], prefix, args, accelerator)

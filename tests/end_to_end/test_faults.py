@@ -35,6 +35,7 @@ from runs import (
     write_pairs,
 )
 
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.checkpoint import list_checkpoints, load_state
 from vanilla_transformer.training.signals import REPEAT_AFTER
@@ -196,6 +197,18 @@ def test_process_that_cannot_save_ends_both(pairs, fork_two, tmp_path):
     assert "checkpoint-4 could not be written" in one_sentence(two[0].printed())
     assert "train.py:" not in two[1].printed() and "Traceback" not in two[1].printed()
     assert not list((tmp_path / "model").glob("checkpoint-*"))
+
+
+def refuse():
+    raise UserError("no tuning today.")
+
+
+@pytest.mark.slow
+def test_process_that_cannot_tune_ends_both(pairs, fork_two, tmp_path):
+    argv = options(pairs, tmp_path / "model", "--max_steps 1 --tune_decoding")
+    two = fork_two(argv, partial(fault_at, "vanilla_transformer.evaluation.tuning", "tune", 1, refuse))
+    assert [process.wait() for process in two] == [2, 2]
+    assert "train.py: error: no tuning today." in two[0].printed()
 
 
 # ----------------------------------------------------------------------------------------------------------- full disk

@@ -1,7 +1,6 @@
 """Beams and length penalty chosen by BLEU on a validation set."""
 
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from sacrebleu.metrics import BLEU
 from transformers import GenerationConfig
@@ -48,14 +47,9 @@ def use_best(tried: list[dict], config: GenerationConfig) -> dict:
 
 
 def tune_on_split(model, tokenizer, split: Dataset, args, accelerator: Accelerator) -> list[dict]:
-    """Tunes a model on a split and returns what [`tune`] does. `args` are as in [`evaluate_split`]."""
-    tried = None
-    if accelerator.is_main_process:
-        model.eval()
-        translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max(split["source_length"]))
-        bleu = make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)
-        with accelerator.autocast():
-            tried = tune(translator, list(split["source"]), list(split["target"]), bleu)
-    tried = broadcast_object_list([tried])[0]
-    accelerator.print(f"tuned on the validation split: {use_best(tried, model.generation_config)}")
-    return tried
+    """What [`tune`] returns for a split, on this process alone. `args` are as in [`evaluate_split`]."""
+    model.eval()
+    translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max(split["source_length"]))
+    bleu = make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)
+    with accelerator.autocast():
+        return tune(translator, list(split["source"]), list(split["target"]), bleu)
