@@ -225,7 +225,7 @@ def make_states(
         raise Unsupported(unknown)
 
     def for_each_sentence(rows: Tensor) -> Tensor:
-        """The source has as many rows as sentences, or is repeated for each beam (of the others: not repeated)."""
+        """One row for each sentence: `generate` repeats those of the model for each beam, not those of `others`."""
         return rows[torch.arange(num_sentences, device=rows.device) * len(rows) // num_sentences]
 
     mask = None if attention_mask is None else for_each_sentence(attention_mask)

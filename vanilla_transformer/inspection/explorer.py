@@ -226,7 +226,7 @@ def without_head(attention: nn.Module, head: int) -> RemovableHandle:
 
 
 def without_positions(model: nn.Module) -> ExitStack:
-    """Nothing is added to the embeddings; with rotary positions, every token is at position 0."""
+    """Adds no positions to embeddings; if they are rotary, all tokens are at position 0. Until the stack closes."""
 
     def blank(module, inputs, output):
         return module.forward(torch.zeros_like(inputs[0]), *inputs[1:]) if is_rotary else torch.zeros_like(output)
