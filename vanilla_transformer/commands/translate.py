@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--n_best", type=positive, metavar="N", help="write the N best of each line: its number TAB score TAB text")
     add("--mbr", type=positive, metavar="N", help="of N candidates, write the one most similar to all of them")
     add = parser.add_argument
-    add("--mbr_candidates", choices=["samples", "beams"], default="samples", help="(default: %(default)s)")
+    add("--mbr_candidates", choices=["samples", "beams"], default="samples", help="of --mbr (default: %(default)s)")
     add("--mbr_utility", choices=["chrf", "bleu"], default="chrf", help="similarity for --mbr (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
 

@@ -74,7 +74,7 @@ class DataOptions:
     max_train_samples: int | None = option(None, "use only the first N training pairs", ge=1)
     max_eval_samples: int | None = option(None, "use only the first N validation pairs", ge=1)
     max_predict_samples: int | None = option(None, "use only the first N test pairs", ge=1)
-    streaming: bool = option(False, "read training pairs during training, for corpora beyond the disk")
+    streaming: bool = option(False, "read training pairs during training, for corpora larger than the disk")
     preprocessing_num_workers: int | None = option(None, "processes for tokenizing", ge=1)
     dataloader_num_workers: int = option(0, "processes for making batches", ge=0)
     tokenizer_name: str | None = option(None, "an existing tokenizer; by default a byte-level BPE is trained")
@@ -108,7 +108,7 @@ class TrainingOptions:
     adam_beta1: float = option(0.9, "section 5.3", ge=0, lt=1)
     adam_beta2: float = option(0.98, "section 5.3", ge=0, lt=1)
     adam_epsilon: float = option(1e-9, "section 5.3", ge=0)
-    ema_decay: float | None = option(None, "score and save a moving average, of this decay, instead", ge=0, lt=1)
+    ema_decay: float | None = option(None, "score and save a moving average of the weights instead", ge=0, lt=1)
     average_checkpoints: int = option(0, "average the weights of N checkpoints at the end, section 6.1", ge=0)
     average_checkpoints_by: Literal["last", "score"] = option(
         "last", "average the last N checkpoints, or the N best by metric_for_best_model"
