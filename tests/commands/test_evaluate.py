@@ -304,7 +304,10 @@ BAD = {
         ["--model", "OURS", "no/such/one", "--length_penalty", "nan", *TEXT_FILES],
         "no/such/one cannot be loaded",
     ),
-    "ensemble": (["--model", "MARIAN+OURS", *TEXT_FILES], "OURS has a different vocabulary from MARIAN"),
+    "ensemble, found before a model translates": (
+        ["--model", "OURS", "MARIAN+OURS", "--length_penalty", "nan", *TEXT_FILES],
+        "OURS has a different vocabulary from MARIAN",
+    ),
     "no model": (["--model", "done", *TEXT_FILES], "done cannot be loaded"),
     "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "OURS cannot translate.*finite number"),
     "other engine": (["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES], "MARIAN .* of type marian"),
@@ -314,6 +317,7 @@ BAD = {
     "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
     "tuning on the test split": (["--tune", "--model", "OURS", "--dataset_name", "data"], "must not use the test"),
     "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams, "),
+    "tuning by COMET": (["--tune", "--model", "OURS", "--comet", "m", *TEXT_FILES], "by BLEU; leave out .*--comet"),
     "tuning, long texts": (
         ["--tune", "--model", "OURS", "--max_source_length", "5", *TEXT_FILES],
         "OURS cannot be tuned: Text 1 has 13 tokens; at most 5 .*, unless you raise `max_source_length`",

@@ -177,6 +177,8 @@ def test_validation_is_held_out_of_the_first_training_file(tmp_path):
     pairs = load(train_file=files, train_file_weights=[2, 1], validation_split_percentage=10)
     assert texts(pairs["validation"]) == PAIRS[18:20]
     assert texts(pairs["train"]) == [PAIRS[i // 2] for i in range(36)] + PAIRS[20:]
+    pairs = load(train_file=files, train_file_tags=["<a>", "<b>"], validation_split_percentage=10)
+    assert texts(pairs["validation"]) == [(f"<a> {source}", target) for source, target in PAIRS[18:20]]
 
 
 Y_TO_X = {"source_column": "y", "target_column": "x"}

@@ -63,7 +63,7 @@ def test_perfect_chinese_scores_100(language):
 
 
 TOKENIZERS = [("de", None, "13a"), (None, None, "13a"), ("", None, "13a"), ("th", None, "char")]
-TOKENIZERS += [("zh_CN", None, "zh"), ("zh", "intl", "intl")]
+TOKENIZERS += [("zh_CN", None, "zh"), ("zh", "intl", "intl"), ("my", None, "char"), ("my_answer", None, "13a")]
 
 
 @pytest.mark.parametrize("language, named, tokenizer", TOKENIZERS)

@@ -31,6 +31,7 @@ from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, positive
 
+UNTUNED = (*GENERATION, "comet", "num_samples")  # options that --tune has no use for
 EXAMPLES = """
          vanilla-transformer evaluate --model outputs/first outputs/second Helsinki-NLP/opus-mt-en-de \\
              --sources test.en --references test.de --target_lang de --num_beams 5 --output evaluation
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace):
             raise UserError(f"{counts}; give files that correspond line by line.")
     for name, kind in options.systems:
         if kind == "model":
-            find_models(name)
+            load_translator(name, options)
     bleu = make_bleu(options.target_lang or options.target_column, options.bleu_tokenize, options.lowercase)
     if options.tune:
         return tune_model(options, sources, references, bleu)
@@ -125,8 +126,8 @@ def check_options(options: argparse.Namespace):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.tune and options.dataset_name and options.split == "test":
         raise UserError("--tune must not use the test split: that would inflate its score; give another --split.")
-    if options.tune and any(getattr(options, name) is not None for name in GENERATION):
-        raise UserError(f"--tune sets the search itself; leave out {', '.join(f'--{name}' for name in GENERATION)}.")
+    if options.tune and any(getattr(options, name) is not None for name in UNTUNED):
+        raise UserError(f"--tune searches itself, by BLEU; leave out {', '.join(f'--{name}' for name in UNTUNED)}.")
     if options.output and (options.output / "results.json").exists():
         raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
     for name in filter(None, [options.references, options.sources]):

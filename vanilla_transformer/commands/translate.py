@@ -68,7 +68,8 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
         try:
             written = translate(translator, lines, done, options, distinct)
         except TextTooLong as error:
-            remedy = "" if options.too_long == "split" else ", use --too_long split"
+            splits = options.too_long == "split" or options.n_best or options.mbr  # n best are never put together
+            remedy = "" if splits else ", use --too_long split"
             raise UserError(
                 f"line {done + error.number + 1} has {error.tokens} tokens, more than the {error.limit} that are "
                 f"translated in one piece; shorten it{remedy}, or raise --max_source_length."

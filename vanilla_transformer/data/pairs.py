@@ -67,7 +67,8 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
                 f"Warning: the {split} pairs are the training pairs ({origins[split]}); their scores say nothing "
                 "about unseen text."
             )
-    if "validation" not in pairs:
+    is_held_out = "validation" not in pairs
+    if is_held_out:
         hold_out_validation(pairs, args)
     with reading(dataset_label(args)):  # a stream is first read here
         columns = choose_columns(pairs["train"], args, dataset_label(args))
@@ -79,6 +80,8 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
                 dataset = load_file("train", name, args)
                 files.append(select_pair(dataset, *choose_columns(dataset, args, name, columns)))
             pairs["train"] = mix_files(files, args)
+            if is_held_out and args.train_file_tags:  # they come from the first file
+                pairs["validation"] = add_tag(pairs["validation"], args.train_file_tags[0])
         for split in pairs:
             count = getattr(args, SPLITS[split])
             if count is not None:
@@ -179,14 +182,18 @@ def mix_files(files: list[Dataset], args) -> Dataset | IterableDataset:
         if weight != 1:
             count = max(round(weight * len(pairs)), int(weight > 0))
             pairs = pairs.select(np.arange(count) * len(pairs) // count)
-        if tag:
-            pairs = pairs.map(add_tag, batched=True, fn_kwargs={"tag": tag}, features=pairs.features)
+        pairs = add_tag(pairs, tag)
         mixed.append(pairs if pairs.features == files[0].features else pairs.cast(files[0].features))
     return datasets.concatenate_datasets(mixed) if len(mixed) > 1 else mixed[0]
 
 
-def add_tag(batch: dict, tag: str) -> dict[str, list[str | None]]:
-    return {"source": [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]}
+def add_tag(pairs: Dataset | IterableDataset, tag: str) -> Dataset | IterableDataset:
+    """Puts the tag, if it is not empty, and a space in front of each source that is not empty."""
+
+    def tagged(batch: dict) -> dict[str, list[str | None]]:
+        return {"source": [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]}
+
+    return pairs.map(tagged, batched=True, features=pairs.features) if tag else pairs
 
 
 def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:

@@ -23,7 +23,7 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lower
     Raises:
         UserError: sacreBLEU has no tokenizer called `tokenize`, or that one is not installed.
     """
-    code = re.split(r"[-_]", (target_lang or "").lower())[0]
+    code = re.split(r"-|_(?=[A-Z])", target_lang or "")[0].lower()  # not of a column such as my_answer: my is Burmese
     chosen = tokenize or BLEU_TOKENIZER.get(code, "13a")
     if chosen not in BLEU.TOKENIZERS:
         raise UserError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
