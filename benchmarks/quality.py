@@ -5,8 +5,9 @@ Also draws the validation BLEU of each run to EVALUATION/training.png.
 python benchmarks/quality.py EVALUATION
 
 EVALUATION is a directory that `vanilla-transformer evaluate --output` wrote for models of train.py whose directories
-end in their seeds: published-1, published-2, student-1. The first call copies what it needs of their all_results.json
-and newest checkpoints to EVALUATION/runs.json, so that later calls need no models.
+end in their seeds: published-1, published-2, student-1. What the tables need of their all_results.json and newest
+checkpoints is kept in EVALUATION/runs.json, so that they can be printed again without the models. The translations of
+a model that is no longer there may be given to evaluate as a file of its name: --hypotheses published-1.txt.
 """
 
 import argparse
@@ -26,10 +27,12 @@ def main(argv: list[str] | None = None):
     parser.add_argument("evaluation", type=Path, help="the directory that evaluate --output wrote")
     folder = parser.parse_args(argv).evaluation
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    if not (folder / "runs.json").exists():
-        runs = {name: read_run(Path(name)) for name in results["systems"] if Path(name, "all_results.json").exists()}
-        (folder / "runs.json").write_text(json.dumps(runs, indent=2), encoding="utf-8")
-    runs = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+    results["systems"] = {name.removesuffix(".txt"): system for name, system in results["systems"].items()}
+    kept = folder / "runs.json"
+    runs = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    new = results["systems"].keys() - runs.keys()
+    runs |= {name: read_run(Path(name)) for name in sorted(new) if Path(name, "all_results.json").exists()}
+    kept.write_text(json.dumps(runs, indent=2), encoding="utf-8")
     draw_training(runs, folder / "training.png")
     for rows in (by_system(results, runs), by_seed(results, runs)):
         print(tabulate(rows, "keys", "github", disable_numparse=True), end="\n\n")

@@ -45,23 +45,29 @@ def number(cell: str) -> float:
 # ------------------------------------------------------------------------------------------------------------ quality
 
 
-def test_quality_has_a_row_for_any_system(script, tmp_path, capsys):
-    """Also for a file of translations, a model that train.py did not train, and one without its checkpoints."""
+def test_quality_has_a_row_for_any_system(script, tmp_path, capsys, monkeypatch):
+    """Also for a file of translations, a lost model, one that train.py did not train, and one without checkpoints."""
     shutil.copytree(ROOT / "docs" / "results" / "multi30k_tiny", tmp_path, dirs_exist_ok=True)
     run = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8")).popitem()[1]
-    run.pop("evaluations")
-    (tmp_path / "runs.json").unlink()
-    (tmp_path / "run-1").mkdir()
-    (tmp_path / "run-1" / "all_results.json").write_text(json.dumps(run), encoding="utf-8")
+    (tmp_path / "runs.json").write_text(json.dumps({"lost/b-1": run}), encoding="utf-8")
+    without_curve = json.dumps({key: value for key, value in run.items() if key != "evaluations"})
+    monkeypatch.chdir(tmp_path)
+    for name in ("run-1", "lost/b-1"):
+        Path(name).mkdir(parents=True)
+        Path(name, "all_results.json").write_text(without_curve, encoding="utf-8")
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     system = results["systems"].popitem()[1]
-    results["systems"] = dict.fromkeys(["theirs/a.txt", str(tmp_path), str(tmp_path / "run-1")], system)
-    files = ["references.txt", "hypotheses/theirs-a.txt", "hypotheses/b.txt", "hypotheses/c.txt"]
+    names = ["theirs/a.txt", "lost/b-1.txt", str(tmp_path), str(tmp_path / "run-1")]
+    results["systems"] = dict.fromkeys(names, system)
+    files = ["references.txt", *(f"hypotheses/{number}.txt" for number in range(4))]
     results["sha256"] = {file: str(number) * 64 for number, file in enumerate(files)}
     (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
     script("quality").main([str(tmp_path)])
     rows = capsys.readouterr().out.split("\n\n")[1].splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == ["1" * 12, "2" * 12, "3" * 12]
+    assert [row.split("`")[1] for row in rows] == ["1" * 12, "2" * 12, "3" * 12, "4" * 12]
+    assert json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["lost/b-1"] == run  # its curve is kept
+    trained = [row for row in rows if f"| {run['train_steps']:,} " in row]
+    assert [row.split()[1] for row in trained] == ["b-1", "run-1"]
 
 
 # ---------------------------------------------------------------------------------------------------- initial weights
