@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None):
     results["systems"] = {name.removesuffix(".txt"): system for name, system in results["systems"].items()}
     kept = folder / "runs.json"
     runs = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    new = results["systems"].keys() - runs.keys()
-    runs |= {name: read_run(Path(name)) for name in sorted(new) if Path(name, "all_results.json").exists()}
+    new = [name for name in results["systems"] if name not in runs and Path(name, "all_results.json").exists()]
+    runs |= {name: read_run(Path(name)) for name in new}
     kept.write_text(json.dumps(runs, indent=2), encoding="utf-8")
     draw_training(runs, folder / "training.png")
     for rows in (by_system(results, runs), by_seed(results, runs)):

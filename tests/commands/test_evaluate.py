@@ -316,8 +316,8 @@ BAD = {
     "tuning of two": (["--tune", "--model", "OURS", "done", *TEXT_FILES], "give that as the only --model"),
     "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
     "tuning on the test split": (["--tune", "--model", "OURS", "--dataset_name", "data"], "must not use the test"),
-    "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams, "),
-    "tuning by COMET": (["--tune", "--model", "OURS", "--comet", "m", *TEXT_FILES], "by BLEU; leave out .*--comet"),
+    "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams."),
+    "tuning by COMET": (["--tune", "--model", "OURS", "--comet", "m", *TEXT_FILES], "by BLEU; leave out --comet."),
     "tuning, long texts": (
         ["--tune", "--model", "OURS", "--max_source_length", "5", *TEXT_FILES],
         "OURS cannot be tuned: Text 1 has 13 tokens; at most 5 .*, unless you raise `max_source_length`",

@@ -55,7 +55,7 @@ def test_signatures_name_the_metric():
     assert scores.keys() == {"bleu", "chrf", "bleu_signature", "chrf_signature"}
 
 
-@pytest.mark.parametrize("language", ["zh", "zh_CN", "ZH-tw", "zho_Hans", "cmn"])
+@pytest.mark.parametrize("language", ["zh", "zh_CN", "zh_cn", "ZH-tw", "zho_Hans", "cmn"])
 def test_perfect_chinese_scores_100(language):
     """13a takes a whole sentence for one word, which has no 4-grams."""
     assert score(CHINESE, CHINESE)["bleu"] == 0

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace):
             raise UserError(f"{counts}; give files that correspond line by line.")
     for name, kind in options.systems:
         if kind == "model":
-            load_translator(name, options)
+            load_translator(name, options)  # now, so that an error does not come after hours of translating
     bleu = make_bleu(options.target_lang or options.target_column, options.bleu_tokenize, options.lowercase)
     if options.tune:
         return tune_model(options, sources, references, bleu)
@@ -126,8 +126,8 @@ def check_options(options: argparse.Namespace):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.tune and options.dataset_name and options.split == "test":
         raise UserError("--tune must not use the test split: that would inflate its score; give another --split.")
-    if options.tune and any(getattr(options, name) is not None for name in UNTUNED):
-        raise UserError(f"--tune searches itself, by BLEU; leave out {', '.join(f'--{name}' for name in UNTUNED)}.")
+    if options.tune and (given := [name for name in UNTUNED if getattr(options, name) is not None]):
+        raise UserError(f"--tune chooses the search itself, by BLEU; leave out --{' and --'.join(given)}.")
     if options.output and (options.output / "results.json").exists():
         raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
     for name in filter(None, [options.references, options.sources]):
@@ -174,25 +174,18 @@ def file_name(system: str) -> str:
     return name.strip("-.") + ".txt"
 
 
-def find_models(name: str) -> tuple[list[str], bool]:
-    """The models of a system, several if it is an ensemble `a+b`, and whether a [`Translator`] loads them.
-
-    Raises UserError if there is no such model.
-    """
-    models = [name] if Path(name).exists() else name.split("+")
-    with loading(name):
-        types = {PretrainedConfig.get_config_dict(model)[0].get("model_type") for model in models}
-    return models, len(models) > 1 or types <= {None, "vanilla_transformer"}
-
-
 def load_translator(name: str, options: argparse.Namespace) -> Translator:
-    """A model of this package, an ensemble of them, or a model of another kind."""
+    """A model of this package, an ensemble `a+b` of them, or a model of another kind.
+
+    Raises UserError if it cannot be loaded.
+    """
     given = {key: getattr(options, key) for key in LOADING}
     configure_malloc()
     disable_progress_bar()  # of transformers
-    models, is_ours = find_models(name)
+    models = [name] if Path(name).exists() else name.split("+")
     with loading(name):
-        if is_ours:
+        types = {PretrainedConfig.get_config_dict(model)[0].get("model_type") for model in models}
+        if len(models) > 1 or types <= {None, "vanilla_transformer"}:
             return Translator.from_pretrained(models, **given)
         translator = GenerateTranslator.from_pretrained(name, use_safetensors=None, **given)  # weights may be a pickle
         translator.set_languages(options.source_lang, options.target_lang)

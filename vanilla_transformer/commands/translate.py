@@ -68,8 +68,8 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
         try:
             written = translate(translator, lines, done, options, distinct)
         except TextTooLong as error:
-            splits = options.too_long == "split" or options.n_best or options.mbr  # n best are never put together
-            remedy = "" if splits else ", use --too_long split"
+            can_split = not (options.n_best or options.mbr)  # these need one list of candidates for the whole line
+            remedy = ", use --too_long split" if can_split and options.too_long == "refuse" else ""
             raise UserError(
                 f"line {done + error.number + 1} has {error.tokens} tokens, more than the {error.limit} that are "
                 f"translated in one piece; shorten it{remedy}, or raise --max_source_length."

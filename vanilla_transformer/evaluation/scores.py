@@ -23,7 +23,8 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lower
     Raises:
         UserError: sacreBLEU has no tokenizer called `tokenize`, or that one is not installed.
     """
-    code = re.split(r"-|_(?=[A-Z])", target_lang or "")[0].lower()  # not of a column such as my_answer: my is Burmese
+    # A region or a script may follow, but my_answer is a column, and not in Burmese (my).
+    code = re.split(r"-|_(?=[A-Z]|[a-z]{2}$)", target_lang or "")[0].lower()
     chosen = tokenize or BLEU_TOKENIZER.get(code, "13a")
     if chosen not in BLEU.TOKENIZERS:
         raise UserError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
