@@ -1,21 +1,23 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""Label-smoothed cross-entropy (section 5.4) and distillation, without holding the logits of a whole batch.
+"""The loss: label-smoothed cross-entropy (section 5.4), distillation, R-Drop; the logits of a batch are never held.
 
     what                             shapes
     label_smoothed_cross_entropy     (B,T,d) (B,T) -> ()
     chunked_cross_entropy            (B,T,d) (V,d) (B,T) (B,T,K) (B,T,K) -> () and its gradients
 
 Letters: B sentences, T target length, d model width, V vocabulary size, K tokens with a share in a target,
-N target tokens without padding, n rows of one chunk of them. This file travels with every saved model.
+N target tokens without padding, P passes (2 with R-Drop, else 1), n positions of one chunk of them.
+This file travels with every saved model.
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 # A chunk holds 16 MiB of float32 logits, but at least 256 rows, since every chunk updates the gradient of the whole
-# (V,d) projection. On a CPU the softmax takes a quarter of a chunk at a time, which stays in the processor's cache.
+# (V,d) projection. On a CPU the softmax takes 1 MiB of a chunk at a time, which stays in the processor's cache.
 LOGITS_PER_CHUNK, ROWS_PER_CHUNK = 2**22, 256
-LOGITS_PER_SOFTMAX = 2**20
+LOGITS_PER_SOFTMAX = 2**18
 
 
 def label_smoothed_cross_entropy(
@@ -24,20 +26,25 @@ def label_smoothed_cross_entropy(
     labels: Tensor,
     label_smoothing: float = 0.0,
     num_items_in_batch: int | Tensor | None = None,
-    logits: Tensor | None = None,
     soft_targets: tuple[Tensor, Tensor, float, float] | None = None,
+    r_drop_alpha: float = 0.0,
 ) -> Tensor:
     """Cross-entropy against targets smoothed over the vocabulary (section 5.4), in nats per target token.
 
     `hidden` (B,T,d) are the decoder's outputs and `labels` (B,T) the tokens that they predict, -100 where nothing is
     predicted. The sum over the N tokens is divided by N, or by `num_items_in_batch` if given: with the number of
     tokens of a whole optimizer step, the gradients of its micro-batches add up to the gradient of one large batch.
-    `logits` (B,T,V) are used if the caller has them. Returns ().
+    Returns ().
 
     `soft_targets` add distillation (Hinton et al., 2015, section 2): tokens (B,T,K) of the teachers, their
     probabilities (B,T,K) at the temperature, which sum to 1, a weight and the temperature. The loss is then 1 - weight
     times that of the labels, plus weight times temperature^2 times the cross-entropy of softmax(logits / temperature)
     against the teachers. The square makes up for gradients that a temperature above 1 makes smaller.
+
+    `r_drop_alpha` adds R-Drop (Liang et al., 2021). The second half of the batch is the first one again, with other
+    dropout. To the sum over the N tokens is added `r_drop_alpha` times the mean of the two KL divergences between both
+    predictions of a token, summed over the N/2 tokens of one half. So the result is half of the paper's Equation 4. If
+    soft targets have a temperature, so have the predictions, and the divergences are multiplied by temperature^2.
     """
     kept, tokens = labels != -100, labels[..., None]
     probabilities = torch.full_like(tokens, 1 - label_smoothing, dtype=torch.float32)
@@ -46,10 +53,13 @@ def label_smoothed_cross_entropy(
         tokens = torch.cat([tokens, soft_tokens], dim=-1)
         probabilities = torch.cat([(1 - weight) * probabilities, weight * soft_probabilities], dim=-1)
         label_smoothing *= 1 - weight
-    total = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing, logits)
     if weight and temperature != 1:
-        soft = cross_entropy(hidden, lm_head, kept, soft_tokens, soft_probabilities, 0.0, logits, temperature)
-        total = (1 - weight) * total + weight * temperature**2 * soft
+        hard = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing)
+        options = (0.0, r_drop_alpha / weight, temperature)
+        soft = cross_entropy(hidden, lm_head, kept, soft_tokens, soft_probabilities, *options)
+        total = (1 - weight) * hard + weight * temperature**2 * soft
+    else:
+        total = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing, r_drop_alpha)
     return total / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 
@@ -60,29 +70,33 @@ def cross_entropy(
     tokens: Tensor,
     probabilities: Tensor,
     uniform: float,
-    logits: Tensor | None = None,
+    r_drop_alpha: float = 0.0,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Cross-entropy of softmax(logits / temperature) at the `kept` positions (B,T), summed; ().
+    """Cross-entropy of softmax(logits / temperature) at the `kept` positions (B,T), and R-Drop, summed; ().
 
     The target distribution gives `probabilities` (B,T,K) to `tokens` (B,T,K), of which some may be the same, and
     `uniform` / V more to every token of the vocabulary. Other arguments as in [`label_smoothed_cross_entropy`].
     """
     # An adapter or a quantizer replaces the layer, its weight or its forward method: then the layer is called, below.
     is_plain = type(lm_head) is nn.Linear and type(lm_head.weight) in (nn.Parameter, Tensor)
-    if logits is None and is_plain and "forward" not in vars(lm_head):
+    if is_plain and "forward" not in vars(lm_head):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else lm_head.weight.dtype
         bias = None if lm_head.bias is None else lm_head.bias / temperature
-        targets = (kept, tokens, probabilities, uniform)
+        targets = (kept, tokens, probabilities, uniform, r_drop_alpha)
         needs_grad = torch.is_grad_enabled()
         return chunked_cross_entropy(hidden / temperature, lm_head.weight, bias, *targets, dtype, needs_grad)[0]
-    logits = (lm_head(hidden) if logits is None else logits).float()
-    predicted = (logits if temperature == 1 else logits / temperature).log_softmax(dim=-1)
+    predicted = (lm_head(hidden).float() / temperature).log_softmax(dim=-1)
     expected = (probabilities * predicted.gather(-1, tokens.clamp(min=0))).sum(dim=-1)  # -100 has no logit
     if uniform:
         expected = expected + uniform * predicted.mean(dim=-1)
-    return -expected.masked_fill(~kept, 0).sum()
+    loss = -expected.masked_fill(~kept, 0).sum()
+    if r_drop_alpha:
+        p, q = predicted[kept].chunk(2)
+        both = (functional.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p)))
+        loss = loss + r_drop_alpha * sum(both) / 2
+    return loss
 
 
 # A custom operator, so that torch.compile treats it as one opaque operation for any number of tokens. Its name derives
@@ -96,56 +110,68 @@ def chunked_cross_entropy(
     tokens: Tensor,
     probabilities: Tensor,
     uniform: float,
+    r_drop_alpha: float,
     dtype: torch.dtype,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Projection, softmax, cross-entropy and its gradient, for a chunk of target tokens at a time.
+    """Projection, softmax, loss and its gradient, for a chunk of target tokens at a time.
 
     The gradient of the loss with respect to the logits has a simple closed form, so it is computed in the forward
     pass, as soon as the logits are there. The (N,V) logits of a batch, by far the largest tensor of training, never
     exist as a whole. Matrices are multiplied in `dtype`; sums are accumulated in float32.
 
-    The targets are those of [`cross_entropy`]. Returns the loss () summed over the N target tokens and its gradients
+    The loss is that of [`cross_entropy`]. Returns its sum () over the N target tokens and its gradients
     with respect to `hidden` (B,T,d), `weight` (V,d) and `bias` (V,). The gradients are empty unless `needs_grad`.
     """
-    vocab_size = weight.shape[0]
+    vocab_size, passes = weight.shape[0], 2 if r_drop_alpha else 1
     projection = weight.to(dtype)
-    states = hidden[kept].to(dtype)  # (N,d)
+    inputs = [t[kept].unflatten(0, (passes, -1)) for t in (hidden.to(dtype), tokens, probabilities)]
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    grad_states = [states[:0]]
+    grad_states = [inputs[0][:, :0]]
     grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=torch.float32)
     grad_bias = torch.zeros_like(grad_weight[:, 0])
-    rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // vocab_size)
-    softmax_rows = max(1, LOGITS_PER_SOFTMAX // vocab_size) if hidden.device.type == "cpu" else rows
-    for x, *targets in zip(*(t.split(rows) for t in (states, tokens[kept], probabilities[kept])), strict=True):
-        chunk = x @ projection.T  # (n,V)
-        for part, ids, shares in zip(*(t.split(softmax_rows) for t in (chunk, *targets)), strict=True):
+    signs = torch.tensor([-1.0, 1.0], device=hidden.device)[:, None, None]
+    rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // vocab_size, passes) // passes
+    softmax_rows = max(1, LOGITS_PER_SOFTMAX // vocab_size // passes) if hidden.device.type == "cpu" else rows
+    for x, *targets in zip(*(t.split(rows, 1) for t in inputs), strict=True):
+        x = x.flatten(0, 1)  # (P n,d)
+        chunk = x @ projection.T  # (P n,V)
+        parts = (t.split(softmax_rows, 1) for t in (chunk.unflatten(0, (passes, -1)), *targets))
+        for part, ids, shares in zip(*parts, strict=True):
             logits = part.float() if bias is None else part.float() + bias
             # The cross-entropy with a target q is log(sum(exp(logits))) - sum(q logits).
-            expected = (shares * logits.gather(1, ids)).sum(dim=1, keepdim=True)
+            expected = (shares * logits.gather(2, ids)).sum(dim=2, keepdim=True)
             if uniform:
-                expected += uniform * logits.mean(dim=1, keepdim=True)
-            predicted = logits.softmax(dim=1)
+                expected += uniform * logits.mean(dim=2, keepdim=True)
+            predicted = logits.softmax(dim=2)
             # The log-sum-exp, from the largest logit and its probability, which is at least 1/V.
-            log_sum_exp = logits.amax(dim=1, keepdim=True) - predicted.amax(dim=1, keepdim=True).log()
+            log_sum_exp = logits.amax(dim=2, keepdim=True) - predicted.amax(dim=2, keepdim=True).log()
             loss += (log_sum_exp - expected).sum()
+            if r_drop_alpha:
+                # The two passes predict p and q. The gradient of both divergences with respect to the logits of q is
+                # q (log(q / p) - KL(q || p)) + q - p, and that of p has p and q exchanged.
+                log_ratio = (logits - log_sum_exp).diff(dim=0)  # log(q / p), (1,n,V)
+                divergences = (predicted * log_ratio).sum(dim=2, keepdim=True)  # -KL(p || q) and KL(q || p), (2,n,1)
+                loss += r_drop_alpha / 2 * divergences.diff(dim=0).sum()
+                grad = (predicted * (log_ratio - divergences) + predicted.diff(dim=0)) * signs
+                predicted.add_(grad, alpha=r_drop_alpha / 2)
             if needs_grad:  # softmax minus the targets, written over the logits
-                grad = predicted.sub_(uniform / vocab_size).scatter_add_(1, ids, -shares.to(logits.dtype))
+                grad = predicted.sub_(uniform / vocab_size).scatter_add_(2, ids, -shares.to(logits.dtype))
                 if bias is not None:
-                    grad_bias += grad.sum(dim=0)
+                    grad_bias += grad.sum(dim=(0, 1))
                 part.copy_(grad)
         if needs_grad:
-            grad_states.append(chunk @ projection)
+            grad_states.append((chunk @ projection).unflatten(0, (passes, -1)))
             grad_weight += chunk.T @ x
 
     grad_hidden = torch.zeros_like(hidden if needs_grad else hidden[:0])
     if needs_grad:
-        grad_hidden[kept] = torch.cat(grad_states).to(hidden.dtype)
+        grad_hidden[kept] = torch.cat(grad_states, dim=1).flatten(0, 1).to(hidden.dtype)
     return loss, grad_hidden, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
 
 
 @chunked_cross_entropy.register_fake
-def _(hidden, weight, bias, kept, tokens, probabilities, uniform, dtype, needs_grad):
+def _(hidden, weight, bias, kept, tokens, probabilities, uniform, r_drop_alpha, dtype, needs_grad):
     """Empty results of the right shapes, for torch.compile."""
     if not needs_grad:
         hidden, weight = hidden[:0], weight[:0]
@@ -161,7 +187,7 @@ def save_gradients(ctx, inputs, output):
 
 def scale_gradients(ctx, grad_loss, *_):
     hidden, weight, bias = (grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors)
-    return hidden, weight, bias if ctx.has_bias else None, *[None] * 6
+    return hidden, weight, bias if ctx.has_bias else None, *[None] * 7
 
 
 chunked_cross_entropy.register_autograd(scale_gradients, setup_context=save_gradients)

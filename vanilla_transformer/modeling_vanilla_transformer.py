@@ -599,14 +599,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         num_items_in_batch: int | Tensor | None = None,
         output_logits: bool | None = None,
         soft_targets: tuple | None = None,
+        r_drop_alpha: float = 0.0,
         **kwargs,
     ) -> Seq2SeqLMOutput:
         """Source ids (B,S) and target ids (B,T) -> `logits` (B,T,V), and `loss` if `labels` are given.
 
         `labels` (B,T) are the target tokens, -100 where nothing is predicted. Without target ids, the decoder reads
         the labels shifted right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch`,
-        `soft_targets` and `label_smoothing`. The loss needs no logits: with `output_logits=False`, the default in
-        training with labels, they are None.
+        `soft_targets`, `r_drop_alpha` and `label_smoothing`. The loss needs no logits: with `output_logits=False`, the
+        default in training with labels, they are None.
         """
         # Not a named parameter: Trainer would look for it in the dataset, as for every name with "label" in it.
         smoothing = kwargs.pop("label_smoothing", 0.0)
@@ -628,7 +629,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if labels is None or (not self.training if output_logits is None else output_logits):
             logits = self.lm_head(hidden)  # (B,T,V)
         if labels is not None:
-            options = (smoothing, num_items_in_batch, logits, soft_targets)
+            options = (smoothing, num_items_in_batch, soft_targets, r_drop_alpha)
             loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, *options)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)

@@ -202,10 +202,15 @@ def test_distillation_and_half_of_r_drop_are_the_losses_of_their_papers(
     logits = model(twice["input_ids"], twice["attention_mask"], shifted, use_cache=False).logits
     expected = paper_distillation(logits, twice, weight, temperature, smoothing) / passes
     if alpha:
-        expected = expected + alpha / 2 * paper_divergence(logits, twice["labels"])
+        divergence = temperature**2 * paper_divergence(logits / temperature, twice["labels"])
+        expected = expected + alpha / 2 * divergence
         assert not torch.allclose(logits[:6], logits[6:], atol=0.1)  # it is dropout that R-Drop is about
     torch.testing.assert_close(loss.double(), expected / tokens, rtol=1e-6, atol=0)
     assert_same_gradients(ours, gradients(model, expected / tokens), 1e-6)
+    model.lm_head.forward = model.lm_head.forward  # as an adapter does, so that the layer is called
+    torch.manual_seed(5)
+    called = optim.compute_loss(model, batch, torch.tensor(float(tokens)), training_options(*argv))
+    assert_same_gradients(gradients(model, called), ours, 1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------- float16

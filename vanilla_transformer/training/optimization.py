@@ -1,6 +1,6 @@
-"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, loss with R-Drop, gradient clipping.
+"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, the loss of a batch, gradient clipping.
 
-Cross-entropy and distillation are in loss_vanilla_transformer.py; the step (section 5.3) is in the loop of train.py.
+The loss of a token is in loss_vanilla_transformer.py; the step (section 5.3) is in the loop of train.py.
 """
 
 import math
@@ -77,8 +77,7 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
     `num_tokens` counts the target tokens of the whole optimizer step, so that the losses of its batches add up. With
     `--teacher`, a share of the loss is distillation. `--r_drop_alpha` adds R-Drop (Liang et al., 2021): each pair is
     read twice with different dropout, and the result is half the loss of its Equation 4, the mean loss of both passes
-    plus `alpha` / 2 times the mean of both KL divergences. R-Drop holds the logits of the whole batch, other losses
-    those of a chunk.
+    plus `alpha` / 2 times the mean of both KL divergences.
     """
     if args.r_drop_alpha:
         batch = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
@@ -91,12 +90,8 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
         softened = functional.normalize(probabilities, p=math.inf, dim=-1) ** (1 / temperature)
         softened = functional.normalize(softened, p=1, dim=-1)
         inputs["soft_targets"] = (tokens, softened, args.distillation_weight, temperature)
-    inputs |= {"label_smoothing": args.label_smoothing_factor, "num_items_in_batch": num_tokens}
-    outputs = model(**inputs, output_logits=bool(args.r_drop_alpha))
-    if not args.r_drop_alpha:
-        return outputs.loss
-    logits = outputs.logits[batch["labels"] != -100].float()  # (N,V)
-    return outputs.loss + args.r_drop_alpha * symmetric_divergence(*logits.chunk(2)) / num_tokens
+    inputs |= {"label_smoothing": args.label_smoothing_factor, "r_drop_alpha": args.r_drop_alpha}
+    return model(**inputs, num_items_in_batch=num_tokens, output_logits=False).loss
 
 
 def lowest_loss(args, vocab_size: int) -> float | None:
@@ -106,13 +101,6 @@ def lowest_loss(args, vocab_size: int) -> float | None:
     targets = torch.full((vocab_size,), args.label_smoothing_factor / vocab_size)
     targets[0] += 1 - args.label_smoothing_factor
     return torch.special.entr(targets).sum().item()
-
-
-def symmetric_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The mean of the two Kullback-Leibler divergences between the softmax of logits (N,V), summed over N; ()."""
-    p, q = p.log_softmax(dim=-1), q.log_softmax(dim=-1)
-    one_way = functional.kl_div(p, q, reduction="sum", log_target=True)
-    return (one_way + functional.kl_div(q, p, reduction="sum", log_target=True)) / 2
 
 
 def clip_grad_norm(model: nn.Module, optimizer, max_norm: float, accelerator: Accelerator) -> torch.Tensor:
