@@ -158,9 +158,14 @@ def batch(sentences: int = 3, source: int = 6, target: int = 5) -> dict[str, tor
 def test_compiled_training_equals_uncompiled(make_model, backend):
     model = make_model(**SHALLOW, lm_head_bias=True).train()
     compiled = torch.compile(model, fullgraph=True, backend=backend)
-    for inputs in [{"label_smoothing": 0.1}, {"num_items_in_batch": torch.tensor(7)}]:
-        expected = model(SOURCE, MASK, labels=LABELS, **inputs).loss
-        loss = compiled(SOURCE, MASK, labels=LABELS, **inputs).loss
+    once = {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}
+    twice = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in once.items()}  # for R-Drop
+    for inputs in [
+        once | {"label_smoothing": 0.1},
+        once | {"num_items_in_batch": torch.tensor(7)},
+        twice | {"r_drop_alpha": 2.0},
+    ]:
+        expected, loss = (either(**inputs).loss for either in (model, compiled))
         assert_close(loss, expected, 1e-6)
         assert_same_gradients(gradients(model, loss), gradients(model, expected))
     with torch.autocast("cpu", torch.bfloat16):
