@@ -1,5 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""The loss: label-smoothed cross-entropy (section 5.4), distillation, R-Drop; the logits of a batch are never held.
+"""The loss: label-smoothed cross-entropy (section 5.4), distillation, R-Drop; the logits of a batch are not held.
 
     what                             shapes
     label_smoothed_cross_entropy     (B,T,d) (B,T) -> ()
@@ -42,9 +42,10 @@ def label_smoothed_cross_entropy(
     against the teachers. The square makes up for gradients that a temperature above 1 makes smaller.
 
     `r_drop_alpha` adds R-Drop (Liang et al., 2021). The second half of the batch is the first one again, with other
-    dropout. To the sum over the N tokens is added `r_drop_alpha` times the mean of the two KL divergences between both
-    predictions of a token, summed over the N/2 tokens of one half. So the result is half of the paper's Equation 4. If
-    soft targets have a temperature, so have the predictions, and the divergences are multiplied by temperature^2.
+    dropout. Added to the sum: `r_drop_alpha` times the mean of KL(p || q) and KL(q || p), summed over the N/2 tokens
+    for which the halves predict p and q. Since N, and `num_items_in_batch`, count both halves, the result is half of
+    the paper's Equation 4. If soft targets have a temperature, so have p and q, and the divergences are multiplied by
+    temperature^2.
     """
     kept, tokens = labels != -100, labels[..., None]
     probabilities = torch.full_like(tokens, 1 - label_smoothing, dtype=torch.float32)
@@ -73,7 +74,7 @@ def cross_entropy(
     r_drop_alpha: float = 0.0,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Cross-entropy of softmax(logits / temperature) at the `kept` positions (B,T), and R-Drop, summed; ().
+    """Cross-entropy of softmax(logits / temperature) at the `kept` positions (B,T) plus R-Drop, summed; ().
 
     The target distribution gives `probabilities` (B,T,K) to `tokens` (B,T,K), of which some may be the same, and
     `uniform` / V more to every token of the vocabulary. Other arguments as in [`label_smoothed_cross_entropy`].
@@ -93,7 +94,7 @@ def cross_entropy(
         expected = expected + uniform * predicted.mean(dim=-1)
     loss = -expected.masked_fill(~kept, 0).sum()
     if r_drop_alpha:
-        p, q = predicted[kept].chunk(2)
+        p, q = predicted[kept].unflatten(0, (2, -1))
         both = (functional.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p)))
         loss = loss + r_drop_alpha * sum(both) / 2
     return loss
@@ -149,7 +150,7 @@ def chunked_cross_entropy(
             loss += (log_sum_exp - expected).sum()
             if r_drop_alpha:
                 # The two passes predict p and q. The gradient of both divergences with respect to the logits of q is
-                # q (log(q / p) - KL(q || p)) + q - p, and that of p has p and q exchanged.
+                # q (log(q / p) - KL(q || p)) + q - p, and that of p has p and q exchanged: the same, but for its sign.
                 log_ratio = (logits - log_sum_exp).diff(dim=0)  # log(q / p), (1,n,V)
                 divergences = (predicted * log_ratio).sum(dim=2, keepdim=True)  # -KL(p || q) and KL(q || p), (2,n,1)
                 loss += r_drop_alpha / 2 * divergences.diff(dim=0).sum()

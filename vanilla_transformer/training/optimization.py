@@ -76,8 +76,8 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
 
     `num_tokens` counts the target tokens of the whole optimizer step, so that the losses of its batches add up. With
     `--teacher`, a share of the loss is distillation. `--r_drop_alpha` adds R-Drop (Liang et al., 2021): each pair is
-    read twice with different dropout, and the result is half the loss of its Equation 4, the mean loss of both passes
-    plus `alpha` / 2 times the mean of both KL divergences.
+    read twice with different dropout, and the result is half the loss of its Equation 4, that is, the mean loss of
+    both passes plus `alpha` / 2 times the mean of both KL divergences.
     """
     if args.r_drop_alpha:
         batch = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
