@@ -12,7 +12,6 @@ This file travels with every saved model.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 # A chunk holds 16 MiB of float32 logits, but at least 256 rows, since every chunk updates the gradient of the whole
 # (V,d) projection. On a CPU the softmax takes 1 MiB of a chunk at a time, which stays in the processor's cache.
@@ -94,9 +93,8 @@ def cross_entropy(
         expected = expected + uniform * predicted.mean(dim=-1)
     loss = -expected.masked_fill(~kept, 0).sum()
     if r_drop_alpha:
-        p, q = predicted[kept].unflatten(0, (2, -1))
-        both = (functional.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p)))
-        loss = loss + r_drop_alpha * sum(both) / 2
+        log_probs = predicted[kept].unflatten(0, (2, -1))
+        loss = loss + r_drop_alpha / 2 * (log_probs.exp().diff(dim=0) * log_probs.diff(dim=0)).sum()
     return loss
 
 
@@ -121,8 +119,8 @@ def chunked_cross_entropy(
     pass, as soon as the logits are there. The (N,V) logits of a batch, by far the largest tensor of training, never
     exist as a whole. Matrices are multiplied in `dtype`; sums are accumulated in float32.
 
-    The loss is that of [`cross_entropy`]. Returns its sum () over the N target tokens and its gradients
-    with respect to `hidden` (B,T,d), `weight` (V,d) and `bias` (V,). The gradients are empty unless `needs_grad`.
+    The loss is that of [`cross_entropy`]. Returns it () and its gradients with respect to `hidden` (B,T,d), `weight`
+    (V,d) and `bias` (V,). The gradients are empty unless `needs_grad`.
     """
     vocab_size, passes = weight.shape[0], 2 if r_drop_alpha else 1
     projection = weight.to(dtype)
@@ -131,7 +129,6 @@ def chunked_cross_entropy(
     grad_states = [inputs[0][:, :0]]
     grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=torch.float32)
     grad_bias = torch.zeros_like(grad_weight[:, 0])
-    signs = torch.tensor([-1.0, 1.0], device=hidden.device)[:, None, None]
     rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // vocab_size, passes) // passes
     softmax_rows = max(1, LOGITS_PER_SOFTMAX // vocab_size // passes) if hidden.device.type == "cpu" else rows
     for x, *targets in zip(*(t.split(rows, 1) for t in inputs), strict=True):
@@ -149,12 +146,8 @@ def chunked_cross_entropy(
             log_sum_exp = logits.amax(dim=2, keepdim=True) - predicted.amax(dim=2, keepdim=True).log()
             loss += (log_sum_exp - expected).sum()
             if r_drop_alpha:
-                # The two passes predict p and q. The gradient of both divergences with respect to the logits of q is
-                # q (log(q / p) - KL(q || p)) + q - p, and that of p has p and q exchanged: the same, but for its sign.
-                log_ratio = (logits - log_sum_exp).diff(dim=0)  # log(q / p), (1,n,V)
-                divergences = (predicted * log_ratio).sum(dim=2, keepdim=True)  # -KL(p || q) and KL(q || p), (2,n,1)
-                loss += r_drop_alpha / 2 * divergences.diff(dim=0).sum()
-                grad = (predicted * (log_ratio - divergences) + predicted.diff(dim=0)) * signs
+                divergence, grad = divergence_of_passes(predicted, logits - log_sum_exp)
+                loss += r_drop_alpha / 2 * divergence
                 predicted.add_(grad, alpha=r_drop_alpha / 2)
             if needs_grad:  # softmax minus the targets, written over the logits
                 grad = predicted.sub_(uniform / vocab_size).scatter_add_(2, ids, -shares.to(logits.dtype))
@@ -169,6 +162,19 @@ def chunked_cross_entropy(
     if needs_grad:
         grad_hidden[kept] = torch.cat(grad_states, dim=1).flatten(0, 1).to(hidden.dtype)
     return loss, grad_hidden, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+
+
+def divergence_of_passes(predicted: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p || q) + KL(q || p), summed over n positions, and its gradient with respect to the logits (2,n,V).
+
+    `predicted` (2,n,V) holds p and q, the distributions that the two passes predict, and `log_probs` their logarithms.
+    """
+    log_ratio = log_probs.diff(dim=0)  # log(q / p), (1,n,V)
+    one_way = (predicted * log_ratio).sum(dim=2, keepdim=True)  # -KL(p || q) and KL(q || p), (2,n,1)
+    # For the logits of q: q (log(q / p) - KL(q || p)) + q - p. For those of p, p and q change places.
+    grad = predicted * (log_ratio - one_way) + predicted.diff(dim=0)
+    grad[0].neg_()
+    return one_way.diff(dim=0).sum(), grad
 
 
 @chunked_cross_entropy.register_fake
