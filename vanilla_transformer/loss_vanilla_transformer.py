@@ -25,6 +25,7 @@ def label_smoothed_cross_entropy(
     labels: Tensor,
     label_smoothing: float = 0.0,
     num_items_in_batch: int | Tensor | None = None,
+    logits: Tensor | None = None,
     soft_targets: tuple[Tensor, Tensor, float, float] | None = None,
     r_drop_alpha: float = 0.0,
 ) -> Tensor:
@@ -33,7 +34,7 @@ def label_smoothed_cross_entropy(
     `hidden` (B,T,d) are the decoder's outputs and `labels` (B,T) the tokens that they predict, -100 where nothing is
     predicted. The sum over the N tokens is divided by N, or by `num_items_in_batch` if given: with the number of
     tokens of a whole optimizer step, the gradients of its micro-batches add up to the gradient of one large batch.
-    Returns ().
+    If the caller has the `logits` (B,T,V) already, the loss is a function of them. Returns ().
 
     `soft_targets` add distillation (Hinton et al., 2015, section 2): tokens (B,T,K) of the teachers, their
     probabilities (B,T,K) at the temperature, which sum to 1, a weight and the temperature. The loss is then 1 - weight
@@ -54,12 +55,12 @@ def label_smoothed_cross_entropy(
         probabilities = torch.cat([(1 - weight) * probabilities, weight * soft_probabilities], dim=-1)
         label_smoothing *= 1 - weight
     if weight and temperature != 1:
-        hard = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing)
-        options = (0.0, r_drop_alpha / weight, temperature)
+        hard = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing, logits)
+        options = (0.0, logits, r_drop_alpha / weight, temperature)
         soft = cross_entropy(hidden, lm_head, kept, soft_tokens, soft_probabilities, *options)
         total = (1 - weight) * hard + weight * temperature**2 * soft
     else:
-        total = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing, r_drop_alpha)
+        total = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing, logits, r_drop_alpha)
     return total / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 
@@ -70,6 +71,7 @@ def cross_entropy(
     tokens: Tensor,
     probabilities: Tensor,
     uniform: float,
+    logits: Tensor | None = None,
     r_drop_alpha: float = 0.0,
     temperature: float = 1.0,
 ) -> Tensor:
@@ -80,14 +82,15 @@ def cross_entropy(
     """
     # An adapter or a quantizer replaces the layer, its weight or its forward method: then the layer is called, below.
     is_plain = type(lm_head) is nn.Linear and type(lm_head.weight) in (nn.Parameter, Tensor)
-    if is_plain and "forward" not in vars(lm_head):
+    if logits is None and is_plain and "forward" not in vars(lm_head):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else lm_head.weight.dtype
         bias = None if lm_head.bias is None else lm_head.bias / temperature
         targets = (kept, tokens, probabilities, uniform, r_drop_alpha)
         needs_grad = torch.is_grad_enabled()
         return chunked_cross_entropy(hidden / temperature, lm_head.weight, bias, *targets, dtype, needs_grad)[0]
-    predicted = (lm_head(hidden).float() / temperature).log_softmax(dim=-1)
+    logits = lm_head(hidden) if logits is None else logits
+    predicted = (logits.float() / temperature).log_softmax(dim=-1)
     expected = (probabilities * predicted.gather(-1, tokens.clamp(min=0))).sum(dim=-1)  # -100 has no logit
     if uniform:
         expected = expected + uniform * predicted.mean(dim=-1)

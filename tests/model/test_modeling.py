@@ -339,6 +339,15 @@ def test_loss_with_and_without_logits_equals_the_closed_form(make_model, chunks,
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
+def test_loss_is_a_function_of_the_logits_beside_it(make_model, mode):
+    """So that what a caller does with the gradient of the logits, such as a saliency map, works."""
+    output = getattr(make_model(), mode)()(SOURCE, MASK, labels=LABELS, output_logits=True)
+    (gradient,) = torch.autograd.grad(output.loss, output.logits, retain_graph=True)
+    loss = nn.functional.cross_entropy(output.logits.flatten(0, 1), LABELS.flatten())
+    assert_close(gradient, torch.autograd.grad(loss, output.logits)[0])
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
 def test_loss_without_targets_is_zero(make_model, mode):
     model = getattr(make_model(lm_head_bias=True), mode)()
     loss = model(SOURCE, MASK, labels=torch.full_like(LABELS, -100), label_smoothing=0.1).loss
