@@ -42,6 +42,8 @@ def loading(model: str) -> Iterator[None]:
         yield
     except Exception as error:  # a damaged file can make the libraries raise anything
         reason, folder = one_line(error), Path(model)
-        if (folder / "config.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        if folder.is_dir() and not (folder / "config.json").is_file():
+            reason = "it is a directory without a config.json; give one that holds a model."
+        elif folder.is_dir() and not (folder / "tokenizer_config.json").is_file():
             reason = "it has no tokenizer; save it there with `tokenizer.save_pretrained`."
         raise UserError(f"{model or '--model'} cannot be loaded: {reason}") from error

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,17 @@ def test_models_joined_by_a_plus_are_an_ensemble(ours, text_tokenizer, folder, t
     assert p_values[:2] == [None, 1.0]  # sacreBLEU's own would be 1 / 1001, as of a clear difference
 
 
+def test_a_rerun_after_a_kill_and_a_system_called_dot(ours, folder, tmp_path, monkeypatch):
+    """Texts of the same test set may be there already; a path without letters has the name of its directory."""
+    texts = ["--sources", folder / "sources.txt", "--references", folder / "references.txt"]
+    for file in ("sources.txt", "references.txt"):
+        write(tmp_path / "out" / file, (folder / file).read_text(encoding="utf-8").split("\n")[:-1])
+    monkeypatch.chdir(ours)
+    evaluate(tmp_path / "out", "--model", ".", *texts)
+    (file,) = (tmp_path / "out" / "hypotheses").iterdir()
+    assert file.name.endswith(f"{Path(ours).name}.txt")
+
+
 def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references(
     varied_translator, tmp_path, monkeypatch, capsys
 ):
@@ -218,7 +230,23 @@ def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references
     assert [(one["num_beams"], one["length_penalty"]) for one in tried[:1]] == [(3, 1.5)] and len(tried) == 3
     assert f"{tried[0]['bleu']:.2f}" in capsys.readouterr().out.splitlines()[2]
     saved = GenerationConfig.from_pretrained(model)
-    assert (saved.num_beams, saved.length_penalty, saved.max_length) == (3, 1.5, 14)
+    assert (saved.num_beams, saved.length_penalty, saved.max_length, saved.early_stopping) == (3, 1.5, 14, True)
+
+
+def test_what_is_tuned_for_another_kind_of_model_is_what_its_search_then_finds(
+    marian, marian_pairs, tmp_path, monkeypatch, capsys
+):
+    """Without early stopping, a search with a length penalty goes on, and finds other translations than without."""
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (4,))
+    model = shutil.copytree(marian, tmp_path / "marian")
+    sources, references = zip(*marian_pairs[:20], strict=True)
+    write(tmp_path / "sources.txt", sources)
+    write(tmp_path / "references.txt", references)
+    texts = ["--sources", tmp_path / "sources.txt", "--references", tmp_path / "references.txt"]
+    given = ["--model", model, *texts, "--bleu_tokenize", "char"]
+    best = evaluate(tmp_path / "tuned", "--tune", *given)["tuned_decoding"][0]
+    results = evaluate(tmp_path / "scored", *given)["systems"][str(model)]
+    assert results["BLEU"]["score"] == pytest.approx(best["bleu"])
 
 
 def test_a_wrong_seed_of_sacrebleu_is_a_sentence(folder, monkeypatch, capsys):
@@ -238,17 +266,19 @@ def test_a_model_without_a_generation_config_is_tuned(varied_translator, tmp_pat
 
 
 def test_what_was_tried_is_printed_even_if_it_cannot_be_saved(text_tokenizer, tmp_path, monkeypatch, capsys):
-    """Transformers saves `early_stopping` for several beams only."""
+    """Transformers saves `temperature` for sampling only."""
     monkeypatch.setattr(tuning, "NUM_BEAMS", (1,))
     translator = writing_translator(text_tokenizer)
-    translator.model.generation_config.update(num_beams=2, early_stopping=True, max_length=5)
+    translator.model.generation_config.update(max_length=5)
     model = save_translator(translator, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "generation_config.json").read_text()) | {"temperature": 0.5}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(config))
     write(tmp_path / "texts.txt", TEXTS)
     texts = ["--sources", tmp_path / "texts.txt", "--references", tmp_path / "texts.txt"]
-    with pytest.raises(SystemExit, match="model/generation_config.json: .*`early_stopping`"):
+    with pytest.raises(SystemExit, match="model/generation_config.json: .*`temperature`"):
         main([*map(str, ["evaluate", "--tune", "--model", model, *texts])])
     assert "|           1 |" in capsys.readouterr().out
-    assert GenerationConfig.from_pretrained(model).num_beams == 2
+    assert GenerationConfig.from_pretrained(model).num_beams is None
 
 
 COMET_SCORE = """#!{python}
@@ -322,8 +352,24 @@ BAD = {
         ["--tune", "--model", "OURS", "--max_source_length", "5", *TEXT_FILES],
         "OURS cannot be tuned: Text 1 has 13 tokens; at most 5 .*, unless you raise `max_source_length`",
     ),
-    "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds the results"),
-    "own files": (["--hypotheses", "first.txt", "--output", ".", *TEXT_FILES], "is in --output .*; choose another"),
+    "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds results"),
+    "results in Markdown": (
+        ["--hypotheses", "first.txt", "--output", "md", *TEXT_FILES],
+        "md already holds results",
+    ),
+    "other files": (
+        ["--hypotheses", "first.txt", "--output", "mine", *TEXT_FILES],
+        "mine/references.txt would be overwritten with other texts; choose another directory",
+    ),
+    "output below a file": (
+        ["--tune", "--model", "OURS", "--output", "first.txt/new", *TEXT_FILES],
+        "--output first.txt/new cannot be written",
+    ),
+    "split without references": (
+        ["--model", "OURS", "--dataset_name", "bare", "--source_column", "en", "--target_column", "de"],
+        "--split test of bare has no references",
+    ),
+    "directory without a model": (["--model", "done", *TEXT_FILES], "done cannot be loaded: .* without a config.json"),
 }
 
 
@@ -336,10 +382,13 @@ def test_bad_input_is_one_sentence(options, message, folder, ours, marian, monke
     (folder / "cut.gz").write_bytes(packed[:-9])
     (folder / "damaged.gz").write_bytes(packed[:10] + b"\xff" + packed[11:])
     (folder / "latin.txt").write_bytes("schön\n".encode("latin-1"))
-    (folder / "done").mkdir(exist_ok=True)
-    (folder / "done" / "results.json").touch()
+    for file in ("done/results.json", "md/results.md"):
+        write(folder / file, [])
+    write(folder / "mine" / "references.txt", ["precious"])
+    write(folder / "bare" / "test.jsonl", ['{"en": "A dog sleeps.", "de": ""}'])
     names = {"OURS": ours, "MARIAN": str(marian)}
     for name, path in names.items():
         message, options = message.replace(name, path), [option.replace(name, path) for option in options]
     said = command_error(capsys, "evaluate", *options)
     assert re.search(message, said) and said.startswith("vanilla-transformer evaluate: ")
+    assert (folder / "mine" / "references.txt").read_text() == "precious\n"

@@ -145,7 +145,7 @@ def test_special_characters_and_words_are_text(case, tmp_path):
 
 
 def test_lines_of_windows_and_names_with_wildcards(tmp_path):
-    for name, pair in [("a[1]*.txt", "a\tb\r\n"), ("a1.txt", "no\tnein\n"), ("a[1]*b.txt", "no\tnein\n")]:
+    for name, pair in [("a[1]*.txt", "a\r\tb\r\n"), ("a1.txt", "no\tnein\n"), ("a[1]*b.txt", "no\tnein\n")]:
         (tmp_path / name).write_bytes(pair.encode() * 3)
     assert load_file(tmp_path / "a[1]*.txt") == [("a", "b")] * 3
 

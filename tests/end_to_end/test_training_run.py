@@ -351,6 +351,10 @@ BAD = {  # options, and a pattern of the message
         "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags <bt> --tokenizer_name {finished}",
         "--train_file_tags has <bt>, which is not one token",
     ),
+    "special token as tag": (
+        "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags </s>",
+        "--train_file_tags has </s>, a special token",
+    ),
     "missing teacher": ("--teacher {tmp}/none", "--teacher {tmp}/none: the directory .* does not exist"),
     "truncated teacher": ("--teacher {tmp}/checkpoint-8", "--teacher {tmp}/checkpoint-8 cannot be loaded"),
     "missing model": ("--model_name_or_path {tmp}/none", "--model_name_or_path {tmp}/none: the .* not exist"),

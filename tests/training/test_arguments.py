@@ -243,6 +243,11 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
             "--train_file_tags <a>",
             "--train_file_tags has 2 values for 1 files; give one per file.",
         ),
+        (
+            "--train_file x.csv y.csv --dataset_name= --train_file_tags <a> back",
+            "--train_file_tags <a> __b__",
+            "--train_file_tags has 'back', which may occur in texts; choose a tag such as <bt>.",
+        ),
         ("--teacher x y --bpe_dropout=0.1", "--bpe_dropout=0", "--teacher reads all pairs before training; leave out"),
         ("--teacher x --streaming --max_steps=5", "--streaming=0", "--teacher reads all pairs before training"),
         ("--streaming --max_steps=5 --train_file x y --dataset_name=", "--train_file x", "--streaming reads one"),

@@ -80,6 +80,7 @@ def run(options: argparse.Namespace):
         if kind == "model":
             load_translator(name, options)  # now, so that an error does not come after hours of translating
     bleu = make_bleu(options.target_lang or options.target_column, options.bleu_tokenize, options.lowercase)
+    make_output_dir(options.output, sources, references)
     if options.tune:
         return tune_model(options, sources, references, bleu)
     with tempfile.TemporaryDirectory() as temporary:
@@ -111,7 +112,7 @@ def run(options: argparse.Namespace):
 
 
 def check_options(options: argparse.Namespace):
-    """Raises UserError for options that do not go together, and if `output` already holds results."""
+    """Raises UserError for options that do not go together."""
     if not options.systems:
         raise UserError("there is nothing to score; give --model or --hypotheses.")
     file, count = Counter(file_name(name) for name, _ in options.systems).most_common(1)[0]
@@ -128,11 +129,6 @@ def check_options(options: argparse.Namespace):
         raise UserError("--tune must not use the test split: that would inflate its score; give another --split.")
     if options.tune and (given := [name for name in UNTUNED if getattr(options, name) is not None]):
         raise UserError(f"--tune chooses the search itself, by BLEU; leave out --{' and --'.join(given)}.")
-    if options.output and (options.output / "results.json").exists():
-        raise UserError(f"{options.output} already holds the results of an evaluation; choose another directory.")
-    for name in filter(None, [options.references, options.sources]):
-        if options.output and Path(name).resolve().parent == options.output.resolve():
-            raise UserError(f"{name} is in --output {options.output}; choose another directory for the results.")
     if options.comet and not shutil.which("comet-score"):
         raise UserError("--comet needs the program comet-score; install it with `pipx install unbabel-comet`.")
 
@@ -142,7 +138,22 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
     if options.references:
         return options.sources and read_lines(options.sources), read_lines(options.references)
     pairs = load_split(options)
+    if not any(pairs["target"]):
+        raise UserError(f"--split {options.split} of {options.dataset_name} has no references; give one that has.")
     return [text or "" for text in pairs["source"]], [as_line(text or "") for text in pairs["target"]]
+
+
+def make_output_dir(folder: Path | None, sources: list[str] | None, references: list[str]):
+    """Creates `--output`; raises UserError if it cannot be written, or holds results, or texts of other data."""
+    if folder is None:
+        return
+    with explaining(f"--output {folder} cannot be written", OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "results.json").exists() or (folder / "results.md").exists():
+        raise UserError(f"{folder} already holds results of an evaluation; choose another directory.")
+    for file, texts in [(folder / "references.txt", references), (folder / "sources.txt", sources)]:
+        if texts and file.exists() and file.read_bytes() != to_bytes(texts):
+            raise UserError(f"{file} would be overwritten with other texts; choose another directory for --output.")
 
 
 def read_lines(file: str) -> list[str]:
@@ -160,9 +171,14 @@ def as_line(text: str) -> str:
     return text.replace("\n", " ").rstrip()
 
 
+def to_bytes(texts: list[str]) -> bytes:
+    """The content of a file with one text per line."""
+    return "".join(f"{as_line(text)}\n" for text in texts).encode()
+
+
 def write_lines(file: Path, texts: list[str]) -> str:
     """Writes one text per line, and returns the SHA-256 of the file."""
-    content = "".join(f"{as_line(text)}\n" for text in texts).encode()
+    content = to_bytes(texts)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
@@ -170,6 +186,7 @@ def write_lines(file: Path, texts: list[str]) -> str:
 
 def file_name(system: str) -> str:
     """outputs/sample -> outputs-sample.txt; of a long name, such as that of an ensemble, the last 240 bytes."""
+    system = system if re.search(r"\w", system) else str(Path(system).resolve())  # . and ..
     name = re.sub(r"[^\w.]+", "-", system.removesuffix(".txt")).encode()[-240:].decode(errors="ignore")
     return name.strip("-.") + ".txt"
 
@@ -214,6 +231,5 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     with explaining(f"The best cannot be saved in {name}/generation_config.json", ValueError):
         config.save_pretrained(name)
     if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
         results = {"model": name, "tuned_decoding": tried, "signature": str(bleu.get_signature())}
         (options.output / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")

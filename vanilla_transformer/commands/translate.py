@@ -9,6 +9,7 @@ from itertools import islice
 from statistics import mean
 
 import torch
+from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError, explaining, loading, one_line
@@ -51,6 +52,8 @@ def run(options: argparse.Namespace):
     hypotheses = options.n_best or options.mbr or 1
     if hypotheses > (options.num_beams or hypotheses):
         raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")
+    if not 0 <= options.seed < 2**63:
+        raise UserError(f"--seed is {options.seed}; it must be at least 0 and below 2^63.")
     torch.manual_seed(options.seed)
     given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
     with loading(", ".join(options.model)):
@@ -101,7 +104,8 @@ def translate(
         return [f"{line}\t{one.score:.4f}\t{one.text}" for line, best in enumerate(found, done + 1) for one in best]
     candidates = [[one.text for one in hypotheses] for hypotheses in found]
     distinct += [len(set(texts)) for texts in candidates if texts]
-    return [most_similar(texts, options.mbr_utility) for texts in candidates]
+    rated = tqdm(candidates, "Choosing the most similar", unit="sentence", leave=False)
+    return [most_similar(texts, options.mbr_utility) for texts in rated]
 
 
 def decode(line: bytes, number: int) -> str:

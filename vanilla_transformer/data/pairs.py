@@ -212,7 +212,8 @@ def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | Iterab
 
 
 def split_at_tab(batch: dict) -> dict[str, list[str | None]]:
-    rows = [line.rstrip("\r").split("\t") for line in batch["line"]]
+    # The source, too, ends with a carriage return if `paste` took it from a file of Windows.
+    rows = [[side.rstrip("\r") for side in line.split("\t")] for line in batch["line"]]
     rows = [(*row, None)[:2] for row in rows if len(row) <= 2]
     return {"source": [source for source, _ in rows], "target": [target for _, target in rows]}
 

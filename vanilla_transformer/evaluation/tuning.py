@@ -17,8 +17,8 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
 
     The best comes first; of equally good ones, that with fewer beams, and of these that with a penalty nearer to 1.
     Each number of beams translates only once: all its hypotheses are kept, and each length penalty chooses among them.
-    A search with that penalty would find nearly the same, since the penalty hardly affects which hypotheses are
-    finished.
+    A search with that penalty would find nearly the same, since it stops with as many finished hypotheses as beams
+    (`early_stopping=True`), and the penalty hardly affects which ones these are.
 
     Raises:
         TextTooLong: A source is too long to be translated in one piece.
@@ -26,7 +26,7 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
     tried = []
     for num_beams in NUM_BEAMS:
         # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
-        search = {"num_beams": num_beams, "length_penalty": 0.0}
+        search = {"num_beams": num_beams, "length_penalty": 0.0} | early_stopping(num_beams)
         found = translator.n_best(sources, num_beams, progress=f"{num_beams} beams", **search)
         for penalty in LENGTH_PENALTIES if num_beams > 1 else [1.0]:
 
@@ -39,10 +39,15 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
     return sorted(tried, key=lambda one: (-one["bleu"], one["num_beams"], abs(one["length_penalty"] - 1)))
 
 
+def early_stopping(num_beams: int) -> dict:
+    """The option for `generate`, which takes it only with several beams."""
+    return {"early_stopping": True if num_beams > 1 else None}
+
+
 def use_best(tried: list[dict], config: GenerationConfig) -> dict:
-    """Makes the best number of beams and length penalty in `tried` the defaults of `generate`; returns the two."""
+    """Makes the best search in `tried` the default of `generate`; returns its number of beams and length penalty."""
     best = {name: tried[0][name] for name in ("num_beams", "length_penalty")}
-    config.update(**best)
+    config.update(**best, **early_stopping(best["num_beams"]))
     return best
 
 

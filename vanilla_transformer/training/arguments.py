@@ -297,6 +297,9 @@ def check_conflicts(args: argparse.Namespace):
         values = getattr(args, name)
         if values and len(values) != len(args.train_file):
             raise UserError(f"--{name} has {len(values)} values for {len(args.train_file)} files; give one per file.")
+    for tag in args.train_file_tags or []:
+        if tag and not re.fullmatch(r"([^\w\s]|_)\S+([^\w\s]|_)", tag):
+            raise UserError(f"--train_file_tags has '{tag}', which may occur in texts; choose a tag such as <bt>.")
     if args.train_file_weights and not any(args.train_file_weights):
         raise UserError("--train_file_weights are all 0, which leaves no training pairs; raise one.")
     if args.streaming and args.train_file and (len(args.train_file) > 1 or args.train_file_weights):

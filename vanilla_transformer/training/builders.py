@@ -13,7 +13,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
 from ..data.batches import lengths_of
 from ..data.pairs import iter_texts, tokenize_pairs
-from ..data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
+from ..data.tokenizer import SPECIAL_TOKENS, load_tokenizer, special_token_ids, train_tokenizer
 from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import model_fields
@@ -25,7 +25,7 @@ from .optimization import paper_learning_rate
 def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     """The tokenizer of the checkpoint, of the model to fine-tune, the named one, the teacher's, or a new one.
 
-    Raises UserError if a tag of `--train_file_tags` is not one token of it.
+    Raises UserError if a tag of `--train_file_tags` is not one token of it, or is a special token.
     """
     tags = [tag for tag in args.train_file_tags or [] if tag]
     if checkpoint is not None:
@@ -43,6 +43,8 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
         size = args.vocab_size or VanillaTransformerConfig().vocab_size
         tokenizer = train_tokenizer(iter_texts(train_pairs), size, count, tags)
     for tag in tags:
+        if tag in (getattr(tokenizer, name) for name in SPECIAL_TOKENS):
+            raise UserError(f"--train_file_tags has {tag}, a special token of the tokenizer; choose another tag.")
         if len(tokenizer.tokenize(tag)) != 1:
             raise UserError(
                 f"--train_file_tags has {tag}, which is not one token of the tokenizer; choose one that is, or let "
