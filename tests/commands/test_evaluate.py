@@ -316,6 +316,13 @@ def test_comet_is_a_program_of_its_own(folder, tmp_path, monkeypatch, capsys):
     assert "first.txt" in json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["systems"]
 
 
+def test_an_interrupted_evaluation_can_be_run_again(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    results = evaluate(tmp_path, "--hypotheses", "first.txt", *TEXT_FILES)
+    (tmp_path / "results.json").unlink()
+    assert evaluate(tmp_path, "--hypotheses", "first.txt", *TEXT_FILES) == results
+
+
 BAD = {
     "no system": (TEXT_FILES, "nothing to score; give --model or --hypotheses"),
     "no references": (["--hypotheses", "first.txt"], "give either --dataset_name, or --references"),
@@ -353,10 +360,6 @@ BAD = {
         "OURS cannot be tuned: Text 1 has 13 tokens; at most 5 .*, unless you raise `max_source_length`",
     ),
     "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds results"),
-    "results in Markdown": (
-        ["--hypotheses", "first.txt", "--output", "md", *TEXT_FILES],
-        "md already holds results",
-    ),
     "other files": (
         ["--hypotheses", "first.txt", "--output", "mine", *TEXT_FILES],
         "mine/references.txt would be overwritten with other texts; choose another directory",
@@ -382,8 +385,7 @@ def test_bad_input_is_one_sentence(options, message, folder, ours, marian, monke
     (folder / "cut.gz").write_bytes(packed[:-9])
     (folder / "damaged.gz").write_bytes(packed[:10] + b"\xff" + packed[11:])
     (folder / "latin.txt").write_bytes("schön\n".encode("latin-1"))
-    for file in ("done/results.json", "md/results.md"):
-        write(folder / file, [])
+    write(folder / "done" / "results.json", [])
     write(folder / "mine" / "references.txt", ["precious"])
     write(folder / "bare" / "test.jsonl", ['{"en": "A dog sleeps.", "de": ""}'])
     names = {"OURS": ours, "MARIAN": str(marian)}

@@ -149,7 +149,7 @@ def make_output_dir(folder: Path | None, sources: list[str] | None, references: 
         return
     with explaining(f"--output {folder} cannot be written", OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    if (folder / "results.json").exists() or (folder / "results.md").exists():
+    if (folder / "results.json").exists():  # it is written last: without it, an interrupted evaluation starts again
         raise UserError(f"{folder} already holds results of an evaluation; choose another directory.")
     for file, texts in [(folder / "references.txt", references), (folder / "sources.txt", sources)]:
         if texts and file.exists() and file.read_bytes() != to_bytes(texts):
