@@ -30,7 +30,7 @@ from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.training import builders, checkpoint, distributed, memory
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.arguments import parse_arguments, recipe_to_yaml, resolved_recipe
+from vanilla_transformer.training.arguments import for_trackers, parse_arguments, recipe_to_yaml, resolved_recipe
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.plots import plot_training_curves
 from vanilla_transformer.training.reports import describe_run, describe_step, dry_run_report, scalars
@@ -68,7 +68,8 @@ def main():
     args = builders.resolve_defaults(args, model, splits["train"], resume_from, accelerator)
 
     # ------------------------------------------------------------------------------------ copies, shards, optimizer
-    # `full_model` is scored and saved: the model itself, or an unsharded, uncompiled copy that gets weights to use.
+    # `model` is trained; `wrapped`, around it, runs its forward passes. `scored` has the weights to score: its own, or
+    # their moving average. `full_model` gets them and is scored and saved: `model` itself, or a plain copy of it.
     is_sharded = distributed.number_of_shards(accelerator) > 1
     full_model = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay)) if args.ema_decay else None
@@ -101,7 +102,7 @@ def main():
     distributed.run_on_main(accelerator, checkpoint.prepare_output_dir, lock, recipe_to_yaml(recipe))
     is_shared = (output_dir / "recipe.yaml").exists()
     distributed.check_same_everywhere({"--output_dir": is_shared, "The training data": settings["data"]})
-    accelerator.init_trackers("vanilla-transformer", config={k: v for k, v in vars(args).items() if v is not None})
+    accelerator.init_trackers("vanilla-transformer", config=for_trackers(recipe))
 
     # -------------------------------------------------------------------------------------------------------- train
     loader, meter, stopping, saved_step = iter(batches), Meter(), False, state.step

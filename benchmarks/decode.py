@@ -16,11 +16,13 @@ from functools import partial
 import report
 import torch
 from contest import Contestant, median_ratio, per_round, take_turns
-from peers import read_pairs, to_marian
+from peers import read_pairs
 from sacrebleu.metrics import BLEU
 from transformers import AutoTokenizer
 
 from vanilla_transformer import Translator
+from vanilla_transformer.commands.options import positive
+from vanilla_transformer.conversion import to_marian
 from vanilla_transformer.translation_vanilla_transformer import load_model
 
 try:
@@ -42,8 +44,9 @@ class WithTranslator:
         self.translator = Translator.from_pretrained(folder, device=device, **options)
         if is_marian:
             model = self.translator.model
-            marian = to_marian(model, model.config._attn_implementation)
-            self.translator.models = [marian.to(model.device, model.dtype).eval()]
+            marian = to_marian(model)
+            marian.set_attn_implementation(model.config._attn_implementation)
+            self.translator.models = [marian]
         self.best = {}  # tokens in a batch, by beams
 
     def __call__(self, texts: list[str], beams: int, is_alone: bool = False) -> tuple[list[str], int]:
@@ -137,7 +140,7 @@ def main():
     parser = report.make_contest_parser(__doc__)
     parser.add_argument("--model", required=True, metavar="DIR", help="a model trained by train.py, en to de")
     parser.add_argument("--data", required=True, metavar="DIR", help="English and German, as test.jsonl")
-    parser.add_argument("--sentences", type=report.at_least_one, default=1000, help="the first ones of the test split")
+    parser.add_argument("--sentences", type=positive, default=1000, help="the first ones of the test split")
     options = parser.parse_args()
     if options.quick:
         options.sentences, options.rounds = 8, 1

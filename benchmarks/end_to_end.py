@@ -21,6 +21,7 @@ from peers import SIZES, OurTraining, fields, make_accelerator, read_pairs, vani
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, MarianConfig, MarianMTModel, get_scheduler
 
+from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.pairs import tokenize_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
@@ -134,7 +135,7 @@ def main():
     parser = report.make_contest_parser(__doc__)
     parser.add_argument("--data", required=True, metavar="DIR", help="a folder with en and de in train.jsonl")
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--pairs", type=report.at_least_one, help="use only so many pairs (default: all)")
+    parser.add_argument("--pairs", type=positive, help="use only so many pairs (default: all)")
     options = parser.parse_args()
     if options.quick:
         options.size, options.pairs, options.rounds = "quick", 200, 1

@@ -150,7 +150,7 @@ def read_pairs(folder: str | None, split: str = "train") -> list[tuple[str, str]
     """English and German sentences of a folder with the layout of Multi30k; none without a folder."""
     if folder is None:
         return []
-    lines = (Path(folder) / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (Path(folder) / f"{split}.jsonl").read_text(encoding="utf-8").strip().split("\n")
     return [(row["en"], row["de"]) for row in map(json.loads, lines)]
 
 
@@ -173,36 +173,3 @@ def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
             [torch.randint(3, vocab_size, (len(ids),), generator=generator).tolist() for ids in side] for side in sides
         ]
     return [{"input_ids": source, "labels": target} for source, target in zip(*sides, strict=True)]
-
-
-# ------------------------------------------------------------------------------------------------ the same weights
-
-
-def to_marian(model, attention: str = "eager"):
-    """A MarianMTModel with the weights of ours, and the paper's order of sines and cosines in its tables.
-
-    Raises ValueError for options that Marian does not have.
-    """
-
-    ours = model.config
-    if ours.norm_first or ours.position_embedding_type != "sinusoidal" or not ours.scale_embedding:
-        raise ValueError("Marian is post-norm, with sinusoidal positions; train such a model for this benchmark.")
-    same = [name for name in fields("tiny", 8) if name not in ("attention_dropout", "activation_dropout")]
-    config = MarianConfig(
-        **{name: getattr(ours, name) for name in same},
-        decoder_vocab_size=ours.decoder_vocab_size,
-        share_encoder_decoder_embeddings=ours.share_encoder_decoder_embeddings,
-        scale_embedding=True,
-        max_position_embeddings=ours.max_position_embeddings,
-    )
-    marian = MarianMTModel._from_config(config, attn_implementation=attention)
-    marian.generation_config.forced_eos_token_id = None  # ours does not force an end at max_length
-    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(".table")}
-    problems = marian.load_state_dict(weights, strict=False)
-    if problems.unexpected_keys:
-        raise ValueError(f"Marian has no place for {', '.join(problems.unexpected_keys[:3])}.")
-    table = sinusoidal_positions(torch.arange(config.max_position_embeddings), config.d_model)
-    with torch.no_grad():
-        for stack in (marian.model.encoder, marian.model.decoder):
-            stack.embed_positions.weight.copy_(table)
-    return marian.eval()

@@ -97,11 +97,12 @@ def draw_training(runs: dict, path: Path):
     colors: dict[str, str] = {}
     for name, run in runs.items():
         system = system_of(name)
-        label = None if system in colors else system
+        is_first = system not in colors
         color = colors.setdefault(system, f"C{len(colors)}")
-        axis.plot(*zip(*run["evaluations"], strict=True), color=color, alpha=0.6, label=label)
-        axis.plot(run["train_steps"], run["eval_bleu"], "o", color=color)
-    axis.set(xlabel="step", ylabel="validation BLEU", xlim=(0, None), ylim=(30, None))
+        axis.plot(*zip(*run["evaluations"], strict=True), color=color, alpha=0.6)
+        axis.plot(run["train_steps"], run["eval_bleu"], "o", color=color, label=system if is_first else None)
+    lowest = min((run["eval_bleu"] for run in runs.values()), default=0)
+    axis.set(xlabel="step", ylabel="validation BLEU", xlim=(0, None), ylim=(max(0, lowest - 10), None))
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="lower right")

@@ -13,7 +13,9 @@ from datetime import date
 from pathlib import Path
 
 import psutil
+from tabulate import tabulate
 
+from vanilla_transformer.commands.options import positive
 from vanilla_transformer.translation_vanilla_transformer import cpu_has_bfloat16
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,14 +33,8 @@ def make_contest_parser(description: str) -> argparse.ArgumentParser:
     """The options of every benchmark of contestants."""
     parser = make_parser(description)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=at_least_one, default=5, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=5, help="(default: %(default)s)")
     return parser
-
-
-def at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
-    return int(text)
 
 
 def precisions(device: str) -> tuple[str, ...]:
@@ -62,9 +58,7 @@ def heading(title: str, packages: list[str]) -> list[str]:
 
 def table(columns: list[str], rows: list[list[str]]) -> list[str]:
     """The lines of a Markdown table with aligned columns."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    lines = [columns, ["-" * width for width in widths], *rows]
-    return [f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines]
+    return tabulate(rows, columns, "github", disable_numparse=True).splitlines()
 
 
 def write(options: argparse.Namespace, name: str, page: list[str]):

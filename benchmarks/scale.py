@@ -25,6 +25,7 @@ import report
 import torch
 from pyarrow.parquet import write_table
 
+from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
 from vanilla_transformer.data.pairs import fingerprint, iter_texts, load_pairs, tokenize_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
@@ -343,7 +344,7 @@ def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
 def main():
     parser = report.make_parser(__doc__)
     text = "number of pairs (default: %(default)s); a tenth of them is measured too"
-    parser.add_argument("--pairs", type=report.at_least_one, default=10_000_000, help=text)
+    parser.add_argument("--pairs", type=positive, default=10_000_000, help=text)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         os.environ |= {"HF_DATASETS_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}

@@ -24,6 +24,7 @@ from contest import Contestant, median_ratio, per_round, take_turns
 from peers import DROPOUT, PAD, SIZES, SMOOTHING
 from torch.utils.flop_counter import FlopCounterMode
 
+from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.batches import PairCollator, fill_batches
 
 OURS, MARIAN = "ours", "MarianMTModel"
@@ -173,7 +174,7 @@ def main():
     parser.add_argument("--data", metavar="DIR", help="a folder with Multi30k as train.jsonl (default: random ids)")
     parser.add_argument("--sizes", nargs="+", choices=[*SIZES, str(LARGE)], default=ALL_SIZES)
     text = "tokens per batch and side (default: %(default)s)"
-    parser.add_argument("--max_tokens", type=report.at_least_one, default=4096, help=text)
+    parser.add_argument("--max_tokens", type=positive, default=4096, help=text)
     options = parser.parse_args()
     if options.quick:
         options.sizes, options.rounds, options.max_tokens = ["quick"], 1, 256

@@ -36,14 +36,16 @@ def explaining(message: str, *kinds: type[Exception], remedy: str = "") -> Itera
 
 
 @contextlib.contextmanager
-def loading(model: str) -> Iterator[None]:
-    """Turns any error from loading the model given by `--model` into a UserError."""
+def loading(*models: str, option: str = "") -> Iterator[None]:
+    """Turns any error from loading the models, which `option` names, into a UserError."""
     try:
         yield
     except Exception as error:  # a damaged file can make the libraries raise anything
-        reason, folder = one_line(error), Path(model)
-        if folder.is_dir() and not (folder / "config.json").is_file():
-            reason = "it is a directory without a config.json; give one that holds a model."
-        elif folder.is_dir() and not (folder / "tokenizer_config.json").is_file():
-            reason = "it has no tokenizer; save it there with `tokenizer.save_pretrained`."
-        raise UserError(f"{model or '--model'} cannot be loaded: {reason}") from error
+        reason, what = one_line(error), f"{option} {', '.join(models)}".strip()
+        for folder in filter(Path.is_dir, map(Path, models)):
+            which = folder if len(models) > 1 else "it"
+            if not (folder / "config.json").is_file():
+                reason = f"{which} is a directory without a config.json; give one that holds a model."
+            elif not (folder / "tokenizer_config.json").is_file() and "tokenizer" in reason:
+                reason = f"{which} has no tokenizer; save it there with `tokenizer.save_pretrained`."
+        raise UserError(f"{what or '--model'} cannot be loaded: {reason}") from error

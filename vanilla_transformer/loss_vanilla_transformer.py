@@ -1,5 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""The loss: label-smoothed cross-entropy (section 5.4), distillation, R-Drop; the logits of a batch are not held.
+"""The loss: label-smoothed cross-entropy (section 5.4), distillation, R-Drop; in chunks of the logits.
 
     what                             shapes
     label_smoothed_cross_entropy     (B,T,d) (B,T) -> ()
@@ -34,18 +34,18 @@ def label_smoothed_cross_entropy(
     `hidden` (B,T,d) are the decoder's outputs and `labels` (B,T) the tokens that they predict, -100 where nothing is
     predicted. The sum over the N tokens is divided by N, or by `num_items_in_batch` if given: with the number of
     tokens of a whole optimizer step, the gradients of its micro-batches add up to the gradient of one large batch.
-    If the caller has the `logits` (B,T,V) already, the loss is a function of them. Returns ().
+    Given the `logits` (B,T,V), the loss is computed from them and not from `hidden`. Returns ().
 
     `soft_targets` add distillation (Hinton et al., 2015, section 2): tokens (B,T,K) of the teachers, their
     probabilities (B,T,K) at the temperature, which sum to 1, a weight and the temperature. The loss is then 1 - weight
     times that of the labels, plus weight times temperature^2 times the cross-entropy of softmax(logits / temperature)
     against the teachers. The square makes up for gradients that a temperature above 1 makes smaller.
 
-    `r_drop_alpha` adds R-Drop (Liang et al., 2021). The second half of the batch is the first one again, with other
-    dropout. Added to the sum: `r_drop_alpha` times the mean of KL(p || q) and KL(q || p), summed over the N/2 tokens
-    for which the halves predict p and q. Since N, and `num_items_in_batch`, count both halves, the result is half of
-    the paper's Equation 4. If soft targets have a temperature, so have p and q, and the divergences are multiplied by
-    temperature^2.
+    `r_drop_alpha` adds R-Drop (Liang et al., 2021). The batch holds each pair twice: its second half repeats the
+    first, with other dropout masks. Added to the sum: `r_drop_alpha` times the mean of KL(p || q) and KL(q || p),
+    summed over the N/2 tokens for which the halves predict p and q. Since N, and `num_items_in_batch`, count both
+    halves, the result is half of the paper's Equation 4. If soft targets have a temperature, so have p and q, and the
+    divergences are multiplied by temperature^2.
     """
     kept, tokens = labels != -100, labels[..., None]
     probabilities = torch.full_like(tokens, 1 - label_smoothing, dtype=torch.float32)

@@ -201,7 +201,7 @@ def count_positions(
 class Dropout(nn.Dropout):
     """`nn.Dropout` that on a CPU draws one random byte per element, which takes a fifth of the time of a float.
 
-    The probability is then the multiple of 1/256 nearest to `p`, and kept elements are scaled up by exactly that.
+    The probability is then the multiple of 1/256 nearest to `p`, but not 0, and kept elements are scaled to match it.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -307,8 +307,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         LayerNorm    weight 1, bias 0
         Embedding    normal with variance 1/d, so that scaled embeddings and logits have a variance near 1
 
-        What the sublayers of a deep stack add at first must be small beside what passes through it, or a post-norm
-        model learns slowly (Zhang et al., 2019, who divide by sqrt(layer number); docs/LOG.md compares both).
+        Each sublayer of a deep stack must add little to the residual stream at first, or a post-norm model learns
+        slowly (Zhang et al., 2019, who divide by sqrt(layer number)).
         """
         if isinstance(module, nn.Linear):
             # transformers calls the method of the nearest PreTrainedModel around `module`: in a layer, of its stack.
@@ -466,8 +466,10 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         """Target `input_ids` (B,T) or `inputs_embeds` (B,T,d) and the encoder's output (B,S,d) -> (B,T,d).
 
         With a cache, T counts only the new tokens, and a 2D `attention_mask` covers the cached ones too. Raises
-        ValueError unless exactly one of ids and embeddings is given.
+        ValueError unless exactly one of ids and embeddings is given, and without the encoder's output.
         """
+        if encoder_hidden_states is None:
+            raise ValueError("Give `encoder_hidden_states`, the output of the encoder; the decoder attends to it.")
         x = self.embed(input_ids, inputs_embeds, prefix="decoder_")
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -640,7 +642,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             raise ValueError("`decoder_start_token_id` of the config is None; set it to the decoder's first token.")
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
-        # Which token replaces -100 does not matter: no position with a label attends to it.
+        # -100 is padding at the end, to which no position with a label attends, so any token may replace it.
         return shifted.masked_fill(shifted == -100, self.config.decoder_start_token_id)
 
 

@@ -191,7 +191,7 @@ class Translator:
         translations = [[] for _ in texts]
         for index, piece in zip(text_indices, self.run(translate, sources, self.max_tokens, progress), strict=True):
             translations[index].append(piece)
-        return [" ".join(parts) for parts in translations]
+        return [join(parts) for parts in translations]
 
     def n_best(
         self, texts: str | Iterable[str], n: int = 5, streamer=None, progress: str | None = None, **generation
@@ -213,8 +213,9 @@ class Translator:
             return self.n_best([texts], n, streamer, progress, **generation)[0]
         check_options(n=n)
         generation = check_options(**generation)
-        samples = generation.get("do_sample", self.model.generation_config.do_sample)
-        generation = {"num_beams": 1 if samples else max(n, self.num_beams({})), **generation}
+        saved = generation.get("generation_config", self.model.generation_config)
+        samples = generation.get("do_sample", saved.do_sample)
+        generation = {"num_beams": 1 if samples else max(n, saved.num_beams or 1), **generation}
         if n > generation["num_beams"] and not samples:
             raise ValueError(f"`n` is {n}; there are only {generation['num_beams']} beams to choose from.")
         texts = list(texts)
@@ -231,7 +232,7 @@ class Translator:
         return hypotheses
 
     def run(self, translate: Callable, sources: list[list[int]], max_tokens: int, progress: str | None) -> list:
-        """What `translate` yields for each of `sources`, which it gets in batches of at most `max_tokens`."""
+        """Runs `translate` on batches by length, of at most `max_tokens`; one result per source, in their order."""
         found = [None] * len(sources)
         batches = list(batches_by_length(list(map(len, sources)), max_tokens))
         inputs = ([sources[index] for index in batch] for batch in batches)
@@ -414,6 +415,12 @@ def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
             piece = ""
         piece += text[start:end]
     return [part for piece in [*pieces, piece] for part in cut(piece, fits, level + 1) if part.strip()]
+
+
+def join(pieces: list[str]) -> str:
+    """The translated pieces as one text, with spaces between them, but not after Chinese or Japanese punctuation."""
+    wide = tuple("。！？，；：、")
+    return "".join(piece if piece.endswith(wide) else f"{piece} " for piece in pieces).removesuffix(" ")
 
 
 class VanillaTranslationPipeline(Pipeline):

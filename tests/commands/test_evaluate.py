@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from transformers import GenerationConfig, M2M100Config, M2M100ForConditionalGen
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.evaluation import tuning
+from vanilla_transformer.evaluation.systems import GenerateTranslator
 
 FILES = ["first.txt", "second.txt", "third.txt"]
 TEXT_FILES = ["--sources", "sources.txt", "--references", "references.txt"]
@@ -169,6 +171,13 @@ def test_a_multilingual_model_translates_into_the_target_language(tmp_path, caps
     assert found == [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)] and any(found)
     message = command_error(capsys, "evaluate", *map(str, texts), "--source_lang", "en", "--target_lang", "deu_Latn")
     assert "nllb cannot be loaded: it translates between many languages; give --source_lang" in message
+
+
+def test_a_bilingual_model_needs_no_languages(make_model):
+    """Its tokenizer may have a `src_lang`, as that of FSMT."""
+    model = make_model()
+    GenerateTranslator([model], SimpleNamespace(src_lang="en", model_max_length=9)).set_languages("en", "de")
+    assert model.generation_config.forced_bos_token_id is None
 
 
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])

@@ -115,6 +115,12 @@ def test_a_model_that_cannot_be_loaded_is_named(name, message, marian, tmp_path,
         run_main(monkeypatch, b"a\n", "--model", str(folder))
 
 
+def test_of_several_models_the_one_without_a_config_is_named(folder, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=f"cannot be loaded: {tmp_path}/empty is a directory without a config.json"):
+        run_main(monkeypatch, b"a\n", "--model", str(folder), f"{tmp_path}/empty")
+
+
 @pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
     """The batch takes minutes; Ctrl-C comes when it has begun."""

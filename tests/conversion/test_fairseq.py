@@ -135,12 +135,14 @@ class Harmful:
         return exec, ("raise SystemExit",)
 
 
-@pytest.mark.parametrize("content", ["truncated", "harmful", "foreign", "text"])
+@pytest.mark.parametrize("content", ["truncated", "harmful", "foreign", "text", "language model"])
 def test_other_files_are_refused_and_run_no_code(fsmt, content, tmp_path):
     path = tmp_path / "checkpoint.pt"
     save(path, fairseq_weights(fsmt))
     if content == "foreign":
         torch.save({"state_dict": {}}, path)
+    elif content == "language model":
+        torch.save({"args": argparse.Namespace(decoder_layers=2), "model": {}}, path)
     else:
         wrong = {"truncated": path.read_bytes()[:-2000], "harmful": pickle.dumps(Harmful()), "text": b"no checkpoint"}
         path.write_bytes(wrong[content])
@@ -195,6 +197,13 @@ def test_damaged_dictionaries_and_codes_are_named_with_the_line(tokenizer, name,
         file.write(text)
     with pytest.raises(ValueError, match=rf"Line \d of .*{name} is not"):
         fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "codes")
+
+
+def test_line_separators_within_pieces_are_characters(tokenizer, tmp_path):
+    (tmp_path / "codes").write_text(f"{CODES}\u2028 \x85</w>\n", encoding="utf-8", newline="")
+    found, _ = fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "codes")
+    assert found.tokenize("low lower newest") == tokenizer.tokenize("low lower newest")
+    assert "\u2028\x85</w>" in found.get_vocab()
 
 
 def test_the_convert_command_makes_model_and_tokenizer(tokenizer, tmp_path, capsys):

@@ -9,9 +9,11 @@ import sys
 
 import pytest
 import torch
+import yaml
 from helpers import assert_close, translate_by_marian
 from runs import QUICK, ROOT, files, options, read_pairs, results, train, train_fails, weights, write_pairs
 from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -130,13 +132,26 @@ def test_early_stopping_by_loss_keeps_the_best_weights(pairs, histories, tmp_pat
     assert results(tmp_path / "model")["eval_loss"] == losses[best]
 
 
+def test_tensorboard_gets_the_options_and_the_curves(pairs, tmp_path):
+    train(options(pairs, tmp_path / "model", "--max_steps 2 --report_to tensorboard" + QUICK))
+    curves = EventAccumulator(str(tmp_path / "model" / "vanilla-transformer")).Reload()
+    assert [event.step for event in curves.Scalars("eval_bleu")][-1] == 2
+    (hyperparameters,) = tmp_path.rglob("hparams.yml")
+    assert yaml.safe_load(hyperparameters.read_text())["d_model"] == 16
+
+
 def test_fine_tuning_starts_from_the_model(finished, pairs, tmp_path):
-    folder, _ = finished
+    """Also with shorter pairs, the Translator splits no text that the model has learned to read."""
+    folder = shutil.copytree(finished[0], tmp_path / "longer")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.model_max_length = 90
+    tokenizer.save_pretrained(folder)
     more = f"--max_steps 1 --learning_rate 1e-12 --model_name_or_path {folder} --dropout 0.3"
     train(options(pairs, tmp_path / "tuned", more, model=""))
     torch.testing.assert_close(weights(tmp_path / "tuned"), weights(folder), rtol=0, atol=1e-9)
     assert (tmp_path / "tuned" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     assert json.loads((tmp_path / "tuned" / "config.json").read_text())["dropout"] == 0.3
+    assert AutoTokenizer.from_pretrained(tmp_path / "tuned").model_max_length == 90
     assert_recipe_runs(tmp_path / "tuned")
 
 

@@ -42,6 +42,7 @@ def test_hub_dataset_without_a_test_split(trained):
     edit(trained / "recipe.yaml", dataset_name="me/pairs", model_name_or_path="team/bigger")
     card = ModelCard.load(write_model_card(trained))
     assert card.data.datasets == ["me/pairs"] and card.data.base_model == "team/bigger"
+    assert card.data.license is None and "another model, whose license applies" in card.text
     assert card.data.language == ["en", "no"]  # Norwegian, not YAML's false
     assert {result.dataset_split for result in card.data.eval_results} == {"dev"}
     assert "(https://huggingface.co/datasets/me/pairs)" in card.text and "fine-tuned from team/bigger" in card.text

@@ -230,6 +230,11 @@ def test_ids_and_embeddings_exclude_each_other(make_model, prefix, given):
         model(**other, **{prefix + name: values[name] for name in given})
 
 
+def test_a_decoder_without_a_source_is_refused(make_model):
+    with pytest.raises(ValueError, match="Give `encoder_hidden_states`"):
+        make_model().get_decoder()(TARGET)
+
+
 # ------------------------------------------------------------------------------------------------------------- padding
 
 

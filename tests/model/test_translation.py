@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, GenerationConfig, pipeline
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search, greedy_search
-from vanilla_transformer.translation_vanilla_transformer import TextTooLong, Translator, batches_by_length, cut
+from vanilla_transformer.translation_vanilla_transformer import TextTooLong, Translator, batches_by_length, cut, join
 
 
 def directly(translator: Translator, text: str, **generation) -> str:
@@ -149,6 +149,10 @@ def test_transformers_searches_only_where_ours_cannot(translator):
         assert searches_of(other) == [None] and other(TEXTS, max_new_tokens=8) == expected
     config = GenerationConfig(**translator.model.generation_config.to_dict() | {"max_length": 9})
     assert translator(TEXTS, generation_config=config) == expected
+    config.num_beams = 3
+    assert translator.n_best(TEXTS, 2, generation_config=config) == translator.n_best(
+        TEXTS, 2, num_beams=3, max_length=9
+    )
 
 
 def test_the_generation_config_gives_the_defaults(translator):
@@ -298,6 +302,7 @@ def test_a_text_that_is_too_long_is_translated_in_pieces(translator):
         " ".join(directly(translator, piece, max_new_tokens=8) for piece in pieces),
         "",
     ]
+    assert join(["今日は晴れ。", "You?", "", "He."]) == "今日は晴れ。You?  He."
     refusing = Translator(translator.model, translator.tokenizer, max_source_length=limit, too_long="refuse")
     with pytest.raises(TextTooLong, match="Text 2 has "):
         refusing(["Yes.", PARAGRAPH, ""])

@@ -166,7 +166,7 @@ STATE = "trainer_state.json"
 DAMAGES = [
     *itertools.product(("model.safetensors", "optimizer.safetensors", "ema.safetensors", STATE), (truncate,)),
     *itertools.product(("model.safetensors", "optimizer.safetensors", STATE), (Path.unlink,)),
-    *((STATE, write(text)) for text in ('{"epoch": 1.0}', "[1]")),
+    (STATE, write("{}}")),
 ]
 
 
@@ -174,6 +174,12 @@ DAMAGES = [
 def test_damaged_or_foreign_checkpoint_is_named(name, harm, folder, accelerator):
     harm(folder / name)
     with pytest.raises(UserError, match=rf"^{folder} cannot be read: .*; delete it to resume from an older one\.$"):
+        Run(accelerator).load(folder)
+
+
+def test_a_checkpoint_of_another_program_is_not_to_be_deleted(folder, accelerator):
+    (folder / STATE).write_text('{"epoch": 1.0}')
+    with pytest.raises(UserError, match=f"^{folder} was not written by this version of train.py: .*'epoch'$"):
         Run(accelerator).load(folder)
 
 

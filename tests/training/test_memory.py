@@ -1,6 +1,8 @@
 """The estimate of a training step's memory against what the step takes, and the batch size chosen by it."""
 
+import os
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -128,11 +130,18 @@ def test_process_with_the_least_memory_decides(with_memory_for, accelerator):
 
 
 @pytest.mark.parametrize("num_processes", [1, 4])
-def test_processes_share_the_memory_of_a_machine(num_processes, monkeypatch):
+def test_processes_share_the_memory_and_the_cores_of_a_machine(num_processes, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=800))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
-    one = SimpleNamespace(device=torch.device("cpu"), num_processes=8)  # of several machines
+    one = SimpleNamespace(device=torch.device("cpu"), num_processes=8, mixed_precision="no")  # of several machines
     assert free_memory(one) == 800 / num_processes
+    threads = Mock()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "set_num_threads", threads)
+    monkeypatch.setattr(memory, "configure_malloc", lambda: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
+    memory.configure_cpu(one)
+    threads.assert_called_once_with(12 // num_processes)
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])

@@ -1,4 +1,4 @@
-"""Convert a model to this package, or one of this package to the form of another engine, with its tokenizer.
+"""Convert a model and its tokenizer to the format of this package, or from it to that of another engine.
 
 The model may be one of this package, a Marian, Pegasus, Blenderbot or FSMT model of transformers, or a checkpoint of
 fairseq (.pt). Weights in a pickle are read with torch.load(weights_only=True), which runs no code in it.

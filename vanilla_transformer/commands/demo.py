@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")
     add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2, an extra, is faster")
     add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
-    add("--max_source_length", type=positive, help="a text of more tokens is refused (default: the most in training)")
+    add(
+        "--max_source_length",
+        type=positive,
+        help="a text of more tokens is refused (default: the longest in training)",
+    )
     add("--host", default="127.0.0.1", help="0.0.0.0 serves other machines too (default: %(default)s)")
     add("--port", type=positive, help="(default: the first free one from 7860)")
 

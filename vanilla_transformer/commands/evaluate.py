@@ -1,7 +1,7 @@
 """Translate a test set with one or several models, or read translations from files, and score them with sacreBLEU.
 
 Prints BLEU and chrF of each system with 95 % confidence intervals. The first system on the command line is the
-baseline; for each other one, p says how likely chance alone makes so large a difference from it. A model may also be
+baseline; for each other one, p is the probability that chance alone makes so large a difference. A model may also be
 any AutoModelForSeq2SeqLM of transformers, such as an OPUS-MT model; it translates with its own `generate`.
 """
 

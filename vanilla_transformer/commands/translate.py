@@ -56,7 +56,7 @@ def run(options: argparse.Namespace):
         raise UserError(f"--seed is {options.seed}; it must be at least 0 and below 2^63.")
     torch.manual_seed(options.seed)
     given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
-    with loading(", ".join(options.model)):
+    with loading(*options.model):
         translator = Translator.from_pretrained(options.model, **given)
     translate_lines(translator, options)
 

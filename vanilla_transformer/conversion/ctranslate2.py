@@ -39,9 +39,9 @@ ACTIVATIONS = {
     "swish": common_spec.Activation.SWISH,
 }
 
-# Options of `generate` that CTranslate2 treats the same way or can ignore. EXACT: in both searches (a forced end only
-# where translations end before the limit). GREEDY: in greedy search. MASKS: those that mask tokens, which transformers
-# does after the softmax and CTranslate2 before it; beam search then differs, unless scores are normalized again.
+# Options of `generate` that CTranslate2 treats the same way, or that have no effect there. EXACT: in every search.
+# GREEDY: in greedy search only. MASKS: they mask tokens, which transformers does after the softmax and CTranslate2
+# before it; beam search is the same only with `renormalize_logits`.
 EXACT = {"num_beams", "length_penalty", "max_length", "forced_eos_token_id", "renormalize_logits", "top_k", "top_p"}
 EXACT |= {"num_return_sequences", "pad_token_id", "bos_token_id", "use_cache", "transformers_version", "temperature"}
 GREEDY = {"repetition_penalty", "early_stopping"}
@@ -211,7 +211,7 @@ class CTranslate2Translator(Translator):
                 raise ValueError(f"CTranslate2 does not support {what}; use the backend torch.")
         bad_words = [words for words in options.get("bad_words_ids", []) if words not in self.end_sequences]
         banned = [*([token] for token in options.get("suppress_tokens", [])), *bad_words]
-        # The start token counts in `max_length`. A forced end, which is not in the text, takes the place of a token.
+        # The start token counts in `max_length`, and so does a forced end; translations that end before are the same.
         max_length = options["max_length"] - 1 - ("forced_eos_token_id" in options)
         return {
             "beam_size": options.get("num_beams", 1),

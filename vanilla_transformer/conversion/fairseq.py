@@ -145,6 +145,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
             saved = torch.load(path, map_location="cpu", weights_only=True)
         options = vars(saved.get("args") or saved["cfg"]["model"])
         theirs = dict(saved["model"])
+        options["encoder_layers"], options["encoder_normalize_before"]  # a language model has no encoder
     except Exception as error:  # a truncated or foreign pickle can make torch raise anything
         raise ValueError(f"{path} is not a checkpoint of fairseq's `transformer`, or it is damaged.") from error
     weights = {name: tensor for name, tensor in theirs.items() if not re.fullmatch(IGNORED, name)}
@@ -189,7 +190,7 @@ def read_codes(codes: Path, vocabulary: dict[str, int]) -> models.BPE:
     specials = SPECIAL_TOKENS.values()
     pieces = {t if t in specials else t[:-2] if t.endswith("@@") else f"{t}</w>": i for t, i in vocabulary.items()}
     merges = []
-    for number, line in enumerate(codes.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(codes.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
         if line.startswith("#version"):
             continue
         pair = line.split(" ")

@@ -130,7 +130,7 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
     """
     (kind, implemented), ours = FAMILIES[name], model.config
     check_family(ours, name)
-    # Null, because the defaults of their configs change what `generate` returns.
+    # The defaults of their configs would force an end, which ours does not.
     fields = {field: getattr(ours, field) for field in FIELDS.split()} | {"forced_eos_token_id": None}
     fields |= {"vocab_size": ours.vocab_size, "tie_word_embeddings": ours.tie_word_embeddings}
     if name == "marian":

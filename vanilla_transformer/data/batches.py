@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .pairs import reading
+from .pairs import reading_data
 from .tokenizer import with_bpe_dropout
 
 # Columns of pairs that teachers have read (training/distillation.py): k tokens per position, and their probabilities.
@@ -219,7 +219,7 @@ class StreamedBatches:
         """Reads the next pool. The size of the first varies by epoch, so that different pairs are pooled in each."""
         first = np.random.default_rng([self.seed, state["epoch"]]).integers(FIRST_POOL // 2, FIRST_POOL + 1)
         size = min(int(first) << min(state["pool"], 16), LAST_POOL)
-        with reading(f"The stream, after pair {state['pair']:,} of epoch {state['epoch']},"):
+        with reading_data(f"The stream, after pair {state['pair']:,} of epoch {state['epoch']},"):
             return list(itertools.islice(pairs, size))
 
 

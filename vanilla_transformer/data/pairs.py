@@ -70,7 +70,7 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     is_held_out = "validation" not in pairs
     if is_held_out:
         hold_out_validation(pairs, args)
-    with reading(dataset_label(args)):  # a stream is first read here
+    with reading_data(dataset_label(args)):  # a stream is first read here
         columns = choose_columns(pairs["train"], args, dataset_label(args))
         for split, dataset in pairs.items():
             pairs[split] = select_pair(dataset, *choose_columns(dataset, args, origins[split], columns))
@@ -108,7 +108,7 @@ def load_split(args) -> Dataset:
 
 
 @contextlib.contextmanager
-def reading(what: str, remedy: str = ""):
+def reading_data(what: str, remedy: str = ""):
     """Turns an error in reading a dataset into a UserError that says what could not be read."""
     try:
         yield
@@ -141,13 +141,13 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
     remedy += "configurations, or name your files with "
     remedy += "--train_file." if hasattr(args, "train_file") else "--sources and --references."
-    with reading(f"The dataset {args.dataset_name}", remedy):
+    with reading_data(f"The dataset {args.dataset_name}", remedy):
         return datasets.load_dataset(
             args.dataset_name,
             args.dataset_config_name,
             streaming=args.streaming,
             cache_dir=cache,
-            **(CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
+            **(TSV if suffixes == {".tsv"} else CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
         )
 
 
@@ -161,7 +161,7 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
     if path.suffix not in FORMATS:
         raise UserError(f"{option} ends in '{path.suffix}'; it must end in one of: {', '.join(FORMATS)}.")
     builder, options = FORMATS[path.suffix]
-    with reading(option):
+    with reading_data(option):
         files = {split: glob.escape(name)}
         pairs = datasets.load_dataset(builder, data_files=files, streaming=args.streaming, **options)[split]
         if path.suffix == ".txt":
@@ -321,7 +321,7 @@ def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
     """The non-empty texts of both sides; of a stream, those of the first million pairs."""
     if isinstance(dataset, IterableDataset):
         dataset = dataset.take(TOKENIZER_SAMPLE)
-    with reading("The training pairs"):
+    with reading_data("The training pairs"):
         for batch in dataset.iter(1000):
             yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))
 

@@ -26,7 +26,7 @@ class GenerateTranslator(Translator):
 
         Raises ValueError if its tokenizer does not have these languages.
         """
-        if not hasattr(self.tokenizer, "src_lang"):
+        if not hasattr(self.tokenizer, "set_src_lang_special_tokens"):  # bilingual; that of FSMT has a `src_lang`, too
             return
         # M2M100 has a method; the others have the languages as tokens.
         token_id = getattr(self.tokenizer, "get_lang_id", self.tokenizer.get_vocab().__getitem__)
@@ -121,7 +121,7 @@ def results_table(results: dict) -> str:
     lines = [tabulate(rows, "keys", "github", disable_numparse=True), "", f"- {results['sentences']:,} sentences"]
     if system["BLEU"]["p_value"] is not None:
         baseline = rows[0]["system"]
-        lines.append(f"- p: how likely chance alone makes so large a difference from {baseline}; *: at most 0.05")
+        lines.append(f"- p: the probability of so large a difference from {baseline} by chance; *: at most 0.05")
     lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
     lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]
     return "\n".join(lines)

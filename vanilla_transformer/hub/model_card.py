@@ -45,7 +45,7 @@ def write_model_card(output_dir: str | Path) -> Path:
     languages = [language_code(results.get(key)) for key in ("source_lang", "target_lang")]
     data = ModelCardData(
         language=list(dict.fromkeys(code for code in languages if code)) or None,
-        license="apache-2.0",
+        license=None if base else "apache-2.0",
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla-transformer", "translation", "encoder-decoder"],

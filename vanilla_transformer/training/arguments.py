@@ -54,7 +54,7 @@ class DataOptions:
         None, "training pairs from files: .json(l), .csv, .tsv, .parquet, or .txt with source<TAB>target lines"
     )
     train_file_weights: list[float] | None = option(
-        None, "how often an epoch reads each file: 2 1 reads the first twice; 0.5, half of its pairs", ge=0, lt=1000
+        None, "times that an epoch reads each file: 2 0.5 reads the first twice and half of the second", ge=0, lt=1000
     )
     train_file_tags: list[str] | None = option(
         None, 'a token put before the sources of a file, one per file: "" "<bt>" marks the second as back-translated'
@@ -330,6 +330,12 @@ def resolved_recipe(args: argparse.Namespace, config: VanillaTransformerConfig) 
     """Every option with the value that is used; a recipe that repeats the run."""
     recipe = {key: value for key, value in vars(args).items() if key not in NOT_IN_RECIPE}
     return recipe | {item.name: getattr(config, item.name) for item in dataclasses.fields(MODEL_OPTIONS)}
+
+
+def for_trackers(recipe: dict) -> dict:
+    """The options of a recipe that have a value, as the types that all of Accelerate's trackers take."""
+    scalars = bool | int | float | str
+    return {k: v if isinstance(v, scalars) else str(v) for k, v in recipe.items() if v is not None}
 
 
 def recipe_to_yaml(recipe: dict) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
@@ -23,7 +24,7 @@ from .optimization import paper_learning_rate
 
 
 def make_tokenizer(args, train_pairs, checkpoint: Path | None):
-    """The tokenizer of the checkpoint, of the model to fine-tune, the named one, the teacher's, or a new one.
+    """The tokenizer of the checkpoint, else of the model to fine-tune, the named one, the teacher's, or a new one.
 
     Raises UserError if a tag of `--train_file_tags` is not one token of it, or is a special token.
     """
@@ -95,15 +96,15 @@ def model_to_fine_tune(args, options: dict) -> VanillaTransformerForConditionalG
 
     Raises UserError if it cannot be loaded, or if another model option was given with a different value.
     """
-    name, fields = f"--model_name_or_path {args.model_name_or_path}", model_fields(args)
+    name, fields = args.model_name_or_path, model_fields(args)
     dropouts = {field: value for field, value in fields.items() if "dropout" in field}
-    with loading(name):
-        model = load_foreign(args.model_name_or_path, use_safetensors=True, **dropouts, **options)
+    with loading(name, option="--model_name_or_path"):
+        model = load_foreign(name, use_safetensors=True, **dropouts, **options)
     for field, value in fields.items():
         theirs = getattr(model.config, field)
         fits = field == "vocab_size" and value > theirs  # a tokenizer may have fewer tokens than asked for
         if value != theirs and not fits:
-            raise UserError(f"--{field} is {value}, but {theirs} in {name}.")
+            raise UserError(f"--{field} is {value}, but {theirs} in --model_name_or_path {name}.")
     return model
 
 
@@ -111,7 +112,8 @@ def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConf
     """Tokenizes all splits and prints how many pairs each has and how many were dropped.
 
     The length limits are for training. In evaluation, only pairs longer than `max_position_embeddings` are dropped.
-    Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts.
+    Sets `tokenizer.model_max_length` to the longest training source, unless the model to fine-tune has read longer
+    ones: the Translator splits longer texts.
     """
     limit = config.max_position_embeddings
     if config.position_embedding_type != "learned":
@@ -127,7 +129,8 @@ def tokenize_splits(pairs: dict, tokenizer, args, config: VanillaTransformerConf
             accelerator.print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
     train = splits["train"]
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else args.max_source_length
-    tokenizer.model_max_length = int(longest)
+    before = tokenizer.model_max_length if args.model_name_or_path else 0
+    tokenizer.model_max_length = max(int(longest), before if before < VERY_LARGE_INTEGER else 0)
     return splits
 
 

@@ -69,7 +69,7 @@ def save(output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: 
     run_on_main(accelerator, write)
 
 
-def reading(checkpoint: Path) -> AbstractContextManager:
+def reading_checkpoint(checkpoint: Path) -> AbstractContextManager:
     """Turns the error of a missing, damaged or foreign file of a checkpoint into a UserError."""
     kinds = (OSError, ValueError, TypeError, KeyError, SafetensorError)
     return explaining(f"{checkpoint} cannot be read", *kinds, remedy="delete it to resume from an older one")
@@ -77,7 +77,8 @@ def reading(checkpoint: Path) -> AbstractContextManager:
 
 def load_state(checkpoint: Path) -> TrainerState:
     """The trainer state of a checkpoint. Raises UserError if it cannot be read."""
-    with reading(checkpoint):
+    foreign = explaining(f"{checkpoint} was not written by this version of train.py", TypeError)
+    with reading_checkpoint(checkpoint), foreign:
         return TrainerState(**json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
 
 
@@ -98,7 +99,7 @@ def average_checkpoints(checkpoints: list[Path], use_ema: bool = False) -> dict[
     """The mean of the weights of several checkpoints (section 6.1), in float32; UserError if one cannot be read."""
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
-        with reading(checkpoint):
+        with reading_checkpoint(checkpoint):
             for name, tensor in load_file(checkpoint / f"{'ema' if use_ema else 'model'}.safetensors").items():
                 total[name] = total.get(name, 0) + tensor.float() / len(checkpoints)
     return total
@@ -257,7 +258,7 @@ def resume(checkpoint: Path, settings: dict, output_dir: Path, model, ema, optim
     average = checkpoint / "ema.safetensors"
     if ema is not None and not average.exists():
         raise UserError(f"{checkpoint} was written without --ema_decay; leave that option out.")
-    with reading(checkpoint):
+    with reading_checkpoint(checkpoint):
         load_weights(model, load_file(checkpoint / "model.safetensors"))
         if ema is not None:
             load_weights(ema.module, load_file(average))

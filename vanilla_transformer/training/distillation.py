@@ -82,7 +82,7 @@ def load_teacher(name: str, tokenizer, config, longest: int) -> VanillaTransform
 
     `longest` is the length in tokens of the longest side of any pair.
     """
-    with loading(f"--teacher {name}"):
+    with loading(name, option="--teacher"):
         teacher = load_foreign(name, use_safetensors=True, dtype=torch.float32)
     is_same = load_tokenizer(name, "--teacher").get_vocab() == tokenizer.get_vocab()
     if not is_same or teacher.config.decoder_vocab_size != config.decoder_vocab_size:

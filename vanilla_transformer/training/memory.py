@@ -6,6 +6,7 @@ import platform
 
 import psutil
 import torch
+from accelerate.utils import get_cpu_distributed_information
 from torch import nn
 
 from ..errors import UserError
@@ -14,7 +15,7 @@ from .distributed import number_of_shards
 from .optimization import compute_loss
 
 USABLE = 0.8  # fraction of the free memory; the rest is for evaluation and what the estimate misses
-USABLE_ON_CPU = 0.25  # and for freed memory, of which glibc keeps several times what the tensors need (docs/LOG.md)
+USABLE_ON_CPU = 0.25  # less, since glibc keeps several times the memory of the live tensors (docs/LOG.md)
 MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
 
 
@@ -35,7 +36,7 @@ def configure_cpu(accelerator):
     """Prepares a run on CPUs: divides the cores among its processes, speeds up malloc, warns if bfloat16 is slow."""
     if torch.get_num_threads() == 1:  # the default of `accelerate launch`
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, cores // accelerator.num_processes))
+        torch.set_num_threads(max(1, cores // get_cpu_distributed_information().local_world_size))
     configure_malloc()
     if accelerator.mixed_precision == "bf16" and not cpu_has_bfloat16():
         accelerator.print(
@@ -111,4 +112,4 @@ def free_memory(accelerator) -> float:
     """Free bytes on the device of this process; on a CPU, its share of them."""
     if accelerator.device.type == "cuda":
         return torch.cuda.mem_get_info(accelerator.device)[0]
-    return psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return psutil.virtual_memory().available / get_cpu_distributed_information().local_world_size

@@ -10,7 +10,7 @@ import torch
 from ..errors import UserError
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
-SPIKE = 2.0  # nats above their mean, and at least six standard deviations: the loss has spiked
+SPIKE = 2.0  # a loss this many nats, and six standard deviations, above their mean is a spike
 
 
 class Diverged(UserError):
