@@ -56,8 +56,8 @@ def label_smoothed_cross_entropy(
         label_smoothing *= 1 - weight
     if weight and temperature != 1:
         hard = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing, logits)
-        options = (0.0, logits, r_drop_alpha / weight, temperature)
-        soft = cross_entropy(hidden, lm_head, kept, soft_tokens, soft_probabilities, *options)
+        alpha = r_drop_alpha / weight
+        soft = cross_entropy(hidden, lm_head, kept, soft_tokens, soft_probabilities, 0.0, logits, alpha, temperature)
         total = (1 - weight) * hard + weight * temperature**2 * soft
     else:
         total = cross_entropy(hidden, lm_head, kept, tokens, probabilities, label_smoothing, logits, r_drop_alpha)

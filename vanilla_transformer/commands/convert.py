@@ -67,7 +67,7 @@ def load(options: argparse.Namespace) -> tuple:
     model = load_foreign(options.model)
     try:
         return model, AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
-    except Exception as error:  # likewise
+    except Exception as error:  # a damaged tokenizer can raise anything
         return model, no_tokenizer(options, one_line(error))
 
 

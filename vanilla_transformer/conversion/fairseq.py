@@ -169,7 +169,7 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
         ValueError: A file is not of this format.
     """
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
-    for number, line in enumerate(Path(dictionary).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(dictionary).read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not token or not count.isdecimal():
             raise ValueError(f"Line {number} of {dictionary} is not a token and its count; give fairseq's dict.*.txt.")
