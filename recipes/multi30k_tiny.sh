@@ -17,7 +17,7 @@ for seed in $seeds; do
     train "published-$seed" --config recipes/multi30k_wu2021.yaml --seed "$seed"
 done
 
-# The students learn what the three predict together for the training pairs and for their own translations.
+# Each student begins as one of the three, and learns what they predict together, for the pairs and for their translations.
 teachers=("$output"/published-{1,2,3}) translations="$output/translations.txt"
 if [ ! -e "$translations" ]; then
     sources="$output/sources.txt"
@@ -28,7 +28,7 @@ if [ ! -e "$translations" ]; then
 fi
 for seed in $seeds; do
     train "student-$seed" --config recipes/multi30k_tiny.yaml --train_file "$data/train.jsonl" "$translations" \
-        --teacher "${teachers[@]}" --seed "$seed"
+        --model_name_or_path "$output/published-$seed" --teacher "${teachers[@]}" --seed "$seed"
 done
 
 # All choices were made on the validation split; only finished models translate the test split.
