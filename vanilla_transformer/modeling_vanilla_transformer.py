@@ -631,9 +631,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if labels is None or (not self.training if output_logits is None else output_logits):
             logits = self.lm_head(hidden)  # (B,T,V)
         if labels is not None:
-            loss = label_smoothed_cross_entropy(
-                hidden, self.lm_head, labels, smoothing, num_items_in_batch, logits, soft_targets, r_drop_alpha
-            )
+            options = (smoothing, num_items_in_batch, logits, soft_targets, r_drop_alpha)
+            loss = label_smoothed_cross_entropy(hidden, self.lm_head, labels, *options)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import ROOT, table_rows
 
 SMALL = "--max_steps 2 --eval_steps 1 --warmup_steps 1 --d_model 16 --encoder_layers 1 --decoder_layers 1"
@@ -68,10 +69,11 @@ def record(tmp_path_factory) -> tuple[Path, str]:
 @pytest.mark.slow
 def test_students_learn_from_all_teachers_with_their_tokenizer_and_without_the_test_split(record):
     folder, _ = record
-    recipe = (folder / "student-2" / "recipe.yaml").read_text(encoding="utf-8")
-    assert re.findall(r"published-\d", recipe) == ["published-1", "published-2", "published-3"]
+    recipe = yaml.safe_load((folder / "student-2" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["teacher"] == [f"{folder}/published-{seed}" for seed in (1, 2, 3)]
+    assert recipe["model_name_or_path"] == f"{folder}/published-2"
     assert len((folder / "translations.txt").read_text(encoding="utf-8").splitlines()) == 300
-    assert "translations.txt" in recipe
+    assert f"{folder}/translations.txt" in recipe["train_file"]
     tokenizers = {(folder / name / "tokenizer.json").read_text() for name in ("published-1", "student-1", "student-2")}
     assert len(tokenizers) == 1
     assert "test_bleu" not in json.loads((folder / "student-2" / "all_results.json").read_text())
