@@ -281,8 +281,9 @@ class Translator:
 
     def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
         """The translations of each batch of token ids."""
+        options = {**generation, "num_return_sequences": 1, "return_dict_in_generate": False}
         for sources in batches:
-            yield self.tokenizer.batch_decode(self.generate(sources, generation), skip_special_tokens=True)
+            yield self.tokenizer.batch_decode(self.generate(sources, options), skip_special_tokens=True)
 
     def n_best_batches(
         self, batches: Iterable[list[list[int]]], n: int, streamer, generation: dict

@@ -72,6 +72,7 @@ WRONG = {  # options, or bytes that are read instead of two lines: part of the m
     "--mbr 3 --num_beams 3": "samples have no beams; leave out --num_beams, or choose --mbr_candidates beams",
     "--mbr 3 --backend ctranslate2": "--backend ctranslate2 cannot sample; choose --mbr_candidates beams",
     f"--mbr 3 --seed {2**64}": "--seed is 18446744073709551616; it must be at least 0 and below 2^63",
+    "--mbr_utility bleu": "--mbr_candidates and --mbr_utility are options of --mbr N; add it, or leave them out",
     "--n_best 3 --mbr 3": "--mbr: not allowed with argument --n_best",
 }
 

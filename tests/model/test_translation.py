@@ -76,6 +76,12 @@ def test_wrong_n_and_texts_of_several_pieces_are_refused(translator):
     assert translator.n_best(" ") == []
 
 
+def test_a_generation_config_for_several_translations_still_gives_one_of_each_text(translator):
+    several = GenerationConfig(num_beams=3, num_return_sequences=3, return_dict_in_generate=True, max_length=20)
+    single = GenerationConfig(num_beams=3, max_length=20)
+    assert translator(TEXTS, generation_config=several) == translator(TEXTS, generation_config=single)
+
+
 @pytest.mark.parametrize("max_tokens", [1, 60, 4096])
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_every_text_is_translated_as_it_is_alone(translator, max_tokens, num_beams):

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--n_best", type=positive, metavar="N", help="write the N best of each line: its number TAB score TAB text")
     add("--mbr", type=positive, metavar="N", help="of N candidates, write the one most similar to all of them")
     add = parser.add_argument
-    add("--mbr_candidates", choices=["samples", "beams"], default="samples", help="of --mbr (default: %(default)s)")
-    add("--mbr_utility", choices=["chrf", "bleu"], default="chrf", help="similarity for --mbr (default: %(default)s)")
+    add("--mbr_candidates", choices=["samples", "beams"], help="of --mbr (default: samples)")
+    add("--mbr_utility", choices=["chrf", "bleu"], help="similarity for --mbr (default: chrf)")
     add("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
 
 
@@ -44,7 +44,9 @@ def run(options: argparse.Namespace):
     """Loads the model and translates."""
     configure_malloc()
     disable_progress_bar()  # of transformers
-    draws_samples = options.mbr and options.mbr_candidates == "samples"
+    if not options.mbr and (options.mbr_candidates or options.mbr_utility):
+        raise UserError("--mbr_candidates and --mbr_utility are options of --mbr N; add it, or leave them out.")
+    draws_samples = options.mbr and options.mbr_candidates != "beams"
     if draws_samples and options.num_beams:
         raise UserError("samples have no beams; leave out --num_beams, or choose --mbr_candidates beams.")
     if draws_samples and options.backend == "ctranslate2":
@@ -97,7 +99,7 @@ def translate(
     label = f"Translating from line {done + 1:,}" if done else "Translating"
     if not (options.n_best or options.mbr):
         return translator(lines, label, **generation)
-    if options.mbr and options.mbr_candidates == "samples":
+    if options.mbr and options.mbr_candidates != "beams":
         generation |= SAMPLING
     found = translator.n_best(lines, options.n_best or options.mbr, progress=label, **generation)
     if options.n_best:
@@ -105,7 +107,7 @@ def translate(
     candidates = [[one.text for one in hypotheses] for hypotheses in found]
     distinct += [len(set(texts)) for texts in candidates if texts]
     rated = tqdm(candidates, "Choosing the most similar", unit="sentence", leave=False)
-    return [most_similar(texts, options.mbr_utility) for texts in rated]
+    return [most_similar(texts, options.mbr_utility or "chrf") for texts in rated]
 
 
 def decode(line: bytes, number: int) -> str:
