@@ -16,7 +16,7 @@ from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.inspection.attention import attention_maps, eager_attention
-from vanilla_transformer.inspection.explorer import Recorder, explore, without_head, write_explorer
+from vanilla_transformer.inspection.explorer import Recorder, explore, variant, without_head, write_explorer
 from vanilla_transformer.inspection.shapes import trace_shapes
 
 PAIRS = [("A dog sleeps.", "Ein Hund schläft.", "0-0 1-1 2-2"), ("</script><b>a & b", "a <i>b</i>", None)]
@@ -92,6 +92,16 @@ def test_head_that_is_switched_off_adds_nothing(model, tokenizer):
     joined = joined.clone()
     joined[..., attention.head_dim : 2 * attention.head_dim] = 0
     torch.testing.assert_close(output, attention.out_proj(joined), atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_pads_without_a_mask_change_the_alignment_too(model, tokenizer):
+    pairs = [pair[:2] for pair in PAIRS]
+    with eager_attention(model):
+        intact, padded = (variant("", model, tokenizer, pairs, pads)["links"] for pads in (0, 200))
+    assert padded != intact
+    assert [text.count("-") for text in padded] == [text.count("-") for text in intact]  # one link per target word
+    assert max(int(link.split("-")[0]) for link in padded[0].split()) < 3  # to words, not to pads
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -208,9 +209,11 @@ def variant(name: str, model, tokenizer: PreTrainedTokenizerBase, pairs: list, p
         limit = {"max_length": min(model.config.max_position_embeddings, ids.shape[1] + 11)}
         written = model.generate(**inputs, custom_generate=greedy_search, num_beams=1, **limit)
         translations.append(tokenizer.decode(written[0], skip_special_tokens=True))
-        losses.append(round(float(model(**inputs, labels=labels).loss), 3))
-        pair = attention_maps(model, tokenizer, source, reference)
-        links.append(" ".join(f"{i}-{j}" for i, j in align_words(pair)))
+        outputs = model(**inputs, labels=labels, output_attentions=True)
+        losses.append(round(float(outputs.loss), 3))
+        cross = torch.cat(outputs.cross_attentions)[..., : ids.shape[1]]  # without the pads
+        maps = replace(attention_maps(model, tokenizer, source, reference), cross=cross)
+        links.append(" ".join(f"{i}-{j}" for i, j in align_words(maps)))
     return {"name": name, "translations": translations, "losses": losses, "links": links}
 
 
