@@ -3,7 +3,6 @@
 
 import importlib
 import json
-import math
 import os
 import re
 import sys
@@ -360,8 +359,8 @@ def check_options(**options) -> dict:
     for name in AT_LEAST_ONE:
         if options.get(name, 1) < 1:
             raise ValueError(f"`{name}` is {options[name]}; it must be at least 1.")
-    if not math.isfinite(options.get("length_penalty", 1.0)):
-        raise ValueError(f"`length_penalty` is {options['length_penalty']}; it must be a finite number.")
+    if not -10 <= options.get("length_penalty", 1.0) < 10:  # not for NaN either
+        raise ValueError(f"`length_penalty` is {options['length_penalty']}; it must be at least -10 and below 10.")
     for name, expected in [("num_return_sequences", 1), ("return_dict_in_generate", False)]:
         if options.get(name, expected) != expected:
             raise ValueError(f"A Translator does not take `{name}`; call its `n_best`, or `generate` of the model.")

@@ -183,7 +183,9 @@ def test_a_bilingual_model_needs_no_languages(make_model):
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
 def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
     pytest.importorskip(backend)
-    rows = [{"en": text, "de": f"{text[::-1]}\nein Satz. "} for text in TEXTS] + [{"en": None, "de": "nichts"}]
+    """Line breaks in a text of the dataset are spaces, as in the files that are written."""
+    rows = [{"en": text.replace(" ", "\n", 1), "de": f"{text[::-1]}\nein Satz. "} for text in TEXTS]
+    rows.append({"en": None, "de": "nichts"})
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     write(tmp_path / "sources.en", [*TEXTS, ""])
     write(tmp_path / "references.de", [row["de"].replace("\n", " ").rstrip() for row in rows])
@@ -355,7 +357,8 @@ BAD = {
         "OURS has a different vocabulary from MARIAN",
     ),
     "no model": (["--model", "done", *TEXT_FILES], "done cannot be loaded"),
-    "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "OURS cannot translate.*finite number"),
+    "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "OURS cannot translate.*at least -10"),
+    "large option": (["--model", "OURS", "--length_penalty", "1e6", *TEXT_FILES], "1000000.0; it must be .* below 10"),
     "other engine": (["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES], "MARIAN .* of type marian"),
     "tokenizer": (["--hypotheses", "first.txt", "--bleu_tokenize", "moses", *TEXT_FILES], "moses does .*choose .*13a"),
     "no COMET": (["--hypotheses", "first.txt", "--comet", "m", *TEXT_FILES], "pipx install unbabel-comet"),
@@ -372,6 +375,10 @@ BAD = {
     "other files": (
         ["--hypotheses", "first.txt", "--output", "mine", *TEXT_FILES],
         "mine/references.txt would be overwritten with other texts; choose another directory",
+    ),
+    "files that are not of an evaluation": (
+        ["--hypotheses", "first.txt", "--output", "notes", *TEXT_FILES],
+        "--output notes holds other files; choose another directory",
     ),
     "output below a file": (
         ["--tune", "--model", "OURS", "--output", "first.txt/new", *TEXT_FILES],
@@ -396,6 +403,7 @@ def test_bad_input_is_one_sentence(options, message, folder, ours, marian, monke
     (folder / "latin.txt").write_bytes("schön\n".encode("latin-1"))
     write(folder / "done" / "results.json", [])
     write(folder / "mine" / "references.txt", ["precious"])
+    write(folder / "notes" / "results.md", ["precious"])
     write(folder / "bare" / "test.jsonl", ['{"en": "A dog sleeps.", "de": ""}'])
     names = {"OURS": ours, "MARIAN": str(marian)}
     for name, path in names.items():
@@ -403,3 +411,4 @@ def test_bad_input_is_one_sentence(options, message, folder, ours, marian, monke
     said = command_error(capsys, "evaluate", *options)
     assert re.search(message, said) and said.startswith("vanilla-transformer evaluate: ")
     assert (folder / "mine" / "references.txt").read_text() == "precious\n"
+    assert (folder / "notes" / "results.md").read_text() == "precious\n"

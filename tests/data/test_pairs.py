@@ -402,6 +402,16 @@ def test_lines_without_exactly_one_tab(streaming, tmp_path, byte_tokenizer, caps
     assert str(path) in message and "no line with a tab" in message
 
 
+@streamed
+@pytest.mark.parametrize("place", [0, 5])
+def test_lines_with_a_nul_are_dropped_whole_and_no_others(place, streaming, tmp_path, byte_tokenizer):
+    lines = [f"a{number}\tb{number}" for number in range(9)]
+    path = tmp_path / "train.txt"
+    path.write_text("\n".join([*lines[:place], "a \0word\tb", *lines[place:]]) + "\n")
+    dataset = load(train_file=path, validation_file=path, streaming=streaming)["train"]
+    assert texts(tokenize_pairs(dataset, byte_tokenizer, 99, 99)[0]) == [tuple(line.split("\t")) for line in lines]
+
+
 def test_no_validation_split_to_hold_out(tmp_path):
     path = write(tmp_path / "train.jsonl", rows(pairs=PAIRS[:1]))
     assert "too few" in error(train_file=path)

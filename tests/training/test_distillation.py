@@ -134,7 +134,7 @@ def test_damaged_soft_targets_are_named(run, teachers, tmp_path):
     (file,) = (tmp_path / "cache" / "soft_targets").glob("*.arrow")
     for content in (file.read_bytes()[:-3000], b""):
         file.write_bytes(content)
-        with pytest.raises(UserError, match=f"cannot be written to or read from {file}: .*; delete that file, or"):
+        with pytest.raises(UserError, match=f"cannot be written to or read from {file}: .*; delete it and tmp"):
             run("--teacher", *teachers)
 
 

@@ -140,17 +140,19 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
     pairs = load_split(options)
     if not any(pairs["target"]):
         raise UserError(f"--split {options.split} of {options.dataset_name} has no references; give one that has.")
-    return [text or "" for text in pairs["source"]], [as_line(text or "") for text in pairs["target"]]
+    return tuple([as_line(text or "") for text in pairs[side]] for side in ("source", "target"))
 
 
 def make_output_dir(folder: Path | None, sources: list[str] | None, references: list[str]):
-    """Creates `--output`; raises UserError if it cannot be written, or holds results, or texts of other data."""
+    """Creates `--output`; raises UserError if it cannot be written, or holds more than an interrupted evaluation."""
     if folder is None:
         return
     with explaining(f"--output {folder} cannot be written", OSError):
         folder.mkdir(parents=True, exist_ok=True)
     if (folder / "results.json").exists():  # it is written last: without it, an interrupted evaluation starts again
         raise UserError(f"{folder} already holds results of an evaluation; choose another directory.")
+    if any(folder.iterdir()) and not (folder / "references.txt").exists():  # which is written first
+        raise UserError(f"--output {folder} holds other files; choose another directory.")
     for file, texts in [(folder / "references.txt", references), (folder / "sources.txt", sources)]:
         if texts and file.exists() and file.read_bytes() != to_bytes(texts):
             raise UserError(f"{file} would be overwritten with other texts; choose another directory for --output.")

@@ -29,10 +29,12 @@ PAIR_FEATURES = datasets.Features(
 )
 
 # How files are read, by suffix. In .csv and .tsv files, "None" and "null" are words; in .tsv and .txt files, a
-# quotation mark is text. Lines of .txt files end at line feeds only, and are split at tabs later (NUL splits nothing).
+# quotation mark is text. Lines of .txt files end at line feeds only, and are split at tabs later; their separator is
+# NUL, which text should not have, and lines with one are dropped.
 CSV = {"keep_default_na": False}
 TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}
 TXT = {**TSV, "sep": "\0", "lineterminator": "\n", "names": ["line"], "header": None, "on_bad_lines": "warn"}
+TXT["index_col"] = False  # not what is before a NUL
 TXT["features"] = datasets.Features(line=datasets.Value("string"))
 FORMATS = {".json": ("json", {}), ".jsonl": ("json", {}), ".parquet": ("parquet", {})}
 FORMATS |= {".csv": ("csv", CSV), ".tsv": ("csv", TSV), ".txt": ("csv", TXT)}

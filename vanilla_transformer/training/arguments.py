@@ -120,7 +120,9 @@ class TrainingOptions:
     )
     teacher_top_k: int = option(8, "most probable tokens of the teachers that are kept at each position", ge=1)
     distillation_weight: float = option(0.5, "share of the teachers in the loss; the labels have the rest", ge=0)
-    distillation_temperature: float = option(1.0, "above 1, flattens both distributions in distillation", ge=0.1)
+    distillation_temperature: float = option(
+        1.0, "above 1, flattens both distributions in distillation", ge=0.1, lt=100
+    )
     r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")

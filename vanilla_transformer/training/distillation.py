@@ -59,7 +59,7 @@ def add_soft_targets(pairs: Dataset, tokenizer, config, args, accelerator: Accel
     models = [(teacher.config.to_json_string(), teacher.state_dict()) for teacher in teachers]
     key = Hasher.hash([fingerprint(pairs), args.teacher_top_k, models])
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_targets"
-    file, remedy = folder / f"{key}.arrow", "delete that file, or set HF_DATASETS_CACHE to another folder"
+    file, remedy = folder / f"{key}.arrow", "delete it and tmp* beside it, or set HF_DATASETS_CACHE to another folder"
     with explaining(f"Soft targets cannot be written to or read from {file}", OSError, ArrowInvalid, remedy=remedy):
         folder.mkdir(parents=True, exist_ok=True)
         pairs = pairs.map(
