@@ -182,8 +182,8 @@ def test_a_bilingual_model_needs_no_languages(make_model):
 
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
 def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
-    pytest.importorskip(backend)
     """Line breaks in a text of the dataset are spaces, as in the files that are written."""
+    pytest.importorskip(backend)
     rows = [{"en": text.replace(" ", "\n", 1), "de": f"{text[::-1]}\nein Satz. "} for text in TEXTS]
     rows.append({"en": None, "de": "nichts"})
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

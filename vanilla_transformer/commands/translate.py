@@ -48,7 +48,9 @@ def run(options: argparse.Namespace):
         raise UserError("--mbr_candidates and --mbr_utility are options of --mbr N; add it, or leave them out.")
     draws_samples = options.mbr and options.mbr_candidates != "beams"
     if draws_samples and (options.num_beams or options.length_penalty is not None):
-        raise UserError("samples have no beams; leave out beams and length penalty, or choose --mbr_candidates beams.")
+        raise UserError(
+            "samples have no beams; leave out --num_beams and --length_penalty, or choose --mbr_candidates beams."
+        )
     if draws_samples and options.backend == "ctranslate2":
         raise UserError("--backend ctranslate2 cannot sample; choose --mbr_candidates beams, or --backend torch.")
     hypotheses = options.n_best or options.mbr or 1
