@@ -204,16 +204,21 @@ def make_states(
     num_beams: int,
     encoder_outputs: ModelOutput,
     attention_mask: Tensor | None = None,
+    cache: Cache | None = None,
     past_key_values: Cache | None = None,
     **kwargs,
 ) -> list["DecodingState"]:
-    """The decoding state of each model; `encoder_outputs` and all arguments after it come from `generate`."""
+    """The decoding state of each model; `encoder_outputs` and all arguments after it come from `generate`.
+
+    transformers before 5.24 calls the `cache` `past_key_values`.
+    """
+    cache = past_key_values if cache is None else cache
     if attention_mask is None:  # the encoder has inferred one from the padding
         attention_mask = getattr(encoder_outputs, "attention_mask", None)
     harmless = ("use_cache", "inputs_embeds")  # embeddings of the source, which the encoder has read
     unknown = [f"`{name}`" for name, value in kwargs.items() if value is not None and name not in harmless]
-    if past_key_values is not None and past_key_values.get_seq_length() > 0:
-        unknown.append("a `past_key_values` that is not empty")
+    if cache is not None and cache.get_seq_length() > 0:
+        unknown.append("a `cache` that is not empty")
     members = [(model, encoder_outputs), *others]
     for member, _ in members:
         attention = member.config._attn_implementation
@@ -273,7 +278,7 @@ class DecodingState:
             input_ids,
             encoder_hidden_states=self.source,
             encoder_attention_mask=self.padding_mask,
-            past_key_values=self.cache,
+            cache=self.cache,
             use_cache=True,
         )
         self.length = input_ids.shape[1]
@@ -293,7 +298,7 @@ class DecodingState:
             self.ancestors = torch.cat([self.ancestors, itself.expand(len(x), -1, -1)], dim=2)
             mask = self.ancestors[:, None]  # (A,1,n,L)
         for layer in self.decoder.layers:
-            x = layer(x, mask, self.source, self.source_mask, rotary, past_key_values=self.cache)
+            x = layer(x, mask, self.source, self.source_mask, rotary, cache=self.cache)
         return self.lm_head(self.decoder.layer_norm(x)).float()
 
     def select(self, rows: Tensor, parents: Tensor | None = None):

@@ -19,7 +19,7 @@ width of the feed-forward network, V vocabulary size. In self-attention S is the
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +43,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .loss_vanilla_transformer import label_smoothed_cross_entropy
+
+# The name of the cache in transformers' outputs: `past_key_values` before 5.24, `cache` since.
+CACHE = fields(Seq2SeqModelOutput)[1].name
 
 # ---------------------------------------------------------------------------------------------- attention, section 3.2
 
@@ -107,15 +110,15 @@ class VanillaTransformerAttention(nn.Module):
         key_value_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         rotary: Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
-        **kwargs,
+        cache: EncoderDecoderCache | None = None,
+        output_attentions: bool | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output (B,T,d) and, with the eager backend, the attention weights (B,h,T,S)."""
         is_cross = key_value_states is not None
         queries = self.split_heads(self.q_proj(hidden_states))  # (B,h,T,k)
-        if is_cross and past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+        if is_cross and cache is not None and cache.is_updated.get(self.layer_idx):
             # The source does not change while the target grows, so its keys and values are computed once.
-            cached = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            cached = cache.cross_attention_cache.layers[self.layer_idx]
             keys, values = cached.keys, cached.values
         else:
             attended = key_value_states if is_cross else hidden_states
@@ -123,17 +126,17 @@ class VanillaTransformerAttention(nn.Module):
             values = self.split_heads(self.v_proj(attended))  # (B,h,S,k)
             if rotary is not None:
                 queries, keys = rotate(queries, rotary), rotate(keys, rotary)
-            if past_key_values is not None:
-                cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
-                keys, values = cache.update(keys, values, self.layer_idx)
+            if cache is not None:
+                part = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+                keys, values = part.update(keys, values, self.layer_idx)
                 if is_cross:
-                    past_key_values.is_updated[self.layer_idx] = True
+                    cache.is_updated[self.layer_idx] = True
 
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        dropout = self.config.attention_dropout if self.training else 0.0
-        output, weights = attend(
-            self, queries, keys, values, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
-        )
+        options = {"scaling": self.scaling, "dropout": self.config.attention_dropout if self.training else 0.0}
+        # For a backend that cannot return its weights, and warns.
+        options["output_attentions"] = output_attentions
+        output, weights = attend(self, queries, keys, values, attention_mask, **options)
         return self.out_proj(output.flatten(-2)), weights  # (B,T,h,k) -> (B,T,d)
 
 
@@ -248,10 +251,12 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
         self.self_attn = VanillaTransformerAttention(config, config.encoder_attention_heads, False, layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None, rotary: Tensor | None, **kwargs) -> Tensor:
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None, rotary: Tensor | None, output_attentions: bool | None = None
+    ) -> Tensor:
         """(B,S,d) -> (B,S,d). The mask is in the backend's format; `rotary` (B,S,k) is a table for [`rotate`]."""
-        inputs = {"attention_mask": attention_mask, "rotary": rotary}
-        x = self.residual(x, self.self_attn_layer_norm, self.self_attn, **inputs, **kwargs)
+        inputs = {"attention_mask": attention_mask, "rotary": rotary, "output_attentions": output_attentions}
+        x = self.residual(x, self.self_attn_layer_norm, self.self_attn, **inputs)
         return self.residual(x, self.final_layer_norm, self.feed_forward)
 
 
@@ -272,13 +277,15 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
         encoder_hidden_states: Tensor,
         encoder_attention_mask: Tensor | None,
         rotary: Tensor | None,
-        **kwargs,
+        cache: EncoderDecoderCache | None = None,
+        output_attentions: bool | None = None,
     ) -> Tensor:
-        """(B,T,d) and the encoder's output (B,S,d) -> (B,T,d). Both attentions get the cache, among `kwargs`."""
+        """(B,T,d) and the encoder's output (B,S,d) -> (B,T,d)."""
+        both = {"cache": cache, "output_attentions": output_attentions}
         target = {"attention_mask": attention_mask, "rotary": rotary}
         source = {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask}
-        x = self.residual(x, self.self_attn_layer_norm, self.self_attn, **target, **kwargs)
-        x = self.residual(x, self.encoder_attn_layer_norm, self.encoder_attn, **source, **kwargs)
+        x = self.residual(x, self.self_attn_layer_norm, self.self_attn, **target, **both)
+        x = self.residual(x, self.encoder_attn_layer_norm, self.encoder_attn, **source, **both)
         return self.residual(x, self.final_layer_norm, self.feed_forward)
 
 
@@ -292,7 +299,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -408,14 +415,14 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         self.layers = nn.ModuleList([VanillaTransformerEncoderLayer(config, i) for i in range(config.encoder_layers)])
         self.post_init()
 
-    @merge_with_config_defaults
     @capture_outputs
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
     ) -> VanillaTransformerEncoderOutput:
         """`input_ids` (B,S) or `inputs_embeds` (B,S,d) -> `last_hidden_state` (B,S,d).
 
@@ -432,7 +439,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         mask = create_bidirectional_mask(self.config, x, attention_mask)
         x, rotary = self.add_positions(x, count_positions(x, attention_mask), x.shape[1])
         for layer in self.layers:
-            x = layer(x, mask, rotary, **kwargs)
+            x = layer(x, mask, rotary, output_attentions)
         return VanillaTransformerEncoderOutput(last_hidden_state=self.layer_norm(x), attention_mask=found)
 
 
@@ -458,22 +465,28 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs,
+        past_key_values: Cache | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Target `input_ids` (B,T) or `inputs_embeds` (B,T,d) and the encoder's output (B,S,d) -> (B,T,d).
 
         With a cache, T counts only the new tokens, and a 2D `attention_mask` covers the cached ones too. Raises
         ValueError unless exactly one of ids and embeddings is given, and without the encoder's output.
+        `past_key_values` is what transformers before 5.24 calls the `cache`.
         """
         if encoder_hidden_states is None:
             raise ValueError("Give `encoder_hidden_states`, the output of the encoder; the decoder attends to it.")
         x = self.embed(input_ids, inputs_embeds, prefix="decoder_")
-        if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        self_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        if cache is not None and past_key_values is not None:
+            raise ValueError("Give `cache`, or `past_key_values` as transformers before 5.24 calls it, not both.")
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
+            cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        self_cache = None if cache is None else cache.self_attention_cache
         past_length = 0 if self_cache is None else self_cache.get_seq_length()
         length = past_length + x.shape[1]
         if isinstance(length, Tensor):  # static caches count on the device; compiled code can only know the capacity
@@ -486,10 +499,10 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         )
         x, rotary = self.add_positions(x, count_positions(x, attention_mask, past_length, is_static), length)
         for layer in self.layers:
-            x = layer(x, mask, encoder_hidden_states, encoder_mask, rotary, past_key_values=past_key_values, **kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.layer_norm(x), past_key_values=past_key_values
-        )
+            x = layer(
+                x, mask, encoder_hidden_states, encoder_mask, rotary, cache=cache, output_attentions=output_attentions
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(self.layer_norm(x), cache)
 
 
 # ----------------------------------------------------------------------------------------------------- model, Figure 1
@@ -532,17 +545,19 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_input_ids: torch.LongTensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
         """Source ids (B,S) and target ids (B,T) -> `last_hidden_state` (B,T,d).
 
         `attention_mask` (B,S) hides source positions from the encoder and from cross-attention; without one, padding
         is found by `pad_token_id`. A mask (B,1,S,S) is for the encoder alone. `encoder_outputs` replace the source,
-        `inputs_embeds` (B,S,d) its ids. Raises ValueError without a source or a target.
+        `inputs_embeds` (B,S,d) its ids. Raises ValueError without a source or a target. `kwargs` are
+        `output_attentions`, `output_hidden_states` and `return_dict`; another argument is a TypeError.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -557,14 +572,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_attention_mask,
             encoder_hidden_states=source,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            past_key_values=past_key_values,
             **kwargs,
         )
         return Seq2SeqModelOutput(
-            last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            decoder_outputs.last_hidden_state,
+            decoder_outputs.get(CACHE),
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -593,11 +609,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         decoder_input_ids: torch.LongTensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         num_items_in_batch: int | Tensor | None = None,
         output_logits: bool | None = None,
         soft_targets: tuple | None = None,
@@ -621,10 +638,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             decoder_input_ids,
             decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache if labels is None else False,
+            past_key_values=past_key_values,
             **kwargs,
         )
         hidden, loss, logits = outputs.last_hidden_state, None, None

@@ -1,5 +1,6 @@
 """What the config accepts, refuses and saves."""
 
+import inspect
 import json
 import re
 
@@ -155,5 +156,6 @@ def test_saved_directory_has_its_code_under_current_names(tmp_path):
 
 
 def test_each_field_has_its_line_in_the_docstring():
-    documented = re.findall(r"^ {8}(\w+): \S", VanillaTransformerConfig.__doc__, flags=re.MULTILINE)
+    docstring = inspect.cleandoc(VanillaTransformerConfig.__doc__)
+    documented = re.findall(r"^ {4}(\w+): \S", docstring, flags=re.MULTILINE)
     assert documented == [name for name in OWN_FIELDS if name != "is_encoder_decoder"]  # which is always True

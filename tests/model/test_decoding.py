@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import StoppingCriteriaList
 
 from vanilla_transformer.decoding_vanilla_transformer import DecodingState, beam_search, greedy_search
+from vanilla_transformer.modeling_vanilla_transformer import CACHE
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0], [12, 33, 9, 9, 2, 0]])
 MASK = (SOURCE != 0).long()
@@ -247,7 +248,7 @@ def test_a_cache_can_be_passed_and_used_again(positions, num_beams, kind):
     for source in [SOURCE, SOURCE.flip(0)]:
         search = {"num_beams": num_beams, "max_new_tokens": STEPS}
         expected = model.generate(source, use_cache=False, **search)
-        assert torch.equal(model.generate(source, past_key_values=cache, **search), expected)
+        assert torch.equal(model.generate(source, **{CACHE: cache}, **search), expected)
         assert cache.get_seq_length() > 3
         cache.reset()
 

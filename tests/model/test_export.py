@@ -11,6 +11,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, OnnxConfig, OnnxExporter
 
+from vanilla_transformer.modeling_vanilla_transformer import CACHE
+
 PAD, START, END = 0, 1, 2
 SOURCE = torch.tensor(
     [[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0], [12, 33, 9, 9, 2, 0], [21, 14, 2, 0, 0, 0]]
@@ -79,12 +81,12 @@ class ProgramDecoder:
     def start(self, source, mask):
         cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         encoded = self.encode(input_ids=source, attention_mask=mask)
-        self.inputs = {"attention_mask": mask, "encoder_outputs": encoded, "past_key_values": cache}
+        self.inputs = {"attention_mask": mask, "encoder_outputs": encoded, CACHE: cache}
         self.program = self.prefill
 
     def step(self, tokens):
         outputs = self.program(**self.inputs, decoder_input_ids=tokens)
-        self.inputs["past_key_values"] = outputs.past_key_values
+        self.inputs[CACHE] = outputs[CACHE]
         self.program = self.decode
         return outputs.logits
 

@@ -6,6 +6,8 @@ from helpers import MASK, SOURCE, lively_model
 from torch.utils._pytree import tree_map_only
 from transformers import BartConfig, BartForConditionalGeneration
 
+from vanilla_transformer.modeling_vanilla_transformer import CACHE
+
 MODES = {
     "greedy": {},
     "sampling": {"do_sample": True, "num_return_sequences": 2},
@@ -40,7 +42,7 @@ def generate(model, mode: str, **options):
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_every_field_has_the_shape_of_barts(model, bart, mode, use_cache):
     outputs = [dict(generate(either, mode, **EVERYTHING, use_cache=use_cache)) for either in (model, bart)]
-    caches = [output.pop("past_key_values", None) for output in outputs]
+    caches = [output.pop(CACHE, None) for output in outputs]
     ours, theirs = (tree_map_only(torch.Tensor, lambda x: x.shape, output) for output in outputs)
     assert ours == theirs
     assert {"encoder_attentions", "decoder_attentions", "cross_attentions", "decoder_hidden_states"} <= ours.keys()
@@ -60,5 +62,5 @@ def test_generation_continues_from_the_returned_cache(model, mode):
     options = {"attention_mask": mask, "decoder_input_ids": first.sequences, "max_new_tokens": 6}
     options["decoder_attention_mask"] = torch.ones_like(first.sequences)  # says that past tokens are among the ids
     uninterrupted = model.generate(source, **options)
-    assert torch.equal(model.generate(source, **options, past_key_values=first.past_key_values), uninterrupted)
+    assert torch.equal(model.generate(source, **options, **{CACHE: first[CACHE]}), uninterrupted)
     assert len(uninterrupted[:, 6:].unique()) > 3

@@ -28,6 +28,7 @@ from torch import nn
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import loss_vanilla_transformer as loss_module
 from vanilla_transformer.modeling_vanilla_transformer import (
+    CACHE,
     SinusoidalPositions,
     VanillaTransformerAttention,
     label_smoothed_cross_entropy,
@@ -263,11 +264,14 @@ def test_padded_equals_alone(make_model, norm_first, position_embedding_type, pa
 # --------------------------------------------------------------------------------------------------------------- cache
 
 
+CACHES = [("dynamic", 0, "cache"), ("static", 0, "past_key_values"), ("dynamic", 2, "past_key_values")]
+
+
 @norms
 @positions
-@pytest.mark.parametrize("kind, padding", [("dynamic", 0), ("static", 0), ("dynamic", 2)])
-def test_cached_equals_uncached(make_model, norm_first, position_embedding_type, kind, padding):
-    """Also after targets that are padded on the left, not all alike."""
+@pytest.mark.parametrize("kind, padding, name", CACHES)
+def test_cached_equals_uncached(make_model, norm_first, position_embedding_type, kind, padding, name):
+    """Under both names of the cache, and also after targets that are padded on the left, not all alike."""
     model = make_model(norm_first=norm_first, position_embedding_type=position_embedding_type).double()
     target = torch.cat([torch.zeros(3, padding, dtype=torch.long), TARGET], 1)
     mask = (target != 0).long()
@@ -276,13 +280,54 @@ def test_cached_equals_uncached(make_model, norm_first, position_embedding_type,
     with torch.no_grad():
         inputs = {"encoder_outputs": model.get_encoder()(SOURCE, MASK), "attention_mask": MASK, "use_cache": True}
         for start, stop in [(0, 1), (1, 2), (2, 4), (4, 5 + padding)]:  # one by one, and several at once
-            given = {"decoder_input_ids": target[:, start:stop], "past_key_values": cache}
+            given = {"decoder_input_ids": target[:, start:stop], name: cache}
             output = model(**given, **inputs, decoder_attention_mask=mask[:, :stop] if padding else None)
-            assert output.past_key_values is cache
+            assert output[CACHE] is cache
             steps.append(output.logits)
     uncached = model(SOURCE, MASK, target, decoder_attention_mask=mask).logits
     assert_close(torch.cat(steps, 1)[:, padding:], uncached[:, padding:], 1e-9)
     assert_close(uncached[:2, padding:], model(SOURCE, MASK, TARGET).logits[:2], 1e-9)  # the last reads its padding
+
+
+def test_one_cache_is_enough(make_model):
+    model = make_model()
+    with pytest.raises(ValueError, match="Give `cache`, or `past_key_values` as .*, not both"):
+        model(
+            SOURCE,
+            decoder_input_ids=TARGET,
+            **dict.fromkeys(("cache", "past_key_values"), make_cache(model, "dynamic")),
+        )
+
+
+PARTS = ["whole", "base", "encoder", "decoder", "encoder layer", "decoder layer", "attention"]
+
+
+# "cach" stands for what a later transformers may call the cache: if `forward` took it for nothing, each step of
+# `generate` would see one token, and the text would be wrong without a word.
+@pytest.mark.parametrize("name", ["cach", "position_ids", "decoder_position_ids", "head_mask", "token_type_ids"])
+@pytest.mark.parametrize(
+    "part", ["whole", "base", "encoder", "decoder", "encoder layer", "decoder layer", "attention"]
+)
+def test_an_unknown_argument_is_an_error_that_names_it(make_model, part, name):
+    model = make_model()
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    parts = {"whole": model, "base": model.model, "encoder": encoder, "decoder": decoder}
+    parts |= {"encoder layer": encoder.layers[0], "decoder layer": decoder.layers[0]}
+    x = torch.zeros(3, 6, model.config.d_model)
+    inputs = dict.fromkeys(("whole", "base"), {"input_ids": SOURCE, "decoder_input_ids": TARGET})
+    inputs |= {"encoder": {"input_ids": SOURCE}, "decoder": {"input_ids": TARGET, "encoder_hidden_states": x}}
+    layer = {"x": x, "attention_mask": None, "rotary": None}
+    inputs |= {"encoder layer": layer, "attention": {"hidden_states": x}}
+    inputs["decoder layer"] = layer | {"encoder_hidden_states": x, "encoder_attention_mask": None}
+    module = parts.get(part, encoder.layers[0].self_attn)
+    module(**inputs[part])
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        module(**inputs[part], **{name: torch.zeros(3, 6)})
+
+
+def test_each_version_of_transformers_finds_its_cache(make_model):
+    assert CACHE in ("cache", "past_key_values")
+    assert make_model()(SOURCE, decoder_input_ids=TARGET)[CACHE].get_seq_length() == TARGET.shape[1]
 
 
 # ---------------------------------------------------------------------------------------------------------- loss (5.4)

@@ -51,7 +51,7 @@ class Decoder(nn.Module):
             input_ids,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         )
         layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)

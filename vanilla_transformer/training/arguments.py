@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Iterable, Set
@@ -157,16 +158,18 @@ NOT_OPTIONS |= {"is_encoder_decoder"}
 
 def make_model_options() -> type:
     """A dataclass with the fields of the model's config, documented by its docstring; None means the default."""
-    texts = dict(re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", VanillaTransformerConfig.__doc__, re.MULTILINE))
+    # Cleaned, since Python 3.13 strips the common indentation of a docstring and earlier versions keep it.
+    docstring = inspect.cleandoc(VanillaTransformerConfig.__doc__ or "")  # `python -OO` has no docstrings
+    texts = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", docstring, re.MULTILINE))
     texts["vocab_size"] = "Maximum vocabulary size of the tokenizer to train; a small corpus may give fewer tokens."
-    defaults = VanillaTransformerConfig()
+    defaults, own = VanillaTransformerConfig(), VanillaTransformerConfig.__annotations__
     fields = []
     for item in dataclasses.fields(VanillaTransformerConfig):
-        if item.name in texts and item.name not in NOT_OPTIONS:
+        if item.name in own and item.name not in NOT_OPTIONS:
             default = getattr(defaults, item.name)
             kind = item.type if get_origin(item.type) is Literal else type(default)
             shown = "" if item.default is None else f" (default: {default})"
-            text = " ".join(texts[item.name].split()) + shown
+            text = " ".join(texts.get(item.name, "").split()) + shown
             switch = {"nargs": "?", "const": True} if kind is bool else {}  # `--norm_first` and `--norm_first false`
             fields.append((item.name, kind | None, option(None, text, **switch)))
     return dataclasses.make_dataclass("ModelOptions", fields, namespace={"_argument_group_name": "model"})
