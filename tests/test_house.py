@@ -13,7 +13,8 @@ MODEL_FILES = {f"{name}_vanilla_transformer" for name in MODEL_FILES}
 # What each part may import: of the package, the model files and these.
 ALLOWED = {
     "model": set(),
-    "__init__": set(),
+    "__init__": {"versions"},
+    "versions": set(),
     "errors": set(),
     "data": {"errors"},
     "evaluation": {"errors", "data"},

@@ -6,6 +6,7 @@ Importing the package registers its classes with transformers' Auto classes and 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from . import versions  # noqa: F401  first, so that its warning precedes an import that fails
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from .translation_vanilla_transformer import Translator, VanillaTranslationPipeline

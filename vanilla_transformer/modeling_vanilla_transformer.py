@@ -18,6 +18,7 @@ width of the feed-forward network, V vocabulary size. In self-attention S is the
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -481,9 +482,12 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         if encoder_hidden_states is None:
             raise ValueError("Give `encoder_hidden_states`, the output of the encoder; the decoder attends to it.")
         x = self.embed(input_ids, inputs_embeds, prefix="decoder_")
-        if cache is not None and past_key_values is not None:
-            raise ValueError("Give `cache`, or `past_key_values` as transformers before 5.24 calls it, not both.")
-        cache = past_key_values if cache is None else cache
+        if past_key_values is not None:
+            if cache is not None:
+                raise ValueError("Give `cache`, or `past_key_values` as transformers before 5.24 calls it, not both.")
+            if CACHE == "cache":
+                warnings.warn("`past_key_values` is deprecated; pass it as `cache`.", FutureWarning, stacklevel=2)
+            cache = past_key_values
         if use_cache and cache is None:
             cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         self_cache = None if cache is None else cache.self_attention_cache

@@ -1,0 +1,131 @@
+"""Tries this checkout with other versions of Python and of its dependencies, and prints a row of a table for each.
+
+    python tests/versions.py --model outputs/sample lowest newest
+    python tests/versions.py --model outputs/sample --python 3.13 pinned newest
+    python tests/versions.py --model outputs/sample --python 3.12 --environment ENV newest
+
+`pinned` are the versions of constraints.txt; `lowest` and `newest` the lowest and newest that pyproject.toml admits.
+Each set is installed into a new environment by uv, or was installed into ENV before. There, the sample is trained by
+the main job of the README, the tests of the model, its search and its conversions run, and the first 200 test sentences
+are translated with the model of --model: by the package and by the code that travels with the model, each greedily and
+with 4 beams. The script exits with 1 if a test fails, the sample stays below BLEU 95, or a translation differs from
+that of the environment that runs this script.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = ("Python", "versions", "torch", "transformers", "datasets", "numpy", "sample BLEU", "same texts", "tests")
+
+VERSIONS = """
+import importlib.metadata, platform
+print(platform.python_version())
+print(*map(importlib.metadata.version, ["torch", "transformers", "datasets", "numpy"]), sep="\\n")
+"""
+
+# The remote code first: it is used as long as nothing imports the package.
+TRANSLATE = """
+import json, sys, torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+folder, texts = sys.argv[1], json.load(sys.stdin)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
+inputs = tokenizer(texts, return_tensors="pt", padding=True)
+translate = pipeline("vanilla-translation", model=folder, trust_remote_code=True)
+assert "vanilla_transformer" not in sys.modules
+found = []
+for num_beams in (1, 4):
+    outputs = model.generate(**inputs, num_beams=num_beams, early_stopping=num_beams > 1)
+    found.append(tokenizer.batch_decode(outputs, skip_special_tokens=True))
+    found.append([one["translation_text"] for one in translate(texts, num_beams=num_beams)])
+
+from vanilla_transformer import Translator
+
+found += [Translator.from_pretrained(folder)(texts, num_beams=num_beams) for num_beams in (1, 4)]
+print(json.dumps(found))
+"""
+
+
+def install(kind: str, python: str, torch: str | None, environment: Path):
+    """Makes an environment with uv. `torch` replaces the version that would be chosen, if given."""
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", "--seed", "--python", python, environment], check=True)
+    options = {"pinned": ["-c", "constraints.txt"], "lowest": ["--resolution", "lowest-direct"], "newest": []}[kind]
+    target = ["--python", environment / "bin" / "python"]
+    if torch is not None:  # by pip, which knows where to find a build for the CPU
+        subprocess.run([environment / "bin" / "pip", "install", "--quiet", f"torch=={torch}"], check=True)
+        override = environment / "torch.txt"
+        override.write_text(f"torch=={torch}\n")
+        options += ["--override", override]
+    subprocess.run([*uv, "pip", "install", "--quiet", *target, *options, "-e", ".[test]"], cwd=ROOT, check=True)
+
+
+def run(environment: Path, *command, **options) -> subprocess.CompletedProcess:
+    """Runs a program of an environment, without a network, in the checkout."""
+    settings = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VIRTUAL_ENV": str(environment)}
+    settings["PATH"] = f"{environment / 'bin'}{os.pathsep}{settings['PATH']}"
+    program = environment / "bin" / command[0]
+    options = {"cwd": ROOT, "env": settings, "encoding": "utf-8", "stdout": subprocess.PIPE, **options}
+    return subprocess.run([program, *map(str, command[1:])], **options)
+
+
+def translate(environment: Path, model: Path) -> list[list[str]]:
+    """The translations of 200 sentences by each way of translating."""
+    lines = (ROOT / "sample_dataset" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
+    texts = json.dumps([json.loads(line)["en"] for line in lines])
+    done = run(environment, "python", "-c", TRANSLATE, model.resolve(), input=texts, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def try_versions(kind: str, environment: Path, model: Path, expected: list[list[str]]) -> tuple[dict, bool]:
+    """The row of one environment, and whether all was as it should be."""
+    row = dict.fromkeys(COLUMNS, "") | {"versions": kind}
+    versions = run(environment, "python", "-c", VERSIONS, check=True).stdout.split()
+    row |= zip(("Python", "torch", "transformers", "datasets", "numpy"), versions, strict=True)
+    found = translate(environment, model)
+    same = sum(theirs == ours for theirs, ours in zip(zip(*found, strict=True), zip(*expected, strict=True), strict=True))
+    row["same texts"] = f"{same} of {len(expected[0])}"
+    with tempfile.TemporaryDirectory() as folder:
+        run(environment, "accelerate", "launch", "train.py", "--output_dir", folder + "/sample")
+        results = Path(folder, "sample", "all_results.json")
+        bleu = json.loads(results.read_text(encoding="utf-8"))["test_bleu"] if results.exists() else 0.0
+    row["sample BLEU"] = f"{bleu:.2f}"
+    tests = run(environment, "pytest", "-q", "tests/model", "tests/conversion")
+    print(tests.stdout, file=sys.stderr)
+    row["tests"] = tests.stdout.splitlines()[-1].strip("= ")
+    return row, same == len(expected[0]) and bleu >= 95 and tests.returncode == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="+", choices=("pinned", "lowest", "newest"), metavar="pinned | lowest | newest")
+    parser.add_argument("--model", type=Path, required=True, help="a model trained by the main job")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter, or its version")
+    parser.add_argument("--environment", type=Path, help="an environment that has the versions already")
+    parser.add_argument("--torch", metavar="VERSION", help="install this torch by pip, which may find a build for the CPU")
+    options = parser.parse_args()
+    here = Path(sys.prefix)
+    expected, rows, is_good = translate(here, options.model), [], True
+    for kind in options.kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = options.environment or Path(folder, "environment")
+            if options.environment is None:
+                install(kind, options.python, options.torch, environment)
+            row, is_right = try_versions(kind, environment.absolute(), options.model, expected)
+        rows.append(row)
+        is_good &= is_right
+    print("| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", sep="\n")
+    for row in rows:
+        print("| " + " | ".join(row[column] for column in COLUMNS) + " |")
+    sys.exit(not is_good)
+
+
+if __name__ == "__main__":
+    main()
