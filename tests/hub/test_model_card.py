@@ -10,7 +10,7 @@ from conftest import RESULTS, edit
 from huggingface_hub import ModelCard
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.hub.model_card import language_code, text, write_model_card
+from vanilla_transformer.hub.model_card import text, write_model_card
 
 
 def read(path) -> str:
@@ -114,12 +114,11 @@ def test_escaped_text_reads_as_before():
     assert text("multi30k_en_de") == "multi30k_en_de"
 
 
-CODES = {"en": "en", "deu": "deu", "pt-BR": "pt", "eng_Latn": "eng", "src": None, "english": None, None: None}
-
-
-@pytest.mark.parametrize("name, code", CODES.items())
-def test_language_code(name, code):
-    assert language_code(name) == code
+def test_metadata_names_only_languages_that_the_hub_takes(trained):
+    for given, written in [(("jp", "cn"), ["ja", "zh"]), (("English", "xx"), ["en"]), (("src", "tgt"), None)]:
+        edit(trained / "all_results.json", source_lang=given[0], target_lang=given[1])
+        card = ModelCard.load(write_model_card(trained))
+        assert card.data.language == written and f"Translates from {given[0]} to {given[1]}." in card.text
 
 
 DAMAGE = [("all_results.json", None), ("all_results.json", "{"), ("all_results.json", "{}"), ("recipe.yaml", "- [")]

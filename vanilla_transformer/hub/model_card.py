@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from .. import VanillaTransformerConfig
 from ..errors import UserError, explaining
+from ..languages import language_code
 
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
 METRICS = [("bleu", "sacrebleu", "BLEU"), ("chrf", "chrf", "chrF"), ("loss", "loss", "Loss")]
@@ -96,13 +97,6 @@ def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], data
         )
         for (prefix, split), (key, metric, title) in itertools.product(splits, METRICS)
     ]
-
-
-def language_code(name: str | None) -> str | None:
-    """`en` for `en`, `en_XX` or `en-GB`, `eng` for `eng_Latn`; None if the name is not a language code."""
-    found = re.fullmatch(r"([a-z]{2,3})([-_][A-Za-z]{2,4})?", name or "")
-    is_column_name = found and found.group(1) in {"src", "tgt", "trg", "ref", "hyp"}  # also codes of small languages
-    return found.group(1) if found and not is_column_name else None
 
 
 def text(value) -> str:
