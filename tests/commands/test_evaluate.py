@@ -115,6 +115,22 @@ def test_a_byte_order_mark_is_no_text_and_a_path_may_be_long(folder, tmp_path):
     assert results["sha256"].popitem()[1] == results["sha256"]["references.txt"]
 
 
+def test_a_bleu_of_0_and_a_script_without_a_language_are_explained(tmp_path, capsys):
+    write(tmp_path / "short.txt", ["Datei öffnen", "Seite drucken"])
+    write(tmp_path / "chinese.txt", ["我今天看到一只狗。", "纽约是一座城市。"])
+    for name, doubts in [("short", 0), ("chinese", 1)]:
+        file = tmp_path / f"{name}.txt"
+        results = evaluate(tmp_path / name, "--hypotheses", file, "--references", file, "--num_samples", "9")
+        table, said = capsys.readouterr()
+        note = f"{file}: BLEU is 0 although chrF is 100.00: no translation has four words, as 13a counts them"
+        assert f"- {note}" in table and results["notes"][0].startswith(note) and len(results["notes"]) == 1
+        assert said.count("does not fit the script of most references; use --bleu_tokenize zh.") == doubts
+    named = ["--hypotheses", file, "--references", file, "--num_samples", "9", "--target_lang", "cn"]
+    results = evaluate(tmp_path / "named", *named)
+    assert results["notes"] == [] and results["systems"][str(file)]["BLEU"]["score"] == pytest.approx(100)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.fixture(scope="module")
 def ours(text_tokenizer, tmp_path_factory) -> str:
     translator = writing_translator(text_tokenizer)

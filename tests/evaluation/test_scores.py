@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import scores as scoring
-from vanilla_transformer.evaluation.scores import TranslationQuality, make_bleu
+from vanilla_transformer.evaluation.scores import TranslationQuality, explain_zero, make_bleu, unfit_tokenizer
 
 REFERENCES = [
     "Der Hund schläft heute nicht.",
@@ -55,7 +55,10 @@ def test_signatures_name_the_metric():
     assert scores.keys() == {"bleu", "chrf", "bleu_signature", "chrf_signature"}
 
 
-@pytest.mark.parametrize("language", ["zh", "zh_CN", "zh_cn", "ZH-tw", "zho_Hans", "cmn"])
+CHINESE_NAMES = ["zh", "zh_CN", "zh_cn", "ZH-tw", "zh-Hant-TW", "zho_Hans", "zh_hans", "chi", "cmn", "cn", "chinese"]
+
+
+@pytest.mark.parametrize("language", [*CHINESE_NAMES, "Chinese (simplified)", "mandarin", "yue", "中文"])
 def test_perfect_chinese_scores_100(language):
     """13a takes a whole sentence for one word, which has no 4-grams."""
     assert score(CHINESE, CHINESE)["bleu"] == 0
@@ -64,6 +67,8 @@ def test_perfect_chinese_scores_100(language):
 
 TOKENIZERS = [("de", None, "13a"), (None, None, "13a"), ("", None, "13a"), ("th", None, "char")]
 TOKENIZERS += [("zh_CN", None, "zh"), ("zh", "intl", "intl"), ("my", None, "char"), ("my_answer", None, "13a")]
+TOKENIZERS += [(name, None, "char") for name in ("tha", "thai", "th_TH", "lao", "khmer", "mya_Mymr", "burmese", "bo")]
+TOKENIZERS += [("zho_Latn", None, "13a"), ("nan_Latn_TW", None, "13a"), ("chinese_english", None, "13a")]
 
 
 @pytest.mark.parametrize("language, named, tokenizer", TOKENIZERS)
@@ -72,7 +77,11 @@ def test_tokenizer_is_the_named_one_or_that_of_the_target_language(language, nam
     assert f"tok:{tokenizer}" in scores["bleu_signature"]
 
 
-@pytest.mark.parametrize("language, package", [("ja", "ja-mecab"), ("ko", "ko-mecab"), ("jpn_Jpan", "ja-mecab")])
+JAPANESE_AND_KOREAN = [(name, "ja-mecab") for name in ("ja", "jpn_Jpan", "jp", "japanese", "ja-JP")]
+JAPANESE_AND_KOREAN += [(name, "ko-mecab") for name in ("ko", "kor_Hang", "korean")]
+
+
+@pytest.mark.parametrize("language, package", JAPANESE_AND_KOREAN)
 def test_characters_where_mecab_is_not_installed(language, package, monkeypatch):
     def without_mecab(tokenize, **options):
         if "mecab" in tokenize:
@@ -99,3 +108,26 @@ def test_text_that_is_tokenized_already_is_scored_without_a_warning(caplog):
     assert not caplog.records
     make_bleu("de").corpus_score(tokens[0], tokens)
     assert "tokenized" in caplog.text
+
+
+SCRIPTS = {"zh": CHINESE, "ja-mecab": ["犬が眠る。", "東京は大都市です。"], "ko-mecab": ["개가 잔다.", "도시"]}
+SCRIPTS |= {"char": ["หมากำลังนอน", "เมืองใหญ่"], None: ["Der Hund schläft.", "北京", "ひ"]}
+
+
+@pytest.mark.parametrize("better, references", SCRIPTS.items())
+def test_the_script_of_the_references_names_a_better_tokenizer(better, references):
+    """Unless most are in a script with spaces, or the tokenizer is another one."""
+    said = unfit_tokenizer(make_bleu(), references)
+    assert said is None if better is None else f"use --bleu_tokenize {better}." in said
+    assert unfit_tokenizer(make_bleu("th"), references) is unfit_tokenizer(make_bleu(), []) is None
+
+
+def test_a_bleu_of_0_is_explained_if_chrf_is_not_0():
+    def explain(hypotheses, references):
+        return explain_zero(make_bleu(), score(hypotheses, references)["chrf"], hypotheses, references)
+
+    short = ["Datei öffnen", "Seite drucken"]
+    assert "although chrF is 100.00: no translation has four words, as 13a counts them" in explain(short, short)
+    wrong = ["Hunde schliefen nicht immer tief"]
+    assert "hardly any word of the translations is in its reference" in explain(wrong, ["Der Hund schläft"])
+    assert explain(["a b c d"], ["X Y"]) is explain(REFERENCES, REFERENCES) is explain([""], ["X"]) is None

@@ -82,13 +82,18 @@ def test_every_sentence_is_translated_once_and_in_order(num_processes, monkeypat
     assert sorted(asked) == sorted(sources)
 
 
-@pytest.mark.parametrize("bleu_tokenize", [None, "char"])
-def test_warning_if_bleu_is_0_but_chrf_is_not(
-    bleu_tokenize, make_model, byte_tokenizer, split, accelerator, monkeypatch, capsys
+UNSPACED, SHORT = "我今天看到一只狗。", "Datei öffnen"
+WARNINGS = [(UNSPACED, None, ["four words, as 13a", "--bleu_tokenize zh"]), (UNSPACED, "char", [])]
+WARNINGS += [(UNSPACED, "13a", ["four words, as 13a"]), (SHORT, None, ["four words, as 13a"])]
+
+
+@pytest.mark.parametrize("text, bleu_tokenize, said", WARNINGS)
+def test_warnings_if_bleu_is_0_but_chrf_is_not_or_its_tokenizer_does_not_fit(
+    text, bleu_tokenize, said, make_model, byte_tokenizer, split, accelerator, monkeypatch, capsys
 ):
-    """Perfect translations without spaces, which 13a takes for single words."""
+    """Perfect translations without spaces, which 13a takes for single words, and short ones."""
     model = make_model(vocab_size=len(byte_tokenizer))
-    texts = ["我今天看到一只狗。"] * len(split)
+    texts = [text] * len(split)
     split = split.add_column("source", texts).add_column("target", texts)
     monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: texts)
     options = {"per_device_eval_max_tokens": 99, "target_lang": None, "target_column": "to"}
@@ -96,4 +101,5 @@ def test_warning_if_bleu_is_0_but_chrf_is_not(
     results = evaluate_split(model, byte_tokenizer, split, "eval", args, accelerator)
     assert results["examples"][0] == dict.fromkeys(("source", "reference", "translation"), texts[0])
     assert results["eval_chrf"] > 99
-    assert ("BLEU is 0 although chrF is not" in capsys.readouterr().out) == (bleu_tokenize is None)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == len(said) and all(part in line for part, line in zip(said, warnings, strict=True))

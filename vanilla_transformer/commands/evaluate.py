@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 import tempfile
 import time
 import zlib
@@ -24,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..data.pairs import load_split
 from ..errors import UserError, explaining, loading
-from ..evaluation.scores import make_bleu
+from ..evaluation.scores import make_bleu, unfit_tokenizer
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..training.memory import configure_malloc
@@ -80,6 +81,8 @@ def run(options: argparse.Namespace):
         if kind == "model":
             load_translator(name, options)  # now, so that an error does not come after hours of translating
     bleu = make_bleu(options.target_lang or options.target_column, options.bleu_tokenize, options.lowercase)
+    if not options.bleu_tokenize and (doubt := unfit_tokenizer(bleu, references)):
+        print(f"warning: {doubt}", file=sys.stderr)
     make_output_dir(options.output, sources, references)
     if options.tune:
         return tune_model(options, sources, references, bleu)

@@ -1,31 +1,40 @@
 """BLEU and chrF by sacreBLEU, with the tokenizer that fits the target language."""
 
+import itertools
 import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
 
 import datasets
 import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
 from ..errors import UserError
+from ..languages import parse_language
 
-# How sacreBLEU tokenizes languages that are written without spaces; by ISO 639-1 and 639-3 codes.
-BLEU_TOKENIZER = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
-BLEU_TOKENIZER |= {"ko": "ko-mecab", "kor": "ko-mecab"}
-BLEU_TOKENIZER |= dict.fromkeys(["th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"], "char")
+# How sacreBLEU tokenizes languages that are written without spaces.
+CHINESE = ["zh", "cmn", "yue", "wuu", "nan", "hak", "gan", "hsn", "cdo", "lzh"]
+BLEU_TOKENIZER = dict.fromkeys(CHINESE, "zh") | {"ja": "ja-mecab", "ko": "ko-mecab"}
+BLEU_TOKENIZER |= dict.fromkeys(["th", "tts", "nod", "sou", "lo", "km", "my", "shn", "bo", "dz"], "char")
+# The same by script: how the names of its characters begin in Unicode.
+SCRIPT_TOKENIZER = {"HIRAGANA": "ja-mecab", "KATAKANA": "ja-mecab", "CJK": "zh", "HANGUL": "ko-mecab"}
+SCRIPT_TOKENIZER |= dict.fromkeys(["THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"], "char")
+SHOWN_AS_0 = 0.005  # scores below have the decimals .00
 
 
 def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> BLEU:
     """BLEU with sacreBLEU's tokenizer `tokenize`, or else the one for the target language.
 
-    `target_lang` is a language code such as `zh`, `zh_CN` or `zho_Hans`. Languages with spaces use 13a. If the
-    language is Japanese or Korean and its tokenizer is not installed, characters are scored; the signature says so.
+    `target_lang` is a language by any name that [`parse_language`] knows, such as `zh`, `zho_Hans` or `chinese`.
+    Languages with spaces use 13a, and so do Latin letters. If the language is Japanese or Korean and its tokenizer is
+    not installed, characters are scored; the signature says so.
 
     Raises:
         UserError: sacreBLEU has no tokenizer called `tokenize`, or that one is not installed.
     """
-    # A region or a script may follow, but my_answer is a column, and not in Burmese (my).
-    code = re.split(r"-|_(?=[A-Z]|[a-z]{2}$)", target_lang or "")[0].lower()
-    chosen = tokenize or BLEU_TOKENIZER.get(code, "13a")
+    code, script = parse_language(target_lang)
+    chosen = tokenize or ("13a" if script == "latn" else BLEU_TOKENIZER.get(code, "13a"))
     if chosen not in BLEU.TOKENIZERS:
         raise UserError(f"--bleu_tokenize {chosen} does not exist; choose one of {', '.join(BLEU.TOKENIZERS)}.")
     # With `force`, sacreBLEU does not warn of text that is tokenized already, which is what "none" is for.
@@ -36,6 +45,32 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lower
         if tokenize is None:
             return BLEU(tokenize="char", **options)
         raise UserError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
+
+
+def unfit_tokenizer(bleu: BLEU, references: Iterable[str]) -> str | None:
+    """A sentence that names a better tokenizer, if 13a is used for references in a script that it does not fit."""
+    found = Counter()
+    for letter, count in Counter(itertools.chain.from_iterable(references)).items():
+        if unicodedata.category(letter)[0] in "LM":  # some vowels of Thai are marks
+            script = re.match(r"\w*", unicodedata.name(letter, ""))[0]
+            found[SCRIPT_TOKENIZER.get(script)] += count
+    if found["ja-mecab"] > found["zh"] / 10:  # Japanese is written with Chinese characters too
+        found["ja-mecab"] += found.pop("zh", 0)
+    better = max(found, key=found.get, default=None)
+    if better is None or bleu.tokenizer.signature() != "13a":
+        return None
+    return f"BLEU's tokenizer 13a does not fit the script of most references; use --bleu_tokenize {better}."
+
+
+def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], references: list[str]) -> str | None:
+    """A sentence that says why BLEU is 0 although chrF is not; None if that is not so."""
+    score = bleu.corpus_score(hypotheses, [references])
+    if not score.score < SHOWN_AS_0 <= chrf:
+        return None
+    reason = f"no translation has four words, as {bleu.tokenizer.signature()} counts them, and so no 4-gram"
+    if score.totals[-1]:
+        reason = "hardly any word of the translations is in its reference"
+    return f"BLEU is 0 although chrF is {chrf:.2f}: {reason}; compare by chrF."
 
 
 class TranslationQuality(evaluate.Metric):

@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from ..data.batches import evaluation_batches
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import Translator
-from .scores import TranslationQuality
+from .scores import TranslationQuality, explain_zero, unfit_tokenizer
 
 NUM_EXAMPLES = 3  # translations to print
 
@@ -39,11 +39,11 @@ def evaluate_split(model, tokenizer, split: Dataset, prefix: str, args, accelera
     if accelerator.is_main_process:
         tqdm.write(f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}")
         tqdm.write("\n".join(f"  {key:<12} {text}" for example in examples for key, text in example.items()))
-        if scores["bleu"] < 0.005 < scores["chrf"]:
-            tqdm.write(
-                f"warning: BLEU is 0 although chrF is not; {scores['bleu_signature']} may not fit the target "
-                "language. Choose a tokenizer with --bleu_tokenize, or --metric_for_best_model chrf."
-            )
+        bleu = quality.metrics["bleu"]
+        notes = [explain_zero(bleu, scores["chrf"], translations, references)]
+        if not args.bleu_tokenize:
+            notes.append(unfit_tokenizer(bleu, references))
+        tqdm.write("".join(f"warning: {note}\n" for note in filter(None, notes)), end="")
     return {
         f"{prefix}_loss": loss,
         f"{prefix}_bleu": scores["bleu"],

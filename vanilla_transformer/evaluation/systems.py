@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from ..errors import UserError
 from ..translation_vanilla_transformer import Translator
+from .scores import explain_zero
 
 
 class GenerateTranslator(Translator):
@@ -57,15 +58,16 @@ def score_systems(
         num_samples: Resamples of the bootstrap (None: 1,000), or trials of the randomization (None: 10,000).
 
     Returns:
-        The number of `sentences`; `signatures`, by metric; and `systems`, by name. Each has `BLEU` and `chrF2` with
-        the `score`, its 95 % interval as `mean` ± `ci`, and the `p_value` (None: not tested); and for BLEU the
-        `precisions`, the `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens).
+        The number of `sentences`; `signatures`, by metric; `notes`, on a BLEU that is 0 although chrF is not; and
+        `systems`, by name. Each has `BLEU` and `chrF2` with the `score`, its 95 % interval as `mean` ± `ci`, and the
+        `p_value` (None: not tested); and for BLEU the `precisions`, the `brevity_penalty` and the `length_ratio`
+        (hypotheses to references, in tokens).
     """
     metrics = {"BLEU": bleu, "chrF2": CHRF(lowercase=bleu.lowercase)}
     test = "ar" if paired == "randomization" and len(systems) > 1 else "bs"
     resamples = 0 if test == "ar" else -1  # for intervals; 0: sacreBLEU's default number, -1: those of the test itself
     groups = [[system] for system in systems.items()] if paired == "none" else [list(systems.items())]
-    found = {}
+    found, notes = {}, []
     for group in groups:
         signatures, columns = PairedTest(group, metrics, [references], test, num_samples or 0, resamples)()
         for name, *scores in zip(*columns.values(), strict=True):
@@ -76,8 +78,10 @@ def score_systems(
                 if numbers["p_value"] is not None and score.score == found[group[0][0]][metric]["score"]:
                     numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU's formula gives the smallest p
                 found[name][metric] = numbers
+            note = explain_zero(bleu, found[name]["chrF2"]["score"], systems[name], references)
+            notes += [f"{name}: {note}"] if note else []
     signatures = {metric: str(signature) for metric, signature in signatures.items()}
-    return {"sentences": len(references), "signatures": signatures, "systems": found}
+    return {"sentences": len(references), "signatures": signatures, "systems": found, "notes": notes}
 
 
 def comet_scores(model: str, folder: Path, hypotheses: Collection[str]) -> list[float]:
@@ -102,8 +106,8 @@ def comet_scores(model: str, folder: Path, hypotheses: Collection[str]) -> list[
 def results_table(results: dict) -> str:
     """A table in Markdown of what [`score_systems`] returns, with the signatures.
 
-    Optional keys: `comet` and `sentences_per_second` of a system, and `sha256` of the results, with one of each
-    file.
+    Optional keys: `comet` and `sentences_per_second` of a system, and `notes` and `sha256` of the results, the latter
+    with one of each file.
     """
     rows = []
     for name, system in results["systems"].items():
@@ -122,6 +126,7 @@ def results_table(results: dict) -> str:
     if system["BLEU"]["p_value"] is not None:
         baseline = rows[0]["system"]
         lines.append(f"- p: the probability of so large a difference from {baseline} by chance; *: at most 0.05")
+    lines += [f"- {note}" for note in results.get("notes", [])]
     lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
     lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]
     return "\n".join(lines)
