@@ -250,6 +250,16 @@ def test_tokens_and_color_bar_are_drawn_once_for_all_heads(maps, heads, below):
         assert panel.get_xlim() == (-0.5, len(maps.source) - 0.5) and panel.get_ylim() == panel.get_xlim()[::-1]
 
 
+@pytest.mark.parametrize("head, one_in", [(None, 9), (0, 5)])
+def test_picture_of_a_long_text_is_not_huge(head, one_in):
+    """As many tokens are named as there is room for."""
+    tokens, weights = [Token(str(number), number) for number in range(507)], torch.full((1, 4, 507, 507), 1 / 507)
+    figure = attention_figure(AttentionMaps(tokens, tokens, tokens, weights, weights, weights), "encoder", 0, head)
+    assert max(figure.get_size_inches()) * 110 < 3600
+    assert figure.axes[0].get_xticks().tolist() == figure.axes[0].get_yticks().tolist() == [*range(0, 507, one_in)]
+    assert figure.get_supxlabel() == f"keys, one in {one_in} named"
+
+
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_suffix_decides_the_format_and_any_character_can_be_drawn(
     model, text_tokenizer, tmp_path, recwarn, suffix, start

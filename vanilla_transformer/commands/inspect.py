@@ -64,7 +64,7 @@ def add_attention(what) -> argparse.ArgumentParser:
     attention.add_argument("--output", required=True, type=Path, metavar="FILE", help=".png, .svg or .pdf")
     attention.add_argument("--kind", choices=KINDS, default="cross", help="which attention (default: %(default)s)")
     attention.add_argument("--layer", type=int, default=-1, help="layer, from 0 (default: the last)")
-    attention.add_argument("--head", type=int, help="head, from 0 (default: all)")
+    attention.add_argument("--head", type=int, help="head, from 0; alone it is drawn larger (default: all)")
     attention.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
     return attention
 

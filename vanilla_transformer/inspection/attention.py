@@ -21,6 +21,7 @@ KINDS = {  # the title of a map, and what its rows and its columns are
     "decoder": ("Decoder self-attention", "queries: tokens read", "keys"),
     "cross": ("Attention to the source", "queries: tokens predicted", "keys: tokens of the source"),
 }
+TOKEN, LARGEST = 0.25, 30  # inches: for a token with its name; for all panels together, so that a picture is not huge
 
 
 @dataclass
@@ -196,7 +197,8 @@ def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: 
 def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, head: int | None = None) -> Figure:
     """A picture of one layer with a panel for each head, or of one head; colors range from 0 to 1.
 
-    The panels share the color bar and the tokens, on the left and below. Raises UserError if there is no such layer
+    The panels share the color bar and the tokens, on the left and below. Of a long text, only one in a few tokens is
+    named; alone, a head has room for more. Raises UserError if there is no such layer
     or head.
     """
     weights = getattr(maps, kind)  # (layers,h,rows,columns)
@@ -205,8 +207,10 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
     rows, columns = maps.axes(kind)
     across = math.ceil(math.sqrt(len(heads)))
     down = math.ceil(len(heads) / across)
+    width, named_columns = fit(len(columns), across)
+    height, named_rows = fit(len(rows), down)
     # A panel is wide enough for its title.
-    size = across * max(2.4, 0.25 * len(columns)) + 1.8, down * (0.3 + 0.25 * len(rows)) + 1.3
+    size = across * max(2.4, width) + 1.8, down * (0.3 + height) + 1.3
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for number, axis in enumerate(axes.flat):
@@ -216,16 +220,22 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
         shown = weights[layer, number]
         image = axis.imshow(shown, vmin=0, vmax=1, cmap="Blues", aspect="auto")
         style = {"fontsize": 9, "parse_math": False}  # a token may contain $
-        axis.set_xticks(range(len(columns)), [token.text for token in columns], rotation=90, **style)
-        axis.set_yticks(range(len(rows)), [token.text for token in rows], **style)
+        axis.set_xticks(named_columns, [columns[number].text for number in named_columns], rotation=90, **style)
+        axis.set_yticks(named_rows, [rows[number].text for number in named_rows], **style)
         pattern = describe_head(shown, columns, kind != "cross")
         axis.set_title(f"head {number}: {pattern}", fontsize=10, parse_math=False)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.6, aspect=30)
     title, of_rows, of_columns = KINDS[kind]
-    figure.supylabel(of_rows, fontsize=10)
-    figure.supxlabel(of_columns, fontsize=10)
+    for label, text, named in [(figure.supylabel, of_rows, named_rows), (figure.supxlabel, of_columns, named_columns)]:
+        label(text if named.step == 1 else f"{text}, one in {named.step} named", fontsize=10)
     figure.suptitle(f"{title}, layer {layer}")
     return figure
+
+
+def fit(tokens: int, panels: int) -> tuple[float, range]:
+    """The length in inches of one of so many panels side by side, and the tokens for whose names it has room."""
+    length = min(TOKEN * tokens, LARGEST / panels)
+    return length, range(0, tokens, math.ceil(TOKEN * tokens / length))
 
 
 def index_of(name: str, number: int, count: int) -> int:
