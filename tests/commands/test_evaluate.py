@@ -253,7 +253,11 @@ def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references
     write(tmp_path / "sources.txt", TEXTS)
     texts = ["--sources", tmp_path / "sources.txt", "--references", tmp_path / "references.txt"]
     given = ["--model", model, *texts, "--bleu_tokenize", "char"]
+    (tmp_path / "model" / "all_results.json").write_text('{"train_target_tokens": 9}')
     tried = evaluate(tmp_path / "out", "--tune", *given)["tuned_decoding"]
+    found = {"tuned_decoding": tried, "tuned_on": "references.txt", "train_target_tokens": 9}
+    found["scored_with"] = {"num_beams": 1, "length_penalty": 1.0}
+    assert json.loads((tmp_path / "model" / "all_results.json").read_text()) == found
     assert [(one["num_beams"], one["length_penalty"]) for one in tried[:1]] == [(3, 1.5)] and len(tried) == 3
     assert f"{tried[0]['bleu']:.2f}" in capsys.readouterr().out.splitlines()[2]
     saved = GenerationConfig.from_pretrained(model)

@@ -10,7 +10,7 @@ from conftest import RESULTS, edit
 from huggingface_hub import ModelCard
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.hub.model_card import text, write_model_card
+from vanilla_transformer.hub.model_card import record_tuning, text, write_model_card
 
 
 def read(path) -> str:
@@ -119,6 +119,44 @@ def test_metadata_names_only_languages_that_the_hub_takes(trained):
         edit(trained / "all_results.json", source_lang=given[0], target_lang=given[1])
         card = ModelCard.load(write_model_card(trained))
         assert card.data.language == written and f"Translates from {given[0]} to {given[1]}." in card.text
+
+
+TUNED = {"tuned_decoding": [{"num_beams": 8, "length_penalty": 0.4, "bleu": 32.345}], "tuned_on": "dev of pairs"}
+
+
+def test_tuning_is_recorded_in_results_and_card(trained):
+    """The scores stay those of the search before, also after a second tuning."""
+    write_model_card(trained)
+    assert record_tuning(trained, TUNED, {"num_beams": 4, "length_penalty": 1.0})
+    assert record_tuning(trained, TUNED | {"tuned_on": "more.txt"}, {"num_beams": 8, "length_penalty": 0.4})
+    results = json.loads(read(trained / "all_results.json"))
+    assert results == RESULTS | TUNED | {
+        "tuned_on": "more.txt",
+        "scored_with": {"num_beams": 4, "length_penalty": 1.0},
+    }
+    assert "penalty were 4 and 1.0 then. Later, 8 and 0.4 were chosen on more.txt (BLEU 32.34)" in read(
+        trained / "README.md"
+    )
+    assert "| dev | 31.42 |" in read(trained / "README.md") and not [*trained.glob("*.tmp")]
+
+
+@pytest.mark.parametrize("name", ["README.md", "recipe.yaml"])
+def test_an_edited_card_survives_tuning(trained, name):
+    card = read(write_model_card(trained)) + "More.\n"
+    (trained / "README.md").write_text(card, encoding="utf-8")
+    (trained / "recipe.yaml").unlink() if name == "recipe.yaml" else None
+    assert not record_tuning(trained, TUNED, {"num_beams": 4, "length_penalty": 1.0})
+    assert read(trained / "README.md") == card
+    assert json.loads(read(trained / "all_results.json"))["tuned_on"] == "dev of pairs"
+
+
+def test_tuning_leaves_a_directory_without_results_of_train_py_alone(trained):
+    (trained / "all_results.json").write_text('{"eval_loss": 1}')
+    for _ in range(2):
+        files = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+        assert record_tuning(trained, TUNED, {})
+        assert files == {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+        (trained / "all_results.json").unlink(missing_ok=True)
 
 
 DAMAGE = [("all_results.json", None), ("all_results.json", "{"), ("all_results.json", "{}"), ("recipe.yaml", "- [")]

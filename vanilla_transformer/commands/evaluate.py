@@ -28,6 +28,7 @@ from ..errors import UserError, explaining, loading
 from ..evaluation.scores import make_bleu, unfit_tokenizer
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
+from ..hub.model_card import public_name, record_tuning
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, positive
@@ -225,16 +226,22 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
 
 
 def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], bleu: BLEU):
-    """Prints the BLEU of each setting that [`tune`] tries, and saves the best number of beams and length penalty."""
+    """Prints the BLEU of each setting that [`tune`] tries, and saves the best, for the card too."""
     ((name, _),) = options.systems
     translator = load_translator(name, options)
     with explaining(f"{name} cannot be tuned", RuntimeError, ValueError, IndexError):
         tried = tune(translator, sources, references, bleu)
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f")))
     config = translator.model.generation_config
+    penalty = 1.0 if config.length_penalty is None else config.length_penalty
+    before = {"num_beams": config.num_beams or 1, "length_penalty": penalty}
     use_best(tried, config)
     with explaining(f"The best cannot be saved in {name}/generation_config.json", ValueError):
         config.save_pretrained(name)
+    texts = f"{options.split} of {public_name(options.dataset_name)}" if options.dataset_name else None
+    tuned = {"tuned_decoding": tried, "tuned_on": texts or Path(options.references).name}
+    if not record_tuning(Path(name), tuned, before):
+        print(f"{name}/README.md has been edited, and still tells of the former search.", file=sys.stderr)
     if options.output:
         results = {"model": name, "tuned_decoding": tried, "signature": str(bleu.get_signature())}
         (options.output / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")

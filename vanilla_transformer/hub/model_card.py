@@ -1,5 +1,6 @@
 """The model card (README.md) of a trained model, written from `all_results.json` and `recipe.yaml` of its run."""
 
+import contextlib
 import html
 import itertools
 import json
@@ -28,7 +29,14 @@ PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher
 
 
 def write_model_card(output_dir: str | Path) -> Path:
-    """Writes README.md from `all_results.json` and `recipe.yaml` of a finished run.
+    """Writes README.md, [`make_model_card`], and returns its path."""
+    path = Path(output_dir) / "README.md"
+    make_model_card(output_dir).save(path)
+    return path
+
+
+def make_model_card(output_dir: str | Path) -> ModelCard:
+    """The card from `all_results.json` and `recipe.yaml` of a finished run.
 
     If `config.json` is that of a native form, the card says so and shows code without `trust_remote_code`. Raises
     UserError if one of the three files is missing or damaged, or train.py did not write it.
@@ -56,8 +64,7 @@ def write_model_card(output_dir: str | Path) -> Path:
         model_name=name,
         eval_results=list_scores(results, recipe, splits, dataset),
     )
-    path = output_dir / "README.md"
-    card = ModelCard.from_template(
+    return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md.jinja")),
         text=text,
@@ -76,8 +83,32 @@ def write_model_card(output_dir: str | Path) -> Path:
         main_options=MAIN_OPTIONS.split(),
         pictures={path.name for path in output_dir.glob("*.png")},
     )
-    card.save(path)
-    return path
+
+
+def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
+    """Adds what `evaluate --tune` found to the results of a run and to its card; returns whether both tell of it.
+
+    A card that is not as [`write_model_card`] writes it has been edited, and stays. A directory without results of
+    train.py stays as it is.
+
+    Args:
+        tuned: `tuned_decoding`, what [`tune`] returns, and `tuned_on`, the name of the texts.
+        scored_with: The beams and length penalty that were the default before.
+    """
+    path, card = output_dir / "all_results.json", output_dir / "README.md"
+    results = read_file(path) if path.exists() else {}
+    if "train_target_tokens" not in results:
+        return True
+    is_ours = not card.exists()
+    with contextlib.suppress(UserError):  # without a recipe, no such card can be made
+        is_ours = is_ours or card.read_text(encoding="utf-8") == str(make_model_card(output_dir))
+    text = json.dumps({"scored_with": scored_with} | results | tuned, indent=2, ensure_ascii=False)
+    temporary = path.with_suffix(".tmp")  # so that a kill leaves whole results, old or new
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)
+    if card.exists() and is_ours:
+        write_model_card(output_dir)
+    return is_ours
 
 
 def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], dataset: str) -> list[EvalResult]:
