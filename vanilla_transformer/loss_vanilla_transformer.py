@@ -10,6 +10,8 @@ N target tokens without padding, P passes (2 with R-Drop, else 1), n positions o
 This file travels with every saved model.
 """
 
+import re
+
 import torch
 from torch import Tensor, nn
 
@@ -102,8 +104,9 @@ def cross_entropy(
 
 
 # A custom operator, so that torch.compile treats it as one opaque operation for any number of tokens. Its name derives
-# from the module's, since a process may hold the package's copy and one that came with a saved model.
-@torch.library.custom_op(f"{__name__.replace('.', '_')}::chunked_cross_entropy", mutates_args=())
+# from the module's, since a process may hold the package's copy and one that came with a saved model, which is named
+# after its directory; torch takes only letters of ASCII.
+@torch.library.custom_op(f"{re.sub(r'[^a-zA-Z0-9]', '_', __name__)}::chunked_cross_entropy", mutates_args=())
 def chunked_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

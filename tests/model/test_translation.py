@@ -415,8 +415,8 @@ print(json.dumps(found))
 
 
 def test_models_and_pipeline_load_without_the_package(folder, translator, tmp_path):
-    """And so does what is saved there."""
-    task = json.dumps([folder, str(tmp_path / "copy"), ["No!", "", *TEXTS]])
+    """And so does what is saved there, in a directory with any name."""
+    task = json.dumps([folder, str(tmp_path / "my copy [v1] 纽约"), ["No!", "", *TEXTS]])
     cache = {"HF_MODULES_CACHE": str(tmp_path)}
     printed = python_output("-c", WITHOUT_THE_PACKAGE, input=task, env=cache, cwd=tmp_path)
     many, one, beams, hidden, logits = json.loads(printed.splitlines()[-1])
