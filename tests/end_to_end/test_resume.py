@@ -1,6 +1,5 @@
 """A resumed run equals an uninterrupted one, bit for bit; what cannot be resumed is refused."""
 
-import contextlib
 import json
 import re
 import shutil
@@ -158,7 +157,8 @@ def short_runs(pairs, tmp_path_factory) -> dict[str, Path]:
     """A dataset `pairs` and the output `model` of two steps on it, of both kinds of data."""
     folders = {kind: tmp_path_factory.mktemp("short") for kind in KINDS.values()}
     for kind, folder in folders.items():
-        with contextlib.chdir(folder):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
             shutil.copytree(pairs, "pairs")
             train(options(Path("pairs"), Path("model"), f"--max_steps 2 {CHANGES}" + kind))
     return folders
