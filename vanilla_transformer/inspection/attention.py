@@ -218,7 +218,7 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
         axis.tick_params(length=0, labelbottom=number + across >= len(heads))  # also above a place that is empty
     for axis, number in zip(axes.flat, heads, strict=False):
         shown = weights[layer, number]
-        image = axis.imshow(shown, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        image = axis.imshow(shown.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
         style = {"fontsize": 9, "parse_math": False}  # a token may contain $
         axis.set_xticks(named_columns, [columns[number].text for number in named_columns], rotation=90, **style)
         axis.set_yticks(named_rows, [rows[number].text for number in named_rows], **style)
