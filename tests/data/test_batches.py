@@ -30,6 +30,8 @@ from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
 
+FORK = "ignore:.*multi-threaded, use of fork"  # since Python 3.12; here a worker only reads, or waits
+
 # ------------------------------------------------------------------------------------------------ planning and padding
 
 
@@ -205,6 +207,7 @@ def idle(is_ready):
     time.sleep(60)
 
 
+@pytest.mark.filterwarnings(FORK)
 def test_worker_ends_for_the_training_process_alone():
     """Ctrl-C and a job scheduler signal all processes of a run, which still needs its workers."""
     is_ready = multiprocessing.Event()
@@ -352,7 +355,7 @@ def test_stream_without_usable_pairs_is_refused(tokenizer):
 # --------------------------------------------------------------------------------------------------------- BPE-dropout
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", FORK)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bpe_dropout_changes_tokens_and_not_texts(source, tokenizer, workers):
     """Nor their order, which workers keep."""
