@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -135,6 +136,17 @@ def test_what_is_published(trained):
     assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", ["train.jsonl", "bt.txt"])
     assert recipe["teacher"] == [trained.name, "me/teacher"]
     assert set(files) - set(FILES) == {"helper.py"}
+
+
+def test_the_same_is_published_where_links_are_not_allowed(trained, monkeypatch):
+    """As on Windows, whose error this is."""
+
+    def refuse(*_, **__):
+        raise OSError(22, "A required privilege is not held by the client")
+
+    expected = published(trained)
+    monkeypatch.setattr(os, "symlink", refuse)
+    assert published(trained) == expected
 
 
 # ---------------------------------------------------------------------------------------------- with a Hub on loopback

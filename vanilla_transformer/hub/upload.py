@@ -66,7 +66,7 @@ def staged(
             to_native(translator.model).save_pretrained(folder)
             save_tokenizer(translator.tokenizer, folder)
         else:
-            stage_files(output_dir, folder, MODEL_FILES, os.symlink)
+            stage_files(output_dir, folder, MODEL_FILES, link_or_copy)
         recipe = folder / "recipe.yaml"
         if recipe.exists():
             content = public_recipe(read_file(recipe))
@@ -90,6 +90,14 @@ def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
         if not path.resolve().is_relative_to(output_dir.resolve()):
             raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
         place(path.resolve(), folder / path.name)
+
+
+def link_or_copy(source: Path, target: Path):
+    """Links a file, which may be large, or copies it where links are not allowed, as to most users of Windows."""
+    try:
+        os.symlink(source, target)
+    except OSError:
+        shutil.copy(source, target)
 
 
 def check_native(config: VanillaTransformerConfig):
