@@ -22,7 +22,7 @@ examples:
 import argparse
 import sys
 
-from vanilla_transformer.errors import UserError
+from vanilla_transformer.errors import UserError, escape_output
 from vanilla_transformer.hub.space import push_space, space_files
 from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
 
@@ -85,6 +85,7 @@ def list_files(sizes: dict[str, int], repository: str):
 
 
 if __name__ == "__main__":
+    escape_output()
     try:
         main()
     except UserError as error:

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.pairs import load_pairs
-from vanilla_transformer.errors import UserError
+from vanilla_transformer.errors import UserError, escape_output
 from vanilla_transformer.evaluation.scores import make_bleu
 from vanilla_transformer.evaluation.splits import evaluate_split
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
@@ -199,5 +199,6 @@ def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[
 
 
 if __name__ == "__main__":
+    escape_output()
     with distributed.exit_on_error():
         main()

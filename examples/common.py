@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description: str):
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if isinstance(sys.stdout, io.TextIOWrapper):  # not in Jupyter
+            sys.stdout.reconfigure(errors="backslashreplace")  # in an encoding without the letters of a pair
 
     def add_output_dir(self, default: str):
         text = f"a new directory for the dataset (default: {default})"

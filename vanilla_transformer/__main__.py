@@ -8,7 +8,7 @@ import sys
 
 from . import __version__
 from .commands.options import Parser
-from .errors import UserError
+from .errors import UserError, escape_output
 
 VERBS = {
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
@@ -24,6 +24,7 @@ VERBS = {
 
 def main(argv: list[str] | None = None):
     """Runs the verb that the command line begins with; only its module is imported."""
+    escape_output()
     lines = [f"  {name:<10} {text}\n{'':13}vanilla-transformer {example}" for name, (text, example) in VERBS.items()]
     parser = Parser(
         prog="vanilla-transformer",

@@ -1,7 +1,9 @@
-"""The one exception that scripts and commands show without a traceback."""
+"""The one exception that scripts and commands show without a traceback, and what they print in any encoding."""
 
 import contextlib
+import io
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,16 @@ from huggingface_hub.errors import HFValidationError, StrictDataclassError
 
 class UserError(Exception):
     """Raised for an error the user can fix. The message is one sentence: what is wrong and how to fix it."""
+
+
+def escape_output():
+    """Lets stdout escape the characters that its encoding lacks, as stderr does, instead of raising an error.
+
+    On Windows, output that is redirected to a file is not in UTF-8. What other programs read is written as UTF-8 by
+    its command.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # unlike that of Jupyter, which takes everything
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def one_line(error: BaseException) -> str:

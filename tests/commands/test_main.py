@@ -1,5 +1,8 @@
 """The command line as a whole; each verb is tested where its work is."""
 
+import io
+import sys
+
 import pytest
 from helpers import command_error
 
@@ -41,3 +44,13 @@ def test_version(capsys):
 )
 def test_bad_usage_is_one_sentence(argv, message, capsys):
     assert message in command_error(capsys, *argv)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_stdout_of_any_encoding_takes_every_letter(encoding, tmp_path, monkeypatch):
+    """Those that it lacks are escaped."""
+    output, file = io.BytesIO(), tmp_path / "纽约.txt"
+    file.write_text("ä", encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
+    main(["evaluate", "--hypotheses", str(file), "--references", str(file)])
+    assert rb"\u7ebd\u7ea6.txt" in output.getvalue()

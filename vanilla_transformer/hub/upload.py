@@ -140,7 +140,7 @@ def translate_in_fresh_process(folder: Path) -> str:
     remote = read_file(folder / "config.json").get("model_type") == VanillaTransformerConfig.model_type
     task = json.dumps([str(folder.resolve()), examples[0]["source"] if examples else SENTENCE, remote])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE_"))}
-    env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
+    env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "PYTHONIOENCODING": "utf-8"}
     with tempfile.TemporaryDirectory() as home:
         env["HF_HOME"] = home  # without a token, or cached copies of missing code files
         pipes = {"capture_output": True, "encoding": "utf-8"}
