@@ -187,6 +187,7 @@ def main():
 def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[dict], lowest_loss: float | None):
     """Writes the model, tokenizer, results, pictures and model card."""
     model.save_pretrained(output_dir)
+    checkpoint.share_weights(output_dir)
     tokenizer.save_pretrained(output_dir)
     text = json.dumps(results, indent=2, ensure_ascii=False)
     (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")

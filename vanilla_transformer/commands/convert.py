@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
 from ..conversion.native import save_tokenizer, to_native
 from ..errors import UserError, explaining, one_line
+from ..training.checkpoint import share_weights
 
 FORMS = {
     "vanilla": "a model of this package (the default)",
@@ -52,8 +53,10 @@ def run(options: argparse.Namespace):
         model, tokenizer = load(options)
         output_dir.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
-            write(model, tokenizer, Path(temporary) / "model", options)
-            (Path(temporary) / "model").rename(output_dir)
+            folder = Path(temporary) / "model"
+            write(model, tokenizer, folder, options)
+            share_weights(folder)
+            folder.rename(output_dir)
     print(f"Saved the model to {output_dir}.")
 
 

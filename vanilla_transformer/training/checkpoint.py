@@ -3,6 +3,7 @@
 Each is written to a temporary folder and renamed, so that a killed run leaves only complete ones.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -61,12 +62,20 @@ def save(output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: 
                 tensors = {name: average[name] for name, _ in full_model.named_parameters()}
                 save_file(tensors, temporary / "ema.safetensors")
             (temporary / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+            share_weights(temporary)
             temporary.rename(folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise OSError(f"{folder} could not be written: {one_line(error)}") from error
 
     run_on_main(accelerator, write)
+
+
+def share_weights(folder: Path):
+    """Gives the weights of a saved model the access rights of its config; safetensors 0.8 lets only the owner read."""
+    for weights in folder.glob("*.safetensors"):
+        with contextlib.suppress(OSError):  # a file system without such rights
+            shutil.copymode(folder / "config.json", weights)
 
 
 def reading_checkpoint(checkpoint: Path) -> AbstractContextManager:
