@@ -5,11 +5,11 @@
     python tests/versions.py --model outputs/sample --python 3.12 --environment ENV newest
 
 `pinned` are the versions of constraints.txt; `lowest` and `newest` the lowest and newest that pyproject.toml admits.
-Each set is installed into a new environment by uv, or was installed into ENV before. There, the sample is trained by
-the main job of the README, the tests of the model, its search and its conversions run, and the first 200 test sentences
-are translated with the model of --model: by the package and by the code that travels with the model, each greedily and
-with 4 beams. The script exits with 1 if a test fails, the sample stays below BLEU 95, or a translation differs from
-that of the environment that runs this script.
+Each set is installed into a new environment by uv, or was installed into ENV before. There, the main job of the README
+trains the sample, the tests of the model, its search and its conversions run, and the model of --model translates the
+first 200 test sentences: in the package and by the code that travels with it, each greedily and with 4 beams. The
+script exits with 1 if a test fails, the sample stays below BLEU 95, or a translation differs from that of the
+environment that runs this script.
 """
 
 import argparse
@@ -90,7 +90,8 @@ def try_versions(kind: str, environment: Path, model: Path, expected: list[list[
     versions = run(environment, "python", "-c", VERSIONS, check=True).stdout.split()
     row |= zip(("Python", "torch", "transformers", "datasets", "numpy"), versions, strict=True)
     found = translate(environment, model)
-    same = sum(theirs == ours for theirs, ours in zip(zip(*found, strict=True), zip(*expected, strict=True), strict=True))
+    pairs = zip(zip(*found, strict=True), zip(*expected, strict=True), strict=True)  # of a text, all its translations
+    same = sum(theirs == ours for theirs, ours in pairs)
     row["same texts"] = f"{same} of {len(expected[0])}"
     with tempfile.TemporaryDirectory() as folder:
         run(environment, "accelerate", "launch", "train.py", "--output_dir", folder + "/sample")
@@ -109,7 +110,9 @@ def main():
     parser.add_argument("--model", type=Path, required=True, help="a model trained by the main job")
     parser.add_argument("--python", default=sys.executable, help="the interpreter, or its version")
     parser.add_argument("--environment", type=Path, help="an environment that has the versions already")
-    parser.add_argument("--torch", metavar="VERSION", help="install this torch by pip, which may find a build for the CPU")
+    parser.add_argument(
+        "--torch", metavar="VERSION", help="this torch instead, by pip, which may find a build for the CPU"
+    )
     options = parser.parse_args()
     here = Path(sys.prefix)
     expected, rows, is_good = translate(here, options.model), [], True

@@ -1,5 +1,6 @@
 """Warns, when imported, if transformers is of a version that this package was not tried with."""
 
+import contextlib
 import warnings
 from importlib import metadata
 
@@ -19,7 +20,5 @@ def warn_if_untried(requirements: list[str]):
         )
 
 
-try:
+with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout that is not installed has no bounds
     warn_if_untried(metadata.requires("vanilla-transformer"))
-except metadata.PackageNotFoundError:  # a checkout that is not installed has no bounds
-    pass
