@@ -111,7 +111,7 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="the interpreter, or its version")
     parser.add_argument("--environment", type=Path, help="an environment that has the versions already")
     parser.add_argument(
-        "--torch", metavar="VERSION", help="this torch instead, by pip, which may find a build for the CPU"
+        "--torch", metavar="VERSION", help="another torch, which pip may find as a build for the CPU"
     )
     options = parser.parse_args()
     here = Path(sys.prefix)
