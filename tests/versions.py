@@ -110,9 +110,7 @@ def main():
     parser.add_argument("--model", type=Path, required=True, help="a model trained by the main job")
     parser.add_argument("--python", default=sys.executable, help="the interpreter, or its version")
     parser.add_argument("--environment", type=Path, help="an environment that has the versions already")
-    parser.add_argument(
-        "--torch", metavar="VERSION", help="another torch, which pip may find as a build for the CPU"
-    )
+    parser.add_argument("--torch", metavar="VERSION", help="another torch, which pip may find as a build for the CPU")
     options = parser.parse_args()
     here = Path(sys.prefix)
     expected, rows, is_good = translate(here, options.model), [], True
