@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
@@ -72,7 +72,7 @@ def main():
     # their moving average. `full_model` gets them and is scored and saved: `model` itself, or a plain copy of it.
     is_sharded = distributed.number_of_shards(accelerator) > 1
     full_model = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay)) if args.ema_decay else None
+    ema = AveragedModel(model, multi_avg_fn=optim.moving_average(args.ema_decay)) if args.ema_decay else None
     scored = model if ema is None else ema.module
     if is_sharded:
         distributed.shard(model)

@@ -11,7 +11,7 @@ import torch
 from filelock import FileLock
 from helpers import BIAS, EMBEDDINGS, assert_close, parts, small_model, training_options
 from safetensors.torch import load_file
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerConfig
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, accelerator, with_ema=True, seed=0, **config):
         torch.manual_seed(seed)
         self.model, self.accelerator, self.state = small_model(**config), accelerator, TrainerState()
-        self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if with_ema else None
+        self.ema = AveragedModel(self.model, multi_avg_fn=optim.moving_average(0.9)) if with_ema else None
         self.optimizer = optim.make_optimizer(self.model, training_options("--weight_decay=0.01"))
 
     def train(self, steps: int):

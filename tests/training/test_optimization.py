@@ -1,9 +1,11 @@
-"""The optimizer step: learning rate schedule, AdamW, losses that add up, distillation, R-Drop, gradient clipping."""
+"""The optimizer step: learning rate, moving average, AdamW, losses that add up, distillation, R-Drop, clipping."""
 
+import numpy as np
 import pytest
 import torch
 from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts, small_model, training_options
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from transformers import get_scheduler
 
 from vanilla_transformer.data.batches import SOFT_TARGETS
@@ -39,6 +41,25 @@ def test_other_schedules_are_those_of_transformers(name):
         assert ours(step) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
     assert 0 < ours(4) <= 0.25
 
+
+# ------------------------------------------------------------------------------------------------------ moving average
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.9999])
+def test_decay_of_the_moving_average_ramps_up(decay):
+    model = nn.Linear(3, 2)
+    average = AveragedModel(model, multi_avg_fn=optim.moving_average(decay))
+    weights = np.random.default_rng(0).standard_normal((40, 2, 3), dtype=np.float32)
+    expected = weights[0]
+    for n, step in enumerate(weights):
+        d = min(decay, (n + 1) / (n + 10))
+        expected = d * expected + (1 - d) * step if n else step
+        model.weight.data.copy_(torch.from_numpy(step))
+        average.update_parameters(model)
+        np.testing.assert_allclose(average.module.weight.detach().numpy(), expected, rtol=0, atol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------------------- losses
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
 DISTILLATION = ["--teacher=x", "--distillation_temperature=2"]

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import get_scheduler
 
 from ..data.batches import SOFT_TARGETS
@@ -55,6 +56,20 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):
     """Sets the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+def moving_average(decay: float) -> Callable:
+    """The `multi_avg_fn` of torch's AveragedModel for an average with a decay of min(`decay`, (n + 1) / (n + 10)).
+
+    n is the number of earlier updates. The decay is small at first, so that a short run does not average over its
+    start. Marian has this formula (src/optimizers/exponential_smoothing.cpp); so has OpenNMT-py, with the number of
+    the step, n + 1, in place of n (`_update_average` in onmt/trainer.py).
+    """
+
+    def update(averages: list[torch.Tensor], weights: list[torch.Tensor], n: torch.Tensor):
+        get_ema_multi_avg_fn(min(decay, (n.item() + 1) / (n.item() + 10)))(averages, weights, n)
+
+    return update
 
 
 def seed_batch(seed: int, batch_number: int):
