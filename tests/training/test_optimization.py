@@ -30,16 +30,21 @@ def test_schedule_without_warmup_starts_at_its_peak():
     assert optim.learning_rate_schedule("inverse_sqrt", 0.5, 0, 10)(4) == 0.25
 
 
+@pytest.mark.parametrize("warmup_steps, max_steps", [(0, 1), (0, 20), (1, 20), (4, 20), (20, 20), (30, 20)])
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "constant", "constant_with_warmup"])
-def test_other_schedules_are_those_of_transformers(name):
+def test_other_schedules_are_those_of_transformers(name, warmup_steps, max_steps):
+    """With warm-up, those of a run of one step more, whose first step learns nothing."""
+    skipped = int(warmup_steps > 0 and name != "constant")
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.25)
-    theirs = get_scheduler(name, optimizer, num_warmup_steps=4, num_training_steps=20)
-    ours = optim.learning_rate_schedule(name, 0.25, 4, 20)
-    for step in range(1, 21):
+    theirs = get_scheduler(name, optimizer, warmup_steps, max_steps + skipped)
+    rates = []
+    for _ in range(max_steps + skipped):  # as transformers' Trainer
+        rates += theirs.get_last_lr()
         optimizer.step()
         theirs.step()
-        assert ours(step) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
-    assert 0 < ours(4) <= 0.25
+    ours = list(map(optim.learning_rate_schedule(name, 0.25, warmup_steps, max_steps), range(1, max_steps + 1)))
+    assert ours == pytest.approx(rates[skipped:], rel=1e-12) and min(ours) > 0.001 and not any(rates[:skipped])
+    assert ours[min(max(warmup_steps, 1), max_steps) - 1] == max(ours)
 
 
 # ------------------------------------------------------------------------------------------------------ moving average

@@ -34,12 +34,18 @@ def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
 
 
 def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of the step, which counts from 1; `name` is one of transformers' schedules."""
+    """The learning rate as a function of the step, which counts from 1; `name` is one of transformers' schedules.
+
+    It is never 0: warm-up reaches the peak at step `warmup_steps`, and a schedule that falls to 0 would do so one step
+    after the last. Without warm-up, these are the rates of transformers' Trainer. With warm-up, the Trainer's first
+    step has a rate of 0; ours are the rates of its other steps, in a run of one step more.
+    """
     if name == "inverse_sqrt":
         return lambda step: peak * inverse_square_root(step, warmup_steps)
     # transformers returns a scheduler that drives an optimizer; only its function of the step is needed.
     unused = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=peak)
-    scheduler = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=max_steps)
+    sizes = {"num_warmup_steps": max(1, warmup_steps), "num_training_steps": max_steps + 1}
+    scheduler = get_scheduler(name, unused, **sizes)
     return lambda step: peak * scheduler.lr_lambdas[0](step)
 
 
