@@ -155,6 +155,17 @@ def test_fine_tuning_starts_from_the_model(finished, pairs, tmp_path):
     assert_recipe_runs(tmp_path / "tuned")
 
 
+@pytest.mark.parametrize("vocab_size", [100, 280, 800])
+def test_vocabulary_size_of_a_recipe_has_no_effect_on_fine_tuning(vocab_size, finished, pairs, tmp_path):
+    """And if the model has another one, that is said."""
+    more = f"--dry_run --model_name_or_path {finished[0]} --vocab_size {vocab_size}"
+    printed = train(options(pairs, tmp_path / "tuned", more))
+    size = len(AutoTokenizer.from_pretrained(finished[0]))
+    assert f"vocabulary size {size}" in printed
+    said = f"--vocab_size {vocab_size} has no effect: {finished[0]} keeps its tokenizer with {size} tokens"
+    assert (said in printed) == (vocab_size != size)
+
+
 @pytest.mark.slow
 def test_translations_become_a_training_file(finished, pairs, tmp_path):
     """As docs/training.md does it; the run on both files resumes, and its recipe repeats it."""

@@ -35,6 +35,11 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
         tokenizer = load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
     elif args.model_name_or_path is not None:
         tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
+        if args.vocab_size not in (None, len(tokenizer)):
+            print(
+                f"warning: --vocab_size {args.vocab_size} has no effect: {args.model_name_or_path} keeps its "
+                f"tokenizer with {len(tokenizer)} tokens, to which none can be added."
+            )
     elif args.tokenizer_name is not None:
         tokenizer = load_tokenizer(args.tokenizer_name)
     elif args.teacher:
@@ -94,7 +99,8 @@ def new_model(args, tokenizer, options: dict) -> VanillaTransformerForConditiona
 def model_to_fine_tune(args, options: dict) -> VanillaTransformerForConditionalGeneration:
     """Loads `--model_name_or_path`, converting it if needed, with the dropout options that were given.
 
-    Raises UserError if it cannot be loaded, or if another model option was given with a different value.
+    Raises UserError if it cannot be loaded, or if another model option was given with a different value; `vocab_size`
+    is only for a tokenizer to train.
     """
     name, fields = args.model_name_or_path, model_fields(args)
     dropouts = {field: value for field, value in fields.items() if "dropout" in field}
@@ -102,8 +108,7 @@ def model_to_fine_tune(args, options: dict) -> VanillaTransformerForConditionalG
         model = load_foreign(name, use_safetensors=True, **dropouts, **options)
     for field, value in fields.items():
         theirs = getattr(model.config, field)
-        fits = field == "vocab_size" and value > theirs  # a tokenizer may have fewer tokens than asked for
-        if value != theirs and not fits:
+        if value != theirs and field != "vocab_size":
             raise UserError(f"--{field} is {value}, but {theirs} in --model_name_or_path {name}.")
     return model
 
