@@ -5,6 +5,7 @@ from helpers import TEXTS
 from sacrebleu.metrics import BLEU
 
 from vanilla_transformer.evaluation import tuning
+from vanilla_transformer.translation_vanilla_transformer import Hypothesis
 
 
 @pytest.mark.parametrize("num_beams, length_penalty", [(1, 1.0), (2, 0.0), (4, 2.0)])
@@ -16,7 +17,8 @@ def test_the_decoding_that_wrote_the_references_is_the_best(varied_translator, n
     references = translator(sources, num_beams=num_beams, length_penalty=length_penalty)
     tried = tuning.tune(translator, sources, references, bleu)
     assert len(tried) == 7 and len({one["bleu"] for one in tried}) == 7
-    assert tried[0] == {"num_beams": num_beams, "length_penalty": length_penalty, "bleu": pytest.approx(100)}
+    scores = {"bleu": pytest.approx(100), "chrf": pytest.approx(100)}
+    assert tried[0] == {"num_beams": num_beams, "length_penalty": length_penalty} | scores
     for one in tried:
         options = {"num_beams": one["num_beams"], "length_penalty": one["length_penalty"]}
         assert bleu.corpus_score(translator(sources, **options), [references]).score == pytest.approx(one["bleu"])
@@ -25,6 +27,19 @@ def test_the_decoding_that_wrote_the_references_is_the_best(varied_translator, n
 
 def test_of_equally_good_ones_the_simplest_is_the_best(varied_translator, monkeypatch):
     monkeypatch.setattr(tuning, "NUM_BEAMS", (3, 1, 2))
-    tried = tuning.tune(varied_translator, [""], ["nothing matches"], BLEU())
+    tried = tuning.tune(varied_translator, [""], ["Ω"], BLEU())
     order = [(one["num_beams"], one["length_penalty"]) for one in tried]
     assert order[:3] == [(1, 1.0), (2, 1.0), (2, 0.8)] and order[-1] == (3, 2.0)
+
+
+def test_chrf_chooses_where_bleu_says_nothing():
+    """Right translations of fewer than four words have a BLEU of 0, wrong ones of more words may have more."""
+    by_beams = {1: "Hund", 2: "das Haus ist hier", 4: "das Haus"}
+
+    class Beams:
+        def n_best(self, sources, n, **options):
+            return [[Hypothesis(by_beams.get(n, "Hand"), -1.0, 3)]]
+
+    tried = tuning.tune(Beams(), ["the house"], ["das Haus"], BLEU())
+    assert tried[0] == {"num_beams": 4, "length_penalty": 1.0, "bleu": 0, "chrf": pytest.approx(100)}
+    assert next(one for one in tried if one["num_beams"] == 2)["bleu"] > 0

@@ -157,6 +157,12 @@ def test_ties_go_to_the_lower_loss_then_the_earlier_step(metric, ranking, waited
         assert one.evaluations_without_improvement(metric) == waited
 
 
+def test_chrf_ranks_where_bleu_says_nothing():
+    """Texts of less than four words have a BLEU of 0, and wrong ones of more words may have more."""
+    state = evaluated({1: (0.1, 9.0, 3.0), 2: (0.0, 80.0, 2.0), 3: (0.0, 100.0, 2.5), 4: (0.0, 90.0, 1.5)})
+    assert state.ranking("bleu") == [3, 4, 2, 1] and state.evaluations_without_improvement("bleu") == 1
+
+
 def test_nan_is_the_worst_score():
     assert evaluated({1: (0.0, 1.0, float("nan")), 2: (0.0, 1.0, 9.0)}).ranking("loss") == [2, 1]
 

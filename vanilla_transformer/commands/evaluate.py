@@ -226,12 +226,12 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
 
 
 def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], bleu: BLEU):
-    """Prints the BLEU of each setting that [`tune`] tries, and saves the best, for the card too."""
+    """Prints the scores of each setting that [`tune`] tries, and saves the best, for the card too."""
     ((name, _),) = options.systems
     translator = load_translator(name, options)
     with explaining(f"{name} cannot be tuned", RuntimeError, ValueError, IndexError):
         tried = tune(translator, sources, references, bleu)
-    print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f")))
+    print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f", ".2f")))
     config = translator.model.generation_config
     penalty = 1.0 if config.length_penalty is None else config.length_penalty
     before = {"num_beams": config.num_beams or 1, "length_penalty": penalty}

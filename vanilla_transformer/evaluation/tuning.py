@@ -1,8 +1,8 @@
-"""Beams and length penalty chosen by BLEU on a validation set."""
+"""Beams and length penalty chosen by BLEU, or else by chrF, on a validation set."""
 
 from accelerate import Accelerator
 from datasets import Dataset
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 from transformers import GenerationConfig
 
 from ..translation_vanilla_transformer import Hypothesis, Translator
@@ -13,9 +13,10 @@ LENGTH_PENALTIES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 
 
 def tune(translator: Translator, sources: list[str], references: list[str], bleu: BLEU) -> list[dict]:
-    """Tries each number of beams with each length penalty: dictionaries of `num_beams`, `length_penalty` and `bleu`.
+    """Tries each number of beams with each length penalty: dictionaries of both with their `bleu` and `chrf`.
 
-    The best comes first; of equally good ones, that with fewer beams, and of these that with a penalty nearer to 1.
+    The best by BLEU comes first; by chrF if BLEU is 0 where chrF is highest, as for right translations of fewer than
+    four words. Of equally good ones, that with fewer beams, and of these that with a penalty nearer to 1.
     Each number of beams translates only once: all its hypotheses are kept, and each length penalty chooses among them.
     A search with that penalty would find nearly the same, since it stops with as many finished hypotheses as beams
     (`early_stopping=True`), and the penalty hardly affects which ones these are.
@@ -23,7 +24,7 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
     Raises:
         TextTooLong: A source is too long to be translated in one piece.
     """
-    tried = []
+    tried, metrics = [], {"bleu": bleu, "chrf": CHRF()}
     for num_beams in NUM_BEAMS:
         # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
         search = {"num_beams": num_beams, "length_penalty": 0.0} | early_stopping(num_beams)
@@ -34,9 +35,10 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
                 return one.score / (one.tokens + 1) ** penalty  # the end of the sentence counts too
 
             texts = [max(hypotheses, key=score).text if hypotheses else "" for hypotheses in found]
-            result = bleu.corpus_score(texts, [references]).score
-            tried.append({"num_beams": num_beams, "length_penalty": penalty, "bleu": result})
-    return sorted(tried, key=lambda one: (-one["bleu"], one["num_beams"], abs(one["length_penalty"] - 1)))
+            scores = {name: metric.corpus_score(texts, [references]).score for name, metric in metrics.items()}
+            tried.append({"num_beams": num_beams, "length_penalty": penalty} | scores)
+    metric = "bleu" if max(tried, key=lambda one: one["chrf"])["bleu"] else "chrf"
+    return sorted(tried, key=lambda one: (-one[metric], one["num_beams"], abs(one["length_penalty"] - 1)))
 
 
 def early_stopping(num_beams: int) -> dict:

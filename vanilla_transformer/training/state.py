@@ -54,7 +54,14 @@ class TrainerState:
         return any(entry["step"] == self.step for entry in self.evaluations())
 
     def ranking(self, metric: str) -> list[int]:
-        """The evaluated steps, best first. Ties go to the lower loss, then to the earlier step."""
+        """The evaluated steps, best first. Ties go to the lower loss, then to the earlier step.
+
+        Even right translations have a BLEU of 0 if all have fewer than four words. So if BLEU is 0 where chrF is
+        highest, chrF ranks instead.
+        """
+        if metric == "bleu" and self.evaluations():
+            highest = max(self.evaluations(), key=lambda entry: entry["eval_chrf"])
+            metric = "bleu" if highest["eval_bleu"] else "chrf"
 
         def key(entry: dict) -> tuple[float, float]:
             score = entry["eval_loss"] if metric == "loss" else -entry[f"eval_{metric}"]
