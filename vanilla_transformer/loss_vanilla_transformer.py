@@ -50,7 +50,8 @@ def label_smoothed_cross_entropy(
     divergences are multiplied by temperature^2.
     """
     kept, tokens = labels != -100, labels[..., None]
-    probabilities = torch.full_like(tokens, 1 - label_smoothing, dtype=torch.float32)
+    precision = torch.promote_types(hidden.dtype, torch.float32)
+    probabilities = torch.full_like(tokens, 1 - label_smoothing, dtype=precision)
     soft_tokens, soft_probabilities, weight, temperature = soft_targets or (None, None, 0.0, 1.0)
     if weight and temperature == 1:  # both are targets of one softmax, so they are mixed into one target
         tokens = torch.cat([tokens, soft_tokens], dim=-1)
@@ -92,7 +93,8 @@ def cross_entropy(
         needs_grad = torch.is_grad_enabled()
         return chunked_cross_entropy(hidden / temperature, lm_head.weight, bias, *targets, dtype, needs_grad)[0]
     logits = lm_head(hidden) if logits is None else logits
-    predicted = (logits.float() / temperature).log_softmax(dim=-1)
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    predicted = (logits.to(precision) / temperature).log_softmax(dim=-1)
     expected = (probabilities * predicted.gather(-1, tokens.clamp(min=0))).sum(dim=-1)  # -100 has no logit
     if uniform:
         expected = expected + uniform * predicted.mean(dim=-1)
@@ -123,17 +125,18 @@ def chunked_cross_entropy(
 
     The gradient of the loss with respect to the logits has a simple closed form, so it is computed in the forward
     pass, as soon as the logits are there. The (N,V) logits of a batch, by far the largest tensor of training, never
-    exist as a whole. Matrices are multiplied in `dtype`; sums are accumulated in float32.
+    exist as a whole. Matrices are multiplied in `dtype`; sums are accumulated in float32, or in float64 if `dtype` is.
 
     The loss is that of [`cross_entropy`]. Returns it () and its gradients with respect to `hidden` (B,T,d), `weight`
     (V,d) and `bias` (V,). The gradients are empty unless `needs_grad`.
     """
     vocab_size, passes = weight.shape[0], 2 if r_drop_alpha else 1
+    precision = torch.promote_types(dtype, torch.float32)
     projection = weight.to(dtype)
     inputs = [t[kept].unflatten(0, (passes, -1)) for t in (hidden.to(dtype), tokens, probabilities)]
-    loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    loss = torch.zeros((), dtype=precision, device=hidden.device)
     grad_states = [inputs[0][:, :0]]
-    grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=torch.float32)
+    grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=precision)
     grad_bias = torch.zeros_like(grad_weight[:, 0])
     rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // vocab_size, passes) // passes
     softmax_rows = max(1, LOGITS_PER_SOFTMAX // vocab_size // passes) if hidden.device.type == "cpu" else rows
@@ -142,7 +145,7 @@ def chunked_cross_entropy(
         chunk = x @ projection.T  # (P n,V)
         parts = (t.split(softmax_rows, 1) for t in (chunk.unflatten(0, (passes, -1)), *targets))
         for part, ids, shares in zip(*parts, strict=True):
-            logits = part.float() if bias is None else part.float() + bias
+            logits = part.to(precision) if bias is None else part.to(precision) + bias
             # The cross-entropy with a target q is log(sum(exp(logits))) - sum(q logits).
             expected = (shares * logits.gather(2, ids)).sum(dim=2, keepdim=True)
             if uniform:
@@ -188,7 +191,7 @@ def _(hidden, weight, bias, kept, tokens, probabilities, uniform, r_drop_alpha, 
     """Empty results of the right shapes, for torch.compile."""
     if not needs_grad:
         hidden, weight = hidden[:0], weight[:0]
-    loss = hidden.new_empty((), dtype=torch.float32)
+    loss = hidden.new_empty((), dtype=torch.promote_types(dtype, torch.float32))
     return loss, torch.empty_like(hidden), torch.empty_like(weight), weight.new_empty(weight.shape[0])
 
 

@@ -356,6 +356,23 @@ def test_chunked_loss_and_gradients_equal_the_closed_form(chunks, bias, num_item
         assert_close(tensor.grad.double(), exact.grad, 1e-6)
 
 
+@pytest.mark.parametrize("has_logits", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_loss_in_double_precision_passes_gradcheck(chunks, temperature, has_logits):
+    lm_head, hidden = randomise(nn.Linear(16, 37)).double(), torch.randn(6, 5, 16, dtype=torch.double)
+    labels, tokens = torch.cat([LABELS, LABELS]), torch.randint(37, (6, 5, 3))
+    soft_targets = (tokens, torch.rand(6, 5, 3, dtype=torch.double).softmax(-1), 0.3, temperature)
+
+    def loss(hidden, *parameters):
+        logits = lm_head(hidden) if has_logits else None
+        loss = label_smoothed_cross_entropy(hidden, lm_head, labels, 0.1, None, logits, soft_targets, r_drop_alpha=2.0)
+        assert loss.dtype == torch.float64
+        return loss
+
+    inputs = (hidden.requires_grad_(), *lm_head.parameters())
+    assert torch.autograd.gradcheck(loss, inputs, fast_mode=True, check_undefined_grad=False)
+
+
 @pytest.mark.parametrize("needs_grad", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("r_drop_alpha", [0.0, 2.0])
