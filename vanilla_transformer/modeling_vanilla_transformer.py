@@ -363,8 +363,16 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
     def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
         """(B,T) -> (B,T,d), or `inputs_embeds` as they are. Raises ValueError unless exactly one is given."""
-        if (input_ids is None) == (inputs_embeds is None):
+        if input_ids is not None and inputs_embeds is not None:
             raise ValueError(f"Give either `{prefix}input_ids` or `{prefix}inputs_embeds`, not both.")
+        if input_ids is None and inputs_embeds is None:
+            # BART would read the source as the target, as in its pretraining; a translation is not its source.
+            for_a_target = (
+                " Or give `labels`, from which they are made; where Trainer removes the labels, to smooth them, use "
+                "`DataCollatorForSeq2Seq(tokenizer, model=model)`. For the encoder's output, call `get_encoder()`."
+            )
+            missing = f"Give `{prefix}input_ids` or `{prefix}inputs_embeds`; neither is given."
+            raise ValueError(missing + (for_a_target if prefix else ""))
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
     def add_positions(self, inputs_embeds: Tensor, position_ids: Tensor, length: int) -> tuple[Tensor, Tensor | None]:

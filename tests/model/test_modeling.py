@@ -222,13 +222,20 @@ def test_embeddings_and_encoder_outputs_replace_ids(make_model):
 
 
 @pytest.mark.parametrize("prefix", ["", "decoder_"])
-@pytest.mark.parametrize("given", [[], ["input_ids", "inputs_embeds"]], ids=["neither", "both"])
-def test_ids_and_embeddings_exclude_each_other(make_model, prefix, given):
+def test_exactly_one_of_ids_and_embeddings_is_given(make_model, prefix):
     model = make_model()
-    values = {"input_ids": SOURCE, "inputs_embeds": model.get_input_embeddings()(SOURCE)}
+    values = {f"{prefix}input_ids": SOURCE, f"{prefix}inputs_embeds": model.get_input_embeddings()(SOURCE)}
     other = {"decoder_input_ids" if prefix == "" else "input_ids": TARGET}
     with pytest.raises(ValueError, match=f"Give either `{prefix}input_ids` or `{prefix}inputs_embeds`, not both"):
-        model(**other, **{prefix + name: values[name] for name in given})
+        model(**other, **values)
+    with pytest.raises(ValueError, match=f"Give `{prefix}input_ids` or `{prefix}inputs_embeds`; neither is given"):
+        model(**other)
+
+
+def test_a_source_without_a_target_is_refused_with_what_makes_one(make_model):
+    for model in (make_model(), make_model().model):
+        with pytest.raises(ValueError, match="`labels`.*`DataCollatorForSeq2Seq.*model=model.*`get_encoder"):
+            model(SOURCE, MASK)
 
 
 def test_a_decoder_without_a_source_is_refused(make_model):
