@@ -628,7 +628,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         use_cache: bool | None = None,
         past_key_values: Cache | None = None,
         num_items_in_batch: int | Tensor | None = None,
-        output_logits: bool | None = None,
+        output_logits: bool = True,
         soft_targets: tuple | None = None,
         r_drop_alpha: float = 0.0,
         **kwargs,
@@ -637,8 +637,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
         `labels` (B,T) are the target tokens, -100 where nothing is predicted. Without target ids, the decoder reads
         the labels shifted right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch`,
-        `soft_targets`, `r_drop_alpha` and `label_smoothing`. The loss needs no logits: with `output_logits=False`, the
-        default in training with labels, they are None.
+        `soft_targets`, `r_drop_alpha` and `label_smoothing`. The loss does not need the logits, which
+        in training take the memory of 3*B*T*V numbers: with labels and `output_logits=False`, as train.py passes, they
+        are None and never held in memory as a whole.
         """
         # Not a named parameter: Trainer would look for it in the dataset, as for every name with "label" in it.
         smoothing = kwargs.pop("label_smoothing", 0.0)
@@ -658,7 +659,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             **kwargs,
         )
         hidden, loss, logits = outputs.last_hidden_state, None, None
-        if labels is None or (not self.training if output_logits is None else output_logits):
+        if labels is None or output_logits:
             logits = self.lm_head(hidden)  # (B,T,V)
         if labels is not None:
             options = (smoothing, num_items_in_batch, logits, soft_targets, r_drop_alpha)

@@ -27,6 +27,7 @@ from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import loss_vanilla_transformer as loss_module
+from vanilla_transformer.conversion import to_marian
 from vanilla_transformer.modeling_vanilla_transformer import (
     CACHE,
     SinusoidalPositions,
@@ -396,35 +397,56 @@ def test_loss_operator_passes_opcheck(r_drop_alpha, bias, needs_grad):
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("num_items", [None, 11])
 def test_loss_with_and_without_logits_equals_the_closed_form(make_model, chunks, num_items, label_smoothing):
-    """In training there are no logits unless asked for, in evaluation there are unless declined."""
+    """There are logits in both modes, unless declined."""
     model = make_model(lm_head_bias=True)
     inputs = {"attention_mask": MASK, "labels": LABELS, "label_smoothing": label_smoothing}
     inputs["num_items_in_batch"] = num_items
     plain = model.eval()(SOURCE, **inputs)
     theirs = closed_form(plain.logits.detach(), LABELS, label_smoothing, num_items or (LABELS != -100).sum())
     plain_gradients = gradients(model, plain.loss)
-    for mode, output_logits in [("train", None), ("train", True), ("eval", False)]:
-        output = getattr(model, mode)()(SOURCE, **inputs, output_logits=output_logits)
-        assert (output.logits is not None) == bool(output_logits)
+    for mode, declined in [("train", {}), ("train", {"output_logits": False}), ("eval", {"output_logits": False})]:
+        output = getattr(model, mode)()(SOURCE, **inputs, **declined)
+        assert (output.logits is None) == bool(declined)
         assert_close(output.loss.double(), theirs)
         assert_same_gradients(gradients(model, output.loss), plain_gradients)
     with torch.no_grad():
         assert_close(model(SOURCE, **inputs, output_logits=False).loss.double(), theirs)
 
 
+def outline(output) -> list | torch.Size | type:
+    """The shapes of the tensors in nested tuples, and the types of what else is in them."""
+    if isinstance(output, tuple):
+        return [outline(part) for part in output]
+    return output.shape if isinstance(output, torch.Tensor) else type(output)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("inputs", [{"labels": LABELS}, {}], ids=["labels", "no labels"])
+@pytest.mark.parametrize("more", [False, True])
+def test_outputs_have_the_places_of_marians(make_model, mode, inputs, more):
+    ours, outputs = make_model(), []
+    for model in (ours, to_marian(ours)):
+        model.set_attn_implementation("eager")
+        options = {"output_attentions": more, "output_hidden_states": more, "return_dict": False}
+        outputs.append(getattr(model, mode)()(SOURCE, MASK, TARGET, **inputs, **options))
+    assert outline(outputs[0]) == outline(outputs[1])
+    first = 1 + ("labels" in inputs)  # the hidden states, further behind, have Marian's order of features
+    assert_close(outputs[0][:first], outputs[1][:first])
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_loss_is_a_function_of_the_logits_beside_it(make_model, mode):
     """So that what a caller does with the gradient of the logits, such as a saliency map, works."""
-    output = getattr(make_model(), mode)()(SOURCE, MASK, labels=LABELS, output_logits=True)
+    output = getattr(make_model(), mode)()(SOURCE, MASK, labels=LABELS)
     (gradient,) = torch.autograd.grad(output.loss, output.logits, retain_graph=True)
     loss = nn.functional.cross_entropy(output.logits.flatten(0, 1), LABELS.flatten())
     assert_close(gradient, torch.autograd.grad(loss, output.logits)[0])
 
 
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_loss_without_targets_is_zero(make_model, mode):
-    model = getattr(make_model(lm_head_bias=True), mode)()
-    loss = model(SOURCE, MASK, labels=torch.full_like(LABELS, -100), label_smoothing=0.1).loss
+@pytest.mark.parametrize("output_logits", [True, False])
+def test_loss_without_targets_is_zero(make_model, output_logits):
+    model, inputs = make_model(lm_head_bias=True), {"labels": torch.full_like(LABELS, -100), "label_smoothing": 0.1}
+    loss = model(SOURCE, MASK, **inputs, output_logits=output_logits).loss
     assert loss == 0 and not any(gradient.any() for gradient in gradients(model, loss).values())
 
 
@@ -433,7 +455,7 @@ def test_training_loss_under_bfloat16_autocast(make_model, chunks):
     results = []
     for enabled in [False, True]:
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            loss = model(SOURCE, MASK, labels=LABELS, label_smoothing=0.1).loss
+            loss = model(SOURCE, MASK, labels=LABELS, label_smoothing=0.1, output_logits=False).loss
         assert loss.dtype == torch.float32
         results.append((loss, gradients(model, loss)))
     (exact, expected), (rounded, found) = results
