@@ -99,7 +99,7 @@ def main():
         dry_run_report(args, model, splits["train"], batches, batches_per_step, recipe, accelerator)
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
-    distributed.run_on_main(accelerator, checkpoint.prepare_output_dir, lock, recipe_to_yaml(recipe))
+    distributed.run_on_main(accelerator, checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
     is_shared = (output_dir / "recipe.yaml").exists()
     distributed.check_same_everywhere({"--output_dir": is_shared, "The training data": settings["data"]})
     accelerator.init_trackers("vanilla-transformer", config=for_trackers(recipe))

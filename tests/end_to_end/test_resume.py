@@ -16,6 +16,7 @@ from runs import (
     STEP,
     assert_same_run,
     execute,
+    fault_at,
     files,
     options,
     read_pairs,
@@ -229,3 +230,21 @@ def test_scores_of_other_validation_pairs_are_not_compared(short):
     printed = train(resume("--max_eval_samples 3 --eval_steps 2 --early_stopping_patience 9", steps=6))
     assert "changed since model/checkpoint-2: the validation pairs" in printed
     assert "using the weights of checkpoint-6\n" in printed and results(Path("model"))["eval_loss"] > 0
+
+
+@pytest.mark.parametrize("done, message", [(0, "already holds a model"), (4, "checkpoint-4 is older than")])
+def test_run_that_ends_while_another_prepares_is_not_overwritten(done, message, pairs, monkeypatch, tmp_path):
+    """Both start from scratch, or from the same checkpoint."""
+    folder, before = tmp_path / "model", {}
+    argv = options(pairs, folder, "--max_steps 8" + QUICK + RESUME * bool(done))
+    if done:
+        train([*argv, "--max_steps", "4"])
+
+    def end():
+        train(argv)
+        before.update(files(folder))
+
+    place = ("vanilla_transformer.training.checkpoint", "prepare_output_dir")
+    fault_at(*place, 1, end, set_attribute=monkeypatch.setattr)
+    assert message in train_fails([*argv, "--learning_rate", "0.01"])
+    assert files(folder) == before

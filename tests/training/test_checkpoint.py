@@ -243,9 +243,9 @@ def test_averaged_checkpoints_are_the_mean(use_ema, accelerator, byte_tokenizer,
         checkpoints.average_checkpoints(saved, use_ema)
 
 
-def prepare(output_dir: Path) -> FileLock:
+def prepare(output_dir: Path, checkpoint: Path | None = None) -> FileLock:
     lock = FileLock(output_dir / checkpoints.LOCK, timeout=0.1)
-    checkpoints.prepare_output_dir(lock, f"{RECIPE_HEADER}seed: 1\n")
+    checkpoints.prepare_output_dir(lock, checkpoint, f"{RECIPE_HEADER}seed: 1\n")
     return lock
 
 
@@ -256,6 +256,31 @@ def test_one_run_at_a_time(tmp_path):
         prepare(tmp_path / "a" / "b")
     lock.release()
     prepare(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize(
+    "resume_from, written, message",
+    [
+        (None, ["checkpoint-8", "config.json"], "already holds a model; resume with"),
+        (None, ["notes"], "is not empty"),
+        ("checkpoint-4", ["checkpoint-4", "checkpoint-8"], "-4 is older than .*/checkpoint-8; resume from that"),
+        ("checkpoint-4", ["checkpoint-8", "checkpoint-9"], "already holds a model; resume with"),
+    ],
+)
+def test_what_was_written_during_the_preparation_is_not_overwritten(resume_from, written, message, tmp_path):
+    checkpoint = resume_from and tmp_path / resume_from
+    for name in written:
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=message):
+        prepare(tmp_path, checkpoint)
+    assert not (tmp_path / "recipe.yaml").exists()
+
+
+def test_run_that_waited_for_the_lock_checks_again(tmp_path):
+    lock = FileLock(tmp_path / checkpoints.LOCK)
+    lock.acquire = (tmp_path / "config.json").touch  # of the run that was waited for
+    with pytest.raises(UserError, match="already holds a model"):
+        checkpoints.prepare_output_dir(lock, None, "")
 
 
 def resolve(output_dir: Path, name: str | None):
@@ -273,7 +298,7 @@ def test_newest_or_named_checkpoint_is_resumed(tmp_path):
 @pytest.mark.parametrize(
     "found, name, message",
     [
-        (["checkpoint-1", "checkpoint-2"], "checkpoint-1", "is older than .*/checkpoint-2; delete the newer"),
+        (["checkpoint-1", "checkpoint-2"], "checkpoint-1", "is older than .*/checkpoint-2; resume from that"),
         (["checkpoint-1"], None, "already holds a model; resume with --resume_from_checkpoint"),
         (["config.json"], "newest", "already holds a model; fine-tune it with --model_name_or_path"),
         (["recipe.yaml"], None, "is not empty; choose another"),

@@ -135,43 +135,52 @@ def resolve_resume_checkpoint(args) -> Path | None:
     cannot be written to, or the run would overwrite other files there.
     """
     output_dir, name, checkpoint = Path(args.output_dir), args.resume_from_checkpoint, None
-    existing = list_checkpoints(output_dir)
     parent = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"--output_dir {output_dir} cannot be used: {parent} is not a directory we may write to.")
     if name == "newest":
-        checkpoint = existing[-1] if existing else None
+        checkpoint = next(reversed(list_checkpoints(output_dir)), None)
         print(f"resuming from {checkpoint}" if checkpoint else "no checkpoint found; starting from scratch")
     elif name is not None:
         checkpoint = Path(name)
         if checkpoint not in list_checkpoints(checkpoint.parent):
             raise UserError(f"--resume_from_checkpoint {name} is not a checkpoint-N folder of train.py.")
-    if checkpoint is not None and checkpoint.parent.resolve() == output_dir.resolve():
+    check_output_dir(output_dir, checkpoint)
+    return checkpoint
+
+
+def check_output_dir(output_dir: Path, checkpoint: Path | None):
+    """Raises UserError if a run that resumes from `checkpoint`, or starts from scratch, would overwrite other files.
+
+    Files beside a lock file are what a run left that ended before its first checkpoint.
+    """
+    existing = list_checkpoints(output_dir)
+    if checkpoint is not None and checkpoint.resolve() in [one.resolve() for one in existing]:
         if checkpoint.name != existing[-1].name:
             raise UserError(
-                f"--resume_from_checkpoint {name} is older than {existing[-1]}; delete the newer checkpoints, or "
-                "choose another --output_dir."
+                f"--resume_from_checkpoint {checkpoint} is older than {existing[-1]}; resume from that one, delete "
+                "the newer checkpoints, or choose another --output_dir."
             )
     elif existing or (output_dir / "config.json").exists():
         how = "resume with --resume_from_checkpoint, or" if existing else "fine-tune it with --model_name_or_path and"
         raise UserError(f"--output_dir {output_dir} already holds a model; {how} choose another directory.")
     elif output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / LOCK).exists():
-        # With a lock file, it is what a run left that ended before its first checkpoint.
         raise UserError(f"--output_dir {output_dir} is not empty; choose another directory.")
-    return checkpoint
 
 
-def prepare_output_dir(lock: FileLock, recipe: str):
+def prepare_output_dir(lock: FileLock, checkpoint: Path | None, recipe: str):
     """Creates the output directory, acquires its lock, deletes unfinished checkpoints, and writes `recipe.yaml`.
 
-    Raises UserError if another run is using it.
+    Raises UserError if another run is using it, or has written to it since this run chose its `checkpoint`.
     """
     output_dir = Path(lock.lock_file).parent
+    check_output_dir(output_dir, checkpoint)  # while a lock file can only be that of another run
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
         raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
+    check_output_dir(output_dir, checkpoint)  # the other run may have ended while we waited
     for remains in output_dir.glob("checkpoint-*.tmp"):
         shutil.rmtree(remains, ignore_errors=True)
     (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
