@@ -123,6 +123,25 @@ def test_two_processes_equal_one_as_launched(name, one, pairs, tmp_path):
     assert_same_run(tmp_path / "model", one, tolerance=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "FSDP"])
+def test_processes_that_do_not_know_of_each_other_are_rejected(launcher, pairs, tmp_path, monkeypatch):
+    """On a CPU, where Accelerate connects them only if it is told to use it; each would train the whole model."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    if launcher == "FSDP":
+        config = yaml.safe_load(FILES["fsdp2"].read_text()) | {"use_cpu": True, "mixed_precision": "no"}
+        (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump(config | {"num_processes": 2, "main_process_port": 0}))
+        command = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp.yaml")]
+    command += ["train.py", *options(pairs, tmp_path / "model", TWELVE, model=MODEL)]
+    run = subprocess.run([sys.executable, *command], cwd=ROOT, stderr=subprocess.PIPE, encoding="utf-8", timeout=300)
+    assert run.returncode
+    (said,) = re.findall("^train.py: error: (.*)", run.stderr, re.MULTILINE)
+    assert "2 processes were started" in said and "set ACCELERATE_USE_CPU=true" in said
+    assert not (tmp_path / "model").exists()
+
+
 RESUMED = [("sharded", "one"), ("one", "sharded"), ("sharded", "copied"), ("copied", "one")]
 
 

@@ -1,14 +1,17 @@
 """The launch, and what the processes of a run share."""
 
-from types import SimpleNamespace
+import contextlib
+import sys
 
+import psutil
 import pytest
-from helpers import small_model
+import torch
+from helpers import small_model, training_options
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import distributed
 
-ARGS = SimpleNamespace(report_to="none", output_dir="x")
+ARGS = training_options("--gradient_accumulation_steps=2")
 
 
 @pytest.mark.parametrize(
@@ -17,13 +20,65 @@ ARGS = SimpleNamespace(report_to="none", output_dir="x")
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "use FSDP2"),
         ({"ACCELERATE_USE_FSDP": "true"}, "fsdp_version: 2"),
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "fsdp_version: 2"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "use FSDP2"),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "leave it out"),
+        ({"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params .* leave it out"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "--gradient_checkpointing"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "bf16"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "steps 4, but train.py --gradient_accumulation_steps 2;"),
+        ({"WORLD_SIZE": "2"}, "^2 processes .* do not know of each other; .* set ACCELERATE_USE_CPU=true"),
     ],
 )
-def test_unsupported_launch_is_rejected(environment, remedy, monkeypatch):
+def test_what_the_launcher_was_told_is_done_or_refused(environment, remedy, accelerator, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=remedy):
         distributed.make_accelerator(ARGS)
+
+
+def test_float16_on_a_cpu_is_rejected(half):
+    with pytest.raises(UserError, match="fp16 needs a GPU; .* bf16 or no"):
+        distributed.make_accelerator(ARGS)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            "accelerate launch --gradient_accumulation_steps 4 train.py",
+            "steps 4, but train.py --.*_steps 2",
+        ),
+        (
+            "python -m accelerate.commands.launch --gradient-clipping=0.5 train.py",
+            "0.5, but train.py --max_grad_n",
+        ),
+        ("accelerate launch --gradient_accumulation_steps 2 --gradient_clipping 1 train.py", None),
+        ("accelerate launch train.py --gradient_accumulation_steps 4", None),
+        ("bash", None),
+    ],
+)
+def test_option_that_accelerate_does_not_hand_on_may_not_differ(words, message, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda process: words.split())
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+        distributed.check_launch(ARGS)
+
+
+def test_losses_are_not_divided_by_accelerate(accelerator, monkeypatch):
+    """It would divide them by the number in the environment, and train.py sums them."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
+    loss = torch.ones((), requires_grad=True)
+    distributed.make_accelerator(ARGS).backward(loss)
+    assert loss.grad == 1
+
+
+def test_one_process_instead_of_several_is_said(accelerator, monkeypatch, capsys):
+    """`accelerate launch --num_processes 2` without GPUs."""
+    distributed.make_accelerator(ARGS)
+    assert "warning" not in capsys.readouterr().out
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    distributed.make_accelerator(ARGS)
+    assert "several processes but started one" in capsys.readouterr().out
 
 
 def test_error_on_main_is_raised_everywhere(accelerator):

@@ -2,13 +2,21 @@
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import psutil
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object, parse_flag_from_env
+from accelerate.utils import (
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+    gather_object,
+    parse_flag_from_env,
+)
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
@@ -19,26 +27,75 @@ from ..errors import UserError, explaining, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .signals import Stopped
 
+# Variables that `accelerate launch` sets to ask for what train.py does not do.
+UNSUPPORTED = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; use FSDP2 (accelerate launch --config_file "
+    "recipes/accelerate/fsdp2.yaml), or Seq2SeqTrainer as in docs/scaling.md.",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM is not supported; use FSDP2 (accelerate launch --config_file "
+    "recipes/accelerate/fsdp2.yaml).",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "--use_parallelism_config is not supported; leave it out.",
+    "FSDP_OFFLOAD_PARAMS": "fsdp_offload_params is not supported; leave it out.",
+    "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing is not supported; give train.py "
+    "--gradient_checkpointing instead.",
+}
+# Options of `accelerate launch` that are for DeepSpeed only, and their names in train.py.
+NOT_HANDED_ON = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
+
 
 def make_accelerator(args) -> Accelerator:
     """Accelerate as it was launched, with the trackers of `--report_to`.
 
-    Raises UserError if the launch uses DeepSpeed or FSDP 1, or a tracker does not exist or is not installed.
+    Raises UserError if the launcher was told something that train.py does not do, its processes do not know of each
+    other, or a tracker does not exist or is not installed.
     """
-    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        raise UserError(
-            "DeepSpeed is not supported; use FSDP2 (accelerate launch --config_file "
-            "recipes/accelerate/fsdp2.yaml), or Seq2SeqTrainer as in docs/scaling.md."
-        )
-    if parse_flag_from_env("ACCELERATE_USE_FSDP") and os.environ.get("FSDP_VERSION") != "2":
-        raise UserError("FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.")
+    check_launch(args)
     trackers = [name for name in args.report_to.split(",") if name != "none"]
     timeout = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
+    steps = GradientAccumulationPlugin(num_steps=1)  # otherwise `backward` divides by what the environment says
+    options = {"project_dir": args.output_dir, "kwargs_handlers": [timeout], "gradient_accumulation_plugin": steps}
     with explaining(f"Accelerate cannot start with --report_to {args.report_to}", ValueError):
-        accelerator = Accelerator(log_with=trackers or None, project_dir=args.output_dir, kwargs_handlers=[timeout])
-    if trackers and not accelerator.log_with:
-        raise UserError(f"--report_to {args.report_to} is not installed; install it, or choose another tracker.")
+        accelerator = Accelerator(log_with=trackers or None, **options)
+    for name in trackers:
+        if name not in map(str, accelerator.log_with) and (name != "all" or not accelerator.log_with):
+            raise UserError(f"--report_to {name} is not installed; install it, or choose another tracker.")
+    is_cpu, launched = accelerator.device.type == "cpu", int(os.environ.get("WORLD_SIZE", 1))
+    if launched > accelerator.num_processes:
+        remedy = "as there is no GPU, set ACCELERATE_USE_CPU=true" if is_cpu else "use accelerate launch or torchrun"
+        raise UserError(f"{launched} processes were started that do not know of each other; {remedy}.")
+    if is_cpu and accelerator.mixed_precision == "fp16":
+        raise UserError("--mixed_precision fp16 needs a GPU; on a CPU, give accelerate launch bf16 or no.")
+    if "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
+        print("warning: accelerate launch was told several processes but started one; see docs/scaling.md.")
     return accelerator
+
+
+def check_launch(args):
+    """Raises UserError if `accelerate launch` was told what train.py does not do, or does only by its own options."""
+    for name, message in UNSUPPORTED.items():
+        if parse_flag_from_env(name):
+            raise UserError(message)
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and os.environ.get("FSDP_VERSION") != "2":
+        raise UserError("FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.")
+    if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
+        raise UserError("--mixed_precision fp8 is not supported; give accelerate launch bf16.")
+    for name, ours in NOT_HANDED_ON.items():
+        told, value = os.environ.get(f"ACCELERATE_{name.upper()}") or launcher_option(name), getattr(args, ours)
+        if told and float(told) != value:
+            raise UserError(
+                f"accelerate launch has --{name} {told}, but train.py --{ours} {value}; give only the latter, after "
+                "train.py."
+            )
+
+
+def launcher_option(name: str) -> str | None:
+    """The number given for an option of `accelerate launch`: what stands before the script on its command line."""
+    try:
+        words = psutil.Process().parent().cmdline()
+        before = " ".join(words[: words.index(sys.argv[0])])
+    except (psutil.Error, AttributeError, ValueError):  # there is no parent, or it is no launcher
+        return None
+    found = re.search(rf"accelerate.* --{name.replace('_', '[-_]')}[ =]([\d.]+)", before)
+    return found and found[1]
 
 
 def run_on_main(accelerator: Accelerator, function: Callable, *arguments):
