@@ -15,7 +15,15 @@ from vanilla_transformer.training.arguments import make_parser
 IGNORED = re.compile(r"(^|/)(\.|outputs/|node_modules/)")  # hidden folders: pytest itself writes one while it collects
 PAGES = sorted(path for path in ROOT.glob("**/*.md") if not IGNORED.search(path.relative_to(ROOT).as_posix()))
 LAUNCHER_OPTIONS = {
-    *("--num_processes", "--mixed_precision", "--cpu", "--nproc_per_node", "--config_file", "--machine_rank"),
+    *(
+        "--num_processes",
+        "--multi_gpu",
+        "--mixed_precision",
+        "--cpu",
+        "--nproc_per_node",
+        "--config_file",
+        "--machine_rank",
+    ),
     *("--main_process_ip", "--main_process_port", "--help", "--check"),
     *("--bind", "--ignore"),  # of http.server and npm (--ignore-scripts)
 }

@@ -33,7 +33,7 @@ UNSUPPORTED = {
     "recipes/accelerate/fsdp2.yaml), or Seq2SeqTrainer as in docs/scaling.md.",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM is not supported; use FSDP2 (accelerate launch --config_file "
     "recipes/accelerate/fsdp2.yaml).",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "--use_parallelism_config is not supported; leave it out.",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "parallelism_config is not supported; leave it out.",
     "FSDP_OFFLOAD_PARAMS": "fsdp_offload_params is not supported; leave it out.",
     "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing is not supported; give train.py "
     "--gradient_checkpointing instead.",
@@ -167,7 +167,9 @@ def exit_on_error():
         message = f"error: {one_line(error)}"
     except (OSError, SafetensorError) as error:  # a full disk, say
         message = f"error: {error}; resume with --resume_from_checkpoint"
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if is_first:
         print(f"train.py: {message}", file=sys.stderr, flush=True)
-    time.sleep(0.1)  # see end_processes
+    # For gloo, see end_processes. A launcher ends all processes with the first, so the one that prints must be that.
+    time.sleep(0.1 if is_first else 3)
     sys.exit(status)
