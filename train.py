@@ -30,12 +30,13 @@ from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.training import builders, checkpoint, distributed, memory
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.arguments import for_trackers, parse_arguments, recipe_to_yaml, resolved_recipe
+from vanilla_transformer.training.arguments import parse_arguments, recipe_to_yaml, resolved_recipe
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.plots import plot_training_curves
 from vanilla_transformer.training.reports import describe_run, describe_step, dry_run_report, scalars
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
+from vanilla_transformer.training.trackers import start_trackers
 
 
 def main():
@@ -102,7 +103,7 @@ def main():
     distributed.run_on_main(accelerator, checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
     is_shared = (output_dir / "recipe.yaml").exists()
     distributed.check_same_everywhere({"--output_dir": is_shared, "The training data": settings["data"]})
-    accelerator.init_trackers("vanilla-transformer", config=for_trackers(recipe))
+    distributed.run_on_main(accelerator, start_trackers, accelerator, args.run_name, recipe)
 
     # -------------------------------------------------------------------------------------------------------- train
     loader, meter, stopping, saved_step = iter(batches), Meter(), False, state.step

@@ -226,6 +226,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         ("--streaming --max_steps=5 --dataloader_num_workers=1", "--streaming=0", "--streaming reads in the training"),
         ("--average_checkpoints_by=score --eval_steps=3", "--average_checkpoints=3", "--average_checkpoints_by score"),
         ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
+        ("--run_name=x", "--report_to=wandb", "--run_name needs --report_to."),
         ("--native", "--push_to_hub", "--native needs --push_to_hub."),
         ("--model_name_or_path=m --tokenizer_name=t", "--tokenizer_name=", "--tokenizer_name cannot be combined"),
         (

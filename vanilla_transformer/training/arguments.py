@@ -145,7 +145,8 @@ class TrainingOptions:
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
     tune_decoding: bool = option(False, "choose num_beams and length_penalty by validation BLEU at the end")
     bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
-    report_to: str = option("none", "none, tensorboard, wandb, trackio, ... (any tracker of Accelerate)")
+    report_to: str = option("none", "trackers: none, tensorboard, wandb, trackio, ...; all: each that is installed")
+    run_name: str | None = option(None, "the name of the run in the trackers (default: they choose one)")
     push_to_hub: bool = option(False, "push the trained model to the Hub")
     hub_model_id: str | None = option(None, "the repository to push to (default: the name of output_dir)")
     native: bool = option(False, "with push_to_hub: as Marian, Pegasus or Blenderbot, without remote code")
@@ -292,6 +293,8 @@ def check_conflicts(args: argparse.Namespace):
     """Raises UserError for options that contradict each other."""
     if args.dataset_name and args.train_file:
         raise UserError("--dataset_name and --train_file are both given; choose one.")
+    if args.run_name and args.report_to == "none":
+        raise UserError("--run_name needs --report_to.")
     if args.distillation_weight > 1:
         raise UserError(f"--distillation_weight is {args.distillation_weight}; it is a share of the loss, at most 1.")
     defaults = vars(DataOptions) | vars(TrainingOptions)
