@@ -250,8 +250,12 @@ class Translator:
             if re.search("[\ud800-\udfff]", text):
                 raise ValueError(f"Text {number} contains a lone surrogate, which is not a character; remove it.")
         filled = [index for index, text in enumerate(texts) if text.strip()]
+        encoded = self.encode([texts[index] for index in filled])
+        if unknown := sum(self.tokenizer.unk_token_id in ids[:-1] for ids in encoded):
+            message = f"{unknown:,} of {len(texts):,} texts have characters that the model does not know."
+            warnings.warn(message, stacklevel=3)
         text_indices, sources = [], []
-        for index, source in zip(filled, self.encode([texts[index] for index in filled]), strict=True):
+        for index, source in zip(filled, encoded, strict=True):
             pieces = [source]
             if len(source) > self.longest_source:
                 pieces = self.split(texts[index]) if too_long == "split" else []

@@ -18,6 +18,7 @@ from vanilla_transformer.data.pairs import (
     iter_texts,
     load_pairs,
     load_split,
+    sample_texts,
     tokenize_pairs,
 )
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
@@ -495,6 +496,15 @@ def test_texts_of_both_sides():
     expected = [text for side in zip(*DIRTY, strict=True) for text in side if text and text.strip()]
     for dataset in (text_dataset(DIRTY), text_dataset(DIRTY).to_iterable_dataset()):
         assert list(iter_texts(dataset)) == expected
+
+
+def test_a_sample_of_the_texts_is_from_everywhere_and_bounded():
+    pairs = text_dataset([("", None), *((f"a dog {i}", f"ein Hund {i}") for i in range(2499))])
+    sampled = sample_texts(pairs, 1000)
+    assert sampled["source"] == [f"a dog {i}" for i in range(2, 2499, 3)]
+    assert sampled["target"] == [f"ein Hund {i}" for i in range(2, 2499, 3)]
+    assert sample_texts(pairs.to_iterable_dataset(), 3)["source"] == ["a dog 0", "a dog 1"]
+    assert sample_texts(pairs.select([])) == sample_texts(pairs.take(1)) == {"source": [], "target": []}
 
 
 # --------------------------------------------------------------------------------------------------------- fingerprint

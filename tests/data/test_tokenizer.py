@@ -21,6 +21,7 @@ from transformers import (
 
 from vanilla_transformer.data.tokenizer import (
     SPECIAL_TOKENS,
+    check_coverage,
     load_tokenizer,
     special_token_ids,
     train_tokenizer,
@@ -190,6 +191,47 @@ def test_unreadable_tokenizer_is_named(content, tmp_path):
         (folder / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=str(folder)):
         load_tokenizer(str(folder))
+
+
+# ------------------------------------------------------------------------------------------------------------ coverage
+
+
+def test_tokenizer_trained_here_loses_nothing():
+    texts = [*TEXTS.values(), *corpus(), "<bt> A dog sleeps.", "[UNK] ##s"]
+    tokenizer = train_tokenizer(["A dog sleeps."], 270, tags=["<bt>"])
+    assert check_coverage(tokenizer, texts, "source", "") is check_coverage(tokenizer, texts, "target", "") is None
+
+
+def wordpiece(tmp_path):
+    """A tokenizer like BERT's, with the letters of English in lower case."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *letters, *(f"##{letter}" for letter in letters)]
+    BertTokenizer(vocab={token: i for i, token in enumerate(tokens)}).save_pretrained(tmp_path)
+    return load_tokenizer(str(tmp_path))
+
+
+LOSSES = {  # of "a dog" and another text, without spaces
+    "A Dog sleeps.": "(... becomes 'a dog sleeps.'); 0 of 15 tokens are unknown, and 0.0% of the characters are lost",
+    "für": "(... becomes 'fur'); 0 of 7 tokens are unknown, and 14.3% of the characters are lost",
+    "the Straße is": "(... becomes 'the is'); 1 of 10 tokens are unknown, and 43.8% of the characters are lost",
+}
+
+
+@pytest.mark.parametrize("text", LOSSES)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_texts_that_a_tokenizer_changes_are_described(side, text, tmp_path):
+    warning = (
+        f"warning: the tokenizer changes 1 of 2 {side} texts {LOSSES[text].replace('...', repr(text))}, case aside."
+    )
+    assert check_coverage(wordpiece(tmp_path), ["a dog", text], side, "") == warning
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_tokenizer_of_another_script_is_refused(side, tmp_path):
+    tokenizer = wordpiece(tmp_path)
+    message = f"--tokenizer_name x has a tokenizer that does not know the {side} texts: 94% of their characters"
+    with pytest.raises(UserError, match=message):
+        check_coverage(tokenizer, ["Оно синее, как море."], side, "--tokenizer_name x")
 
 
 # --------------------------------------------------------------------------------------------------------- BPE-dropout

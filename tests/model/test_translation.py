@@ -342,6 +342,18 @@ def test_each_piece_begins_with_the_language(marian):
         translator([f">>deu<< {' '.join(pieces)}"])
 
 
+def test_texts_with_unknown_characters_are_counted(marian):
+    translator = Translator(load_foreign(str(marian)), AutoTokenizer.from_pretrained(marian))
+    with pytest.warns(UserWarning, match="^2 of 4 texts have characters that the model does not know.$") as caught:
+        translator(["犬", "He is a teacher.", "", "A 犬!"])
+    assert caught[0].filename == __file__
+
+
+def test_our_tokenizer_knows_every_character(translator, recwarn):
+    translator(["犬", "\u0958", "<unk>", "\U0010ffff"])
+    assert not recwarn
+
+
 def test_texts_are_split_at_the_longest_training_source(translator):
     model, trained = translator.model, copy.deepcopy(translator.tokenizer)
     assert translator.longest_source == model.config.max_position_embeddings == 40

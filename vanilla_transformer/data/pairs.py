@@ -328,6 +328,17 @@ def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
             yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))
 
 
+def sample_texts(dataset: Dataset | IterableDataset, count: int = 1000) -> dict[str, list[str]]:
+    """The non-empty texts of each side of at most `count` pairs: evenly spaced ones, or the first ones of a stream."""
+    if isinstance(dataset, IterableDataset):
+        sample = dataset.take(count)
+    else:
+        sample = dataset.select(range(0, len(dataset), len(dataset) // count + 1))
+    with reading_data("The training pairs"):
+        rows = list(sample)
+    return {side: [row[side] for row in rows if is_filled(row[side])] for side in ("source", "target")}
+
+
 def tokenize_pairs(
     dataset: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,

@@ -2,6 +2,8 @@
 
 import copy
 import sys
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -105,6 +107,41 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
             "tokenizer, whose template can be changed."
         )
     return tokenizer
+
+
+def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: str, origin: str) -> str | None:
+    """A warning if encoding and decoding changes `texts`, which are of one side of the pairs, or else None.
+
+    Spaces and equivalent forms of characters (NFC) do not count as changes. `origin` is the command-line option that
+    gave the tokenizer, with its value, for messages.
+
+    Raises UserError if at least four fifths of the characters are lost, as when the tokenizer lacks the script.
+    """
+    inputs = {"text_target": texts} if side == "target" else {"text": texts}
+    rows = [ids[:-1] for ids in tokenizer(**inputs, verbose=False).input_ids]  # GPT-2's end of sentence is its <unk>
+    pairs = list(zip(texts, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))
+    changed = [pair for pair in pairs if len({"".join(unicodedata.normalize("NFC", t).split()) for t in pair}) > 1]
+    if not changed:
+        return None
+    lost = sum(lost_characters(*pair) for pair in changed) / sum(lost_characters(text, "") for text in texts)
+    worst = max(changed, key=lambda pair: lost_characters(*pair) / len(pair[0]))
+    example = "'{}' becomes '{}'".format(*(" ".join(text.split())[:60] for text in worst))
+    if lost >= 0.8:
+        raise UserError(
+            f"{origin} has a tokenizer that does not know the {side} texts: {lost:.0%} of their characters are lost "
+            f"({example}); choose another one, or leave the option out, and one is trained on your pairs."
+        )
+    unknown, total = sum(ids.count(tokenizer.unk_token_id) for ids in rows), sum(map(len, rows))
+    return (
+        f"warning: the tokenizer changes {len(changed):,} of {len(texts):,} {side} texts ({example}); {unknown:,} of "
+        f"{total:,} tokens are unknown, and {lost:.1%} of the characters are lost, case aside."
+    )
+
+
+def lost_characters(text: str, decoded: str) -> int:
+    """How many characters of `text` are not in `decoded`; neither spaces nor upper and lower case matter."""
+    before, after = (Counter(unicodedata.normalize("NFKC", side).casefold()) for side in (text, decoded))
+    return sum(count for char, count in (before - after).items() if not char.isspace())
 
 
 def with_bpe_dropout(tokenizer: PreTrainedTokenizerBase, dropout: float) -> PreTrainedTokenizerFast:

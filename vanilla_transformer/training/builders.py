@@ -13,8 +13,8 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
 from ..data.batches import lengths_of
-from ..data.pairs import iter_texts, tokenize_pairs
-from ..data.tokenizer import SPECIAL_TOKENS, load_tokenizer, special_token_ids, train_tokenizer
+from ..data.pairs import iter_texts, sample_texts, tokenize_pairs
+from ..data.tokenizer import SPECIAL_TOKENS, check_coverage, load_tokenizer, special_token_ids, train_tokenizer
 from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import model_fields
@@ -26,24 +26,27 @@ from .optimization import paper_learning_rate
 def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     """The tokenizer of the checkpoint, else of the model to fine-tune, the named one, the teacher's, or a new one.
 
-    Raises UserError if a tag of `--train_file_tags` is not one token of it, or is a special token.
+    Prints what an existing one loses of the training texts. Raises UserError if that is nearly all, or if a tag of
+    `--train_file_tags` is not one token of it, or is a special token.
     """
     tags = [tag for tag in args.train_file_tags or [] if tag]
+    existing = {"--model_name_or_path": args.model_name_or_path, "--tokenizer_name": args.tokenizer_name}
+    existing["--teacher"] = args.teacher and args.teacher[0]
+    option = next((name for name, value in existing.items() if value is not None), None)
     if checkpoint is not None:
         if not (checkpoint / "tokenizer_config.json").is_file():
             raise UserError(f"{checkpoint} cannot be read: no tokenizer; delete it to resume from an older one.")
         tokenizer = load_tokenizer(str(checkpoint), "--resume_from_checkpoint")
-    elif args.model_name_or_path is not None:
-        tokenizer = load_tokenizer(args.model_name_or_path, "--model_name_or_path")
-        if args.vocab_size not in (None, len(tokenizer)):
+    elif option is not None:
+        tokenizer = load_tokenizer(existing[option], option)
+        for side, texts in sample_texts(train_pairs).items():
+            if texts and (warning := check_coverage(tokenizer, texts, side, f"{option} {existing[option]}")):
+                print(warning)
+        if option == "--model_name_or_path" and args.vocab_size not in (None, len(tokenizer)):
             print(
-                f"warning: --vocab_size {args.vocab_size} has no effect: {args.model_name_or_path} keeps its "
-                f"tokenizer with {len(tokenizer)} tokens, to which none can be added."
+                f"warning: --vocab_size {args.vocab_size} has no effect: {existing[option]} keeps its tokenizer with "
+                f"{len(tokenizer)} tokens, to which none can be added."
             )
-    elif args.tokenizer_name is not None:
-        tokenizer = load_tokenizer(args.tokenizer_name)
-    elif args.teacher:
-        tokenizer = load_tokenizer(args.teacher[0], "--teacher")
     else:
         count = 2 * len(train_pairs) if isinstance(train_pairs, Sized) else None
         size = args.vocab_size or VanillaTransformerConfig().vocab_size
