@@ -271,15 +271,18 @@ class Translator:
     def split(self, text: str) -> list[list[int]]:
         """Token ids of the pieces of a text that is too long; an empty list if a single word is too long.
 
-        A language token at its beginning, such as >>deu<< of Marian models, is repeated in each piece.
+        Tags at its beginning are repeated in each piece: tokens that were added to the tokenizer and do not begin with
+        a letter or a digit, and >>deu<< and the like of Marian models.
         """
-        found = re.match(r"(>>\S+?<<)\s*", text)
-        language = found[0] if found and found[1] in self.tokenizer.get_vocab() else ""
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if not token.special]
+        known = [token for token in added if not token[0].isalnum()]
+        known += filter(re.compile(r">>\S+<<").fullmatch, self.tokenizer.get_vocab())
+        tags = re.match(rf"(\s*({'|'.join(map(re.escape, known))}))*\s*", text)[0]
 
         def fits(piece: str) -> bool:
-            return len(self.encode([language + piece.strip()])[0]) <= self.longest_source
+            return len(self.encode([tags + piece.strip()])[0]) <= self.longest_source
 
-        pieces = self.encode([language + piece.strip() for piece in cut(text.removeprefix(language), fits)])
+        pieces = self.encode([tags + piece.strip() for piece in cut(text.removeprefix(tags), fits)])
         return pieces if max(map(len, pieces)) <= self.longest_source else []
 
     def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:

@@ -342,6 +342,22 @@ def test_each_piece_begins_with_the_language(marian):
         translator([f">>deu<< {' '.join(pieces)}"])
 
 
+def test_each_piece_begins_with_the_tags_of_the_text():
+    """Those that the tokenizer knows; a word that was added to it is no tag, nor is a special token."""
+    tokenizer = train_tokenizer(TEXTS, 300, tags=["<bt>", ">>de<<", "__formal__"])
+    tokenizer.add_tokens(["House", "[de]"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<mark>"]})
+    translator = writing_translator(tokenizer)
+    pieces = ["House and dog.", "Two children play,", "in the park."]
+    for tags in ["<bt>", ">>de<<", "__formal__ ", "[de]", "<bt> >>de<<", " [de]  <bt>__formal__ "]:
+        expected = translator.encode([f"{tags} {piece}" for piece in pieces])
+        translator.longest_source = max(map(len, expected))
+        assert translator.tokenize([f"{tags} {' '.join(pieces)}"], "split")[1] == expected
+    for other in ["House", "<mark>", "<x>", "de"]:
+        *_, last = translator.tokenize([f"{other} {' '.join(pieces)}"], "split")[1]
+        assert last == translator.encode(pieces)[-1]
+
+
 def test_texts_with_unknown_characters_are_counted(marian):
     translator = Translator(load_foreign(str(marian)), AutoTokenizer.from_pretrained(marian))
     with pytest.warns(UserWarning, match="^2 of 4 texts have characters that the model does not know.$") as caught:
