@@ -183,6 +183,77 @@ def test_validation_is_held_out_of_the_first_training_file(tmp_path):
 
 
 Y_TO_X = {"source_column": "y", "target_column": "x"}
+
+
+@pytest.fixture
+def by_language(tmp_path):
+    """by_language("en-de", pairs) -> a file with the columns `en` and `de`."""
+
+    def save(direction: str, pairs: list[tuple]) -> Path:
+        path = tmp_path / f"{direction}-{len(pairs)}.tsv"
+        return write(path, rows(*direction.split("-"), pairs))
+
+    return save
+
+
+def test_each_training_file_has_its_own_languages(by_language, capsys):
+    files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
+    options = {"train_file": files, "train_file_tags": [">>de<<", ">>fr<<"]}
+    german, french = ([(f">>{tag}<< {s}", t) for s, t in pairs] for tag, pairs in (("de", PAIRS), ("fr", PAIRS)))
+    for languages in (["en-de", "en-fr"], ["en:de", "en:fr"], None):  # None: the only two columns
+        pairs = load(**options, train_file_langs=languages)
+        assert texts(pairs["train"]) == german[:19] + french[20:30] and texts(pairs["validation"]) == german[19:20]
+    assert "different directions: en to de, en to fr." in capsys.readouterr().out
+    swapped = load(**options, train_file_langs=["en-de", "fr-en"])["train"]
+    assert texts(swapped) == german[:19] + [(f">>fr<< {t}", s) for s, t in PAIRS[20:30]]
+    named = {"source_column": "fr", "target_column": "en", "train_file": files[1:] * 2}
+    assert texts(load(**options | named, train_file_langs=["de-en", "fr-en"])["train"])[-1] == (
+        f">>fr<< {PAIRS[29][1]}",
+        PAIRS[29][0],
+    )
+
+
+def test_a_validation_file_for_each_training_file(by_language):
+    """It has the same languages and the same tag; a file for all has neither, unless they are named."""
+    options = {"train_file": [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]}
+    options |= {"train_file_tags": [">>de<<", ">>fr<<"], "train_file_langs": ["en-de", "en-fr"]}
+    more = [by_language("en-de", PAIRS[30:32]), by_language("en-fr", PAIRS[32:35])]
+    expected = [(f">>{tag}<< {s}", t) for tag, part in (("de", PAIRS[30:32]), ("fr", PAIRS[32:35])) for s, t in part]
+    pairs = load(**options, validation_file=more, test_file=more)
+    assert texts(pairs["validation"]) == texts(pairs["test"]) == expected
+    assert texts(load(**options, validation_file=more[0])["validation"]) == PAIRS[30:32]
+    french = load(**options, validation_file=more[1], source_lang="en", target_lang="fr")
+    assert texts(french["validation"]) == PAIRS[32:35] and len(french["train"]) == 30
+    assert "the columns of" in error(**options, validation_file=more[1])
+
+
+DIRECTIONS = {  # files and their tags -> whether the directions are said, and that the target language is not
+    "one": ("en-de en-de", None, (False, False)),
+    "reversed": ("en-de fr-en", None, (True, True)),
+    "many to one": ("de-en fr-en", None, (True, False)),
+    "one to many": ("en-de en-fr", None, (True, True)),
+    "the same tag": ("en-de en-fr", ["<x>", "<x>"], (True, True)),
+    "tagged": ("en-de en-fr", ["", "<x>"], (True, False)),
+}
+
+
+@pytest.mark.parametrize("case", DIRECTIONS)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_directions_that_differ_are_said(is_named, case, by_language, capsys):
+    directions, tags, expected = DIRECTIONS[case]
+    files = [by_language(one, PAIRS[: 20 + i]) for i, one in enumerate(directions.split())]
+    load(train_file=files, train_file_tags=tags, train_file_langs=directions.split() if is_named else None)
+    said = capsys.readouterr().out
+    assert ("different directions: " in said, "Warning: files with different target languages" in said) == expected
+
+
+def test_files_with_other_languages_need_them_named(by_language):
+    files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
+    assert "files with different languages need --train_file_langs." in error(train_file=files, **ENGLISH_GERMAN)
+    message = error(train_file=files, train_file_langs=["en-de", "en-es"])
+    assert message.startswith("en and es of --train_file_langs must both be text columns")
+
+
 TARGET_TO_SOURCE = {"source_column": "target", "target_column": "source"}
 X_TO_Y = {"source_lang": "x", "target_lang": "y"}
 # columns of the file -> options -> (source, target)

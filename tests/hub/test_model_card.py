@@ -36,6 +36,12 @@ def test_metadata(trained):
     }
 
 
+def test_all_languages_of_a_multilingual_model_are_listed(trained):
+    edit(trained / "all_results.json", target_lang="de, fr")
+    card = ModelCard.load(write_model_card(trained))
+    assert card.data.language == ["en", "de", "fr"] and "Translates from en to de, fr." in card.text
+
+
 def test_hub_dataset_without_a_test_split(trained):
     results = {key: value for key, value in RESULTS.items() if not key.startswith("test_")}
     (trained / "all_results.json").write_text(json.dumps(results | {"dataset": "me/pairs", "target_lang": "no"}))

@@ -64,6 +64,17 @@ def test_own_data_disables_the_sample_recipe(given):
     assert model_fields(args) == {}  # the config's own defaults, the paper's base model
 
 
+@pytest.mark.parametrize("given, target", [("ja-zh en-zh", "zh"), ("en-zh en-ja", None)])
+def test_the_only_target_language_of_all_files_is_that_of_the_scores(given, target, recipe):
+    argv = ["--train_file", "x", "y", "--train_file_langs", *given.split()]
+    assert parse_arguments(argv).target_lang == target
+    assert parse_arguments([*argv, "--target_lang", "ko"]).target_lang == "ko"
+    assert (
+        parse_arguments(recipe(f"train_file: [x, y]\ntrain_file_langs: [{given.replace(' ', ', ')}]")).target_lang
+        == target
+    )
+
+
 def test_command_line_overrides_the_recipe(recipe):
     argv = recipe("dataset_name: x\nd_model: 64\nnorm_first: true\nstreaming: true\nmax_steps: 5\nseed: 1\n")
     given = "--d_model 32 --norm_first false --streaming=False --dataset_name y"
@@ -248,6 +259,21 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
             "--train_file x.csv y.csv --dataset_name= --train_file_tags <a> back",
             "--train_file_tags <a> __b__",
             "--train_file_tags has 'back', which may occur in texts; choose a tag such as <bt>.",
+        ),
+        (
+            "--train_file x y --dataset_name= --train_file_langs en-de",
+            "--train_file_langs en-de en:pt-BR",
+            "--train_file_langs has 1 values for 2 files; give one per file.",
+        ),
+        (
+            "--train_file x y --dataset_name= --train_file_langs en-de en-pt-BR",
+            "--train_file_langs en-de en:pt-BR",
+            "--train_file_langs has en-pt-BR; give source and target as en-de, or as en:pt-BR.",
+        ),
+        (
+            "--train_file x y z --dataset_name= --validation_file a b",
+            "--validation_file a b c",
+            "--validation_file has 2 files for 3 training files; give one, or one for each.",
         ),
         ("--teacher x y --bpe_dropout=0.1", "--bpe_dropout=0", "--teacher reads all pairs before training; leave out"),
         ("--teacher x --streaming --max_steps=5", "--streaming=0", "--teacher reads all pairs before training"),

@@ -54,36 +54,39 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
         raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
     names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
     if args.train_file:
-        origins = {"train": args.train_file[0], "validation": args.validation_file, "test": args.test_file}
-        raw = {split: load_file(split, name, args) for split, name in origins.items() if name is not None}
+        origins = {split: getattr(args, f"{split}_file") for split in SPLITS}
+        raw = {split: load_file(split, files[0], args) for split, files in origins.items() if files}
     else:
-        origins, raw = names, load_dataset(args)
+        origins, raw = {split: [name] for split, name in names.items()}, load_dataset(args)
     for split, name in names.items():
         if split == "train" or getattr(args, f"{split}_split"):
             check_split(raw, name, args)
     pairs = {split: raw[name] for split, name in names.items() if name in raw}
-    trained_on = {Path(name).resolve() for name in args.train_file or [names["train"]]}
+    trained_on = {Path(name).resolve() for name in origins["train"]}
     for split in ("validation", "test"):
-        if split in pairs and Path(origins[split]).resolve() in trained_on:
-            PartialState().print(
-                f"Warning: the {split} pairs are the training pairs ({origins[split]}); their scores say nothing "
-                "about unseen text."
-            )
-    is_held_out = "validation" not in pairs
-    if is_held_out:
+        for name in origins[split] if split in pairs else ():
+            if Path(name).resolve() in trained_on:
+                PartialState().print(
+                    f"Warning: the {split} pairs are the training pairs ({name}); their scores say nothing "
+                    "about unseen text."
+                )
+    like_train = {"train"}  # splits whose files have the languages and tags of the training files
+    like_train |= {split for split in pairs if len(origins[split]) > 1}
+    if "validation" not in pairs:
         hold_out_validation(pairs, args)
+        origins["validation"] = origins["train"][:1]
+        like_train.add("validation")
     with reading_data(dataset_label(args)):  # a stream is first read here
-        columns = choose_columns(pairs["train"], args, dataset_label(args))
-        for split, dataset in pairs.items():
-            pairs[split] = select_pair(dataset, *choose_columns(dataset, args, origins[split], columns))
-        if args.train_file:
-            files = [pairs["train"]]
-            for name in args.train_file[1:]:
-                dataset = load_file("train", name, args)
-                files.append(select_pair(dataset, *choose_columns(dataset, args, name, columns)))
-            pairs["train"] = mix_files(files, args)
-            if is_held_out and args.train_file_tags:  # they come from the first file
-                pairs["validation"] = add_tag(pairs["validation"], args.train_file_tags[0])
+        options = options_of_files(args, len(origins["train"]))
+        known = {}  # the columns of the first file with these languages
+        for split, first in pairs.items():
+            is_like_train = split in like_train or not args.source_lang
+            own = options[: len(origins[split])] if is_like_train else [args]
+            files, columns = read_files(split, first, origins[split], own, known)
+            if split == "train":
+                report_directions(columns, args)
+            tags = args.train_file_tags if split in like_train else None
+            pairs[split] = mix_files(files, args.train_file_weights if split == "train" else None, tags)
         for split in pairs:
             count = getattr(args, SPLITS[split])
             if count is not None:
@@ -91,6 +94,55 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
             if args.streaming and split != "train":
                 pairs[split] = Dataset.from_list(list(pairs[split]), features=pairs[split].features)
     return pairs
+
+
+def parse_direction(direction: str) -> tuple[str, str]:
+    """The source and target language of `en-de`, or of `en:pt-BR`. Raises UserError if they are not two."""
+    languages = direction.split(":" if ":" in direction else "-")
+    if len(languages) != 2 or not all(languages):
+        raise UserError(f"--train_file_langs has {direction}; give source and target as en-de, or as en:pt-BR.")
+    return tuple(languages)
+
+
+def options_of_files(args, count: int) -> list:
+    """The options for each training file, with its languages of `--train_file_langs` as its source and target."""
+    if not args.train_file_langs:
+        return [args] * count
+    directions = map(parse_direction, args.train_file_langs)
+    return [
+        SimpleNamespace(**vars(args) | {"source_lang": source, "target_lang": target}) for source, target in directions
+    ]
+
+
+def read_files(split: str, first: Dataset, names: list[str], options: list, known: dict) -> tuple[list, list]:
+    """The pairs of each file of a split, and the columns they are in; `first` has the rows of the first file.
+
+    Columns that are `known` for the languages of a file are taken if it has them.
+    """
+    files, columns = [], []
+    for number, (name, args) in enumerate(zip(names, options, strict=True)):
+        dataset, languages = load_file(split, name, args) if number else first, (args.source_lang, args.target_lang)
+        columns.append(choose_columns(dataset, args, name, known.get(languages, ())))
+        known.setdefault(languages, columns[-1])
+        files.append(select_pair(dataset, *columns[-1]))
+    return files, columns
+
+
+def report_directions(columns: list[tuple], args):
+    """Prints the directions in which the training files translate, if they differ."""
+    directions = [tuple(side if isinstance(side, str) else side[1] for side in pair) for pair in columns]
+    if args.train_file_langs:
+        directions = list(map(parse_direction, args.train_file_langs))
+    distinct = list(dict.fromkeys(pair for pair in directions if pair != ("source", "target")))
+    if len(distinct) > 1:
+        said = ", ".join(f"{source} to {target}" for source, target in distinct)
+        PartialState().print(f"The training files translate in different directions: {said}.")
+        tags = args.train_file_tags or [""] * len(directions)
+        if len(set(zip(tags, (target for _, target in directions), strict=True))) > len(set(tags)):
+            PartialState().print(
+                "Warning: files with different target languages have the same tag, so the model cannot know which "
+                "one to write; give --train_file_tags, such as '>>de<<' '>>fr<<', or --train_file_langs."
+            )
 
 
 def load_split(args) -> Dataset:
@@ -171,16 +223,15 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
     return pairs
 
 
-def mix_files(files: list[Dataset], args) -> Dataset | IterableDataset:
-    """One dataset of all training files: each pair as often as `args.train_file_weights` says, each source tagged.
+def mix_files(files: list[Dataset], weights: list[float] | None, tags: list[str] | None) -> Dataset | IterableDataset:
+    """One dataset of all files: each pair as often as the weight of its file says, each source with its tag.
 
     A weight of w makes round(w n) pairs of the n pairs of a file, but at least one unless w is 0, spread evenly: each
     of them floor(w) or ceil(w) times. So the data itself says how often a pair is in an epoch, and batches,
     fingerprints and resuming need no weights.
     """
-    weights, tags = args.train_file_weights or [1.0] * len(files), args.train_file_tags or [""] * len(files)
     mixed = []
-    for pairs, weight, tag in zip(files, weights, tags, strict=True):
+    for pairs, weight, tag in zip(files, weights or [1.0] * len(files), tags or [""] * len(files), strict=False):
         if weight != 1:
             count = max(round(weight * len(pairs)), int(weight > 0))
             pairs = pairs.select(np.arange(count) * len(pairs) // count)
@@ -287,6 +338,10 @@ def find_columns(dataset: Dataset | IterableDataset, args, name: str) -> tuple:
         if set(languages) <= set(nested):
             return tuple(("translation", language) for language in languages)
         given = f"--source_lang {languages[0]} and --target_lang {languages[1]}"
+        if getattr(args, "train_file_langs", None):
+            given = f"{languages[0]} and {languages[1]} of --train_file_langs"
+        elif len(getattr(args, "train_file", None) or ()) > 1:
+            remedy = f"{remedy.rstrip('.')}; files with different languages need --train_file_langs."
         raise UserError(f"{given} must both be text columns, or languages of a translation column; {remedy}")
     if len(nested) == 2:
         return tuple(("translation", language) for language in nested)

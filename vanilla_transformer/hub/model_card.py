@@ -51,7 +51,8 @@ def make_model_card(output_dir: str | Path) -> ModelCard:
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
     is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name")  # of a local one, it is the last part
     base = recipe.get("model_name_or_path")
-    languages = [language_code(results.get(key)) for key in ("source_lang", "target_lang")]
+    names = [name for key in ("source_lang", "target_lang") for name in (results.get(key) or "").split(", ")]
+    languages = list(map(language_code, names))
     data = ModelCardData(
         language=list(dict.fromkeys(code for code in languages if code)) or None,
         license=None if base else "apache-2.0",

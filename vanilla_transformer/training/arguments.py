@@ -16,6 +16,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.pairs import parse_direction
 from ..errors import UserError, explaining
 
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
@@ -60,8 +61,11 @@ class DataOptions:
     train_file_tags: list[str] | None = option(
         None, 'a token put before the sources of a file, one per file: "" "<bt>" marks the second as back-translated'
     )
-    validation_file: str | None = option(None, "validation pairs from a file")
-    test_file: str | None = option(None, "test pairs from a file")
+    train_file_langs: list[str] | None = option(
+        None, "source and target language of each file, if they differ: en-de en-fr, or en:pt-BR for names with a -"
+    )
+    validation_file: list[str] | None = option(None, "validation pairs from a file, or from one per training file")
+    test_file: list[str] | None = option(None, "test pairs from a file, or from one per training file")
     train_split: str | None = option(None, "the split to train on (default: train)")
     validation_split: str | None = option(None, "the split to validate on (default: validation)")
     test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
@@ -214,11 +218,12 @@ def make_parser() -> Parser:
 
 
 # Options on the command line that override keys of a recipe other than their own.
-FILE_OPTIONS = {"train_file", "train_file_weights", "train_file_tags", "validation_file", "test_file"}
+FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file
+FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
 NEEDS = dict.fromkeys(sorted(FILE_OPTIONS - {"train_file"}), "train_file")  # options that need another one
 NEEDS |= {"early_stopping_patience": "eval_steps", "native": "push_to_hub"}
 NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
-LISTS = {"train_file", "train_file_weights", "train_file_tags", "teacher"}  # options with one or more values
+LISTS = {*FILE_OPTIONS, "teacher"}  # options with one or more values
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
     "dataset_name": {"dataset_config_name"} | FILE_OPTIONS,
@@ -259,6 +264,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
             raise UserError(f"--per_device_train_max_tokens is {budget}; give a number, or auto.")
         args.per_device_train_max_tokens = int(budget)
     check_conflicts(args)
+    targets = {parse_direction(direction)[1] for direction in args.train_file_langs or []}
+    if args.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
+        args.target_lang = targets.pop()
     return args
 
 
@@ -301,10 +309,16 @@ def check_conflicts(args: argparse.Namespace):
     for name, needed in NEEDS.items():
         if getattr(args, name) != defaults[name] and not getattr(args, needed):
             raise UserError(f"--{name} needs --{needed}.")
-    for name in ("train_file_weights", "train_file_tags"):
+    for name in FILE_LISTS:
         values = getattr(args, name)
         if values and len(values) != len(args.train_file):
             raise UserError(f"--{name} has {len(values)} values for {len(args.train_file)} files; give one per file.")
+    for name in ("validation_file", "test_file"):
+        count, files = len(getattr(args, name) or ()), len(args.train_file or ())
+        if count > 1 and count != files:
+            raise UserError(f"--{name} has {count} files for {files} training files; give one, or one for each.")
+    for direction in args.train_file_langs or []:
+        parse_direction(direction)
     for tag in args.train_file_tags or []:
         if tag and not re.fullmatch(r"([^\w\s]|_)\S+([^\w\s]|_)", tag):
             raise UserError(f"--train_file_tags has '{tag}', which may occur in texts; choose a tag such as <bt>.")

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from .. import __version__
 from ..data.batches import lengths_of, padding_fraction
+from ..data.pairs import parse_direction
 from .arguments import recipe_to_yaml
 from .builders import longest_side
 from .memory import free_memory, step_bytes
@@ -53,12 +54,14 @@ def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
         device = torch.cuda.get_device_name()
     packages = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     names = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}
+    directions = list(map(parse_direction, args.train_file_langs or []))
+    languages = [", ".join(dict.fromkeys(side)) for side in zip(*directions, strict=True)] or (None, None)
     # A Hub id, or names without their paths.
     datasets = [Path(name).name if Path(name).exists() else name for name in args.train_file or [args.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),
-        "source_lang": args.source_lang or args.source_column,
-        "target_lang": args.target_lang or args.target_column,
+        "source_lang": languages[0] or args.source_lang or args.source_column,
+        "target_lang": languages[1] or args.target_lang or args.target_column,
         "hardware": f"{accelerator.num_processes} x {device}",
         "mixed_precision": accelerator.mixed_precision,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
