@@ -295,6 +295,24 @@ def test_translation_feature_of_datasets(tmp_path):
     assert load_file(path, **ENGLISH_GERMAN)[3] == ("en 3", "de 3")
 
 
+@streamed
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_rows_with_any_number_of_texts_of_a_language(suffix, streaming, tmp_path):
+    """Two lists in each row; each text of the source makes a pair with each of the target."""
+    feature = datasets.TranslationVariableLanguages(languages=["de", "en", "fr"])
+    translations = [{"en": "dog", "de": ["Hund", "Köter"], "fr": "chien"}, {"en": "cat", "fr": "chat"}]
+    translations += [{"en": ["car", "auto"], "de": ["Auto", "Wagen"]}] * 20
+    encoded = [{"id": str(i), "translation": feature.encode_example(row)} for i, row in enumerate(translations)]
+    table = Dataset.from_list(encoded, datasets.Features(id=datasets.Value("string"), translation=feature))
+    path = tmp_path / f"train.{suffix}"
+    table.to_parquet(path) if suffix == "parquet" else table.to_json(path)
+    options = {"train_file": path, "validation_file": path, "streaming": streaming}
+    car = [("auto", "Auto"), ("auto", "Wagen"), ("car", "Auto"), ("car", "Wagen")]
+    expected = [("dog", "Hund"), ("dog", "Köter"), ("cat", None), *car]
+    assert texts(load(**options, **ENGLISH_GERMAN)["train"])[:7] == expected
+    assert "in translation: de, en, fr" in error(**options, source_lang="en", target_lang="es")
+
+
 def test_text_column_called_translation(tmp_path):
     path = write(tmp_path / "train.jsonl", [{"text": f"dog {i}", "translation": f"Hund {i}"} for i in range(20)])
     assert load_file(path)[0] == ("dog 0", "Hund 0")

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
+LISTS = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
 PAIR_FEATURES = datasets.Features(
     dict.fromkeys(("source", "target"), datasets.Value("string"))
@@ -80,8 +81,9 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
         options = options_of_files(args, len(origins["train"]))
         known = {}  # the columns of the first file with these languages
         for split, first in pairs.items():
-            is_like_train = split in like_train or not args.source_lang
-            own = options[: len(origins[split])] if is_like_train else [args]
+            own = options[: len(origins[split])]
+            if args.source_lang and split not in like_train:
+                own = [args]
             files, columns = read_files(split, first, origins[split], own, known)
             if split == "train":
                 report_directions(columns, args)
@@ -158,7 +160,9 @@ def load_split(args) -> Dataset:
     rows = splits[args.split]
     pairs = select_pair(rows, *find_columns(rows, args, dataset_label(args)))
     others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
-    return datasets.concatenate_datasets([pairs, others], axis=1) if others.column_names else pairs
+    if len(others) != len(pairs) or not others.column_names:  # a row may make several pairs
+        return pairs
+    return datasets.concatenate_datasets([pairs, others], axis=1)
 
 
 @contextlib.contextmanager
@@ -321,7 +325,15 @@ def find_columns(dataset: Dataset | IterableDataset, args, name: str) -> tuple:
         features = dict.fromkeys(first, datasets.Value("string"))
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     nested = features.get("translation")
-    nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
+    if (
+        isinstance(nested, datasets.TranslationVariableLanguages)
+        or isinstance(nested, dict)
+        and nested.keys() == LISTS
+    ):
+        rows = [row["translation"] or {} for row in dataset.take(10_000)]
+        nested = sorted({language for row in rows for language in row.get("language") or ()})
+    else:
+        nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
     remedy = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
     columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
@@ -356,19 +368,31 @@ def find_columns(dataset: Dataset | IterableDataset, args, name: str) -> tuple:
 
 
 def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str, str]):
-    """The dataset with only the columns `source` and `target`; raises UserError if they are the same."""
+    """The dataset with only the columns `source` and `target`; raises UserError if they are the same.
+
+    A row with several texts of a language, as `TranslationVariableLanguages` allows, makes a pair of each.
+    """
     if source == target:
         raise UserError(f"Source and target are both {source}; name two different ones.")
     if isinstance(source, tuple):
-        column, languages = source[0], {"source": source[1], "target": target[1]}
 
         def unnest(batch: dict) -> dict:
-            return {side: [(row or {}).get(lang) for row in batch[column]] for side, lang in languages.items()}
+            sides = ([texts_in(row or {}, side[1]) for row in batch[side[0]]] for side in (source, target))
+            pairs = [pair for texts in zip(*sides, strict=True) for pair in itertools.product(*texts)]
+            return {"source": [text for text, _ in pairs], "target": [text for _, text in pairs]}
 
-        return dataset.map(unnest, batched=True, remove_columns=list(dataset.features or [column]))
+        return dataset.map(unnest, batched=True, remove_columns=list(dataset.features or [source[0]]))
     # In two steps, because a stream cannot give a column the name of another.
     pairs = dataset.select_columns([source, target]).rename_columns({source: "source text", target: "target text"})
     return pairs.rename_columns({"source text": "source", "target text": "target"})
+
+
+def texts_in(row: dict, language: str) -> list[str | None]:
+    """The texts of a language in a row of a `translation` column; `TranslationVariableLanguages` may have several."""
+    if row.keys() == LISTS:
+        found = zip(row["language"] or (), row["translation"] or (), strict=True)
+        return [text for name, text in found if name == language] or [None]
+    return [row.get(language)]
 
 
 # ----------------------------------------------------------------------------------------------------------- token ids
