@@ -639,3 +639,16 @@ def test_fingerprint_depends_on_token_ids_alone(original):
     numbers = np.array([2, 3, 9, 1, 2], dtype="<i4")  # lengths and ids of the sources, then of the targets
     assert fingerprint(tokens([([3, 9], [2])])) == blake2b(numbers, digest_size=16).hexdigest()
     assert fingerprint(tokens(IDS[:3]).to_iterable_dataset()) is None
+
+
+@pytest.mark.parametrize("data", ["dataset_name", "train_file"])
+def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(data, tmp_path, monkeypatch):
+    """It is below a file, which stops root too."""
+    file = tmp_path / "train.tsv"
+    file.write_text("en\tde\na\tb\n")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(file / "datasets"))
+    given = {"dataset_name": str(tmp_path), "train_file": str(file)}
+    with pytest.raises(
+        UserError, match=f"^{file}/datasets cannot be written: .*; set HF_HOME to a directory that can be"
+    ):
+        load_pairs(data_options(**{data: given[data]}))

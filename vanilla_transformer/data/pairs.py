@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 
 import datasets
@@ -18,7 +19,7 @@ from datasets.fingerprint import Hasher
 from huggingface_hub.errors import HTTPError
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, explaining
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 LISTS = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
@@ -188,8 +189,18 @@ def check_split(splits: dict, name: str, args):
         raise UserError(f"{dataset_label(args)} has no split '{name}'; its splits: {', '.join(splits)}.")
 
 
+def check_cache():
+    """Raises UserError if `datasets` cannot write its cache, without which it loads nothing."""
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    with explaining(f"{cache} cannot be written", OSError, remedy="set HF_HOME to a directory that can be"):
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=cache):
+            pass
+
+
 def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     """Loads `args.dataset_name`, a Hub id or a local directory."""
+    check_cache()
     files = [path for path in Path(args.dataset_name).resolve().rglob("*") if path.is_file()]
     cache, suffixes = None, {path.suffix for path in files} & FORMATS.keys() - {".txt"}  # .txt: a README, a license
     if files:
@@ -219,6 +230,7 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
     if path.suffix not in FORMATS:
         raise UserError(f"{option} ends in '{path.suffix}'; it must end in one of: {', '.join(FORMATS)}.")
     builder, options = FORMATS[path.suffix]
+    check_cache()
     with reading_data(option):
         files = {split: glob.escape(name)}
         pairs = datasets.load_dataset(builder, data_files=files, streaming=args.streaming, **options)[split]
