@@ -104,6 +104,55 @@ def test_directory_with_configurations(hub_like, capsys):
     assert texts(split) == PARTS["validation"]
 
 
+@streamed
+def test_directories_of_save_to_disk(streaming, tmp_path):
+    """Of a single dataset, which is the split `train`, and of several splits."""
+    Dataset.from_list(rows()).with_format("numpy").save_to_disk(tmp_path / "one")
+    splits = datasets.DatasetDict({split: Dataset.from_list(rows(pairs=part)) for split, part in PARTS.items()})
+    splits.save_to_disk(tmp_path / "all")
+    one = load(dataset_name=tmp_path / "one", streaming=streaming, validation_split="train")
+    pairs = load(dataset_name=tmp_path / "all", streaming=streaming)
+    assert texts(one["train"]) == PAIRS and isinstance(pairs["train"], IterableDataset) == streaming
+    assert {split: texts(part) for split, part in pairs.items()} == PARTS
+
+
+EXPRESSIONS = {  # of the training and of the validation split -> the pairs, and whether some are in both
+    "percent": ("train[:50%]", "dev", (PAIRS[:15], PAIRS[30:36], False)),
+    "rows": ("train[5:7]", "train[-3:]", (PAIRS[5:7], PAIRS[27:30], False)),
+    "sum": ("train+dev", "test", (PAIRS[:36], PAIRS[36:], False)),
+    "trained on": ("train+dev", "dev", (PAIRS[:36], PAIRS[30:36], True)),
+    "overlap": ("train[:20]+test", "train[10:]", (PAIRS[:20] + PAIRS[36:], PAIRS[10:30], True)),
+}
+
+
+@pytest.mark.parametrize("train, validation, expected", EXPRESSIONS.values(), ids=EXPRESSIONS)
+def test_parts_and_sums_of_splits(train, validation, expected, hub_like, capsys):
+    options = {"dataset_name": hub_like, "dataset_config_name": "en-de", **ENGLISH_GERMAN}
+    pairs = load(**options, train_split=train, validation_split=validation)
+    is_warned_of = f"the validation pairs are the training pairs ({validation})" in capsys.readouterr().out
+    assert (texts(pairs["train"]), texts(pairs["validation"]), is_warned_of) == expected
+    split = load_split(SimpleNamespace(**options | {"dataset_name": str(hub_like), "split": validation}))
+    assert texts(split) == expected[1]
+
+
+def test_other_parts_of_splits_are_refused(hub_like):
+    options = {"dataset_name": hub_like, "dataset_config_name": "en-de"}
+    assert "has no split 'train+tset' (Unknown split" in error(**options, train_split="train+tset")
+    assert "has no split 'train[x]' (Unrecognized" in error(**options, train_split="train[x]")
+    message = error(**options, train_split="train[:5]", validation_split="dev", streaming=True)
+    assert message == "A stream has whole splits only, not 'train[:5]'; leave out --streaming, or name one split."
+    assert error(dataset_name="me/pairs@v1").endswith("give --dataset_name me/pairs --dataset_revision v1.")
+
+
+@streamed
+def test_pattern_of_training_files(streaming, tmp_path):
+    for name, part in [("a[1].jsonl", PAIRS[:10]), ("sub/b.jsonl", PAIRS[10:20]), ("c.csv", PAIRS[20:])]:
+        write(tmp_path / name, rows(pairs=part))
+    options = {"train_file": tmp_path / "**" / "*.jsonl", "validation_file": tmp_path / "c.csv"}
+    assert texts(load(**options, streaming=streaming)["train"]) == PAIRS[:20]
+    assert "does not exist" in error(train_file=tmp_path / "*.txt")
+
+
 def test_load_split_keeps_other_columns(tmp_path):
     write(tmp_path / "set" / "test.jsonl", [{"id": i, "en": s, "de": t} for i, (s, t) in enumerate(PAIRS)])
     options = data_options(dataset_name=tmp_path / "set", source_lang="de", target_lang="en")

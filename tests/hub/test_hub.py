@@ -131,6 +131,7 @@ NESTED = ["me/several", "--dataset_config_name", "nested"]
     [
         (["me/pairs", "--streaming"], "'en' to column 'de'", None),
         (NESTED, "'translation / en' to column 'translation / de'", "nested"),
+        (["me/pairs", "--dataset_revision", "main", "--train_split", "train[:50%]"], "train: 30 pairs", None),
     ],
 )
 def test_datasets_of_the_hub_train(argv, columns, config, hub, tmp_path):
@@ -141,6 +142,14 @@ def test_datasets_of_the_hub_train(argv, columns, config, hub, tmp_path):
     assert (results["train_steps"], results["dataset"]) == (4, argv[0])
     card = ModelCard.load(tmp_path / "model" / "README.md")
     assert {result.dataset_config for result in card.data.eval_results} == {config}
+
+
+def test_files_of_the_hub_train(hub, tmp_path):
+    files = [f"hf://datasets/me/several/{name}" for name in ("nested/train.jsonl", "flat/train.jsonl")]
+    argv = ["--dataset_name=", "--train_file", *files, "--validation_file", files[0].replace("train", "dev")]
+    done = train(hub.url, tmp_path / "model", "", *argv, *SIZES)
+    assert done.returncode == 0, done.stderr
+    assert "train: 120 pairs" in done.stdout and "validation: 4 pairs" in done.stdout
 
 
 def test_run_pushes_the_native_form(hub, tmp_path):

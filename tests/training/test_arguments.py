@@ -64,6 +64,11 @@ def test_own_data_disables_the_sample_recipe(given):
     assert model_fields(args) == {}  # the config's own defaults, the paper's base model
 
 
+def test_several_configurations_are_refused_with_a_remedy():
+    message = refusal(["--dataset_name=x", "--dataset_config_name", "de-en", "fr-en"])
+    assert message.startswith("'fr-en' follows an option with one value; to train on several configurations")
+
+
 @pytest.mark.parametrize("given, target", [("ja-zh en-zh", "zh"), ("en-zh en-ja", None)])
 def test_the_only_target_language_of_all_files_is_that_of_the_scores(given, target, recipe):
     argv = ["--train_file", "x", "y", "--train_file_langs", *given.split()]

@@ -31,7 +31,8 @@ def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
     add = parser.add_argument
     add("--dataset_name", required=required, help="a Hub id or a directory of the same layout")
     add("--dataset_config_name", help="the configuration of the dataset")
-    add("--split", default="test", help="(default: %(default)s)")
+    add("--dataset_revision", help="the commit, branch or tag of the dataset on the Hub (default: main)")
+    add("--split", default="test", help="a split, or test[:100], test+dev, ... (default: %(default)s)")
     for side in ("source", "target"):
         add(f"--{side}_lang", help=f"the {side} language: a column, or a key of `translation`")
         add(f"--{side}_column", help=f"the column of the {side}, if its name is not a language")

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 from accelerate import PartialState
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, ReadInstruction
 from datasets.fingerprint import Hasher
 from huggingface_hub.errors import HTTPError
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError, explaining
+from ..errors import UserError, explaining, one_line
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 LISTS = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
@@ -60,14 +60,14 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
         raw = {split: load_file(split, files[0], args) for split, files in origins.items() if files}
     else:
         origins, raw = {split: [name] for split, name in names.items()}, load_dataset(args)
+    pairs = {}
     for split, name in names.items():
-        if split == "train" or getattr(args, f"{split}_split"):
-            check_split(raw, name, args)
-    pairs = {split: raw[name] for split, name in names.items() if name in raw}
+        if split == "train" or getattr(args, f"{split}_split") or name in raw:
+            pairs[split] = find_split(raw, name, args)
     trained_on = {Path(name).resolve() for name in origins["train"]}
     for split in ("validation", "test"):
         for name in origins[split] if split in pairs else ():
-            if Path(name).resolve() in trained_on:
+            if Path(name).resolve() in trained_on if args.train_file else overlap(raw, name, names["train"]):
                 PartialState().print(
                     f"Warning: the {split} pairs are the training pairs ({name}); their scores say nothing "
                     "about unseen text."
@@ -154,11 +154,9 @@ def load_split(args) -> Dataset:
     `args` may have these options of [`load_pairs`]: `dataset_name`, `dataset_config_name`, and the names of languages
     and columns. Raises UserError if the dataset, the split or a column does not exist.
     """
-    names = ["dataset_config_name", "source_lang", "target_lang", "source_column", "target_column"]
+    names = ["dataset_config_name", "dataset_revision", "source_lang", "target_lang", "source_column", "target_column"]
     args = SimpleNamespace(**dict.fromkeys(names) | {"streaming": False} | vars(args))
-    splits = load_dataset(args)
-    check_split(splits, args.split, args)
-    rows = splits[args.split]
+    rows = find_split(load_dataset(args), args.split, args)
     pairs = select_pair(rows, *find_columns(rows, args, dataset_label(args)))
     others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
     if len(others) != len(pairs) or not others.column_names:  # a row may make several pairs
@@ -184,9 +182,37 @@ def dataset_label(args) -> str:
     return args.dataset_name or args.train_file[0]
 
 
-def check_split(splits: dict, name: str, args):
-    if name not in splits:
-        raise UserError(f"{dataset_label(args)} has no split '{name}'; its splits: {', '.join(splits)}.")
+def find_split(splits: dict, name: str, args) -> Dataset | IterableDataset:
+    """A split, or the pairs that an expression of `datasets` selects, such as `train[:50%]` or `train+validation`.
+
+    Raises UserError if there is no such split, or if a stream is to be sliced or joined.
+    """
+    is_expression = bool(set(name) & set("[+"))
+    if is_expression and any(isinstance(rows, IterableDataset) for rows in splits.values()):
+        raise UserError(f"A stream has whole splits only, not '{name}'; leave out --streaming, or name one split.")
+    try:
+        parts = split_parts(splits, name)
+    except (AssertionError, ValueError) as error:
+        detail = f" ({one_line(error).rstrip('.')})" if is_expression else ""
+        listed = ", ".join(splits)
+        raise UserError(f"{dataset_label(args)} has no split '{name}'{detail}; its splits: {listed}.") from error
+    if name in splits:
+        return splits[name]
+    return datasets.concatenate_datasets([splits[split].select(range(start, end)) for split, start, end in parts])
+
+
+def split_parts(splits: dict, name: str) -> list[tuple[str, int, int]]:
+    """The split, first row and end of each part that `name` selects of `splits`."""
+    lengths = {split: len(rows) if isinstance(rows, Dataset) else 1 for split, rows in splits.items()}
+    if name in splits:
+        return [(name, 0, lengths[name])]
+    return [(part.splitname, part.from_, part.to) for part in ReadInstruction.from_spec(name).to_absolute(lengths)]
+
+
+def overlap(splits: dict, name: str, other: str) -> bool:
+    """Whether two splits, or expressions, have rows in common."""
+    pairs = itertools.product(split_parts(splits, name), split_parts(splits, other))
+    return any(one[0] == two[0] and max(one[1], two[1]) < min(one[2], two[2]) for one, two in pairs)
 
 
 def check_cache():
@@ -199,8 +225,19 @@ def check_cache():
 
 
 def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
-    """Loads `args.dataset_name`, a Hub id or a local directory."""
+    """Loads `args.dataset_name`: a Hub id, or a local directory laid out like one or written by `save_to_disk`.
+
+    A single `Dataset` that was saved is the split `train`.
+    """
     check_cache()
+    if any((Path(args.dataset_name) / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        with reading_data(f"The dataset {args.dataset_name}"):
+            saved = datasets.load_from_disk(args.dataset_name).with_format(None)
+        splits = {"train": saved} if isinstance(saved, Dataset) else dict(saved)
+        return {name: rows.to_iterable_dataset() for name, rows in splits.items()} if args.streaming else splits
+    if "@" in args.dataset_name and not Path(args.dataset_name).exists():
+        name, _, revision = args.dataset_name.partition("@")
+        raise UserError(f"{args.dataset_name} is not an id; give --dataset_name {name} --dataset_revision {revision}.")
     files = [path for path in Path(args.dataset_name).resolve().rglob("*") if path.is_file()]
     cache, suffixes = None, {path.suffix for path in files} & FORMATS.keys() - {".txt"}  # .txt: a README, a license
     if files:
@@ -214,6 +251,7 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
         return datasets.load_dataset(
             args.dataset_name,
             args.dataset_config_name,
+            revision=args.dataset_revision,
             streaming=args.streaming,
             cache_dir=cache,
             **(TSV if suffixes == {".tsv"} else CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
@@ -221,18 +259,22 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
 
 
 def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
-    """Loads one file with all its columns; the files of a run may differ in format."""
-    option, path = f"--{split}_file {name}", Path(name)
-    if not path.is_file():
+    """Loads one file with all its columns; the files of a run may differ in format.
+
+    `name` may also be a URL, as `hf://datasets/me/pairs/train.jsonl`, or a pattern of files of one format.
+    """
+    option, path, is_url = f"--{split}_file {name}", Path(name), "://" in name
+    files = [path] if path.is_file() or is_url else sorted(map(Path, glob.glob(name, recursive=True)))
+    if not (is_url or files and all(file.is_file() for file in files)):
         raise UserError(f"{option} {'is not a file' if path.exists() else 'does not exist'}.")
-    if path.stat().st_size == 0:
-        raise UserError(f"{option} is empty.")
+    if not is_url and (empty := [file for file in files if file.stat().st_size == 0]):
+        raise UserError(f"--{split}_file {empty[0]} is empty.")
     if path.suffix not in FORMATS:
         raise UserError(f"{option} ends in '{path.suffix}'; it must end in one of: {', '.join(FORMATS)}.")
     builder, options = FORMATS[path.suffix]
     check_cache()
     with reading_data(option):
-        files = {split: glob.escape(name)}
+        files = {split: name if is_url else [glob.escape(str(file)) for file in files]}
         pairs = datasets.load_dataset(builder, data_files=files, streaming=args.streaming, **options)[split]
         if path.suffix == ".txt":
             pairs = split_lines(pairs, option)

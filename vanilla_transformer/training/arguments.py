@@ -52,8 +52,11 @@ class DataOptions:
 
     dataset_name: str | None = option(None, "a Hub id, or a local directory laid out like a Hub dataset")
     dataset_config_name: str | None = option(None, "the configuration of the dataset, such as de-en")
+    dataset_revision: str | None = option(None, "the commit, branch or tag of the dataset on the Hub (default: main)")
     train_file: list[str] | None = option(
-        None, "training pairs from files: .json(l), .csv, .tsv, .parquet, or .txt with source<TAB>target lines"
+        None,
+        "training pairs from files, URLs such as hf://... or patterns such as 'data/*.jsonl': .json(l), .csv, "
+        ".tsv, .parquet, or .txt with source<TAB>target lines",
     )
     train_file_weights: list[float] | None = option(
         None, "times that an epoch reads each file: 2 0.5 reads the first twice and half of the second", ge=0, lt=1000
@@ -66,7 +69,7 @@ class DataOptions:
     )
     validation_file: list[str] | None = option(None, "validation pairs from a file, or from one per training file")
     test_file: list[str] | None = option(None, "test pairs from a file, or from one per training file")
-    train_split: str | None = option(None, "the split to train on (default: train)")
+    train_split: str | None = option(None, "the split to train on, or train[:50%], train+dev, ... (default: train)")
     validation_split: str | None = option(None, "the split to validate on (default: validation)")
     test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
     validation_split_percentage: int = option(5, "percent of train to hold out for validation if needed", ge=1, lt=100)
@@ -226,8 +229,8 @@ NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_te
 LISTS = {*FILE_OPTIONS, "teacher"}  # options with one or more values
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
-    "dataset_name": {"dataset_config_name"} | FILE_OPTIONS,
-    "train_file": {"dataset_name", "dataset_config_name"} | FILE_OPTIONS,
+    "dataset_name": {"dataset_config_name", "dataset_revision"} | FILE_OPTIONS,
+    "train_file": {"dataset_name", "dataset_config_name", "dataset_revision"} | FILE_OPTIONS,
 }
 
 
@@ -240,6 +243,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = make_parser()
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
     options = vars(given).keys()
+    if unknown and given.dataset_config_name and not unknown[0].startswith("-"):
+        raise UserError(
+            f"'{unknown[0]}' follows an option with one value; to train on several configurations of a dataset, name "
+            "their files with --train_file, such as hf://datasets/ID/PATH."
+        )
     if unknown:
         raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], [f'--{name}' for name in options])}")
     if given.config is None and given.dataset_name is None and given.train_file is None:

@@ -220,7 +220,7 @@ FIXED = ("seed", "tokenizer_name", "per_device_train_max_tokens", "bpe_dropout",
 # Further ones for a stream, which has no fingerprint.
 FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
 FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
-FIXED_IN_STREAM += ("train_file_tags", "train_file_langs")
+FIXED_IN_STREAM += ("train_file_tags", "train_file_langs", "dataset_revision")
 # Sizes and switches of the model; the vocabulary is that of the checkpoint.
 SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name} - {"vocab_size"}
 # Settings that scores depend on.

@@ -57,7 +57,8 @@ def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
     directions = list(map(parse_direction, args.train_file_langs or []))
     languages = [", ".join(dict.fromkeys(side)) for side in zip(*directions, strict=True)] or (None, None)
     # A Hub id, or names without their paths.
-    datasets = [Path(name).name if Path(name).exists() else name for name in args.train_file or [args.dataset_name]]
+    datasets = [name if "://" in name else Path(name).name for name in args.train_file or ()]
+    datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [args.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),
         "source_lang": languages[0] or args.source_lang or args.source_column,
