@@ -3,6 +3,7 @@
     python tests/versions.py --model outputs/sample lowest newest
     python tests/versions.py --model outputs/sample --python 3.13 pinned newest
     python tests/versions.py --model outputs/sample --python 3.12 --environment ENV newest
+    python tests/versions.py --start 3.10 3.12 3.13
 
 `pinned` are the versions of constraints.txt; `lowest` and `newest` the lowest and newest that pyproject.toml admits.
 Each set is installed into a new environment by uv, or was installed into ENV before. There, the main job of the README
@@ -10,6 +11,8 @@ trains the sample, the tests of the model, its search and its conversions run, a
 first 200 test sentences: in the package and by the code that travels with it, each greedily and with 4 beams. The
 script exits with 1 if a test fails, the sample stays below BLEU 95, or a translation differs from that of the
 environment that runs this script.
+
+With --start, each of the Pythons only imports the package, reads every recipe and shows every --help.
 """
 
 import argparse
@@ -53,18 +56,34 @@ print(json.dumps(found))
 """
 
 
-def install(kind: str, python: str, torch: str | None, environment: Path):
+START = """
+import contextlib, io, platform, sys
+from pathlib import Path
+from vanilla_transformer.__main__ import VERBS, main
+from vanilla_transformer.training.arguments import parse_arguments
+
+for recipe in Path("recipes").glob("*.yaml"):
+    parse_arguments(["--config", str(recipe)])
+for program, words in [(parse_arguments, []), *((main, [verb]) for verb in VERBS)]:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as shown:
+        program([*words, "--help"])
+    assert len(shown.getvalue()) > 200, words
+    assert words or "width of the residual stream" in " ".join(shown.getvalue().split()).lower()
+print(f"Python {platform.python_version()}: the package is imported, recipes are read, --help is shown")
+"""
+
+
+def install(kind: str, python: str, torch: str | None, environment: Path, package: str = ".[test]"):
     """Makes an environment with uv. `torch` replaces the version that would be chosen, if given."""
     uv = [sys.executable, "-m", "uv"]
-    subprocess.run([*uv, "venv", "--quiet", "--seed", "--python", python, environment], check=True)
+    subprocess.run([*uv, "venv", "--quiet", "--python", python, environment], check=True)
     options = {"pinned": ["-c", "constraints.txt"], "lowest": ["--resolution", "lowest-direct"], "newest": []}[kind]
-    target = ["--python", environment / "bin" / "python"]
-    if torch is not None:  # by pip, which knows where to find a build for the CPU
-        subprocess.run([environment / "bin" / "pip", "install", "--quiet", f"torch=={torch}"], check=True)
+    options += ["--python", environment / "bin" / "python"]
+    if torch is not None:
         override = environment / "torch.txt"
         override.write_text(f"torch=={torch}\n")
         options += ["--override", override]
-    subprocess.run([*uv, "pip", "install", "--quiet", *target, *options, "-e", ".[test]"], cwd=ROOT, check=True)
+    subprocess.run([*uv, "pip", "install", "--quiet", *options, "-e", package], cwd=ROOT, check=True)
 
 
 def run(environment: Path, *command, **options) -> subprocess.CompletedProcess:
@@ -104,14 +123,27 @@ def try_versions(kind: str, environment: Path, model: Path, expected: list[list[
     return row, same == len(expected[0]) and bleu >= 95 and tests.returncode == 0
 
 
+def start(python: str, torch: str | None):
+    """Raises CalledProcessError if that Python cannot start the programs."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = Path(folder, "environment")
+        install("newest", python, torch, environment, ".")
+        print(run(environment, "python", "-c", START, check=True).stdout, end="", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="+", choices=("pinned", "lowest", "newest"), metavar="pinned | lowest | newest")
-    parser.add_argument("--model", type=Path, required=True, help="a model trained by the main job")
+    parser.add_argument("kinds", nargs="*", choices=("pinned", "lowest", "newest"), metavar="pinned | lowest | newest")
+    parser.add_argument("--model", type=Path, default=Path("outputs/sample"), help="a model trained by the main job")
+    parser.add_argument("--start", nargs="+", metavar="PYTHON", help="only start the programs, in each of these")
     parser.add_argument("--python", default=sys.executable, help="the interpreter, or its version")
     parser.add_argument("--environment", type=Path, help="an environment that has the versions already")
-    parser.add_argument("--torch", metavar="VERSION", help="another torch, which pip may find as a build for the CPU")
+    parser.add_argument("--torch", metavar="VERSION", help="this version of torch, whatever the others")
     options = parser.parse_args()
+    for python in options.start or []:
+        start(python, options.torch)
+    if options.start:
+        return
     here = Path(sys.prefix)
     expected, rows, is_good = translate(here, options.model), [], True
     for kind in options.kinds:
