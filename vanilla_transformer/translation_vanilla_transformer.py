@@ -114,7 +114,7 @@ class Translator:
     @classmethod
     def from_pretrained(
         cls,
-        name_or_path: str | Sequence[str],
+        name_or_path: str | os.PathLike | Sequence[str | os.PathLike],
         *,
         backend: Literal["torch", "ctranslate2"] = "torch",
         quantization: str | None = None,

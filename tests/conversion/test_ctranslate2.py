@@ -142,6 +142,15 @@ def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_p
         load(str(folder / "ctranslate2" / "int8"), quantization="int16")
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(folder, tmp_path, monkeypatch):
+    """It is below a file, which stops root too."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(backend, "HF_HOME", tmp_path / "file")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(OSError, match=f"^{tmp_path}/file/.* cannot be written: Not a directory; set HF_HOME to"):
+        load(folder)
+
+
 def test_two_that_start_at_once_convert_once(text_tokenizer, tmp_path, monkeypatch):
     calls, convert = [], backend.to_ctranslate2
     monkeypatch.setattr(backend, "to_ctranslate2", lambda *args: calls.append(1) or time.sleep(0.5) or convert(*args))

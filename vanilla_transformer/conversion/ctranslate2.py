@@ -6,6 +6,7 @@
 import copy
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
@@ -225,7 +226,7 @@ class CTranslate2Translator(Translator):
 
 
 def load_translator(
-    name_or_path: str, quantization: str | None, device: torch.device, dtype="auto", **kwargs
+    name_or_path: str | os.PathLike, quantization: str | None, device: torch.device, dtype="auto", **kwargs
 ) -> CTranslate2Translator:
     """Loads a converted directory, or converts a model on first use, and again when its weights have changed.
 
@@ -234,7 +235,7 @@ def load_translator(
     if dtype != "auto":
         raise ValueError(f"`dtype={dtype!r}` is for the backend torch; give `quantization` to ctranslate2.")
     own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
-    directory = Path(name_or_path)
+    name_or_path, directory = str(name_or_path), Path(name_or_path)
     if not read_config(directory):
         directory = convert_once(name_or_path, quantization, **kwargs)
     found = read_config(directory)["quantization"]
@@ -248,12 +249,17 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     folder = Path(cached_file(name_or_path, "config.json", revision=kwargs.get("revision"))).parent
     home, source = folder / "ctranslate2", folder.name  # the commit
     if not Path(name_or_path).is_dir() or not os.access(folder, os.W_OK):
-        home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / name_or_path.strip("/").replace("/", "--")
+        name = re.sub(r"[\\/:]+", "--", name_or_path.strip("/"))
+        home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / name
     if Path(name_or_path).is_dir():
         files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
         source = [[file.name, file.stat().st_mtime_ns] for file in files]
     target = home / (quantization or "float32")
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{home} cannot be written: {error.strerror}; set HF_HOME to a directory that can be."
+        raise OSError(reason) from error
     with FileLock(home / ".lock"):  # held while another process converts
         if read_config(target).get("source") != source:
             model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()

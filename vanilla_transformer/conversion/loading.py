@@ -1,5 +1,6 @@
 """Load a saved model of this package, or one that can be converted to it."""
 
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import patch_environment
@@ -14,7 +15,7 @@ CONVERSIONS = {"vanilla_transformer": lambda model: model, "fsmt": from_fsmt, **
 
 
 def load_foreign(
-    name_or_path: str, use_safetensors: bool | None = None, **options: Any
+    name_or_path: str | Path, use_safetensors: bool | None = None, **options: Any
 ) -> VanillaTransformerForConditionalGeneration:
     """Loads a vanilla_transformer model, or converts a Marian, Pegasus, Blenderbot or FSMT model to one.
 

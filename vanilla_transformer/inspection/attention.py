@@ -183,7 +183,9 @@ def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) ->
     return f"about {tokens:.1f} tokens per row"
 
 
-def draw_attention(maps: AttentionMaps, path: Path, kind: str = "cross", layer: int = -1, head: int | None = None):
+def draw_attention(
+    maps: AttentionMaps, path: str | Path, kind: str = "cross", layer: int = -1, head: int | None = None
+):
     """Saves [`attention_figure`] as .png, .svg or .pdf.
 
     Characters that matplotlib's font lacks, such as Chinese ones, are drawn as boxes.

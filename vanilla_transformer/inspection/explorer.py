@@ -277,13 +277,13 @@ def code_of(model, name: str) -> str:
     return ""
 
 
-def write_explorer(recorded: dict, path: Path, title: str):
+def write_explorer(recorded: dict, path: str | Path, title: str):
     """Writes what [`explore`] recorded as a self-contained web page."""
     page = Path(__file__).with_name("explorer.html").read_text(encoding="utf-8")
     # A text that contains </script> must not end the script element.
     data = json.dumps(recorded, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     fields = {"{{title}}": escape(title), "{{data}}": data}
-    path = path.resolve()
+    path = Path(path).resolve()
     unfinished = path.with_name(f"{path.name}.tmp")  # renamed, so that the page of an earlier run is never half a page
     unfinished.write_text(re.sub(r"{{\w+}}", lambda field: fields[field[0]], page), encoding="utf-8")
     unfinished.replace(path)
