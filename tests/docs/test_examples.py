@@ -1,8 +1,10 @@
 """examples/: the scripts write what they say, and the recipes train on it."""
 
 import importlib
+import io
 import json
 import re
+import sys
 from datetime import date
 from functools import cache
 from itertools import combinations
@@ -93,6 +95,14 @@ def test_existing_directory_is_left_alone(name, option, directory, file):
     with pytest.raises(SystemExit, match=f"--{option} {directory} cannot be created: .*; choose another"):
         generate(name, f"--{option}", directory)
     assert Path(file).read_bytes() == b"mine\n" and list(Path("mine").iterdir()) == [Path(file)]
+
+
+def test_pairs_are_shown_on_stdout_of_any_encoding(monkeypatch):
+    """Letters that it lacks are escaped."""
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii", write_through=True))
+    generate("chinese")
+    assert b"the first: \\u" in output.getvalue()
 
 
 # ---------------------------------------------------------------------------------------------------- what they write
