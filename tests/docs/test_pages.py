@@ -25,7 +25,7 @@ LAUNCHER_OPTIONS = {
         "--machine_rank",
     ),
     *("--main_process_ip", "--main_process_port", "--help", "--check"),
-    *("--bind", "--ignore"),  # of http.server and npm (--ignore-scripts)
+    *("--bind", "--ignore", "--notebook"),  # of http.server, npm (--ignore-scripts) and Jupyter (--notebook-dir)
 }
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])

@@ -51,6 +51,19 @@ def test_notebook_runs_from_top_to_bottom(source, elsewhere, capfd):
     assert capfd.readouterr().out.strip() and list(elsewhere.iterdir()) == []
 
 
+def test_jupyter_serves_what_notebooks_link_to():
+    """Started as the README says; it serves nothing outside its directory."""
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    ((root, notebook),) = re.findall(r"(?m)^    jupyter lab --notebook-dir (\S+) (\S+)$", readme)
+    assert (ROOT / notebook).exists()
+    for path in FOLDER.glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        text = "".join(line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"])
+        for link in re.findall(r"\]\(([^)\s#]+)", text):
+            target = (FOLDER / link).resolve()
+            assert "://" in link or (target.exists() and target.is_relative_to((ROOT / root).resolve())), (path, link)
+
+
 PLANTED = [  # notebook, correct code, mistake, what the assertion names
     ("01_attention", "np.sqrt(16)", "np.sqrt(15)", ""),
     ("02_heads_and_masks", "x.transpose(1, 2).flatten(-2)", "x.reshape(len(x), x.shape[2], -1)", "MultiHeadAttention"),
