@@ -152,7 +152,8 @@ def main():
             bar.update()
             stopping = shutdown.should_stop(may_ask_others=triggers.should_log(state.step))
             if triggers.should_log(state.step) or stopping:
-                entry = meter.flush(state, accelerator, detect_spikes=args.on_divergence == "stop")  # raises Diverged
+                detect_spikes = args.on_divergence == "stop"
+                entry = meter.flush(state, accelerator, batches.pairs, detect_spikes)  # raises Diverged
                 bar.set_postfix_str(describe_step(entry))
                 accelerator.log(entry, step=state.step)
 

@@ -189,6 +189,17 @@ def test_training_batches(source, tokenized, tokenizer):
         assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == stream[6 : 6 + 10 * num_processes]
 
 
+def test_pairs_of_a_batch_are_found_again(source, tokenizer):
+    """For a message about them: those of all processes, also from an earlier pool or epoch."""
+    expected = take(training_batches(source, tokenizer, options()), 60)
+    loader = training_batches(source, tokenizer, options(), 4, 1, 2)
+    take(loader, 28)
+    for number in (4, 5, 30, 58, 59):
+        pairs = loader.pairs(number)
+        assert [(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs] == expected[number]
+        assert {(pair["source"], pair["target"]) for pair in pairs} <= set(PAIRS)
+
+
 def test_epoch_counts_the_batches_of_all_processes(tokenized, tokenizer):
     loader = training_batches(tokenized, tokenizer, options(), 5, process_index=1, num_processes=2)
     assert as_lists(loader.epoch()) == as_lists(plan_batches(*lengths_of(tokenized), 60, 1, 0))

@@ -6,6 +6,7 @@ import random
 import re
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -254,22 +255,34 @@ def test_nan_stops_the_run(pairs, monkeypatch, tmp_path):
     message = train_fails(options(pairs, tmp_path / "model", more + QUICK))
     assert "diverged at step 6 (learning rate 1.63e-02, batches up to number 11): the loss is nan" in message
     assert "Lower --learning_rate" in message and "--on_divergence" not in message
+    assert re.search(r"The longest of the \d+ pair\(s\) of step 6 is '.+', '.+'\. Checkpoints from before", message)
     assert steps(tmp_path / "model") == [4]
 
 
 SPIKE = "--max_steps 160 --per_device_train_max_tokens 40 --learning_rate 0.01 --save_steps 50 --max_eval_samples 1"
 
 
-def test_spike_stops_the_run_unless_it_is_ignored(tmp_path):
-    """On easy pairs and one that has nothing in common with them."""
+def easy_pairs(folder: Path, **odd: str) -> Path:
     rows = [{"en": " ".join(["dog"] * (i % 3 + 1)), "de": " ".join(["Hund"] * (i % 3 + 1))} for i in range(600)]
-    rows[123] = {"en": "dog " * 8, "de": "Ωжλ漢字ツ" * 3}
-    pairs = write_pairs(tmp_path / "pairs", train=rows, validation=rows[:2])
-    argv = options(pairs, tmp_path / "model", SPIKE)
+    return write_pairs(folder, train=[*rows, odd] if odd else rows, validation=rows[:2])
+
+
+def test_one_odd_pair_does_not_stop_the_run(histories, tmp_path):
+    """On easy pairs and one that has nothing in common with them."""
+    pairs = easy_pairs(tmp_path / "pairs", en="dog " * 8, de="Ωжλ漢字ツ" * 3)
+    train(options(pairs, tmp_path / "model", SPIKE + " --logging_steps 1"))
+    losses = [entry["loss"] for entry in histories[0] if "loss" in entry]
+    assert max(losses[100:]) > statistics.median(losses[100:]) + 3
+
+
+def test_lasting_spike_stops_the_run_unless_it_is_ignored(tmp_path):
+    argv = options(easy_pairs(tmp_path / "pairs"), tmp_path / "model", SPIKE)
+    train([*argv, "--max_steps", "100"])
+    argv += ["--learning_rate", "10", "--resume_from_checkpoint"]
     message = train_fails(argv)
-    found = re.search(r"at step (\d+) .* number (\d+)\): the loss jumped to (\S+) from (\S+) on average", message)
-    step, batch, loss, usual = map(float, found.groups())
-    assert (step, batch) == (154, 153) and loss > usual + 2
-    assert "--on_divergence ignore" in message and steps(tmp_path / "model") == [100, 150]
-    train([*argv, "--on_divergence", "ignore", "--resume_from_checkpoint"])
+    found = re.search(r"at step (\d+) .*the loss jumped at step (\d+) and is (\S+) now, after (\S+) on aver", message)
+    step, first, loss, usual = map(float, found.groups())
+    assert 100 < first <= step - 9 and step < 140 and loss > usual + 2
+    assert "--on_divergence ignore" in message and f"of step {first:.0f} is 'dog dog dog', 'Hund Hund Hund'" in message
+    train([*argv, "--on_divergence", "ignore"])
     assert state(tmp_path / "model")["step"] == 160

@@ -1,6 +1,5 @@
 """The state of a run: logs, divergence, ranking of evaluations, and when to log, evaluate, save and end."""
 
-import contextlib
 import json
 from dataclasses import asdict
 
@@ -24,7 +23,11 @@ def log(state: TrainerState, accelerator, steps, detect_spikes=True) -> dict:
         state.advance(2)
         loss, norm = torch.tensor(float(loss)), torch.tensor(float(norm))
         meter.add(state, 0.1, loss, torch.tensor(tokens, dtype=torch.float32), norm)
-    return meter.flush(state, accelerator, detect_spikes)
+    return meter.flush(state, accelerator, lambda number: [pair(number), pair(10 * number)], detect_spikes)
+
+
+def pair(number: int) -> dict:
+    return {"source": f"source {number}", "target": "word " * number}
 
 
 def losses_of(losses, norm=1.0):
@@ -82,6 +85,8 @@ def test_nan_or_infinity_is_divergence(loss, norm, detect_spikes, accelerator):
     with pytest.raises(Diverged, match=told) as caught:
         log(state, accelerator, steps, detect_spikes)
     assert "--on_divergence" not in str(caught.value) and not state.history
+    assert "The longest of the 4 pair(s) of step 18 is 'source 350', 'word word " in str(caught.value)
+    assert len(str(caught.value)) < 500 and "before step 18 are intact" in str(caught.value)
 
 
 STATIONARY = {
@@ -103,13 +108,14 @@ def test_no_false_alarm(kind, accelerator):
 @pytest.mark.parametrize(
     "kind, logging_steps", [*((kind, 50) for kind in STATIONARY), *(("noisy", n) for n in (1, 7, 500))]
 )
-def test_spike_is_found_at_its_step(kind, logging_steps, accelerator):
+def test_lasting_spike_is_found(kind, logging_steps, accelerator):
     """For any logging interval, and right after the run was resumed."""
     losses = STATIONARY[kind](np.random.default_rng(0), 400)
     recent = losses[220:320]
     losses[320:] = recent.mean() + max(2.0, 6 * recent.std()) + 0.1
     state, ignoring = TrainerState(), TrainerState()
-    with pytest.raises(Diverged, match="diverged at step 321 .* number 641.* jumped .* --on_divergence ignore"):
+    told = "diverged at step 330 .* number 659.* jumped at step 321 .* --on_divergence ignore.* pair.s. of step 321 is"
+    with pytest.raises(Diverged, match=told):
         for start in range(0, 400, logging_steps):
             log(ignoring, accelerator, losses_of(losses[start : start + logging_steps]), detect_spikes=False)
             log(state, accelerator, losses_of(losses[start : start + logging_steps]))
@@ -127,8 +133,24 @@ def test_spike_is_found_at_its_step(kind, logging_steps, accelerator):
     ],
 )
 def test_threshold_of_a_spike(recent, loss, is_spike, accelerator):
-    with pytest.raises(Diverged) if is_spike else contextlib.nullcontext():
-        log(TrainerState(recent_losses=recent), accelerator, losses_of([loss]))
+    state = TrainerState(recent_losses=recent)
+    log(state, accelerator, losses_of([loss]))
+    assert state.spikes == [1] * is_spike and (state.recent_losses[-1] == pytest.approx(loss)) != is_spike
+
+
+@pytest.mark.parametrize("spikes", [[0], [0, 1, 2], range(9), range(0, 200, 2)])
+def test_spikes_that_do_not_last_pass(spikes, accelerator):
+    """However high they are: a batch with an odd pair, and the steps until training has recovered from it."""
+    state = TrainerState(recent_losses=[1.0] * 100)
+    log(state, accelerator, losses_of([1e6 if step in spikes else 1.0 for step in range(300)]))
+    assert state.spikes == [] and set(state.recent_losses) == {1.0}
+
+
+def test_spikes_at_most_steps_are_divergence(accelerator):
+    """An easy batch now and then does not hide it."""
+    losses = [1.0 if step % 4 == 3 else 9.0 for step in range(40)]
+    with pytest.raises(Diverged, match="diverged at step 18 .* at step 1 and is 9 now, after 1 on average"):
+        log(TrainerState(recent_losses=[1.0] * 100), accelerator, losses_of(losses))
 
 
 # --------------------------------------------------------------------------------------------------------- evaluations

@@ -7,13 +7,15 @@ Resuming a run means starting at a number; for a stream, a saved position avoids
 A batch holds pairs of similar length: at most `max_tokens` tokens per side, padding included.
 """
 
+import copy
 import itertools
 import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -157,6 +159,11 @@ class PairLoader(DataLoader):
         """The batches of the first epoch, as indices of pairs. Other epochs may have a few more or fewer batches."""
         return self.batch_sampler.plan(0)
 
+    def pairs(self, number: int) -> list[dict]:
+        """The pairs of the batch with this number, whichever process has it."""
+        sampler = replace(self.batch_sampler, start=number, process_index=0, num_processes=1)
+        return [self.dataset[index] for index in next(iter(sampler))]
+
 
 @dataclass
 class StreamedBatches:
@@ -176,6 +183,7 @@ class StreamedBatches:
     process_index: int = 0
     num_processes: int = 1
     state: dict | None = None
+    earlier: deque[dict] = field(default_factory=lambda: deque(maxlen=100), init=False)  # states, the newest last
 
     def __post_init__(self):
         if self.state is not None:  # datasets warns about the contents of the shuffle buffer, which is empty
@@ -208,12 +216,20 @@ class StreamedBatches:
                 lengths = [np.array([len(pair[side]) for pair in pool]) for side in ("input_ids", "labels")]
                 plan = plan_batches(*lengths, self.max_tokens, self.seed, state["epoch"], state["pool"])
                 self.state = state
+                self.earlier.append(state)
                 yield pool, plan
                 state = state | {"pool": state["pool"] + 1, "batch": state["batch"] + len(plan)}
                 state |= {"pair": state["pair"] + len(pool), "stream": self.stream.state_dict()}
             if state["batch"] == 0:
                 raise UserError("The stream has no usable pair: all are empty, or longer than the limits.")
             state = state | {"epoch": state["epoch"] + 1, "pool": 0, "pair": 0, "stream": None}
+
+    def pairs(self, number: int) -> list[dict]:
+        """The pairs of the batch with this number, whichever process had it; none if that was too long ago."""
+        reader = copy.copy(self)
+        reader.state = next((state for state in reversed(self.earlier) if state["batch"] <= number), None)
+        reader.collate, reader.start, reader.process_index, reader.num_processes = list, number, 0, 1
+        return next(iter(reader)) if reader.state else []
 
     def read_pool(self, pairs: Iterator[dict], state: dict) -> list[dict]:
         """Reads the next pool. The size of the first varies by epoch, so that different pairs are pooled in each."""

@@ -147,7 +147,7 @@ class TrainingOptions:
         None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights", ge=1
     )
     metric_for_best_model: Literal["bleu", "chrf", "loss"] = option("bleu", "measured on the validation split")
-    on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss spikes; NaN always stops")
+    on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss stays high; NaN always stops")
     num_beams: int = option(1, "beams in evaluation; saved with the model as its default", ge=1)
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
     tune_decoding: bool = option(False, "choose num_beams and length_penalty by validation BLEU at the end")

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,10 +12,12 @@ from ..errors import UserError
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
 SPIKE = 2.0  # a loss this many nats, and six standard deviations, above their mean is a spike
+MAX_SPIKES = 10  # training has diverged after this many steps with a spike, less those without one in between
+SHOWN = 60  # characters of a text in a message
 
 
 class Diverged(UserError):
-    """The loss or its gradient is NaN or infinite, or the loss has spiked."""
+    """The loss or its gradient is NaN or infinite, or the loss has risen and stayed high."""
 
 
 @dataclass
@@ -30,7 +33,8 @@ class TrainerState:
     padded_tokens: int = 0  # both sides, with padding
     history: list[dict] = field(default_factory=list)  # logged entries, for the curves
     scores_count_from: int = 0  # history before this index was scored differently, and is not compared
-    recent_losses: list[float] = field(default_factory=list)  # of the last steps, to detect a spike
+    recent_losses: list[float] = field(default_factory=list)  # of the last steps without a spike, to detect one
+    spikes: list[int] = field(default_factory=list)  # steps with a spike; each step without one removes the last
     stream: dict | None = None  # where to continue reading a stream
     scaler: dict = field(default_factory=dict)  # loss scale of float16
     settings: dict = field(default_factory=dict)  # the recipe and data fingerprints, compared on resume
@@ -102,21 +106,26 @@ class Meter:
         """Adds a step: its loss on this process (), the counts of `count_tokens` (3,) and its gradient norm ()."""
         self.steps.append((state.step, state.position, learning_rate, torch.stack([loss, *tokens, norm])))
 
-    def flush(self, state: TrainerState, accelerator, detect_spikes: bool = True) -> dict:
-        """Adds the collected steps to `state` and returns the log entry; raises [`Diverged`] if one of them did."""
+    def flush(self, state: TrainerState, accelerator, read_batch: Callable, detect_spikes: bool = True) -> dict:
+        """Adds the collected steps to `state` and returns the log entry; raises [`Diverged`] if one of them did.
+
+        `read_batch` returns the pairs of the batch with a number, for the message.
+        """
         numbers = torch.stack([numbers for *_, numbers in self.steps])  # (steps,5)
         numbers[:, 0] = accelerator.reduce(numbers[:, 0].contiguous())  # each process has the loss of its batches
         numbers = numbers.cpu().double()
         # Summed one by one, so that the result does not depend on where the run was interrupted.
         steps = zip(self.steps, numbers.tolist(), strict=True)
         for (step, position, learning_rate, _), (loss, tokens, *_, norm) in steps:
-            if problem := find_problem(state.recent_losses, loss, norm, detect_spikes):
+            if problem := find_problem(state, step, loss, norm, detect_spikes):
+                first = state.spikes[0] if math.isfinite(loss + norm) else step
+                count = position // step  # batches of a step
+                pairs = [pair for number in range((first - 1) * count, first * count) for pair in read_batch(number)]
                 raise Diverged(
                     f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
-                    f"{position - 1}): {problem} Earlier checkpoints are intact. Lower --learning_rate, lengthen "
-                    "--warmup_steps or lower --max_grad_norm."
+                    f"{position - 1}): {problem} {name_longest(pairs, first)}Checkpoints from before step {first} are "
+                    "intact. Lower --learning_rate, lengthen --warmup_steps or lower --max_grad_norm."
                 )
-            state.recent_losses = [*state.recent_losses, loss][-SPIKE_WINDOW:]
             state.loss_sum += loss * tokens
         losses, target_tokens, source_tokens, padded_tokens, norms = numbers.unbind(dim=1)
         tokens, source, padded = (int(count.sum()) for count in (target_tokens, source_tokens, padded_tokens))
@@ -138,16 +147,34 @@ class Meter:
         return entry
 
 
-def find_problem(recent_losses: list[float], loss: float, norm: float, detect_spikes: bool) -> str | None:
-    """How a step diverged: its loss or gradient norm is not finite, or its loss spiked; None if it did not."""
+def find_problem(state: TrainerState, step: int, loss: float, norm: float, detect_spikes: bool) -> str | None:
+    """How training diverged at this step, which `state` then records; None if it did not.
+
+    The loss or the gradient norm is not finite, or the loss spikes at nearly every step. A single spike passes: in a
+    small batch, one odd pair is enough for it.
+    """
     if not math.isfinite(loss + norm):
         return f"the loss is {loss:.4g} and the gradient norm {norm:.4g}."
-    if detect_spikes and len(recent_losses) >= SPIKE_WINDOW // 2:
-        mean, deviation = float(np.mean(recent_losses)), float(np.std(recent_losses))
+    if detect_spikes and len(state.recent_losses) >= SPIKE_WINDOW // 2:
+        mean, deviation = float(np.mean(state.recent_losses)), float(np.std(state.recent_losses))
         if loss > mean + max(SPIKE, 6 * deviation):
-            jump = f"the loss jumped to {loss:.4g} from {mean:.4g} on average"
+            state.spikes.append(step)
+            if len(state.spikes) < MAX_SPIKES:
+                return None
+            jump = f"the loss jumped at step {state.spikes[0]} and is {loss:.4g} now, after {mean:.4g} on average"
             return f"{jump}; --on_divergence ignore lets spikes pass."
+    del state.spikes[-1:]
+    state.recent_losses = [*state.recent_losses, loss][-SPIKE_WINDOW:]
     return None
+
+
+def name_longest(pairs: list[dict], step: int) -> str:
+    """A sentence with the longest of the pairs that a step was trained on, shortened; empty if there is none."""
+    if not pairs:
+        return ""
+    texts = max(([pair["source"], pair["target"]] for pair in pairs), key=lambda texts: sum(map(len, texts)))
+    source, target = (repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...") for text in texts)
+    return f"The longest of the {len(pairs)} pair(s) of step {step} is {source}, {target}. "
 
 
 class Triggers:
