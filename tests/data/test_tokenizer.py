@@ -9,7 +9,7 @@ import unicodedata
 
 import pytest
 from datasets.fingerprint import Hasher
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoTokenizer,
     BertTokenizer,
@@ -106,7 +106,28 @@ def test_tag_is_one_token_that_leaves_the_text_after_it_as_it_is(tmp_path):
     for tokenizer in (tagged, load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
         tag, *rest = tokenizer("<bt> A dog sleeps.").input_ids
         assert rest == tokenizer("A dog sleeps.").input_ids and tag == tokenizer("<bt>").input_ids[0] == 268
-        assert len(tokenizer.tokenize(">>de<<")) == 1 < len(tokenizer.tokenize("<s>"))
+        assert len(tokenizer.tokenize(">>de<<")) == 1 < len(tokenizer.tokenize("a <s>"))
+
+
+def test_special_tokens_of_the_training_stay_text_where_added_ones_are_matched(tokenizer, tmp_path):
+    added = train_tokenizer(corpus(), 500)
+    added.add_special_tokens({"mask_token": "<mask>", "additional_special_tokens": ["<a>"]})
+    added.add_tokens(AddedToken("<b>", special=True))
+    added.save_pretrained(tmp_path / "added")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    later = AutoTokenizer.from_pretrained(tmp_path / "plain", mask_token="<mask>")
+    generator = random.Random(1)
+    parts = [*SPECIAL_TOKENS.values(), *"</s>", " ", "!", "ab", "\n", "\u2126", "e\u0301"]
+    texts = ["".join(generator.choices(parts, k=generator.randint(2, 7))) for _ in range(2000)]
+    texts = [text for text in texts if text not in SPECIAL_TOKENS.values()]
+    as_text = tokenizer(texts, split_special_tokens=True).input_ids  # finds no special token at all
+    for each in (tokenizer, added, AutoTokenizer.from_pretrained(tmp_path / "added"), later):
+        assert each(texts).input_ids == as_text
+        if each is not tokenizer:
+            assert each.tokenize("<mask>a</s>") == ["<mask>", *tokenizer.tokenize("a</s>")]
+            assert each.decode(each("a<mask>").input_ids, skip_special_tokens=True) == "a"
+    assert added.tokenize("<a><b>") == ["<a>", "<b>"]
+    assert tokenizer("</s>").input_ids == [tokenizer.eos_token_id] * 2  # the whole text, not a part of a sentence
 
 
 def test_vocabulary_size(tokenizer):

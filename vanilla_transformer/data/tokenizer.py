@@ -6,7 +6,17 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import is_sentencepiece_available
 
@@ -20,8 +30,9 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer (section 5.1: byte-pair encoding with a shared vocabulary).
 
-    The alphabet is the 256 bytes, so decoding returns every text exactly (after NFC normalization), no character is
-    unknown, and text that looks like a special token stays text.
+    The alphabet is the 256 bytes, so decoding returns every text exactly (after NFC normalization) and no character is
+    unknown. `</s>` typed in a sentence stays text, see [`special_tokens_stay_text`]; special tokens that are added
+    later are matched, as in every tokenizer.
 
     Args:
         texts: Sentences of both languages.
@@ -43,17 +54,36 @@ def train_tokenizer(
     # A leading space makes the first word the same token as inside a sentence; decoding strips it.
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    specials = special_tokens_stay_text(tokenizer)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags),
-        special_tokens=list(SPECIAL_TOKENS.values()),
+        special_tokens=specials,
         initial_alphabet=alphabet,
         show_progress=sys.stderr.isatty(),  # in a notebook or a file, its bars are blank lines
     )
     tokenizer.train_from_iterator(texts, trainer, length=length)
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
-    return wrap(tokenizer, clean_up_tokenization_spaces=False, split_special_tokens=True, **SPECIAL_TOKENS)
+    return wrap(tokenizer, clean_up_tokenization_spaces=False, **SPECIAL_TOKENS)
+
+
+def special_tokens_stay_text(tokenizer: Tokenizer) -> list[AddedToken]:
+    """The special tokens, after `tokenizer` is changed so that it does not find them in a sentence.
+
+    `split_special_tokens=True` would do that too, but also to the special tokens that a user adds. Instead, ours are
+    looked for in the normalized text, where the normalizer has put a mark before the `>` of each `</s>`. After NFC the
+    mark, an ohm sign, occurs nowhere else, and the pre-tokenizer removes it at a place where it splits anyway. Only a
+    text that is a special token and nothing else has neither the leading space nor the mark, and is that token.
+    """
+    names = list(SPECIAL_TOKENS.values())
+    alone = Regex(rf"(?<![\s\S]) (?=(?:{'|'.join(names)})(?![\s\S]))")
+    inside = Regex("|".join(rf"(?<=[\s\S]{name.removesuffix('>')})>" for name in names))
+    steps = [tokenizer.normalizer, normalizers.Replace(alone, ""), normalizers.Replace(inside, "\u2126>")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    removed = pre_tokenizers.Split(Regex("\u2126"), "removed")  # given a plain string, transformers.js keeps it
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([removed, tokenizer.pre_tokenizer])
+    return [AddedToken(name, normalized=True, special=True) for name in names]
 
 
 def wrap(tokenizer: Tokenizer, **kwargs) -> PreTrainedTokenizerFast:
