@@ -6,12 +6,14 @@ import pytest
 from helpers import TEXTS, save_translator
 
 from vanilla_transformer import Translator
-from vanilla_transformer.conversion import ctranslate2, fairseq_tokenizer, load_foreign, native
+from vanilla_transformer.conversion import fairseq_tokenizer, load_foreign, native
 from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.evaluation.systems import GenerateTranslator
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.inspection.explorer import write_explorer
 from vanilla_transformer.translation_vanilla_transformer import load_model
+
+ctranslate2 = pytest.importorskip("vanilla_transformer.conversion.ctranslate2")
 
 
 def translate(translator: Translator) -> list[str]:

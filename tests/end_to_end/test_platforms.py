@@ -39,7 +39,7 @@ def umask(request):
 def test_the_umask_decides_who_may_read_a_model(umask, pairs, tmp_path):
     """Weights and checkpoints of a run, and what they are converted to."""
     train(options(pairs, tmp_path / "model", "--max_steps 4 --ema_decay 0.9"))
-    for form in ("vanilla", "native", "ctranslate2"):
+    for form in ("vanilla", "native"):
         main(["convert", str(tmp_path / "model"), str(tmp_path / form), "--to", form])
     written = [path for path in tmp_path.glob("*/**/*") if path.name != ".lock"]
     assert sum(path.suffix == ".safetensors" for path in written) == 6
