@@ -9,6 +9,7 @@ import torch
 from helpers import EMBEDDINGS, N_BEST, TEXTS, never_end, norms, positions, save_translator, writing_translator
 
 from vanilla_transformer import Translator
+from vanilla_transformer.__main__ import main
 from vanilla_transformer.translation_vanilla_transformer import TextTooLong
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -38,6 +39,7 @@ def test_an_existing_directory_is_not_overwritten(text_tokenizer, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+LEARNED = {"norm_first": True, "position_embedding_type": "learned"}
 SEARCHES = [{}, {"length_penalty": 0.6}, {"num_beams": 3}, {"num_beams": 3, "length_penalty": 2.0}]
 SEARCHES += [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"min_new_tokens": 5}]
 SEARCHES += [{"suppress_tokens": [70]}, {"bad_words_ids": [[70], [80, 81], [2]]}]
@@ -67,6 +69,18 @@ def test_the_n_best_and_their_scores_equal_those_of_torch(folder, search):
         expected, found = (one.n_best(text, **search, max_new_tokens=12) for one in (ours, theirs))
         assert [(one.text, one.tokens) for one in found] == [(one.text, one.tokens) for one in expected]
         assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("config", [{}, {"norm_first": True}, LEARNED], ids=["marian", "pegasus", "blenderbot"])
+def test_native_form_is_converted_by_our_command(text_tokenizer, config, tmp_path):
+    """CTranslate2's own command refuses it."""
+    ours = writing_translator(text_tokenizer, **config)
+    folder, native, converted = (str(tmp_path / name) for name in ("ours", "native", "converted"))
+    main(["convert", save_translator(ours, folder), native, "--to", "native"])
+    with pytest.raises((ValueError, AttributeError)):
+        ctranslate2.converters.TransformersConverter(native).convert(str(tmp_path / "theirs"))
+    main(["convert", native, converted, "--to", "ctranslate2"])
+    assert load(converted)(TEXTS, num_beams=3, max_new_tokens=12) == ours(TEXTS, num_beams=3, max_new_tokens=12)
 
 
 @pytest.mark.parametrize("embeddings", EMBEDDINGS)
