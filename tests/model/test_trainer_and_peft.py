@@ -154,6 +154,15 @@ def test_evaluation_loss_equals_the_closed_form(make, make_trainer, batch, smoot
         assert trainer.evaluate(max_length=5)["eval_loss"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_collator_may_decline_the_logits(make, make_trainer, batch):
+    trainer = make_trainer(make(), per_device_train_batch_size=8, predict_with_generate=True, **ONE_STEP)
+    collate, expected = trainer.data_collator, closed_form(trainer.model, batch)
+    trainer.data_collator = lambda rows: {**collate(rows), "output_logits": False}
+    assert trainer.evaluate(max_length=5)["eval_loss"] == pytest.approx(expected.item(), abs=1e-5)
+    expected = gradients(trainer.model, expected)
+    assert distance(first_gradients(trainer), expected) < 1e-6
+
+
 def test_custom_loss_gets_logits_and_number_of_tokens(make, make_trainer, batch):
     def twice(outputs, labels, num_items_in_batch=None):
         loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum")
