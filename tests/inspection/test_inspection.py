@@ -5,7 +5,10 @@ import re
 
 import pytest
 import torch
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from helpers import DISTINCT_SIZES, TEXTS, B, S, T, assert_close, command_error, positions, random_ids, shape_letters
+from matplotlib.font_manager import fontManager, get_font
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertTokenizerFast
 
@@ -18,6 +21,7 @@ from vanilla_transformer.inspection.attention import (
     Token,
     attention_figure,
     attention_maps,
+    choose_fonts,
     describe_head,
     draw_attention,
     eager_attention,
@@ -41,6 +45,33 @@ def saved(model, text_tokenizer, tmp_path):
 @pytest.fixture
 def maps(model, text_tokenizer) -> AttentionMaps:
     return attention_maps(model, text_tokenizer, TEXTS[0], "</script><b>& two")
+
+
+@pytest.fixture
+def install_font(tmp_path, monkeypatch):
+    """Installs a font that has the given characters, all of one shape, beside those of matplotlib alone."""
+    bundled = [font for font in fontManager.ttflist if "mpl-data" in font.fname]
+    monkeypatch.setattr(fontManager, "ttflist", bundled)
+
+    def install(family: str, characters: str):
+        pen = TTGlyphPen(None)
+        pen.moveTo((0, 0))
+        for corner in [(0, 800), (800, 0)]:
+            pen.lineTo(corner)
+        pen.closePath()
+        font = FontBuilder(1000)
+        font.setupGlyphOrder([".notdef", "triangle"])
+        font.setupCharacterMap({ord(character): "triangle" for character in characters})
+        font.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "triangle": pen.glyph()})
+        font.setupHorizontalMetrics({".notdef": (1000, 0), "triangle": (1000, 0)})
+        font.setupHorizontalHeader(ascent=800, descent=-200)
+        font.setupNameTable({"familyName": family, "styleName": "Regular"})
+        font.setupOS2()
+        font.setupPost()
+        font.save(tmp_path / f"{family}.ttf")
+        fontManager.addfont(tmp_path / f"{family}.ttf")
+
+    return install
 
 
 @positions
@@ -262,12 +293,57 @@ def test_picture_of_a_long_text_is_not_huge(head, one_in):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_suffix_decides_the_format_and_any_character_can_be_drawn(model, text_tokenizer, tmp_path, suffix, start):
-    """A $ does not begin a formula, and neither a character that the font lacks nor a tensor gives a warning."""
+def test_suffix_decides_the_format_and_any_character_can_be_drawn(
+    model, text_tokenizer, install_font, tmp_path, suffix, start
+):
+    """A $ does not begin a formula, and neither a character of another font nor a tensor gives a warning."""
+    install_font("Chinese", TEXTS[4])
     maps = attention_maps(model, text_tokenizer, TEXTS[4], TEXTS[5])
     maps.source[:2] = [Token("$$", 0), Token("$\\foo$", 1)]
     draw_attention(maps, tmp_path / f"map{suffix}")
     assert (tmp_path / f"map{suffix}").read_bytes().startswith(start)
+
+
+@pytest.mark.filterwarnings("error")
+def test_characters_that_no_font_has_are_drawn_as_boxes_and_named(maps, install_font, tmp_path):
+    def draw(*texts: str) -> bytes:
+        maps.source[:2] = [Token(text, number) for number, text in enumerate(texts)]
+        draw_attention(maps, tmp_path / "map.png", "encoder", head=0)
+        return (tmp_path / "map.png").read_bytes()
+
+    boxes = draw("$▯▯", "▯▯▯b")
+    with pytest.warns(UserWarning) as told:
+        assert draw("$纽约", "ひก한b") == boxes
+    (warning,) = told
+    assert str(warning.message).startswith(
+        "No font here has ก ひ 约 纽 한, drawn as ▯; install one that does, such as"
+    )
+    install_font("Chinese and others", "纽约ひก한")
+    assert draw("$纽约", "ひก한b") != boxes
+
+
+def test_fonts_with_most_of_the_missing_characters_are_chosen(install_font, tmp_path):
+    """But no color font, nor that of placeholders which matplotlib has; a file may be gone by now."""
+    for family, characters in [("A", "纽"), ("B", "纽约ひ"), ("C", "ひ한"), ("Noto Color Emoji", "纽约ひ한🤗")]:
+        install_font(family, characters)
+    for text, families, missing in [
+        ("纽 a", ["A"], ""),
+        ("纽约", ["B"], ""),
+        ("한约纽🤗", ["B", "C"], "🤗"),
+        ("A dog, السلام, שלום, $x$, 😀", [], ""),
+    ]:
+        assert choose_fonts(text) == (["sans-serif", *families], set(map(ord, missing))), text
+    install_font("D", "ก")
+    (tmp_path / "D.ttf").unlink()
+    assert choose_fonts("ก") == (["sans-serif"], {ord("ก")})
+
+
+def test_no_other_font_is_opened_if_the_default_one_has_all(monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        "vanilla_transformer.inspection.attention.get_font", lambda file: opened.append(file) or get_font(file)
+    )
+    assert choose_fonts("A dog, السلام, 😀 …") == (["sans-serif"], set()) and len(opened) == 1
 
 
 def test_missing_layers_and_heads_are_named(maps):

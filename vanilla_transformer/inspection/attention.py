@@ -5,12 +5,15 @@ import re
 import warnings
 from bisect import bisect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 import torch
+from matplotlib import get_cachedir, rcParams
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import VanillaTransformerForConditionalGeneration
@@ -186,22 +189,16 @@ def describe_head(weights: torch.Tensor, columns: list[Token], is_self: bool) ->
 def draw_attention(
     maps: AttentionMaps, path: str | Path, kind: str = "cross", layer: int = -1, head: int | None = None
 ):
-    """Saves [`attention_figure`] as .png, .svg or .pdf.
-
-    Characters that matplotlib's font lacks, such as Chinese ones, are drawn as boxes.
-    """
-    figure = attention_figure(maps, kind, layer, head)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")
-        figure.savefig(path, dpi=110)
+    """Saves [`attention_figure`] as .png, .svg or .pdf."""
+    attention_figure(maps, kind, layer, head).savefig(path, dpi=110)
 
 
 def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, head: int | None = None) -> Figure:
     """A picture of one layer with a panel for each head, or of one head; colors range from 0 to 1.
 
     The panels share the color bar and the tokens, on the left and below. Of a long text, only one in a few tokens is
-    named; alone, a head has room for more. Raises UserError if there is no such layer
-    or head.
+    named; alone, a head has room for more. Warns of characters that no installed font has, which are drawn as ▯.
+    Raises UserError if there is no such layer or head.
     """
     weights = getattr(maps, kind)  # (layers,h,rows,columns)
     layer = index_of("layer", layer, len(weights))
@@ -218,20 +215,58 @@ def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, 
     for number, axis in enumerate(axes.flat):
         axis.set_visible(number < len(heads))
         axis.tick_params(length=0, labelbottom=number + across >= len(heads))  # also above a place that is empty
+    families, missing = choose_fonts("".join(token.text for token in (*rows, *columns)))
+    if missing:
+        some = shorten(" ".join(map(chr, sorted(missing))), 20, placeholder=" …")
+        warnings.warn(
+            f"No font here has {some}, drawn as ▯; install one that does, such as Noto Sans CJK for Chinese, Japanese "
+            f"and Korean, and delete matplotlib's list of fonts, {Path(get_cachedir(), 'fontlist-*.json')}.",
+            stacklevel=2,
+        )
+    boxes = dict.fromkeys(missing, "▯")
+    style = {"fontfamily": families, "parse_math": False}  # a token may contain $
     for axis, number in zip(axes.flat, heads, strict=False):
         shown = weights[layer, number]
         image = axis.imshow(shown.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
-        style = {"fontsize": 9, "parse_math": False}  # a token may contain $
-        axis.set_xticks(named_columns, [columns[number].text for number in named_columns], rotation=90, **style)
-        axis.set_yticks(named_rows, [rows[number].text for number in named_rows], **style)
-        pattern = describe_head(shown, columns, kind != "cross")
-        axis.set_title(f"head {number}: {pattern}", fontsize=10, parse_math=False)
+        names = [columns[number].text.translate(boxes) for number in named_columns]
+        axis.set_xticks(named_columns, names, rotation=90, fontsize=9, **style)
+        names = [rows[number].text.translate(boxes) for number in named_rows]
+        axis.set_yticks(named_rows, names, fontsize=9, **style)
+        pattern = describe_head(shown, columns, kind != "cross").translate(boxes)
+        axis.set_title(f"head {number}: {pattern}", fontsize=10, **style)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.6, aspect=30)
     title, of_rows, of_columns = KINDS[kind]
     for label, text, named in [(figure.supylabel, of_rows, named_rows), (figure.supxlabel, of_columns, named_columns)]:
         label(text if named.step == 1 else f"{text}, one in {named.step} named", fontsize=10)
     figure.suptitle(f"{title}, layer {layer}")
     return figure
+
+
+def choose_fonts(text: str) -> tuple[list[str], set[int]]:
+    """The font families to draw a text with, and the code points of its characters that no font has.
+
+    Only if the default font lacks a character are other fonts opened. The families that have most of what is missing
+    come first, so that a text is not drawn in a mixture of fonts if one has all of it.
+    """
+    families, missing = list(rcParams["font.family"]), {*map(ord, text), ord("▯")}
+    for family in families:
+        missing = missing - get_font(findfont(FontProperties(family=[family]))).get_charmap().keys()
+    if not missing:
+        return families, missing
+    found: dict[str, set[int]] = {}  # what each family has of the missing
+    for entry in sorted(fontManager.ttflist, key=lambda one: (abs(one.weight - 400), one.style != "normal", one.name)):
+        if missing in found.values():
+            break
+        # The former has a placeholder for every character; matplotlib cannot draw the colors of the latter.
+        if entry.name in found or re.search("Last ?Resort|Color Emoji", entry.name):
+            continue
+        with suppress(OSError, RuntimeError):  # it is damaged, or was removed since matplotlib listed it
+            found[entry.name] = missing & get_font(entry.fname).get_charmap().keys()
+    for family in sorted(found, key=lambda family: -len(found[family])):
+        if missing & found[family]:
+            families.append(family)
+            missing = missing - found[family]
+    return families, missing
 
 
 def fit(tokens: int, panels: int) -> tuple[float, range]:
