@@ -73,7 +73,7 @@ def main():
     # their moving average. `full_model` gets them and is scored and saved: `model` itself, or a plain copy of it.
     is_sharded = distributed.number_of_shards(accelerator) > 1
     full_model = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
-    ema = AveragedModel(model, multi_avg_fn=optim.moving_average(args.ema_decay)) if args.ema_decay else None
+    ema = AveragedModel(model) if args.ema_decay else None
     scored = model if ema is None else ema.module
     if is_sharded:
         distributed.shard(model)
@@ -146,7 +146,7 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             if ema is not None:
-                ema.update_parameters(model)
+                optim.update_average(ema, model, args.ema_decay, updates=state.step)
             state.advance(batches_per_step)
             meter.add(state, schedule(state.step), step_loss, tokens, grad_norm)
             bar.update()
@@ -189,7 +189,7 @@ def main():
 def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[dict], lowest_loss: float | None):
     """Writes the model, tokenizer, results, pictures and model card."""
     model.save_pretrained(output_dir)
-    checkpoint.share_weights(output_dir)
+    checkpoint.copy_permissions(output_dir)
     tokenizer.save_pretrained(output_dir)
     text = json.dumps(results, indent=2, ensure_ascii=False)
     (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")

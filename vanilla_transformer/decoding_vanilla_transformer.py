@@ -210,7 +210,7 @@ def make_states(
 ) -> list["DecodingState"]:
     """The decoding state of each model; `encoder_outputs` and all arguments after it come from `generate`.
 
-    transformers before 5.24 calls the `cache` `past_key_values`.
+    Before transformers 5.24, `cache` was called `past_key_values`.
     """
     cache = past_key_values if cache is None else cache
     if attention_mask is None:  # the encoder has inferred one from the padding

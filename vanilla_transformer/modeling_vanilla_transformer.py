@@ -134,10 +134,16 @@ class VanillaTransformerAttention(nn.Module):
                     cache.is_updated[self.layer_idx] = True
 
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        options = {"scaling": self.scaling, "dropout": self.config.attention_dropout if self.training else 0.0}
-        # For a backend that cannot return its weights, and warns.
-        options["output_attentions"] = output_attentions
-        output, weights = attend(self, queries, keys, values, attention_mask, **options)
+        output, weights = attend(
+            self,
+            queries,
+            keys,
+            values,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            output_attentions=output_attentions,  # SDPA has no weights to return, and warns if they are asked for
+        )
         return self.out_proj(output.flatten(-2)), weights  # (B,T,h,k) -> (B,T,d)
 
 
@@ -368,8 +374,8 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         if input_ids is None and inputs_embeds is None:
             # BART would read the source as the target, as in its pretraining; a translation is not its source.
             for_a_target = (
-                " Or give `labels`, from which they are made; where Trainer removes the labels, to smooth them, use "
-                "`DataCollatorForSeq2Seq(tokenizer, model=model)`. For the encoder's output, call `get_encoder()`."
+                " Or give `labels`; to smooth them, Trainer needs `DataCollatorForSeq2Seq(tokenizer, model=model)`. "
+                "For the encoder alone, call `get_encoder()`."
             )
             missing = f"Give `{prefix}input_ids` or `{prefix}inputs_embeds`; neither is given."
             raise ValueError(missing + (for_a_target if prefix else ""))

@@ -1,4 +1,4 @@
-"""Warns, when imported, if transformers is of a version that this package was not tried with."""
+"""Warns on import if the version of transformers is not one that this package is tested with."""
 
 import contextlib
 import warnings
@@ -8,17 +8,17 @@ import transformers
 from packaging.requirements import Requirement
 
 
-def warn_if_untried(requirements: list[str]):
+def warn_if_untested(requirements: list[str]):
     """Warns if transformers is outside the bounds that the `requirements` of this package set for it."""
     bounds = {one.name: one.specifier for one in map(Requirement, requirements)}
-    tried = bounds["transformers"]
-    if not tried.contains(transformers.__version__, prereleases=True):
+    tested = bounds["transformers"]
+    if not tested.contains(transformers.__version__, prereleases=True):
         warnings.warn(
-            f"vanilla-transformer was tried with transformers {tried}, not with {transformers.__version__}; if it "
-            f"fails, run `pip install 'transformers{tried}'`.",
+            f"vanilla-transformer is tested with transformers {tested}, not with {transformers.__version__}; if it "
+            f"fails, run `pip install 'transformers{tested}'`.",
             stacklevel=2,
         )
 
 
 with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout that is not installed has no bounds
-    warn_if_untried(metadata.requires("vanilla-transformer"))
+    warn_if_untested(metadata.requires("vanilla-transformer"))

@@ -195,7 +195,7 @@ def test_pairs_of_a_batch_are_found_again(source, tokenizer):
     loader = training_batches(source, tokenizer, options(), 4, 1, 2)
     take(loader, 28)
     for number in (4, 5, 30, 58, 59):
-        pairs = loader.pairs(number)
+        pairs = loader.pairs(number, 1)
         assert [(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs] == expected[number]
         assert {(pair["source"], pair["target"]) for pair in pairs} <= set(PAIRS)
 

@@ -66,7 +66,7 @@ def test_own_data_disables_the_sample_recipe(given):
 
 def test_several_configurations_are_refused_with_a_remedy():
     message = refusal(["--dataset_name=x", "--dataset_config_name", "de-en", "fr-en"])
-    assert message.startswith("'fr-en' follows an option with one value; to train on several configurations")
+    assert message.startswith("--dataset_config_name takes one configuration, not also fr-en; to train on several")
 
 
 @pytest.mark.parametrize("given, target", [("ja-zh en-zh", "zh"), ("en-zh en-ja", None)])

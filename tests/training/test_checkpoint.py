@@ -35,7 +35,7 @@ class Run:
     def __init__(self, accelerator, with_ema=True, seed=0, **config):
         torch.manual_seed(seed)
         self.model, self.accelerator, self.state = small_model(**config), accelerator, TrainerState()
-        self.ema = AveragedModel(self.model, multi_avg_fn=optim.moving_average(0.9)) if with_ema else None
+        self.ema = AveragedModel(self.model) if with_ema else None
         self.optimizer = optim.make_optimizer(self.model, training_options("--weight_decay=0.01"))
 
     def train(self, steps: int):
@@ -48,7 +48,7 @@ class Run:
             scaler.update()
             self.optimizer.zero_grad()
             if self.ema is not None:
-                self.ema.update_parameters(self.model)
+                optim.update_average(self.ema, self.model, 0.9, self.state.step)
             self.state.advance(1)
         return self
 

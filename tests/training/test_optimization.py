@@ -53,14 +53,14 @@ def test_other_schedules_are_those_of_transformers(name, warmup_steps, max_steps
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.9999])
 def test_decay_of_the_moving_average_ramps_up(decay):
     model = nn.Linear(3, 2)
-    average = AveragedModel(model, multi_avg_fn=optim.moving_average(decay))
+    average = AveragedModel(model)
     weights = np.random.default_rng(0).standard_normal((40, 2, 3), dtype=np.float32)
     expected = weights[0]
     for n, step in enumerate(weights):
         d = min(decay, (n + 1) / (n + 10))
         expected = d * expected + (1 - d) * step if n else step
         model.weight.data.copy_(torch.from_numpy(step))
-        average.update_parameters(model)
+        optim.update_average(average, model, decay, updates=n)
         np.testing.assert_allclose(average.module.weight.detach().numpy(), expected, rtol=0, atol=1e-6)
 
 

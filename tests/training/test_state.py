@@ -15,6 +15,11 @@ def reload(state: TrainerState) -> TrainerState:
     return TrainerState(**json.loads(json.dumps(asdict(state))))
 
 
+def read_pairs(first: int, count: int) -> list[dict]:
+    """Two pairs of each batch."""
+    return [pair(number * factor) for number in range(first, first + count) for factor in (1, 10)]
+
+
 def log(state: TrainerState, accelerator, steps, detect_spikes=True) -> dict:
     """Logs steps of two batches, given as (loss, target, source and padded tokens, gradient norm)."""
     meter = Meter()
@@ -23,7 +28,7 @@ def log(state: TrainerState, accelerator, steps, detect_spikes=True) -> dict:
         state.advance(2)
         loss, norm = torch.tensor(float(loss)), torch.tensor(float(norm))
         meter.add(state, 0.1, loss, torch.tensor(tokens, dtype=torch.float32), norm)
-    return meter.flush(state, accelerator, lambda number: [pair(number), pair(10 * number)], detect_spikes)
+    return meter.flush(state, accelerator, read_pairs, detect_spikes)
 
 
 def pair(number: int) -> dict:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
 from ..conversion.native import save_tokenizer, to_native
 from ..errors import UserError, explaining, one_line
-from ..training.checkpoint import share_weights
+from ..training.checkpoint import copy_permissions
 
 FORMS = {
     "vanilla": "a model of this package (the default)",
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace):
         with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
             folder = Path(temporary) / "model"
             write(model, tokenizer, folder, options)
-            share_weights(folder)
+            copy_permissions(folder)
             folder.rename(output_dir)
     print(f"Saved the model to {output_dir}.")
 

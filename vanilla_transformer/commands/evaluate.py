@@ -241,7 +241,8 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     texts = f"{options.split} of {public_name(options.dataset_name)}" if options.dataset_name else None
     tuned = {"tuned_decoding": tried, "tuned_on": texts or Path(options.references).name}
     if not record_tuning(Path(name), tuned, before):
-        print(f"{name}/README.md has been edited, and still tells of the former search.", file=sys.stderr)
+        card = f"{name}/README.md is not as train.py writes it, so it was left alone"
+        print(f"{card}; it still describes the former search.", file=sys.stderr)
     if options.output:
         results = {"model": name, "tuned_decoding": tried, "signature": str(bleu.get_signature())}
         (options.output / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")

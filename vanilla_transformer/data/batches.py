@@ -159,10 +159,10 @@ class PairLoader(DataLoader):
         """The batches of the first epoch, as indices of pairs. Other epochs may have a few more or fewer batches."""
         return self.batch_sampler.plan(0)
 
-    def pairs(self, number: int) -> list[dict]:
-        """The pairs of the batch with this number, whichever process has it."""
-        sampler = replace(self.batch_sampler, start=number, process_index=0, num_processes=1)
-        return [self.dataset[index] for index in next(iter(sampler))]
+    def pairs(self, first: int, count: int) -> list[dict]:
+        """The pairs of `count` batches from number `first`, whichever process has them."""
+        sampler = replace(self.batch_sampler, start=first, process_index=0, num_processes=1)
+        return [self.dataset[index] for batch in itertools.islice(sampler, count) for index in batch]
 
 
 @dataclass
@@ -224,12 +224,13 @@ class StreamedBatches:
                 raise UserError("The stream has no usable pair: all are empty, or longer than the limits.")
             state = state | {"epoch": state["epoch"] + 1, "pool": 0, "pair": 0, "stream": None}
 
-    def pairs(self, number: int) -> list[dict]:
-        """The pairs of the batch with this number, whichever process had it; none if that was too long ago."""
+    def pairs(self, first: int, count: int) -> list[dict]:
+        """The pairs of `count` batches from number `first`, whichever process had them; none if too long ago."""
         reader = copy.copy(self)
-        reader.state = next((state for state in reversed(self.earlier) if state["batch"] <= number), None)
-        reader.collate, reader.start, reader.process_index, reader.num_processes = list, number, 0, 1
-        return next(iter(reader)) if reader.state else []
+        reader.state = next((state for state in reversed(self.earlier) if state["batch"] <= first), None)
+        reader.collate, reader.start, reader.process_index, reader.num_processes = list, first, 0, 1
+        reader.earlier = deque(maxlen=1)
+        return list(itertools.chain.from_iterable(itertools.islice(reader, count))) if reader.state else []
 
     def read_pool(self, pairs: Iterator[dict], state: dict) -> list[dict]:
         """Reads the next pool. The size of the first varies by epoch, so that different pairs are pooled in each."""

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError, explaining, one_line
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
-LISTS = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
+VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
 PAIR_FEATURES = datasets.Features(
     dict.fromkeys(("source", "target"), datasets.Value("string"))
@@ -144,15 +144,16 @@ def report_directions(columns: list[tuple], args):
         if len(set(zip(tags, (target for _, target in directions), strict=True))) > len(set(tags)):
             PartialState().print(
                 "Warning: files with different target languages have the same tag, so the model cannot know which "
-                "one to write; give --train_file_tags, such as '>>de<<' '>>fr<<', or --train_file_langs."
+                "one to write; give each its own with --train_file_tags, such as '>>de<<' '>>fr<<'."
             )
 
 
 def load_split(args) -> Dataset:
     """Loads `args.split` of a dataset with all its columns, and its two sides as the columns `source` and `target`.
 
-    `args` may have these options of [`load_pairs`]: `dataset_name`, `dataset_config_name`, and the names of languages
-    and columns. Raises UserError if the dataset, the split or a column does not exist.
+    `args` may have these options of [`load_pairs`]: `dataset_name`, `dataset_config_name`, `dataset_revision`, and the
+    names of languages and columns. Other columns are dropped if a row makes several pairs. Raises UserError if the
+    dataset, the split or a column does not exist.
     """
     names = ["dataset_config_name", "dataset_revision", "source_lang", "target_lang", "source_column", "target_column"]
     args = SimpleNamespace(**dict.fromkeys(names) | {"streaming": False} | vars(args))
@@ -230,11 +231,15 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     A single `Dataset` that was saved is the split `train`.
     """
     check_cache()
-    if any((Path(args.dataset_name) / name).is_file() for name in ("state.json", "dataset_dict.json")):
+    folder = Path(args.dataset_name)
+    folders = {path.parent.name: path.parent for path in sorted(folder.glob("*/state.json"))}
+    if (folder / "state.json").is_file():
+        folders = {"train": folder}
+    if folders and ("train" in folders or (folder / "dataset_dict.json").is_file()):
+        # Not by `load_from_disk`, which makes `map` write its cache beside these files.
+        patterns = {split: f"{glob.escape(str(path.absolute()))}/*.arrow" for split, path in folders.items()}
         with reading_data(f"The dataset {args.dataset_name}"):
-            saved = datasets.load_from_disk(args.dataset_name).with_format(None)
-        splits = {"train": saved} if isinstance(saved, Dataset) else dict(saved)
-        return {name: rows.to_iterable_dataset() for name, rows in splits.items()} if args.streaming else splits
+            return datasets.load_dataset("arrow", data_files=patterns, streaming=args.streaming)
     if "@" in args.dataset_name and not Path(args.dataset_name).exists():
         name, _, revision = args.dataset_name.partition("@")
         raise UserError(f"{args.dataset_name} is not an id; give --dataset_name {name} --dataset_revision {revision}.")
@@ -382,7 +387,7 @@ def find_columns(dataset: Dataset | IterableDataset, args, name: str) -> tuple:
     if (
         isinstance(nested, datasets.TranslationVariableLanguages)
         or isinstance(nested, dict)
-        and nested.keys() == LISTS
+        and nested.keys() == VARIABLE_LANGUAGES
     ):
         rows = [row["translation"] or {} for row in dataset.take(10_000)]
         nested = sorted({language for row in rows for language in row.get("language") or ()})
@@ -443,7 +448,7 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
 
 def texts_in(row: dict, language: str) -> list[str | None]:
     """The texts of a language in a row of a `translation` column; `TranslationVariableLanguages` may have several."""
-    if row.keys() == LISTS:
+    if row.keys() == VARIABLE_LANGUAGES:
         found = zip(row["language"] or (), row["translation"] or (), strict=True)
         return [text for name, text in found if name == language] or [None]
     return [row.get(language)]

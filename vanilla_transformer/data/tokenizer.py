@@ -74,7 +74,7 @@ def special_tokens_stay_text(tokenizer: Tokenizer) -> list[AddedToken]:
     `split_special_tokens=True` would do that too, but also to the special tokens that a user adds. Instead, ours are
     looked for in the normalized text, where the normalizer has put a mark before the `>` of each `</s>`. After NFC the
     mark, an ohm sign, occurs nowhere else, and the pre-tokenizer removes it at a place where it splits anyway. Only a
-    text that is a special token and nothing else has neither the leading space nor the mark, and is that token.
+    text, or the rest of one after an added token, that is a special token and nothing else is still that token.
     """
     names = list(SPECIAL_TOKENS.values())
     alone = Regex(rf"(?<![\s\S]) (?=(?:{'|'.join(names)})(?![\s\S]))")

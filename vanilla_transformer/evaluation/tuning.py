@@ -24,7 +24,7 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
     Raises:
         TextTooLong: A source is too long to be translated in one piece.
     """
-    tried, metrics = [], {"bleu": bleu, "chrf": CHRF()}
+    tried, metrics = [], {"bleu": bleu, "chrf": CHRF(lowercase=bleu.lowercase)}
     for num_beams in NUM_BEAMS:
         # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
         search = {"num_beams": num_beams, "length_penalty": 0.0} | early_stopping(num_beams)

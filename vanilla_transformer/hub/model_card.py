@@ -87,10 +87,10 @@ def make_model_card(output_dir: str | Path) -> ModelCard:
 
 
 def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
-    """Adds what `evaluate --tune` found to the results of a run and to its card; returns whether both tell of it.
+    """Adds what `evaluate --tune` found to the results of a run and to its card.
 
-    A card that is not as [`write_model_card`] writes it has been edited, and stays. A directory without results of
-    train.py stays as it is.
+    Returns False if it left the card alone, because it is not the one that [`write_model_card`] would write. A
+    directory without results of train.py stays as it is.
 
     Args:
         tuned: `tuned_decoding`, what [`tune`] returns, and `tuned_on`, the name of the texts.

@@ -220,6 +220,7 @@ def make_parser() -> Parser:
     return parser
 
 
+SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --dataset_name
 # Options on the command line that override keys of a recipe other than their own.
 FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
@@ -230,7 +231,7 @@ LISTS = {*FILE_OPTIONS, "teacher"}  # options with one or more values
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
     "dataset_name": {"dataset_config_name", "dataset_revision"} | FILE_OPTIONS,
-    "train_file": {"dataset_name", "dataset_config_name", "dataset_revision"} | FILE_OPTIONS,
+    "train_file": {"dataset_name", "dataset_config_name", *SPLIT_OPTIONS, "dataset_revision"} | FILE_OPTIONS,
 }
 
 
@@ -243,10 +244,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = make_parser()
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
     options = vars(given).keys()
-    if unknown and given.dataset_config_name and not unknown[0].startswith("-"):
+    if unknown and argv[argv.index(unknown[0]) - 2] == "--dataset_config_name":
         raise UserError(
-            f"'{unknown[0]}' follows an option with one value; to train on several configurations of a dataset, name "
-            "their files with --train_file, such as hf://datasets/ID/PATH."
+            f"--dataset_config_name takes one configuration, not also {unknown[0]}; to train on several, name their "
+            "files with --train_file, such as hf://datasets/ID/PATH."
         )
     if unknown:
         raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], [f'--{name}' for name in options])}")
@@ -311,6 +312,10 @@ def check_conflicts(args: argparse.Namespace):
         raise UserError("--dataset_name and --train_file are both given; choose one.")
     if args.run_name and args.report_to == "none":
         raise UserError("--run_name needs --report_to.")
+    if args.train_file and (given := sorted(name for name in SPLIT_OPTIONS if getattr(args, name))):
+        raise UserError(
+            f"--{given[0]} is for --dataset_name; with --train_file, give --validation_file and --test_file."
+        )
     if args.distillation_weight > 1:
         raise UserError(f"--distillation_weight is {args.distillation_weight}; it is a share of the loss, at most 1.")
     defaults = vars(DataOptions) | vars(TrainingOptions)

@@ -40,6 +40,8 @@ def make_tokenizer(args, train_pairs, checkpoint: Path | None):
     elif option is not None:
         tokenizer = load_tokenizer(existing[option], option)
         for side, texts in sample_texts(train_pairs).items():
+            for tag in tags if side == "source" else ():
+                texts = [text.removeprefix(f"{tag} ") for text in texts]
             if texts and (warning := check_coverage(tokenizer, texts, side, f"{option} {existing[option]}")):
                 print(warning)
         if option == "--model_name_or_path" and args.vocab_size not in (None, len(tokenizer)):

@@ -33,6 +33,7 @@ from .distributed import copy_weights, run_on_main
 from .state import TrainerState, Triggers
 
 LOCK = ".lock"
+FIRST_FILES = {LOCK, "recipe.yaml"}  # of a run; Windows deletes the lock file when the run ends
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -62,7 +63,7 @@ def save(output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: 
                 tensors = {name: average[name] for name, _ in full_model.named_parameters()}
                 save_file(tensors, temporary / "ema.safetensors")
             (temporary / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-            share_weights(temporary)
+            copy_permissions(temporary)
             temporary.rename(folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -71,7 +72,7 @@ def save(output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: 
     run_on_main(accelerator, write)
 
 
-def share_weights(folder: Path):
+def copy_permissions(folder: Path):
     """Gives the weights of a saved model the access rights of its config; safetensors 0.8 lets only the owner read."""
     for weights in folder.glob("*.safetensors"):
         with contextlib.suppress(OSError):  # a file system without such rights
@@ -152,7 +153,7 @@ def resolve_resume_checkpoint(args) -> Path | None:
 def check_output_dir(output_dir: Path, checkpoint: Path | None):
     """Raises UserError if a run that resumes from `checkpoint`, or starts from scratch, would overwrite other files.
 
-    Files beside a lock file are what a run left that ended before its first checkpoint.
+    Files beside a recipe, or a lock file, are what a run left that ended before its first checkpoint.
     """
     existing = list_checkpoints(output_dir)
     if checkpoint is not None and checkpoint.resolve() in [one.resolve() for one in existing]:
@@ -164,7 +165,7 @@ def check_output_dir(output_dir: Path, checkpoint: Path | None):
     elif existing or (output_dir / "config.json").exists():
         how = "resume with --resume_from_checkpoint, or" if existing else "fine-tune it with --model_name_or_path and"
         raise UserError(f"--output_dir {output_dir} already holds a model; {how} choose another directory.")
-    elif output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / LOCK).exists():
+    elif output_dir.is_dir() and (found := {path.name for path in output_dir.iterdir()}) and not found & FIRST_FILES:
         raise UserError(f"--output_dir {output_dir} is not empty; choose another directory.")
 
 

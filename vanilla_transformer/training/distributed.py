@@ -64,7 +64,7 @@ def make_accelerator(args) -> Accelerator:
         raise UserError(f"{launched} processes were started that do not know of each other; {remedy}.")
     if is_cpu and accelerator.mixed_precision == "fp16":
         raise UserError("--mixed_precision fp16 needs a GPU; on a CPU, give accelerate launch bf16 or no.")
-    if "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
+    if is_cpu and "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
         print("warning: accelerate launch was told several processes but started one; see docs/scaling.md.")
     return accelerator
 
@@ -80,7 +80,7 @@ def check_launch(args):
         raise UserError("--mixed_precision fp8 is not supported; give accelerate launch bf16.")
     for name, ours in NOT_HANDED_ON.items():
         told, value = os.environ.get(f"ACCELERATE_{name.upper()}") or launcher_option(name), getattr(args, ours)
-        if told and float(told) != value:
+        if told and told not in ("none", "auto") and float(told) != value:
             raise UserError(
                 f"accelerate launch has --{name} {told}, but train.py --{ours} {value}; give only the latter, after "
                 "train.py."
@@ -172,4 +172,6 @@ def exit_on_error():
         print(f"train.py: {message}", file=sys.stderr, flush=True)
     # For gloo, see end_processes. A launcher ends all processes with the first, so the one that prints must be that.
     time.sleep(0.1 if is_first else 3)
+    if not is_first and status == 2:  # still running, so the first has no error of its own to print
+        print(f"train.py: {message}", file=sys.stderr, flush=True)
     sys.exit(status)

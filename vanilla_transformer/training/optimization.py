@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import get_scheduler
 
 from ..data.batches import SOFT_TARGETS
@@ -37,8 +37,8 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
     """The learning rate as a function of the step, which counts from 1; `name` is one of transformers' schedules.
 
     It is never 0: warm-up reaches the peak at step `warmup_steps`, and a schedule that falls to 0 would do so one step
-    after the last. Without warm-up, these are the rates of transformers' Trainer. With warm-up, the Trainer's first
-    step has a rate of 0; ours are the rates of its other steps, in a run of one step more.
+    after the last. Without warm-up, the rates are those of transformers' Trainer. With warm-up, our step n has the
+    rate of step n + 1 of a Trainer that runs one step longer: its first step has a rate of 0.
     """
     if name == "inverse_sqrt":
         return lambda step: peak * inverse_square_root(step, warmup_steps)
@@ -64,18 +64,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):
         group["lr"] = learning_rate
 
 
-def moving_average(decay: float) -> Callable:
-    """The `multi_avg_fn` of torch's AveragedModel for an average with a decay of min(`decay`, (n + 1) / (n + 10)).
+def update_average(average: AveragedModel, model: nn.Module, decay: float, updates: int):
+    """Moves the average towards the weights, with a decay of min(`decay`, (n + 1) / (n + 10)) after n `updates`.
 
-    n is the number of earlier updates. The decay is small at first, so that a short run does not average over its
-    start. Marian has this formula (src/optimizers/exponential_smoothing.cpp); so has OpenNMT-py, with the number of
-    the step, n + 1, in place of n (`_update_average` in onmt/trainer.py).
+    So the decay is small at first, and a short run does not average over its start. Marian has this formula
+    (src/optimizers/exponential_smoothing.cpp); so has OpenNMT-py, with the number of the step, n + 1, in place of n
+    (`_update_average` in onmt/trainer.py).
     """
-
-    def update(averages: list[torch.Tensor], weights: list[torch.Tensor], n: torch.Tensor):
-        get_ema_multi_avg_fn(min(decay, (n.item() + 1) / (n.item() + 10)))(averages, weights, n)
-
-    return update
+    average.multi_avg_fn = get_ema_multi_avg_fn(min(decay, (updates + 1) / (updates + 10)))
+    average.update_parameters(model)
 
 
 def seed_batch(seed: int, batch_number: int):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
+from .distributed import run_on_main
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
 SPIKE = 2.0  # a loss this many nats, and six standard deviations, above their mean is a spike
@@ -106,10 +107,10 @@ class Meter:
         """Adds a step: its loss on this process (), the counts of `count_tokens` (3,) and its gradient norm ()."""
         self.steps.append((state.step, state.position, learning_rate, torch.stack([loss, *tokens, norm])))
 
-    def flush(self, state: TrainerState, accelerator, read_batch: Callable, detect_spikes: bool = True) -> dict:
+    def flush(self, state: TrainerState, accelerator, read_pairs: Callable, detect_spikes: bool = True) -> dict:
         """Adds the collected steps to `state` and returns the log entry; raises [`Diverged`] if one of them did.
 
-        `read_batch` returns the pairs of the batch with a number, for the message.
+        `read_pairs(first, count)` returns the pairs of `count` batches from number `first`, for the message.
         """
         numbers = torch.stack([numbers for *_, numbers in self.steps])  # (steps,5)
         numbers[:, 0] = accelerator.reduce(numbers[:, 0].contiguous())  # each process has the loss of its batches
@@ -120,7 +121,7 @@ class Meter:
             if problem := find_problem(state, step, loss, norm, detect_spikes):
                 first = state.spikes[0] if math.isfinite(loss + norm) else step
                 count = position // step  # batches of a step
-                pairs = [pair for number in range((first - 1) * count, first * count) for pair in read_batch(number)]
+                pairs = run_on_main(accelerator, read_pairs, (first - 1) * count, count)
                 raise Diverged(
                     f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
                     f"{position - 1}): {problem} {name_longest(pairs, first)}Checkpoints from before step {first} are "
@@ -148,10 +149,10 @@ class Meter:
 
 
 def find_problem(state: TrainerState, step: int, loss: float, norm: float, detect_spikes: bool) -> str | None:
-    """How training diverged at this step, which `state` then records; None if it did not.
+    """Records the loss of a step in `state`; returns a sentence if training has diverged at it, else None.
 
-    The loss or the gradient norm is not finite, or the loss spikes at nearly every step. A single spike passes: in a
-    small batch, one odd pair is enough for it.
+    It has if the loss or the gradient norm is not finite, or if the loss spikes at nearly every step. A single spike
+    passes: in a small batch, one odd pair is enough for it.
     """
     if not math.isfinite(loss + norm):
         return f"the loss is {loss:.4g} and the gradient norm {norm:.4g}."

@@ -32,7 +32,7 @@ def start_trackers(accelerator: Accelerator, run_name: str | None, recipe: dict)
         raise UserError(f"--run_name has no effect with --report_to {','.join(names)}; leave it out.")
     project = next(iter(projects), PROJECT)
     print(f"reporting to {', '.join(names)}")
-    options = {name: {key: run_name} for name, key in RUN_NAMES.items()} if run_name else None
+    options = {name: {key: run_name} for name, key in RUN_NAMES.items()} if run_name else {}
     try:
         accelerator.init_trackers(project, for_trackers(recipe), options)
         if run_name and "comet_ml" in names:
