@@ -366,7 +366,7 @@ def test_texts_with_unknown_characters_are_counted(marian):
 
 
 def test_our_tokenizer_knows_every_character(translator, recwarn):
-    translator(["犬", "\u0958", "<unk>", "\U0010ffff"])
+    translator(["犬", "\u0958", "a <unk>", "\U0010ffff"])
     assert not recwarn
 
 

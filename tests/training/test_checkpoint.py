@@ -192,7 +192,8 @@ def put(output_dir: Path, *steps):
 
 
 def state_with_bleu(scores: dict[int, float]) -> TrainerState:
-    return TrainerState(history=[{"step": n, "eval_bleu": bleu, "eval_loss": 1.0} for n, bleu in scores.items()])
+    entries = [{"eval_bleu": bleu, "eval_chrf": bleu, "eval_loss": 1.0} for bleu in scores.values()]
+    return TrainerState(history=[{"step": step} | entry for step, entry in zip(scores, entries, strict=True)])
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def train_tokenizer(
     tokenizer.train_from_iterator(texts, trainer, length=length)
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
-    return wrap(tokenizer, clean_up_tokenization_spaces=False, **SPECIAL_TOKENS)
+    return wrap(tokenizer, clean_up_tokenization_spaces=False, split_special_tokens=False, **SPECIAL_TOKENS)
 
 
 def special_tokens_stay_text(tokenizer: Tokenizer) -> list[AddedToken]:

@@ -33,7 +33,6 @@ from .distributed import copy_weights, run_on_main
 from .state import TrainerState, Triggers
 
 LOCK = ".lock"
-FIRST_FILES = {LOCK, "recipe.yaml"}  # of a run; Windows deletes the lock file when the run ends
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -153,7 +152,7 @@ def resolve_resume_checkpoint(args) -> Path | None:
 def check_output_dir(output_dir: Path, checkpoint: Path | None):
     """Raises UserError if a run that resumes from `checkpoint`, or starts from scratch, would overwrite other files.
 
-    Files beside a recipe, or a lock file, are what a run left that ended before its first checkpoint.
+    Files beside a lock file are what a run left that ended before its first checkpoint.
     """
     existing = list_checkpoints(output_dir)
     if checkpoint is not None and checkpoint.resolve() in [one.resolve() for one in existing]:
@@ -165,7 +164,7 @@ def check_output_dir(output_dir: Path, checkpoint: Path | None):
     elif existing or (output_dir / "config.json").exists():
         how = "resume with --resume_from_checkpoint, or" if existing else "fine-tune it with --model_name_or_path and"
         raise UserError(f"--output_dir {output_dir} already holds a model; {how} choose another directory.")
-    elif output_dir.is_dir() and (found := {path.name for path in output_dir.iterdir()}) and not found & FIRST_FILES:
+    elif output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / LOCK).exists():
         raise UserError(f"--output_dir {output_dir} is not empty; choose another directory.")
 
 
