@@ -110,8 +110,11 @@ def test_directories_of_save_to_disk(streaming, tmp_path):
     Dataset.from_list(rows()).with_format("numpy").save_to_disk(tmp_path / "one")
     splits = datasets.DatasetDict({split: Dataset.from_list(rows(pairs=part)) for split, part in PARTS.items()})
     splits.save_to_disk(tmp_path / "all")
+    before = sorted(tmp_path.glob("[oa]*/**/*"))
     one = load(dataset_name=tmp_path / "one", streaming=streaming, validation_split="train")
     pairs = load(dataset_name=tmp_path / "all", streaming=streaming)
+    list(one["train"].map(lambda row: row)), list(pairs["train"].map(lambda row: row))
+    assert sorted(tmp_path.glob("[oa]*/**/*")) == before  # no cache is written beside the data
     assert texts(one["train"]) == PAIRS and isinstance(pairs["train"], IterableDataset) == streaming
     assert {split: texts(part) for split, part in pairs.items()} == PARTS
 

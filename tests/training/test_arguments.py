@@ -284,6 +284,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         ("--teacher x --streaming --max_steps=5", "--streaming=0", "--teacher reads all pairs before training"),
         ("--streaming --max_steps=5 --train_file x y --dataset_name=", "--train_file x", "--streaming reads one"),
         ("--distillation_weight=0.9", "--teacher x", "--distillation_weight needs --teacher."),
+        ("--train_file=x --dataset_name= --test_split=a", "--test_split=", "--test_split is for --dataset_name; with"),
         ("--early_stopping_patience=2", "--eval_steps=3", "--early_stopping_patience needs --eval_steps."),
     ],
 )
