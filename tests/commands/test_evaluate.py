@@ -122,7 +122,7 @@ def test_a_bleu_of_0_and_a_script_without_a_language_are_explained(tmp_path, cap
         file = tmp_path / f"{name}.txt"
         results = evaluate(tmp_path / name, "--hypotheses", file, "--references", file, "--num_samples", "9")
         table, said = capsys.readouterr()
-        note = f"{file}: BLEU is 0 although chrF is 100.00: no translation has four words, as 13a counts them"
+        note = f"{file}: BLEU is 0, and chrF 100.00: no translation has four words, as 13a counts them"
         assert f"- {note}" in table and results["notes"][0].startswith(note) and len(results["notes"]) == 1
         assert said.count("does not fit the script of most references; use --bleu_tokenize zh.") == doubts
     named = ["--hypotheses", file, "--references", file, "--num_samples", "9", "--target_lang", "cn"]

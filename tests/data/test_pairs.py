@@ -145,6 +145,7 @@ def test_other_parts_of_splits_are_refused(hub_like):
     message = error(**options, train_split="train[:5]", validation_split="dev", streaming=True)
     assert message == "A stream has whole splits only, not 'train[:5]'; leave out --streaming, or name one split."
     assert error(dataset_name="me/pairs@v1").endswith("give --dataset_name me/pairs --dataset_revision v1.")
+    assert error(dataset_name=hub_like, dataset_revision="v1").endswith(f"on the Hub; {hub_like} is a directory.")
 
 
 @streamed

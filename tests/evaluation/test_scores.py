@@ -127,7 +127,7 @@ def test_a_bleu_of_0_is_explained_if_chrf_is_not_0():
         return explain_zero(make_bleu(), score(hypotheses, references)["chrf"], hypotheses, references)
 
     short = ["Datei öffnen", "Seite drucken"]
-    assert "although chrF is 100.00: no translation has four words, as 13a counts them" in explain(short, short)
+    assert "and chrF 100.00: no translation has four words, as 13a counts them" in explain(short, short)
     wrong = ["Hunde schliefen nicht immer tief"]
     assert "hardly any word of the translations is in its reference" in explain(wrong, ["Der Hund schläft"])
     assert explain(["a b c d"], ["X Y"]) is explain(REFERENCES, REFERENCES) is explain([""], ["X"]) is None

@@ -131,8 +131,9 @@ TUNED = {"tuned_decoding": [{"num_beams": 8, "length_penalty": 0.4, "bleu": 32.3
 
 
 def test_tuning_is_recorded_in_results_and_card(trained):
-    """The scores stay those of the search before, also after a second tuning."""
+    """The scores stay those of the search before, also after a second tuning and in a directory that was renamed."""
     write_model_card(trained)
+    trained = trained.rename(trained.with_name("renamed"))
     assert record_tuning(trained, TUNED, {"num_beams": 4, "length_penalty": 1.0})
     assert record_tuning(trained, TUNED | {"tuned_on": "more.txt"}, {"num_beams": 8, "length_penalty": 0.4})
     results = json.loads(read(trained / "all_results.json"))

@@ -154,6 +154,7 @@ def test_options_with_an_optional_value(given, name, value):
         (["--d_modl=64"], "did you mean --d_model?"),
         (["--learning", "1"], "did you mean --learning_rate?"),
         (["--per_device_train_batch_size", "1"], "did you mean --per_device_train_max_tokens?"),
+        (["--mixed_precision", "bf16"], "it is one of accelerate launch, before train.py."),
         (["--xyzzy", "1"], "--help lists all options."),
     ],
 )

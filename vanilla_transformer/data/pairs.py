@@ -232,12 +232,14 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     """
     check_cache()
     folder = Path(args.dataset_name)
-    folders = {path.parent.name: path.parent for path in sorted(folder.glob("*/state.json"))}
-    if (folder / "state.json").is_file():
-        folders = {"train": folder}
-    if folders and ("train" in folders or (folder / "dataset_dict.json").is_file()):
+    if args.dataset_revision and folder.is_dir():
+        raise UserError(f"--dataset_revision is for a dataset on the Hub; {folder} is a directory.")
+    saved = {"train": folder} if (folder / "state.json").is_file() else {}
+    if (folder / "dataset_dict.json").is_file():
+        saved = {path.parent.name: path.parent for path in sorted(folder.glob("*/state.json"))}
+    if saved:
         # Not by `load_from_disk`, which makes `map` write its cache beside these files.
-        patterns = {split: f"{glob.escape(str(path.absolute()))}/*.arrow" for split, path in folders.items()}
+        patterns = {split: f"{glob.escape(str(path.absolute()))}/*.arrow" for split, path in saved.items()}
         with reading_data(f"The dataset {args.dataset_name}"):
             return datasets.load_dataset("arrow", data_files=patterns, streaming=args.streaming)
     if "@" in args.dataset_name and not Path(args.dataset_name).exists():

@@ -67,10 +67,10 @@ def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], references: lis
     score = bleu.corpus_score(hypotheses, [references])
     if not score.score < SHOWN_AS_0 <= chrf:
         return None
-    reason = f"no translation has four words, as {bleu.tokenizer.signature()} counts them, and so no 4-gram"
     if score.totals[-1]:
-        reason = "hardly any word of the translations is in its reference"
-    return f"BLEU is 0 although chrF is {chrf:.2f}: {reason}; compare by chrF."
+        return "BLEU is 0: hardly any word of the translations is in its reference."
+    reason = f"no translation has four words, as {bleu.tokenizer.signature()} counts them, and so no 4-gram"
+    return f"BLEU is 0, and chrF {chrf:.2f}: {reason}; compare by chrF."
 
 
 class TranslationQuality(evaluate.Metric):

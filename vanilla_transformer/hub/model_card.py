@@ -35,8 +35,8 @@ def write_model_card(output_dir: str | Path) -> Path:
     return path
 
 
-def make_model_card(output_dir: str | Path) -> ModelCard:
-    """The card from `all_results.json` and `recipe.yaml` of a finished run.
+def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCard:
+    """The card from `all_results.json` and `recipe.yaml` of a finished run; `name` defaults to that of the directory.
 
     If `config.json` is that of a native form, the card says so and shows code without `trust_remote_code`. Raises
     UserError if one of the three files is missing or damaged, or train.py did not write it.
@@ -46,7 +46,7 @@ def make_model_card(output_dir: str | Path) -> ModelCard:
     results, recipe, config = (read_file(output_dir / name) for name in files)
     if "train_target_tokens" not in results:  # transformers' Trainer also writes a file of this name
         raise UserError(f"{output_dir}/all_results.json is not from train.py; write a README.md yourself.")
-    name, dataset = " ".join(output_dir.resolve().name.split()), results["dataset"]
+    name, dataset = name or " ".join(output_dir.resolve().name.split()), results["dataset"]
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
     is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name")  # of a local one, it is the last part
@@ -101,8 +101,9 @@ def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
     if "train_target_tokens" not in results:
         return True
     is_ours = not card.exists()
-    with contextlib.suppress(UserError):  # without a recipe, no such card can be made
-        is_ours = is_ours or card.read_text(encoding="utf-8") == str(make_model_card(output_dir))
+    with contextlib.suppress(UserError, ValueError, OSError):  # without a recipe or metadata, it is not ours
+        name = None if is_ours else ModelCard.load(card).data.model_name  # that of before the directory was renamed
+        is_ours = is_ours or card.read_text(encoding="utf-8") == str(make_model_card(output_dir, name))
     text = json.dumps({"scored_with": scored_with} | results | tuned, indent=2, ensure_ascii=False)
     temporary = path.with_suffix(".tmp")  # so that a kill leaves whole results, old or new
     temporary.write_text(text + "\n", encoding="utf-8")

@@ -225,7 +225,7 @@ SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --data
 FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
 NEEDS = dict.fromkeys(sorted(FILE_OPTIONS - {"train_file"}), "train_file")  # options that need another one
-NEEDS |= {"early_stopping_patience": "eval_steps", "native": "push_to_hub"}
+NEEDS |= {"early_stopping_patience": "eval_steps", "native": "push_to_hub", "dataset_revision": "dataset_name"}
 NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
 LISTS = {*FILE_OPTIONS, "teacher"}  # options with one or more values
 OVERRIDES = {
@@ -244,7 +244,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = make_parser()
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
     options = vars(given).keys()
-    if unknown and argv[argv.index(unknown[0]) - 2] == "--dataset_config_name":
+    if unknown and argv[: argv.index(unknown[0])][-2:-1] == ["--dataset_config_name"]:
         raise UserError(
             f"--dataset_config_name takes one configuration, not also {unknown[0]}; to train on several, name their "
             "files with --train_file, such as hf://datasets/ID/PATH."
@@ -302,7 +302,10 @@ def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
 
 
 def closest(name: str, options: Iterable[str]) -> str:
-    found = get_close_matches(name.split("=")[0], options, n=1)
+    name = name.split("=")[0]
+    if name in ("--mixed_precision", "--num_processes", "--num_machines", "--config_file"):
+        return "; it is one of accelerate launch, before train.py."
+    found = get_close_matches(name, options, n=1)
     return f"; did you mean {found[0]}?" if found else "; --help lists all options."
 
 

@@ -53,7 +53,8 @@ def make_accelerator(args) -> Accelerator:
     timeout = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
     steps = GradientAccumulationPlugin(num_steps=1)  # otherwise `backward` divides by what the environment says
     options = {"project_dir": args.output_dir, "kwargs_handlers": [timeout], "gradient_accumulation_plugin": steps}
-    with explaining(f"Accelerate cannot start with --report_to {args.report_to}", ValueError):
+    what = f" with --report_to {args.report_to}" if trackers else ""
+    with explaining(f"Accelerate cannot start{what}", ValueError):
         accelerator = Accelerator(log_with=trackers or None, **options)
     for name in trackers:
         if name not in map(str, accelerator.log_with) and (name != "all" or not accelerator.log_with):
