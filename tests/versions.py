@@ -38,7 +38,7 @@ import json, sys, torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 folder, texts = sys.argv[1], json.load(sys.stdin)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
 inputs = tokenizer(texts, return_tensors="pt", padding=True)
 translate = pipeline("vanilla-translation", model=folder, trust_remote_code=True)
