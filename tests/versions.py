@@ -133,13 +133,15 @@ def start(python: str, torch: str | None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", choices=("pinned", "lowest", "newest"), metavar="pinned | lowest | newest")
+    parser.add_argument("kinds", nargs="*", metavar="pinned | lowest | newest", help="what to install; one or more")
     parser.add_argument("--model", type=Path, default=Path("outputs/sample"), help="a model trained by the main job")
     parser.add_argument("--start", nargs="+", metavar="PYTHON", help="only start the programs, in each of these")
     parser.add_argument("--python", default=sys.executable, help="the interpreter, or its version")
     parser.add_argument("--environment", type=Path, help="an environment that has the versions already")
     parser.add_argument("--torch", metavar="VERSION", help="this version of torch, whatever the others")
     options = parser.parse_args()
+    if wrong := {*options.kinds} - {"pinned", "lowest", "newest"}:
+        parser.error(f"{min(wrong)} is none of pinned, lowest and newest")
     for python in options.start or []:
         start(python, options.torch)
     if options.start:
