@@ -173,6 +173,4 @@ def exit_on_error():
         print(f"train.py: {message}", file=sys.stderr, flush=True)
     # For gloo, see end_processes. A launcher ends all processes with the first, so the one that prints must be that.
     time.sleep(0.1 if is_first else 3)
-    if not is_first and status == 2:  # still running, so the first has no error of its own to print
-        print(f"train.py: {message}", file=sys.stderr, flush=True)
     sys.exit(status)
