@@ -252,8 +252,11 @@ class Translator:
         filled = [index for index, text in enumerate(texts) if text.strip()]
         encoded = self.encode([texts[index] for index in filled])
         if unknown := sum(self.tokenizer.unk_token_id in ids[:-1] for ids in encoded):
-            message = f"{unknown:,} of {len(texts):,} texts have characters that the tokenizer does not know; they are"
-            warnings.warn(f"{message} not translated. Remove them, or use a model that knows them.", stacklevel=3)
+            warnings.warn(
+                f"{unknown:,} of {len(texts):,} texts have characters that the tokenizer does not know; they are not "
+                "translated. Remove them, or use a model that knows them.",
+                stacklevel=3,
+            )
         text_indices, sources = [], []
         for index, source in zip(filled, encoded, strict=True):
             pieces = [source]
