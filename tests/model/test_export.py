@@ -79,7 +79,9 @@ class ProgramDecoder:
     """The same by torch.export programs, which were saved and loaded again."""
 
     def __init__(self, folder, model):
-        self.encode, decoder = (ExportedModel.from_pretrained(folder / name) for name in ("encoder", "decoder"))
+        self.encode, decoder = (  # the programs are pickled
+            ExportedModel.from_pretrained(folder / name, trust_remote_code=True) for name in ("encoder", "decoder")
+        )
         self.prefill, self.decode, self.config = decoder.runners["prefill"], decoder.runners["decode"], model.config
 
     def start(self, source, mask):
