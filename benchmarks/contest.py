@@ -16,6 +16,10 @@ import torch
 
 from vanilla_transformer.training.memory import configure_malloc
 
+# Forked from a process that has imported the libraries, as importing them takes longer than many a measurement.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["vanilla_transformer.training.builders"])
+
 
 class Contestant:
     """Calls the function that `make(*arguments)` returns in a separate process, and times it.
@@ -29,7 +33,7 @@ class Contestant:
         self.seconds: list[float] = []
         self.answers: list = []
         self.memory = 0  # bytes
-        self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.process = ProcessPoolExecutor(1, PROCESSES)
         self.run(prepare, make, arguments, keeps_memory)
 
     def run(self, function, *arguments):

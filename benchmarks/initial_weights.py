@@ -13,9 +13,9 @@ table and a picture of all runs that were asked for.
 import argparse
 import itertools
 import json
+import os
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import date
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import report
 import torch
+from contest import PROCESSES
 from matplotlib.figure import Figure
 from quality import mean_and_deviation
 from torch import nn
@@ -128,8 +129,12 @@ def initialize(model: nn.Module, matrices: str, embeddings: float):
 # ------------------------------------------------------------------------------------------------------- the runs
 
 
-def train_one(matrices: str, embeddings: float, argv: list[str]):
-    """Runs train.py in this process, with other initial weights."""
+def train_one(matrices: str, embeddings: float, argv: list[str], log: Path):
+    """Runs train.py in this process, with other initial weights; what it prints goes to `log`."""
+    with open(log, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(REPOSITORY)
     sys.path.insert(0, str(REPOSITORY))
     import train
     from vanilla_transformer.training import builders, distributed
@@ -165,10 +170,13 @@ def run_all(options: argparse.Namespace) -> dict[tuple[str, float, str], list[di
             others += f"--save_steps 200 --save_total_limit 1 --resume_from_checkpoint {variant}"
             argv = [*SIZES[options.size].split(), "--dataset_name", str(Path(options.data).resolve())]
             argv += ["--output_dir", str(output_dir), *others.split()]
-            command = [sys.executable, __file__, "--one", matrices, str(embeddings), *argv]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-            if done.returncode:
-                sys.exit(done.stderr[-2000:])
+            options.output.mkdir(parents=True, exist_ok=True)
+            log = Path(f"{output_dir}.log")
+            process = PROCESSES.Process(target=train_one, args=(matrices, embeddings, argv, log))
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(log.read_text(encoding="utf-8")[-2000:])
         run = read_run(output_dir)
         print(f"{name}: validation loss {run['losses'][-1]:.3f}, BLEU {run['bleus'][-1]:.2f}", flush=True)
         runs.setdefault(kind, []).append(run)
@@ -242,7 +250,4 @@ def main():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        train_one(sys.argv[2], float(sys.argv[3]), sys.argv[4:])
-    else:
-        main()
+    main()

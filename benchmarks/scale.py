@@ -9,7 +9,6 @@ Each part of the code that train.py runs is measured in a separate process. Writ
 
 import itertools
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import report
 import torch
+from contest import PROCESSES
 from pyarrow.parquet import write_table
 
 from vanilla_transformer.commands.options import positive
@@ -123,9 +123,8 @@ class Reporter:
 
 def measure(part, *args) -> tuple[list[Phase], dict]:
     """Runs `part(reporter, *args)` in a separate process; returns its phases and notes."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=run_part, args=(sender, part, *args))
+    receiver, sender = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=run_part, args=(sender, part, *args))
     process.start()
     sender.close()
     looks, phases, notes = [], [], {}

@@ -12,8 +12,7 @@ import onnxruntime  # noqa: E402
 
 from vanilla_transformer.conversion.onnx import to_onnx  # noqa: E402
 
-FORMS = {
-    "post-norm": {"norm_first": False},
+FORMS = {  # sinusoidal positions: tests/end_to_end/test_deployment.py
     "pre-norm, learned": {"position_embedding_type": "learned"},
     "post-norm, rotary": {"position_embedding_type": "rotary", "norm_first": False},
 }
