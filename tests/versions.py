@@ -9,8 +9,8 @@
 Each set is installed into a new environment by uv, or was installed into ENV before. There, the main job of the README
 trains the sample, the tests of the model, its search and its conversions run, and the model of --model translates the
 first 200 test sentences: in the package and by the code that travels with it, each greedily and with 4 beams. The
-script exits with 1 if a test fails, the sample stays below BLEU 95, or a translation differs from that of the
-environment that runs this script.
+script exits with 1 if a test fails, the sample stays below --min_bleu, or a translation differs from that of the
+environment that runs this script. Several sets are tried at the same time, each on its share of the cores.
 
 With --start, each of the Pythons only imports the package, reads every recipe and shows every --help.
 """
@@ -18,9 +18,12 @@ With --start, each of the Pythons only imports the package, reads every recipe a
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -86,41 +89,48 @@ def install(kind: str, python: str, torch: str | None, environment: Path, packag
     subprocess.run([*uv, "pip", "install", "--quiet", *options, "-e", package], cwd=ROOT, check=True)
 
 
-def run(environment: Path, *command, **options) -> subprocess.CompletedProcess:
-    """Runs a program of an environment, without a network, in the checkout."""
-    settings = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VIRTUAL_ENV": str(environment)}
-    settings["PATH"] = f"{environment / 'bin'}{os.pathsep}{settings['PATH']}"
-    program = environment / "bin" / command[0]
-    options = {"cwd": ROOT, "env": settings, "encoding": "utf-8", "stdout": subprocess.PIPE, **options}
-    return subprocess.run([program, *map(str, command[1:])], **options)
+class Environment:
+    """An installed environment, whose programs run in the checkout, without a network, on some of the cores."""
+
+    def __init__(self, path: Path, cores: Sequence[int] = ()):
+        self.path, self.cores = path.absolute(), cores
+
+    def run(self, *command, **options) -> subprocess.CompletedProcess:
+        settings = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        settings |= {"VIRTUAL_ENV": str(self.path), "PATH": f"{self.path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        pinned = ["taskset", "-c", ",".join(map(str, self.cores))] if self.cores else []
+        options = {"cwd": ROOT, "env": settings, "encoding": "utf-8", "stdout": subprocess.PIPE, **options}
+        return subprocess.run([*pinned, self.path / "bin" / command[0], *map(str, command[1:])], **options)
 
 
-def translate(environment: Path, model: Path) -> list[list[str]]:
+def translate(environment: Environment, model: Path) -> list[list[str]]:
     """The translations of 200 sentences by each way of translating."""
     lines = (ROOT / "sample_dataset" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
     texts = json.dumps([json.loads(line)["en"] for line in lines])
-    done = run(environment, "python", "-c", TRANSLATE, model.resolve(), input=texts, check=True)
+    done = environment.run("python", "-c", TRANSLATE, model.resolve(), input=texts, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def try_versions(kind: str, environment: Path, model: Path, expected: list[list[str]]) -> tuple[dict, bool]:
+def try_versions(kind: str, environment: Environment, options, expected: list[list[str]]) -> tuple[dict, bool]:
     """The row of one environment, and whether all was as it should be."""
     row = dict.fromkeys(COLUMNS, "") | {"versions": kind}
-    versions = run(environment, "python", "-c", VERSIONS, check=True).stdout.split()
+    versions = environment.run("python", "-c", VERSIONS, check=True).stdout.split()
     row |= zip(("Python", "torch", "transformers", "datasets", "numpy"), versions, strict=True)
-    found = translate(environment, model)
+    found = translate(environment, options.model)
     pairs = zip(zip(*found, strict=True), zip(*expected, strict=True), strict=True)  # of a text, all its translations
     same = sum(theirs == ours for theirs, ours in pairs)
     row["same texts"] = f"{same} of {len(expected[0])}"
     with tempfile.TemporaryDirectory() as folder:
-        run(environment, "accelerate", "launch", "train.py", "--output_dir", folder + "/sample")
+        steps = ["--max_steps", options.max_steps] if options.max_steps else []
+        environment.run("accelerate", "launch", "train.py", "--output_dir", folder + "/sample", *steps)
         results = Path(folder, "sample", "all_results.json")
         bleu = json.loads(results.read_text(encoding="utf-8"))["test_bleu"] if results.exists() else 0.0
     row["sample BLEU"] = f"{bleu:.2f}"
-    tests = run(environment, "pytest", "-q", "tests/model", "tests/conversion")
+    workers = len(environment.cores) or "auto"
+    tests = environment.run("pytest", "-q", "-n", workers, "tests/model", "tests/conversion")
     print(tests.stdout, file=sys.stderr)
     row["tests"] = tests.stdout.splitlines()[-1].strip("= ")
-    return row, same == len(expected[0]) and bleu >= 95 and tests.returncode == 0
+    return row, same == len(expected[0]) and bleu >= options.min_bleu and tests.returncode == 0
 
 
 def start(python: str, torch: str | None):
@@ -128,7 +138,7 @@ def start(python: str, torch: str | None):
     with tempfile.TemporaryDirectory() as folder:
         environment = Path(folder, "environment")
         install("newest", python, torch, environment, ".")
-        print(run(environment, "python", "-c", START, check=True).stdout, end="", flush=True)
+        print(Environment(environment).run("python", "-c", START, check=True).stdout, end="", flush=True)
 
 
 def main():
@@ -139,6 +149,8 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="the interpreter, or its version")
     parser.add_argument("--environment", type=Path, help="an environment that has the versions already")
     parser.add_argument("--torch", metavar="VERSION", help="this version of torch, whatever the others")
+    parser.add_argument("--max_steps", type=int, help="train the sample for fewer steps than its recipe has")
+    parser.add_argument("--min_bleu", type=float, default=95, help="what the sample must reach (default: 95)")
     options = parser.parse_args()
     if wrong := {*options.kinds} - {"pinned", "lowest", "newest"}:
         parser.error(f"{min(wrong)} is none of pinned, lowest and newest")
@@ -146,20 +158,24 @@ def main():
         start(python, options.torch)
     if options.start:
         return
-    here = Path(sys.prefix)
-    expected, rows, is_good = translate(here, options.model), [], True
-    for kind in options.kinds:
-        with tempfile.TemporaryDirectory() as folder:
-            environment = options.environment or Path(folder, "environment")
-            if options.environment is None:
+    count = len(options.kinds)
+    if count != 1 and (count == 0 or options.environment):
+        parser.error("give one kind of versions, or several without --environment")
+    cores = sorted(os.sched_getaffinity(0)) if count > 1 and shutil.which("taskset") else []
+    expected = translate(Environment(Path(sys.prefix)), options.model)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as threads:
+        trials = []
+        for number, kind in enumerate(options.kinds):
+            environment = options.environment or Path(folder, kind)
+            if options.environment is None:  # one after the other, as each writes the metadata of this checkout
                 install(kind, options.python, options.torch, environment)
-            row, is_right = try_versions(kind, environment.absolute(), options.model, expected)
-        rows.append(row)
-        is_good &= is_right
+            share = cores[number::count] or cores
+            trials.append(threads.submit(try_versions, kind, Environment(environment, share), options, expected))
+        rows, are_right = zip(*(trial.result() for trial in trials), strict=True)
     print("| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", sep="\n")
     for row in rows:
         print("| " + " | ".join(row[column] for column in COLUMNS) + " |")
-    sys.exit(not is_good)
+    sys.exit(not all(are_right))
 
 
 if __name__ == "__main__":
