@@ -5,6 +5,7 @@ Models, datasets and Spaces, branches, commits with regular and LFS files, pull 
 """
 
 import base64
+import functools
 import hashlib
 import json
 import os
@@ -242,6 +243,45 @@ def entries(commit: Commit) -> dict[str, dict]:
     return {path: found[path] | last for path in sorted(found)}
 
 
+# Its imports take most of the time of a small script, so each is run by a fork of a process which has those of them
+# that read nothing of the environment: what is imported of Hugging Face is imported anew.
+FORK_SERVER = """
+import json, os, runpy, signal, sys
+import matplotlib.pyplot, pandas, pyarrow.dataset, sacrebleu, sentencepiece
+import torch._dynamo.convert_frame, torch.distributed.fsdp, torch.distributed.tensor, torch.export
+
+hugging_face = {"accelerate", "datasets", "huggingface_hub", "safetensors", "tokenizers", "transformers"}
+assert not hugging_face & sys.modules.keys()
+while line := sys.stdin.readline():
+    (first, *others), folder, env = json.loads(line)
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    signal.alarm(400)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, (name, mode) in enumerate(zip(("stdin", "stdout", "stderr"), "rww")):
+        with open(name, mode) as file:
+            os.dup2(file.fileno(), number)
+        setattr(sys, name, open(number, mode, 1, encoding="utf-8"))
+    if first in ("-c", "-m"):
+        (what, *sys.argv[1:]), sys.path[0] = others, ""
+        runpy.run_module(what, run_name="__main__", alter_sys=True) if first == "-m" else exec(what)
+    else:
+        sys.argv, sys.path[0] = [first, *others], os.path.dirname(first)
+        runpy.run_path(first, run_name="__main__")
+    sys.exit()
+"""
+
+
+@functools.cache
+def fork_server() -> subprocess.Popen:
+    # As many threads as here: the order of sums, and so the bits of logits, depends on it.
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    return subprocess.Popen([sys.executable, "-c", FORK_SERVER], env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+
+
 def run_python(arguments, folder: Path, endpoint: str, token: str | None = None) -> subprocess.CompletedProcess:
     """Runs Python in a new process with no token, cache or login but what it is given here.
 
@@ -250,11 +290,12 @@ def run_python(arguments, folder: Path, endpoint: str, token: str | None = None)
     env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": tempfile.mkdtemp(dir=folder), "HF_HUB_DISABLE_XET": "1"}
     env |= {"HF_TOKEN": token} if token else {}
-    # As many threads as here: the order of sums, and so the bits of logits, depends on it.
     env |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, *map(str, arguments)]
-    pipes = {"input": "yes\n" * 9, "capture_output": True, "encoding": "utf-8"}
-    return subprocess.run(command, env=env, cwd=folder, timeout=400, **pipes)
+    (folder / "stdin").write_text("yes\n" * 9)
+    print(json.dumps([[*map(str, arguments)], str(folder), env]), file=fork_server().stdin, flush=True)
+    status = int(fork_server().stdout.readline())
+    written = ((folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+    return subprocess.CompletedProcess(arguments, status, *written)
 
 
 REPO = "((?:models|datasets|spaces)/[^/]+/[^/]+)"
