@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -97,13 +97,10 @@ STOPPED = f"{TWELVE} --max_steps 60 --eval_steps 20 --save_steps 7 --dataloader_
 STOPPED += " --activation_function gelu"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2"
 ACCELERATE = "-m accelerate.commands.launch --num_machines 1 --mixed_precision no --dynamo_backend no --num_processes"
-STOPS = {  # launcher, who (or which rank) gets which signal when, and the exit status if there is no launcher
-    "SIGTERM to all": ("", "all", signal.SIGTERM, "loss ", 143),
-    "Ctrl-C in an evaluation": ("", "all", signal.SIGINT, "Translating", 130),
-    "Ctrl-C under accelerate": (ACCELERATE + " 1", "all", signal.SIGINT, "loss ", None),
-    "SIGTERM to torchrun": (TORCHRUN, "itself", signal.SIGTERM, "Translating", None),
-    "SIGTERM to one of two processes": (TORCHRUN, "1", signal.SIGTERM, "loss ", None),
-    "Ctrl-C under accelerate with two": (ACCELERATE + " 2 --multi_gpu", "all", signal.SIGINT, "loss ", None),
+STOPS = {  # launcher, who gets which signal when
+    "Ctrl-C under accelerate": (ACCELERATE + " 1", "all", signal.SIGINT, "loss "),
+    "SIGTERM to torchrun": (TORCHRUN, "itself", signal.SIGTERM, "Translating"),
+    "Ctrl-C under accelerate with two": (ACCELERATE + " 2 --multi_gpu", "all", signal.SIGINT, "loss "),
 }
 
 
@@ -122,36 +119,64 @@ def launched(command: list[str], log: Path) -> Iterator[subprocess.Popen]:
             os.killpg(run.pid, signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def whole(pairs, tmp_path_factory) -> Path:
+    """The output directory of the run that none of these stops."""
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    train(options(pairs, folder, STOPPED + " --gradient_accumulation_steps 2"))
+    return folder
+
+
+def await_text(text: str, printed: Callable[[], str], is_running: Callable[[], bool]):
+    end = time.monotonic() + 240
+    while text not in printed():
+        assert is_running() and time.monotonic() < end, printed()
+        time.sleep(0.005)
+
+
+def assert_stopped_and_resumes(pairs: Path, folder: Path, printed: str, whole: Path, tolerance: float):
+    said = re.findall(r"^train.py: stopped after step (\d+), which is saved; resume", printed, re.MULTILINE)
+    assert len(said) == 1 and 'train.py", line' not in printed, printed
+    assert steps(folder)[-1] == int(said[0]) < 60
+    train(options(pairs, folder, STOPPED + " --gradient_accumulation_steps 2" + RESUME))
+    assert_same_run(folder, whole, tolerance)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher, whom, number, when, status", STOPS.values(), ids=STOPS)
-def test_signal_saves_a_checkpoint_and_ends_the_run(launcher, whom, number, when, status, pairs, tmp_path):
+@pytest.mark.parametrize("launcher, whom, number, when", STOPS.values(), ids=STOPS)
+def test_signal_to_launched_processes_saves_a_checkpoint(launcher, whom, number, when, pairs, whole, tmp_path):
     is_one = "2" not in launcher
     argv = options(pairs, tmp_path / "model", STOPPED + f" --gradient_accumulation_steps {2 if is_one else 1}")
-    log, end = tmp_path / "log", time.monotonic() + 240
-    printed = partial(log.read_text, encoding="utf-8", errors="replace")
-    with launched([*launcher.split(), "train.py", *argv], log) as run:
-        while when not in printed():
-            assert run.poll() is None and time.monotonic() < end, printed()
-            time.sleep(0.005)
+    printed = partial((tmp_path / "log").read_text, encoding="utf-8", errors="replace")
+    with launched([*launcher.split(), "train.py", *argv], tmp_path / "log") as run:
+        await_text(when, printed, lambda: run.poll() is None)
         processes = psutil.Process(run.pid).children(recursive=True)
-        if whom == "all":
-            os.killpg(run.pid, number)
-        elif whom == "itself":
-            run.send_signal(number)
-        else:
-            (child,) = (one for one in psutil.Process(run.pid).children() if one.environ().get("RANK") == whom)
-            child.send_signal(number)
-        found = run.wait(120)
-        assert found == status or status is None and found != 0, printed()
+        os.killpg(run.pid, number) if whom == "all" else run.send_signal(number)
+        assert run.wait(120) != 0, printed()
         assert not psutil.wait_procs(processes, timeout=60)[1], printed()
-    said = re.findall(r"^train.py: stopped after step (\d+), which is saved; resume", printed(), re.MULTILINE)
-    assert len(said) == 1 and 'train.py", line' not in printed(), printed()
-    assert steps(tmp_path / "model")[-1] == int(said[0]) < 60
-    if not is_one:
-        argv += ["--gradient_accumulation_steps", "2"]
-    train([*argv, "--resume_from_checkpoint"])
-    train(options(pairs, tmp_path / "whole", STOPPED + " --gradient_accumulation_steps 2"))
-    assert_same_run(tmp_path / "model", tmp_path / "whole", tolerance=0 if is_one else 1e-5)
+    assert_stopped_and_resumes(pairs, tmp_path / "model", printed(), whole, tolerance=0 if is_one else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, when", [(signal.SIGTERM, "loss "), (signal.SIGINT, "Translating")])
+def test_signal_to_all_saves_a_checkpoint_and_ends_the_run(number, when, pairs, fork, whole, tmp_path):
+    """To a process and those that read its data, in a step and in an evaluation."""
+    argv = options(pairs, tmp_path / "model", STOPPED + " --gradient_accumulation_steps 2")
+    run = fork(argv, os.setsid)
+    await_text(when, run.printed, run.process.is_alive)
+    processes = psutil.Process(run.process.pid).children(recursive=True)
+    os.killpg(run.process.pid, number)
+    assert run.wait() == 128 + number, run.printed()
+    assert not psutil.wait_procs(processes, timeout=60)[1], run.printed()
+    assert_stopped_and_resumes(pairs, tmp_path / "model", run.printed(), whole, tolerance=0)
+
+
+@pytest.mark.slow
+def test_signal_to_one_of_two_processes_ends_both(pairs, fork_two, whole, tmp_path):
+    two = fork_two(options(pairs, tmp_path / "model", STOPPED), signal_at(*STEP, 16, signal.SIGTERM), (1,))
+    assert [run.wait() for run in two] == [143, 143], two[0].printed() + two[1].printed()
+    printed = two[0].printed() + two[1].printed()
+    assert_stopped_and_resumes(pairs, tmp_path / "model", printed, whole, tolerance=1e-5)
 
 
 def interrupt_twice():
