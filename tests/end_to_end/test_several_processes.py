@@ -123,22 +123,31 @@ def test_two_processes_equal_one_as_launched(name, one, pairs, tmp_path):
     assert_same_run(tmp_path / "model", one, tolerance=1e-5)
 
 
+STRANGERS = r"^train.py: error: (2 processes were started.* set ACCELERATE_USE_CPU=true.*)"
+
+
+def test_processes_that_do_not_know_of_each_other_are_rejected(pairs, fork_two, tmp_path):
+    """As torchrun starts them on a CPU, where Accelerate connects them only if it is told to use it.
+
+    Each would train the whole model.
+    """
+    two = fork_two(
+        options(pairs, tmp_path / "model", TWELVE, model=MODEL), ACCELERATE_USE_CPU="false", CUDA_VISIBLE_DEVICES=""
+    )
+    assert {run.wait() for run in two} == {2}
+    assert len(re.findall(STRANGERS, two[0].printed(), re.MULTILINE)) == 1 and not (tmp_path / "model").exists()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "FSDP"])
-def test_processes_that_do_not_know_of_each_other_are_rejected(launcher, pairs, tmp_path, monkeypatch):
-    """On a CPU, where Accelerate connects them only if it is told to use it; each would train the whole model."""
+def test_processes_that_do_not_know_of_each_other_are_rejected_with_fsdp(pairs, tmp_path, monkeypatch):
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    if launcher == "FSDP":
-        config = yaml.safe_load(FILES["fsdp2"].read_text()) | {"use_cpu": True, "mixed_precision": "no"}
-        (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump(config | {"num_processes": 2, "main_process_port": 0}))
-        command = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp.yaml")]
-    command += ["train.py", *options(pairs, tmp_path / "model", TWELVE, model=MODEL)]
+    config = yaml.safe_load(FILES["fsdp2"].read_text()) | {"use_cpu": True, "mixed_precision": "no"}
+    (tmp_path / "fsdp.yaml").write_text(yaml.safe_dump(config | {"num_processes": 2, "main_process_port": 0}))
+    command = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp.yaml"), "train.py"]
+    command += options(pairs, tmp_path / "model", TWELVE, model=MODEL)
     run = subprocess.run([sys.executable, *command], cwd=ROOT, stderr=subprocess.PIPE, encoding="utf-8", timeout=300)
-    assert run.returncode
-    (said,) = re.findall("^train.py: error: (.*)", run.stderr, re.MULTILINE)
-    assert "2 processes were started" in said and "set ACCELERATE_USE_CPU=true" in said
+    assert run.returncode and len(re.findall(STRANGERS, run.stderr, re.MULTILINE)) == 1
     assert not (tmp_path / "model").exists()
 
 
@@ -231,7 +240,7 @@ def test_deepspeed_script_equals_one_process(pairs, tmp_path, monkeypatch):
 def test_compilation_is_bounded_and_changes_nothing(tmp_path):
     """One graph for all batch shapes of an epoch, and one for a batch of a single pair."""
     generator = random.Random(0)
-    texts = ["".join(generator.choices("abcdefgh", k=generator.randint(1, 40))) for _ in range(900)]
+    texts = ["".join(generator.choices("abcdefgh", k=generator.randint(1, 40))) for _ in range(300)]
     rows = [{"en": source, "de": target} for source, target in zip(texts[::2], texts[1::2], strict=True)]
     write_pairs(tmp_path / "pairs", train=rows, validation=rows[:2])
     more = "--num_train_epochs 1 --save_steps 1000 --per_device_train_max_tokens 120 --learning_rate 1e-3"
