@@ -25,7 +25,7 @@
 # that it has never seen. At the end its weights become a model of the package, which gives the same translations.
 #
 # **You need** notebook 5, and what a cross-entropy and Adam are. **Time:** 100 minutes, 50 of them for the exercises;
-# the training takes one to five minutes, depending on the machine. **You will have** a trained translator, all of it
+# the training takes one to three minutes, depending on the machine. **You will have** a trained translator, all of it
 # yours, as a Hugging Face model.
 #
 # Letters: B sentences, S source length, T target length, d model width, V vocabulary size, N non-padding target tokens.
@@ -411,7 +411,7 @@ for (en, de), translation in zip(pairs, translations, strict=True):
 #
 # ## Learning to translate
 #
-# The same functions on all 2,789 sentences of at most five words, with a vocabulary of 1,500 tokens, for 1,000 steps. The
+# The same functions on all 2,789 sentences of at most five words, with a vocabulary of 1,500 tokens, for 600 steps. The
 # batches come from the package, at most 512 tokens a side, sentences of similar length together. The test sentences are
 # not among them.
 
@@ -422,7 +422,7 @@ big_tokenizer = make_tokenizer(train)
 torch.manual_seed(0)
 big_model = Transformer(len(big_tokenizer), **SIZES, dropout=0.05).train()
 optimizer = torch.optim.Adam(big_model.parameters(), **ADAM)
-for step, batch in enumerate(itertools.islice(make_batches(big_tokenizer, train), 1000), start=1):
+for step, batch in enumerate(itertools.islice(make_batches(big_tokenizer, train), 600), start=1):
     rate = learning_rate(step, peak=5e-3, warmup=100)
     loss = train_step(big_model, optimizer, batch["input_ids"], batch["labels"], rate)
     if step % 200 == 0:
