@@ -816,6 +816,7 @@ MISTAKES = {
             "the labels are not shifted: the decoder reads the answer",
         ),
         ("[start, labels[:, :-1]]", "[labels[:, 1:], start]", "the labels are shifted to the left"),
+        ("labels[:, :-1]", "labels[:, 1:]", "the first label is left out; it must be the last"),
         ("START)", "PAD)", "the first token must be START"),
         (
             "torch.cat([start, labels[:, :-1]], dim=1)",

@@ -67,15 +67,10 @@ def test_jupyter_serves_what_notebooks_link_to():
 PLANTED = [  # notebook, correct code, mistake, what the assertion names
     ("01_attention", "np.sqrt(16)", "np.sqrt(15)", ""),
     ("02_heads_and_masks", "x.transpose(1, 2).flatten(-2)", "x.reshape(len(x), x.shape[2], -1)", "MultiHeadAttention"),
-    ("05_layers_and_stacks", "(x, encoded, mask)", "(x, x, mask)", "DecoderLayer"),
     ("05_layers_and_stacks", "2 * attention + feed_forward", "attention + feed_forward", ""),
-    ("06_training_and_decoding", "labels[:, :-1]", "labels[:, 1:]", "shift_right"),
     ("06_training_and_decoding", "(p - q) / len(q)", "(p - q) / q.numel()", ""),
     ("06_training_and_decoding", "steps * warmup**-1.5)", "steps * warmup**-1.4)", ""),
-    ("08_tokenization", "(-pairs[pair], vocabulary[pair[0]], vocabulary[pair[1]])", "-pairs[pair]", "learn_merges"),
-    ("08_tokenization", "min(possible, key=rank.get)", "max(possible, key=rank.get)", "encode_word"),
     ("09_mistakes", 'torch.zeros_like(given["key_value_states"])', 'given["key_value_states"]', ""),
-    ("09_mistakes", "attention.scaling = 1.0", "pass", ""),
 ]
 
 
