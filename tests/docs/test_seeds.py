@@ -121,7 +121,7 @@ def test_sequences_never_seen_come_out_exactly(task):
             labels = padded([task(s) for s in drawn], -100)
             yield {"input_ids": sources, "attention_mask": (sources != PAD).long(), "labels": labels}
 
-    steps = 700
+    steps = 500
     schedule = learning_rate_schedule("cosine", 5e-3, 100, steps)
     model = train(new_model(vocab_size=FIRST_SYMBOL + SYMBOLS), batches(steps, 64), schedule)
     sources = sorted(unseen)
