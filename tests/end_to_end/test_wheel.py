@@ -50,13 +50,13 @@ for command in json.loads(sys.argv[1]):
 
 @pytest.mark.slow
 def test_the_verbs_work_from_the_wheel(wheel, tmp_path):
-    for extra in ("ctranslate2", "gradio", "onnxruntime"):
+    for extra in ("ctranslate2", "gradio"):
         pytest.importorskip(extra)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     save_untrained(tmp_path / "model")
     commands = [[verb, "--help"] for verb in VERBS]
-    commands += [["convert", "model", form, "--to", form] for form in ("native", "ctranslate2", "onnx")]
+    commands += [["convert", "model", form, "--to", form] for form in ("native", "ctranslate2")]
     commands += [["inspect", "shapes", "--d_model", "64"]]
     commands += [["inspect", "explorer", "--model", "model", "--text", "The cat sleeps.", "--output", "map.html"]]
     commands += [["translate", "--model", name, "--max_new_tokens", "5"] for name in ("model", "ctranslate2")]
@@ -65,7 +65,6 @@ def test_the_verbs_work_from_the_wheel(wheel, tmp_path):
     printed = python_output("-c", RUN, json.dumps(commands), input="The cat sleeps.\n", **installed)
     assert printed.startswith(str(tmp_path / "installed"))
     assert all(f"usage: vanilla-transformer {verb}" in printed for verb in VERBS)
-    assert (tmp_path / "onnx" / "onnx" / "decoder_model_merged.onnx").exists()
     assert "<script" in (tmp_path / "map.html").read_text(encoding="utf-8")
     # The page of the demo is another module than its command.
     python_output("-c", "import vanilla_transformer.demo.app, vanilla_transformer.hub.model_card", **installed)
