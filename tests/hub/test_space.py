@@ -71,7 +71,7 @@ def test_a_pushed_space_serves_the_pushed_model(trained, tmp_path):
         with (tmp_path / "errors").open("w") as errors:
             running = subprocess.Popen([sys.executable, "app.py"], cwd=folder, env=env, stderr=errors)
         try:
-            for _ in range(300):
+            for _ in range(1500):  # five minutes, for a busy machine
                 with socket.socket() as probe:
                     if probe.connect_ex(("127.0.0.1", port)) == 0:
                         break
