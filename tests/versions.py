@@ -97,6 +97,7 @@ class Environment:
 
     def run(self, *command, **options) -> subprocess.CompletedProcess:
         settings = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        settings.pop("PYTHONDONTWRITEBYTECODE", None)  # what uv installs is compiled when it is first imported
         settings |= {"VIRTUAL_ENV": str(self.path), "PATH": f"{self.path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
         pinned = ["taskset", "-c", ",".join(map(str, self.cores))] if self.cores else []
         options = {"cwd": ROOT, "env": settings, "encoding": "utf-8", "stdout": subprocess.PIPE, **options}
