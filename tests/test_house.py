@@ -86,6 +86,7 @@ def test_saved_model_travels_with_exactly_the_five_files(tmp_path):
     assert saved.keys() == MODEL_FILES
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_no_more_than_the_model_needs():
     heavy = {"datasets", "evaluate", "matplotlib", "sacrebleu", "vanilla_transformer.training"}
     code = f"import sys, vanilla_transformer.__main__; print(*{heavy} & sys.modules.keys())"

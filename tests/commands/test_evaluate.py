@@ -138,6 +138,7 @@ def ours(text_tokenizer, tmp_path_factory) -> str:
     return save_translator(translator, tmp_path_factory.mktemp("model") / "ours")
 
 
+@pytest.mark.slow
 def test_models_translate_as_they_do_elsewhere(ours, marian, marian_pairs, tmp_path, capsys):
     sources, references = zip(*marian_pairs, strict=True)
     write(tmp_path / "sources.txt", sources)

@@ -87,6 +87,7 @@ def test_wrong_options_and_input_are_refused(wrong, folder, monkeypatch, capsys)
     assert WRONG[wrong] in f"{ending.value.code} {capsys.readouterr().err}"
 
 
+@pytest.mark.slow
 def test_the_command_in_a_process(folder, translator):
     lines = "".join(f"'{text}' " for text in ["", *TEXTS])
     result = run_in_bash(f"printf '%s\\n' {lines} | TRANSLATE --num_beams 3 --max_tokens 40", folder)

@@ -107,6 +107,7 @@ print(model.generate(**tokenizer(sys.argv[2], return_tensors="pt"), max_new_toke
 """
 
 
+@pytest.mark.slow
 def test_the_convert_command_writes_what_transformers_loads_alone(text_tokenizer, tmp_path, capsys):
     """The fresh process has no package, and is given no `trust_remote_code`."""
     ours = writing_translator(text_tokenizer)

@@ -293,7 +293,8 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["one file", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*KINDS][1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_stream_resumes_from_any_batch(kind, write_stream, tokenizer, monkeypatch):
     *files, limits = KINDS[kind]
     open_stream, args = write_stream(*files), small_pools(len(files[0]), monkeypatch)
@@ -319,7 +320,7 @@ def test_stream_resumes_from_any_batch(kind, write_stream, tokenizer, monkeypatc
         assert take(loader(start=later, state=saved[later - number]), 3) == found[later : later + 3]
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_processes, write_stream, tokenizer, args):
     stream = write_stream(count=3)()
     expected = take(training_batches(stream, tokenizer, args), 40)

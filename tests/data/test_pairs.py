@@ -681,6 +681,7 @@ def test_fingerprint_notices_changes(change, original):
     assert fingerprint(tokens(CHANGES[change](IDS))) != original
 
 
+@pytest.mark.slow
 def test_fingerprint_depends_on_token_ids_alone(original):
     """Not on chunks, indices or texts; and it is the same in every process."""
     same = {"in parts": datasets.concatenate_datasets([tokens(IDS[:7_001]), tokens(IDS[7_001:])])}

@@ -322,7 +322,8 @@ load_tokenizer(sys.argv[1], "--model_name_or_path")
 """
 
 
-@pytest.mark.parametrize("is_saved_again", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_saved_again", [True, False])
 def test_missing_sentencepiece_is_named(is_saved_again, marian, tmp_path):
     """By a model as it lies on the Hub, and as it is saved."""
     if is_saved_again:

@@ -77,7 +77,8 @@ def test_quality_has_a_row_for_any_system(script, tmp_path, capsys, monkeypatch)
 @pytest.mark.slow
 def test_initial_weights_are_compared_by_runs_that_are_not_repeated(tmp_path):
     size = "--vocab_size 300 --d_model 16 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_train_samples 400"
-    short = f"{size} --max_steps 2 --warmup_steps 1 --eval_steps 1 --logging_steps 1 --max_eval_samples 3"
+    short = f"{size} --max_steps 2 --warmup_steps 1 --eval_steps 1 --logging_steps 1"
+    short += " --max_eval_samples 3 --max_predict_samples 3"
     variants = [short, f"{short} --max_grad_norm 0.01"]
     argv = ["--data", "sample_dataset", "--size", "sample", "--seeds", "1", "--output", str(tmp_path / "runs")]
     call = partial(run, "initial_weights", tmp_path, *argv, "--matrices", "ours", "xavier", "--variants", *variants)

@@ -126,6 +126,7 @@ def test_comparing_nothing_is_an_error(checks, monkeypatch):
         checks.compare_steps(parts.Layer(24, 40), checks.package_model(), *checks.token_ids(2, 1, 5))
 
 
+@pytest.mark.slow
 def test_check_explains_other_errors(checks):
     def fails(part, message: str, error=AssertionError):
         with pytest.raises(error, match=message):
@@ -195,6 +196,7 @@ def run_cell(code: str, name: str, names: dict):
     exec(compile(code, name, "exec"), names)
 
 
+@pytest.mark.slow
 def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
     """The cells of the exercise notebooks that are filled and kept make my_transformer.py grow to the whole model."""
     blanks = 0

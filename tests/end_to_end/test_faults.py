@@ -300,6 +300,7 @@ def test_one_odd_pair_does_not_stop_the_run(histories, tmp_path):
     assert max(losses[100:]) > statistics.median(losses[100:]) + 3
 
 
+@pytest.mark.slow
 def test_lasting_spike_stops_the_run_unless_it_is_ignored(tmp_path):
     argv = options(easy_pairs(tmp_path / "pairs"), tmp_path / "model", SPIKE)
     train([*argv, "--max_steps", "100"])

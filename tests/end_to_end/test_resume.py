@@ -54,7 +54,7 @@ EVERYTHING += " --metric_for_best_model loss --save_total_limit 9" + QUICK
 LAST = 9  # where it stops early, as no loss is lower than the first
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["map-style", pytest.param("streaming", marks=pytest.mark.slow)])
 def kind(request, monkeypatch) -> str:
     """Map-style or streamed data; a stream of a hundred pairs is read in several pools."""
     monkeypatch.setattr(batches, "FIRST_POOL", 32)
@@ -117,6 +117,7 @@ def test_run_stopped_while_the_last_checkpoint_is_saved_only_evaluates(finished,
     assert_same_run(tmp_path / "model", finished[0])
 
 
+@pytest.mark.slow
 def test_distilled_run_stopped_within_a_step_equals_uninterrupted(finished, pairs, tmp_path):
     """The teachers read the pairs once for all runs."""
     more = f"--max_steps 4 --gradient_accumulation_steps 2 --dropout 0.2 --r_drop_alpha 2 --teacher {finished[0]}"

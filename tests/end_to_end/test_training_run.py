@@ -73,6 +73,7 @@ def test_scores_are_those_of_the_saved_model(finished, pairs):
     assert_scores_are_those_of_the_saved_model(finished[0], pairs)
 
 
+@pytest.mark.slow
 def test_written_recipe_repeats_the_run_in_another_process(finished, fork, tmp_path):
     folder, _ = finished
     resolved = parse_arguments(["--config", str(folder / "recipe.yaml")])
@@ -426,7 +427,10 @@ def test_bad_input_is_rejected_in_one_sentence(name, finished, marian, pairs, tm
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("sample", [10**6, 100], ids=["for the tokenizer", "in training"])
+IN_TRAINING = pytest.param(100, id="in training", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("sample", [pytest.param(10**6, id="for the tokenizer"), IN_TRAINING])
 def test_unreadable_row_of_a_stream_is_an_error(sample, tmp_path, monkeypatch):
     lines = ["en,de", *(f"a dog {i},ein Hund {i}" for i in range(12_000))]  # files are read 10,000 rows at a time
     (tmp_path / "validation.csv").write_text("\n".join(lines[:5]) + "\n")

@@ -79,11 +79,11 @@ BREAKAGES = [
     (remove("loss_vanilla_transformer.py"), "loss_vanilla_transformer.py"),
     (remove("model.safetensors"), "model.safetensors.*save model and tokenizer again"),
 ]
-SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in BREAKAGES]
-RENAMED = (rename_a_weight, "missing_keys.*model.encoder.layers.0.fc1.bias.*unexpected_keys.*größe")
+BREAKAGES += [(rename_a_weight, "missing_keys.*model.encoder.layers.0.fc1.bias.*unexpected_keys.*größe")]
 
 
-@pytest.mark.parametrize("breakage, message", [RENAMED, *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("breakage, message", BREAKAGES)
 def test_directory_that_does_not_load_is_refused(trained, breakage, message, monkeypatch):
     """The reason may have letters that are not encoded as here."""
     monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
@@ -98,6 +98,7 @@ def translate(folder) -> str:
         return translate_in_fresh_process(published)
 
 
+@pytest.mark.slow
 def test_code_of_the_directory_gets_no_token(trained, tmp_path, monkeypatch):
     """It is run before anybody has looked at it."""
     (tmp_path / "home").mkdir()

@@ -41,6 +41,7 @@ def page(model, tokenizer, tmp_path):
     return tmp_path / "explorer.html"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_what_is_recorded_is_what_the_model_computes(model, tokenizer):
     inputs = {"input_ids": torch.tensor([[5, 9, 2]]), "decoder_input_ids": torch.tensor([[1, 7]])}
@@ -208,6 +209,7 @@ def test_page_in_a_browser(page, browser):
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
+@pytest.mark.slow
 def test_explorer_command(model, tokenizer, tmp_path, capsys, monkeypatch):
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

@@ -185,8 +185,8 @@ def test_compiled_training_applies_dropout(make_model, kind):
 @pytest.mark.parametrize(
     "position_embedding_type, backend",
     [
-        ("sinusoidal", "eager"),
-        ("learned", "eager"),
+        pytest.param("sinusoidal", "eager", marks=pytest.mark.slow),
+        pytest.param("learned", "eager", marks=pytest.mark.slow),
         ("rotary", "eager"),
         pytest.param("rotary", "inductor", marks=pytest.mark.slow),
     ],

@@ -405,7 +405,10 @@ def test_samples_are_those_of_transformers_while_no_sentence_is_finished(model, 
     assert_close(ours.sequences_scores.double(), log_probs.sum(dim=1).double() / 9**0.5)
 
 
-@pytest.mark.parametrize("is_ensemble", [False, True], ids=["one model", "ensemble"])
+SAMPLED = [pytest.param(False, id="one model"), pytest.param(True, id="ensemble", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("is_ensemble", SAMPLED)
 def test_sentences_are_sampled_as_often_as_they_are_likely(is_ensemble):
     """Finished ones too, which leave the batch."""
     source, steps, count = torch.tensor([[3, 5, 4, 2]]), 3, 20_000
