@@ -25,6 +25,7 @@ from vanilla_transformer.errors import UserError, escape_output
 from vanilla_transformer.evaluation.scores import make_bleu
 from vanilla_transformer.evaluation.splits import evaluate_split
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
+from vanilla_transformer.files import replacing_files, write_text
 from vanilla_transformer.hub.model_card import write_model_card
 from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
@@ -188,11 +189,11 @@ def main():
 
 def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[dict], lowest_loss: float | None):
     """Writes the model, tokenizer, results, pictures and model card."""
-    model.save_pretrained(output_dir)
-    checkpoint.copy_permissions(output_dir)
-    tokenizer.save_pretrained(output_dir)
-    text = json.dumps(results, indent=2, ensure_ascii=False)
-    (output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
+    with replacing_files(output_dir) as folder:
+        model.save_pretrained(folder)
+        checkpoint.copy_permissions(folder)
+        tokenizer.save_pretrained(folder)
+    write_text(output_dir / "all_results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     plot_training_curves(history, output_dir / "training_curves.png", lowest_loss)
     shortest = min(results["examples"], key=lambda example: len(example["source"]))
     with contextlib.suppress(UserError):  # an empty translation has no attention

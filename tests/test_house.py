@@ -16,15 +16,16 @@ ALLOWED = {
     "__init__": {"versions"},
     "versions": set(),
     "errors": set(),
+    "files": set(),
     "languages": set(),
     "data": {"errors"},
     "evaluation": {"errors", "languages", "data"},
-    "hub": {"errors", "languages", "conversion"},
-    "conversion": {"errors", "data"},
-    "inspection": {"errors", "data"},
+    "hub": {"errors", "files", "languages", "conversion"},
+    "conversion": {"errors", "files", "data"},
+    "inspection": {"errors", "files", "data"},
     "demo": {"errors", "inspection"},
-    "training": {"errors", "data", "conversion"},
-    "commands": {"errors", "data", "evaluation", "hub", "conversion", "inspection", "demo", "training"},
+    "training": {"errors", "files", "data", "conversion"},
+    "commands": {"errors", "files", "data", "evaluation", "hub", "conversion", "inspection", "demo", "training"},
     "__main__": {"commands", "errors"},
 }
 LIBRARIES_OF_THE_MODEL = {"torch", "transformers", "huggingface_hub", "tqdm", *sys.stdlib_module_names}
@@ -69,6 +70,50 @@ def wrong_arrows(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_one_way(path):
     assert wrong_arrows(path) == []
+
+
+# What removes or writes files, and where it may: on a temporary path that these give, or in functions that are only
+# called with the path of a new folder.
+CHANGES = """rmtree rmdir unlink rename symlink copy copyfile copytree move truncate write_text write_bytes
+save_pretrained save save_file savefig save_to_disk"""
+TEMPORARY = {"new_folder", "replacing_file", "replacing_files", "tempfile.TemporaryDirectory"}
+OF_NEW_FOLDERS = {"to_ctranslate2", "to_onnx", "save_tokenizer", "link_or_copy", "write"}
+
+
+def changes(node: ast.AST) -> list[str]:
+    """The calls that change files elsewhere than [`TEMPORARY`] and [`OF_NEW_FOLDERS`] allow."""
+    if isinstance(node, ast.FunctionDef) and node.name in OF_NEW_FOLDERS:
+        return []
+    if isinstance(node, ast.With):
+        opened = {ast.unparse(getattr(item.context_expr, "func", item.context_expr)) for item in node.items}
+        if opened & TEMPORARY:
+            return []
+    found = [change for child in ast.iter_child_nodes(node) for change in changes(child)]
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        last = name.rpartition(".")[2] if isinstance(node.func, ast.Attribute) else ""
+        replaces = last == "replace" and (len(node.args) == 1 or name == "os.replace")  # not of a string
+        opens = name == "open" or last == "open"
+        writes = opens and any(set("wax+") & set(str(one.value)) for one in node.args if isinstance(one, ast.Constant))
+        is_ours = name in ("copy.copy", "checkpoint.save")
+        if (last in CHANGES.split() and not is_ours) or name == "os.remove" or replaces or writes:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_files_are_removed_and_replaced_in_one_place():
+    for path in {*PACKAGE.rglob("*.py"), *ROOT.glob("*.py")} - {PACKAGE / "files.py"}:
+        assert [path.name, changes(ast.parse(path.read_text(encoding="utf-8")))] == [path.name, []]
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["shutil.rmtree(x)", "x.unlink()", "os.remove(x)", "a.replace(b)", "open(x, 'w')", "x.open('ab')"]
+    + ["x.write_text('')", "model.save_pretrained(x)", "with opening(x) as y:\n    y.rename(x)"],
+)
+def test_another_place_is_found(code):
+    assert len(changes(ast.parse(code))) == 1
+    assert changes(ast.parse("a.replace('b', 'c'); copy.copy(x); open(x); replace(x, a=1); open(x, 'rb')")) == []
 
 
 def test_no_power_over_other_modules_and_processes():

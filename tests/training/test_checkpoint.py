@@ -188,7 +188,9 @@ def test_a_checkpoint_of_another_program_is_not_to_be_deleted(folder, accelerato
 
 def put(output_dir: Path, *steps):
     for step in steps:
-        (output_dir / f"checkpoint-{step}").mkdir()
+        folder = output_dir / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").touch()
 
 
 def state_with_bleu(scores: dict[int, float]) -> TrainerState:

@@ -7,7 +7,6 @@ fairseq (.pt). Weights in a pickle are read with torch.load(weights_only=True), 
 import argparse
 import importlib
 import sys
-import tempfile
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -15,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
 from ..conversion.native import save_tokenizer, to_native
 from ..errors import UserError, explaining, one_line
+from ..files import new_folder
 from ..training.checkpoint import copy_permissions
 
 FORMS = {
@@ -52,11 +52,9 @@ def run(options: argparse.Namespace):
     with explaining(f"{options.model} cannot be converted", Exception):
         model, tokenizer = load(options)
         output_dir.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
-            folder = Path(temporary) / "model"
+        with new_folder(output_dir) as folder:
             write(model, tokenizer, folder, options)
             copy_permissions(folder)
-            folder.rename(output_dir)
     print(f"Saved the model to {output_dir}.")
 
 

@@ -28,6 +28,7 @@ from ..errors import UserError, explaining, loading
 from ..evaluation.scores import make_bleu, unfit_tokenizer
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
+from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import Translator
@@ -111,8 +112,8 @@ def run(options: argparse.Namespace):
             if options.output:
                 given = {name: value for name, value in vars(options).items() if value is not None}
                 results |= {"sha256": hashes, "options": given}
-                (folder / "results.md").write_text(f"{results_table(results)}\n", encoding="utf-8")
-                (folder / "results.json").write_text(json.dumps(results, indent=2, default=str), encoding="utf-8")
+                write_text(folder / "results.md", f"{results_table(results)}\n")
+                write_text(folder / "results.json", json.dumps(results, indent=2, default=str))
 
 
 def check_options(options: argparse.Namespace):
@@ -186,7 +187,8 @@ def write_lines(file: Path, texts: list[str]) -> str:
     """Writes one text per line, and returns the SHA-256 of the file."""
     content = to_bytes(texts)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
+    with replacing_file(file) as temporary:
+        temporary.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 
 
@@ -236,8 +238,9 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     penalty = 1.0 if config.length_penalty is None else config.length_penalty
     before = {"num_beams": config.num_beams or 1, "length_penalty": penalty}
     use_best(tried, config)
-    with explaining(f"The best cannot be saved in {name}/generation_config.json", ValueError):
-        config.save_pretrained(name)
+    unsaved = explaining(f"The best cannot be saved in {name}/generation_config.json", ValueError)
+    with unsaved, replacing_files(Path(name)) as folder:
+        config.save_pretrained(folder)
     texts = f"{options.split} of {public_name(options.dataset_name)}" if options.dataset_name else None
     tuned = {"tuned_decoding": tried, "tuned_on": texts or Path(options.references).name}
     if not record_tuning(Path(name), tuned, before):
@@ -245,4 +248,4 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
         print(f"{card}; it still describes the former search.", file=sys.stderr)
     if options.output:
         results = {"model": name, "tuned_decoding": tried, "signature": str(bleu.get_signature())}
-        (options.output / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+        write_text(options.output / "results.json", json.dumps(results, indent=2))

@@ -7,7 +7,6 @@ import copy
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,6 +16,7 @@ import ctranslate2
 import torch
 from ctranslate2.converters.transformers import BartLoader
 from ctranslate2.specs import TransformerSpec, common_spec
+from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
@@ -25,6 +25,7 @@ from transformers.utils import cached_file
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..decoding_vanilla_transformer import end_tokens
+from ..files import new_folder, remove_folder, write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
 from ..translation_vanilla_transformer import TRANSLATOR_OPTIONS, Translator, load_model
 
@@ -85,9 +86,8 @@ def to_ctranslate2(
     spec.save(str(output_dir))
     tokenizer.save_pretrained(output_dir)
     generation_config.save_pretrained(output_dir)
-    # This file is written last: a directory without it is taken for incomplete, and converted again.
     ours = {"source": source, "quantization": quantization, "config": config.to_dict()}
-    (output_dir / CONFIG).write_text(json.dumps(ours, indent=2), encoding="utf-8")
+    write_text(output_dir / CONFIG, json.dumps(ours, indent=2))
 
 
 def token_names(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
@@ -141,11 +141,12 @@ class CTranslate2Translator(Translator):
     Options that CTranslate2 does not have, or not with the same outcome, raise ValueError.
     """
 
-    def __init__(self, directory: Path, device: torch.device, **kwargs):
+    def __init__(self, directory: Path, device: torch.device, trust_remote_code: bool = False, **kwargs):
         config = VanillaTransformerConfig(**read_config(directory)["config"])
         generation_config = GenerationConfig.from_pretrained(directory)
         model = SimpleNamespace(config=config, generation_config=generation_config, device=torch.device("cpu"))
-        super().__init__(model, AutoTokenizer.from_pretrained(directory), **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+        super().__init__(model, tokenizer, **kwargs)
         if config.position_embedding_type == "sinusoidal":
             self.max_positions = max(MAX_POSITIONS, config.max_position_embeddings)
             self.longest_source = min(self.longest_source, self.max_positions)
@@ -234,7 +235,11 @@ def load_translator(
     """
     if dtype != "auto":
         raise ValueError(f"`dtype={dtype!r}` is for the backend torch; give `quantization` to ctranslate2.")
+    if quantization not in (None, *ACCEPTED_MODEL_TYPES):
+        known = ", ".join(ACCEPTED_MODEL_TYPES)
+        raise ValueError(f"`quantization` is {quantization!r}; CTranslate2 knows {known}.")
     own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
+    own["trust_remote_code"] = kwargs.get("trust_remote_code", False)
     name_or_path, directory = str(name_or_path), Path(name_or_path)
     if not read_config(directory):
         directory = convert_once(name_or_path, quantization, **kwargs)
@@ -248,10 +253,11 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     """The directory of the converted model."""
     folder = Path(cached_file(name_or_path, "config.json", revision=kwargs.get("revision"))).parent
     home, source = folder / "ctranslate2", folder.name  # the commit
-    if not Path(name_or_path).is_dir() or not os.access(folder, os.W_OK):
-        name = re.sub(r"[\\/:]+", "--", name_or_path.strip("/"))
+    is_local = Path(name_or_path).is_dir()
+    if not is_local or not os.access(folder, os.W_OK) or home.is_symlink():  # which may lead anywhere
+        name = re.sub(r"[\\/:]+", "--", (str(folder.resolve()) if is_local else name_or_path).strip("/"))
         home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / name
-    if Path(name_or_path).is_dir():
+    if is_local:
         files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
         source = [[file.name, file.stat().st_mtime_ns] for file in files]
     target = home / (quantization or "float32")
@@ -265,8 +271,9 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
             model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
             Translator(model, tokenizer)  # raises ValueError for a model of another kind
-            shutil.rmtree(target, ignore_errors=True)  # of other weights, or incomplete
-            to_ctranslate2(model, tokenizer, target, quantization, source)
+            remove_folder(target, CONFIG)  # converted from other weights
+            with new_folder(target) as made:
+                to_ctranslate2(model, tokenizer, made, quantization, source)
     return target
 
 

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..files import write_text
 from .weights import build, interleave
 
 FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
@@ -170,4 +171,4 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, output_dir: str | Path):
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("tokenizer_class") == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
-        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")

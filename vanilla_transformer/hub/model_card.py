@@ -15,6 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from .. import VanillaTransformerConfig
 from ..errors import UserError, explaining
+from ..files import write_text
 from ..languages import language_code
 
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
@@ -31,7 +32,7 @@ PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher
 def write_model_card(output_dir: str | Path) -> Path:
     """Writes README.md, [`make_model_card`], and returns its path."""
     path = Path(output_dir) / "README.md"
-    make_model_card(output_dir).save(path)
+    write_text(path, str(make_model_card(output_dir)))
     return path
 
 
@@ -105,9 +106,7 @@ def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
         name = None if is_ours else ModelCard.load(card).data.model_name  # that of before the directory was renamed
         is_ours = is_ours or card.read_text(encoding="utf-8") == str(make_model_card(output_dir, name))
     text = json.dumps({"scored_with": scored_with} | results | tuned, indent=2, ensure_ascii=False)
-    temporary = path.with_suffix(".tmp")  # so that a kill leaves whole results, old or new
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, text + "\n")
     if card.exists() and is_ours:
         write_model_card(output_dir)
     return is_ours

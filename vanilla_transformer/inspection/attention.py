@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import VanillaTransformerForConditionalGeneration
 from ..errors import UserError
+from ..files import replacing_file
 
 KINDS = {  # the title of a map, and what its rows and its columns are
     "encoder": ("Encoder self-attention", "queries", "keys"),
@@ -190,7 +191,9 @@ def draw_attention(
     maps: AttentionMaps, path: str | Path, kind: str = "cross", layer: int = -1, head: int | None = None
 ):
     """Saves [`attention_figure`] as .png, .svg or .pdf."""
-    attention_figure(maps, kind, layer, head).savefig(path, dpi=110)
+    figure = attention_figure(maps, kind, layer, head)
+    with replacing_file(Path(path)) as temporary:
+        figure.savefig(temporary, dpi=110)
 
 
 def attention_figure(maps: AttentionMaps, kind: str = "cross", layer: int = -1, head: int | None = None) -> Figure:

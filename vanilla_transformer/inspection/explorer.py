@@ -25,6 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .. import VanillaTransformerForConditionalGeneration
 from ..decoding_vanilla_transformer import greedy_search
 from ..errors import UserError, explaining
+from ..files import write_text
 from ..modeling_vanilla_transformer import VanillaTransformerAttention, eager_attention_forward
 from .alignment import align_words
 from .attention import attention_maps, eager_attention, encode, readable_tokens
@@ -283,7 +284,4 @@ def write_explorer(recorded: dict, path: str | Path, title: str):
     # A text that contains </script> must not end the script element.
     data = json.dumps(recorded, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     fields = {"{{title}}": escape(title), "{{data}}": data}
-    path = Path(path).resolve()
-    unfinished = path.with_name(f"{path.name}.tmp")  # renamed, so that the page of an earlier run is never half a page
-    unfinished.write_text(re.sub(r"{{\w+}}", lambda field: fields[field[0]], page), encoding="utf-8")
-    unfinished.replace(path)
+    write_text(Path(path), re.sub(r"{{\w+}}", lambda field: fields[field[0]], page))

@@ -1,6 +1,6 @@
 """Checkpoints `checkpoint-N`: loadable model directories that also hold optimizer, moving average and trainer state.
 
-Each is written to a temporary folder and renamed, so that a killed run leaves only complete ones.
+Each is complete, whenever the run is killed.
 """
 
 import contextlib
@@ -29,10 +29,12 @@ from torch.distributed.checkpoint.state_dict import (
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.pairs import fingerprint
 from ..errors import UserError, explaining, one_line
+from ..files import new_folder, remove_folder, remove_unfinished, write_text
 from .distributed import copy_weights, run_on_main
 from .state import TrainerState, Triggers
 
 LOCK = ".lock"
+MARKER = "trainer_state.json"  # only checkpoints have it
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -51,21 +53,20 @@ def save(output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: 
 
     def write():
         """Called on the main process, with the gathered tensors."""
-        folder, temporary = (output_dir / f"checkpoint-{state.step}{suffix}" for suffix in ("", ".tmp"))
+        folder = output_dir / f"checkpoint-{state.step}"
         try:
-            full_model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-            parts = optimizer_state["state"].items()
-            moments = {f"{name}/{key}": value for name, part in parts for key, value in part.items()}
-            save_file(moments, temporary / "optimizer.safetensors")
-            if average is not None:  # each tied weight once
-                tensors = {name: average[name] for name, _ in full_model.named_parameters()}
-                save_file(tensors, temporary / "ema.safetensors")
-            (temporary / "trainer_state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-            copy_permissions(temporary)
-            temporary.rename(folder)
+            with new_folder(folder) as temporary:
+                full_model.save_pretrained(temporary)
+                tokenizer.save_pretrained(temporary)
+                parts = optimizer_state["state"].items()
+                moments = {f"{name}/{key}": value for name, part in parts for key, value in part.items()}
+                save_file(moments, temporary / "optimizer.safetensors")
+                if average is not None:  # each tied weight once
+                    tensors = {name: average[name] for name, _ in full_model.named_parameters()}
+                    save_file(tensors, temporary / "ema.safetensors")
+                write_text(temporary / MARKER, json.dumps(asdict(state), indent=1))
+                copy_permissions(temporary)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
             raise OSError(f"{folder} could not be written: {one_line(error)}") from error
 
     run_on_main(accelerator, write)
@@ -88,7 +89,7 @@ def load_state(checkpoint: Path) -> TrainerState:
     """The trainer state of a checkpoint. Raises UserError if it cannot be read."""
     foreign = explaining(f"{checkpoint} was not written by this version of train.py", TypeError)
     with reading_checkpoint(checkpoint), foreign:
-        return TrainerState(**json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
+        return TrainerState(**json.loads((checkpoint / MARKER).read_text(encoding="utf-8")))
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
@@ -181,9 +182,8 @@ def prepare_output_dir(lock: FileLock, checkpoint: Path | None, recipe: str):
     except Timeout as error:
         raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
     check_output_dir(output_dir, checkpoint)  # the other run may have ended while we waited
-    for remains in output_dir.glob("checkpoint-*.tmp"):
-        shutil.rmtree(remains, ignore_errors=True)
-    (output_dir / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    remove_unfinished(output_dir)
+    write_text(output_dir / "recipe.yaml", recipe)
 
 
 def scheduled_checkpoints(output_dir: Path, triggers: Triggers) -> list[Path]:
@@ -198,8 +198,7 @@ def prune_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers)
     best = state.ranking(triggers.args.metric_for_best_model)[:1]
     for checkpoint in list_checkpoints(output_dir)[:-1]:
         if checkpoint not in keep and step_of(checkpoint) not in best:
-            # Renamed first, so that a run killed now leaves no incomplete checkpoint.
-            shutil.rmtree(checkpoint.rename(checkpoint.with_name(checkpoint.name + ".tmp")), ignore_errors=True)
+            remove_folder(checkpoint, MARKER)
 
 
 def final_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers) -> list[Path]:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure  # without pyplot, which asks for a screen or changes what a notebook shows
 
+from ..files import replacing_file
+
 
 def plot_training_curves(history: list[dict], path: Path, lowest_loss: float | None = None):
     """Draws the loss, the scores and the learning rate of a run's `history` over its steps to a .png or .svg file.
@@ -34,4 +36,5 @@ def plot_training_curves(history: list[dict], path: Path, lowest_loss: float | N
     for axis in (axes[0], axes[2]):
         axis.set_ylim(bottom=0)
     axes[2].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    figure.savefig(path, dpi=110)
+    with replacing_file(path) as temporary:
+        figure.savefig(temporary, dpi=110)

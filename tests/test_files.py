@@ -1,0 +1,150 @@
+"""What is removed and replaced is ours or was named, whole or not at all; links lead nowhere."""
+
+import os
+
+import pytest
+from helpers import TEXTS, command_error, save_translator
+
+from vanilla_transformer import Translator, files
+from vanilla_transformer.hub.model_card import record_tuning
+from vanilla_transformer.inspection.attention import attention_maps, draw_attention
+from vanilla_transformer.inspection.explorer import write_explorer
+from vanilla_transformer.training.plots import plot_training_curves
+
+# In each folder that this program removes there is one of these.
+MARKERS = ("trainer_state.json", "vanilla_transformer.json")
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A folder that nothing may change, although it looks like one of ours."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for name in ("letter.txt", ".lock", *MARKERS):
+        (folder / name).write_text("{}")
+    before = contents(folder)
+    yield folder
+    assert contents(folder) == before
+
+
+WRITERS = {
+    "a text": lambda made, path: files.write_text(path, "ours"),
+    "a picture": lambda made, path: plot_training_curves([], path),
+    "attention": lambda made, path: draw_attention(attention_maps(made.model, made.tokenizer, *TEXTS[:2]), path),
+    "the explorer": lambda made, path: write_explorer({}, path, "x"),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_a_link_in_the_place_of_a_file_is_replaced(write, translator, elsewhere, tmp_path):
+    for name, target in [("to a file.png", elsewhere / "letter.txt"), ("to nothing.png", elsewhere / "new")]:
+        path = tmp_path / name
+        path.symlink_to(target)
+        write(translator, path)
+        assert path.is_file() and not path.is_symlink() and path.stat().st_size > 0
+
+
+def test_a_link_in_the_place_of_results_is_replaced(elsewhere, tmp_path):
+    (tmp_path / "kept.json").write_text('{"train_target_tokens": 9}')
+    (tmp_path / "all_results.json").symlink_to(tmp_path / "kept.json")
+    record_tuning(tmp_path, {"tuned_on": "x"}, {})
+    assert "tuned_on" in (tmp_path / "all_results.json").read_text()
+    assert (tmp_path / "kept.json").read_text() == '{"train_target_tokens": 9}'
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(OSError, match=f"{name} is not a file; choose another name"):
+            files.write_text(tmp_path / name, "x")
+    with pytest.raises(OSError, match="is not a file"), files.replacing_files(tmp_path) as temporary:
+        (temporary / "a file").touch()
+        (temporary / "folder").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "pipe"}
+
+
+def test_an_error_leaves_everything_as_it_was(tmp_path):
+    (tmp_path / "file").write_text("old")
+    for make in (files.replacing_files(tmp_path), files.new_folder(tmp_path / "new")):
+        with pytest.raises(ZeroDivisionError), make as temporary:
+            temporary.mkdir(exist_ok=True)
+            (temporary / "file").write_text("new")
+            raise ZeroDivisionError
+    assert contents(tmp_path) == {"file": b"old"}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_new_folder_replaces_nothing(elsewhere, tmp_path):
+    (tmp_path / "link").symlink_to(elsewhere)
+    (tmp_path / "empty").mkdir()
+    for name in ("elsewhere", "link", "empty"):
+        new = files.new_folder(tmp_path / name)
+        with pytest.raises(FileExistsError, match=f"{name} already exists; move it away"), new:
+            pytest.fail("nothing is made")
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_only_marked_folders_are_removed(marker, elsewhere, tmp_path):
+    (tmp_path / "link").symlink_to(elsewhere)
+    for name in ("ours", "theirs", "marked by a link"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / "ours" / marker).touch()
+    (tmp_path / "ours" / "inner").symlink_to(elsewhere)
+    (tmp_path / "marked by a folder").mkdir()
+    (tmp_path / "marked by a folder" / marker).mkdir()
+    before = {path.name for path in tmp_path.iterdir()}
+    for name in [*before, "missing"]:
+        if name != "elsewhere":
+            files.remove_folder(tmp_path / name, marker)
+    assert {path.name for path in tmp_path.iterdir()} == before - {"ours"}
+
+
+def test_what_a_killed_program_left_is_removed(elsewhere, tmp_path):
+    remains = tmp_path / ".unfinished-abc"
+    remains.mkdir()
+    (remains / "link").symlink_to(elsewhere)
+    (tmp_path / ".unfinished-link").symlink_to(elsewhere)
+    files.remove_unfinished(tmp_path)
+    assert not remains.exists() and (tmp_path / "elsewhere").exists()
+
+
+# --------------------------------------------------------------------------------------------- a stranger's model
+
+
+QUANTIZATIONS = ["..", "../..", "PATH", "int8/../../elsewhere", "", "int7"]
+
+
+@pytest.mark.parametrize("value", QUANTIZATIONS)
+def test_a_quantization_that_is_a_path_removes_nothing(value, translator, elsewhere, tmp_path, capsys):
+    pytest.importorskip("ctranslate2")
+    folder = save_translator(translator, tmp_path / "model")
+    before, value = contents(tmp_path / "model"), value.replace("PATH", str(elsewhere))
+    with pytest.raises(ValueError, match="`quantization` is .*; CTranslate2 knows int8, "):
+        Translator.from_pretrained(folder, backend="ctranslate2", quantization=value)
+    (tmp_path / "texts").write_text("No!\n")
+    texts = ["--sources", tmp_path / "texts", "--references", tmp_path / "texts"]
+    for verb, more in [("translate", []), ("evaluate", texts)]:
+        given = [verb, "--model", folder, "--backend", "ctranslate2", f"--quantization={value}", *more]
+        assert "CTranslate2 knows int8" in command_error(capsys, *given)
+    assert contents(tmp_path / "model") == before
+
+
+@pytest.mark.parametrize("planted", ["ctranslate2", "ctranslate2/float32", "ctranslate2/.lock"])
+def test_a_link_in_a_model_leads_nowhere(planted, translator, elsewhere, tmp_path, monkeypatch):
+    backend = pytest.importorskip("vanilla_transformer.conversion.ctranslate2")
+    monkeypatch.setattr(backend, "HF_HOME", tmp_path / "home")
+    link = tmp_path / "model" / planted
+    folder = save_translator(translator, tmp_path / "model")
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere / ".lock" if planted.endswith("lock") else elsewhere)
+    try:
+        theirs = Translator.from_pretrained(folder, backend="ctranslate2")
+        assert theirs(TEXTS, max_new_tokens=5) == translator(TEXTS, max_new_tokens=5)
+    except OSError as error:
+        assert planted != "ctranslate2" and "ctranslate2" in str(error)

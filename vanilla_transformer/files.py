@@ -1,0 +1,88 @@
+"""The one place that removes and replaces files: only what this program made, or what the user named.
+
+Symbolic links are not followed: one in the place of a file is replaced, one in the place of a folder is left alone.
+So what a stranger put into a directory does not lead out of it.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+PREFIX = ".unfinished-"  # of the name of what is being written or removed
+
+
+def temporary_folder(parent: Path) -> TemporaryDirectory:
+    return TemporaryDirectory(dir=parent, prefix=PREFIX, ignore_cleanup_errors=True)
+
+
+@contextmanager
+def replacing_files(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder, whose files move to `folder` at the end and replace those of the same names.
+
+    If the program is killed, each file is whole, old or new. After an error, `folder` is as it was. Raises OSError if
+    one of the names belongs to a directory or a device.
+    """
+    with temporary_folder(folder) as temporary:
+        yield Path(temporary)
+        files = sorted(Path(temporary).iterdir())
+        for file in files:
+            check_replaceable(folder / file.name)
+        for file in files:
+            file.replace(folder / file.name)
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Yields a path with the same name, whose file replaces `path` at the end; as [`replacing_files`]."""
+    check_replaceable(path)  # before any work
+    with replacing_files(path.parent) as folder:
+        yield folder / path.name
+
+
+def write_text(path: Path, text: str):
+    """Writes a file in UTF-8; as [`replacing_files`]."""
+    with replacing_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def check_replaceable(path: Path):
+    """Raises OSError for the path of a directory, a device and the like."""
+    if path.exists() and not (path.is_file() or path.is_symlink()):
+        raise OSError(f"{path} is not a file; choose another name.")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yields the path of a folder to make, which becomes `folder` at the end: all of it or, after an error, nothing.
+
+    Raises FileExistsError if there is something of that name.
+    """
+    check_missing(folder)  # before any work
+    with temporary_folder(folder.parent) as temporary:
+        made = Path(temporary) / folder.name
+        yield made
+        check_missing(folder)
+        made.rename(folder)
+
+
+def check_missing(folder: Path):
+    if folder.exists() or folder.is_symlink():
+        raise FileExistsError(f"{folder} already exists; move it away.")
+
+
+def remove_folder(folder: Path, marker: str):
+    """Removes a folder, unless it is a link or lacks the file `marker`, which only this program writes.
+
+    If the program is killed, `folder` is complete or gone.
+    """
+    if not folder.is_symlink() and (folder / marker).is_file():
+        with temporary_folder(folder.parent) as temporary:
+            folder.rename(Path(temporary) / folder.name)
+
+
+def remove_unfinished(folder: Path):
+    """Removes what a killed program left in `folder`, which no other program may be writing to."""
+    for remains in folder.glob(f"{PREFIX}*"):
+        shutil.rmtree(remains, ignore_errors=True)  # not a link
