@@ -1,9 +1,10 @@
 """Push a trained model to the Hugging Face Hub.
 
-Model, tokenizer, code, card, results and recipe go up in one commit; checkpoints and optimizer state never do. A
-missing model card (README.md) is written from the results of the run. What goes up is checked first: model and
-tokenizer are loaded in a fresh process, as a visitor of the Hub loads them, and translate a sentence. Log in with
-`hf auth login`, or set HF_TOKEN.
+Model, tokenizer, code, card, results and recipe go up in one commit; checkpoints, optimizer state and other files of
+the directory never do. A missing model card (README.md) is written from the results of the run. What goes up is
+checked first: model and tokenizer are loaded in a fresh process, as a visitor of the Hub loads them, and translate a
+sentence. Code that is not that of this package is neither run nor pushed, unless --trust_remote_code is given. Log in
+with `hf auth login`, or set HF_TOKEN.
 
 With --native the model goes up as a Marian, Pegasus or Blenderbot model of transformers, which computes the same and
 loads without remote code. Its card is written from the results of the run.
@@ -42,6 +43,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--create_pr", action="store_true", help="open a pull request instead")
     parser.add_argument("--space", help="also upload a Space that shows the model in a browser")
     parser.add_argument("--native", action="store_true", help="push it in a form that loads without remote code")
+    parser.add_argument(
+        "--trust_remote_code",
+        action="store_true",
+        help="run and push the code of the directory even if it is not that of this package",
+    )
     parser.add_argument("--dry_run", action="store_true", help="check, write a missing card, list files; push nothing")
     return parser
 
@@ -54,10 +60,11 @@ def main(argv: list[str] | None = None):
     if space and options["native"]:
         raise UserError("--space shows a model in the form of this package; drop --native.")
     if options.pop("dry_run"):
-        return dry_run(model_dir, options["repo_id"], options["revision"], options["native"], space)
+        names = ("repo_id", "revision", "native", "trust_remote_code")
+        return dry_run(model_dir, space, **{name: options[name] for name in names})
     if space:
         space = check_push(space)
-        options["repo_id"] = check_push(options["repo_id"], model_dir)
+        options["repo_id"] = check_push(options["repo_id"], model_dir, private=options["private"])
     commit = push(model_dir, **options)
     print(f"The model is at {commit.pr_url or commit.commit_url}")
     if space:
@@ -67,8 +74,8 @@ def main(argv: list[str] | None = None):
             print("Its settings need a secret HF_TOKEN that may read the private model.")
 
 
-def dry_run(model_dir: str, repo_id: str | None, revision: str | None, native: bool, space: str | None):
-    with staged(model_dir, repo_id, revision, native) as folder:
+def dry_run(model_dir: str, space: str | None, repo_id: str | None, **options):
+    with staged(model_dir, repo_id, **options) as folder:
         print(f"It loads in a fresh process, and translates: {translate_in_fresh_process(folder)}")
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     list_files(sizes, repo_id or "a repository named after the directory")

@@ -14,14 +14,13 @@ NAME, ESCAPED = "纽约", r"\u7ebd\u7ea6"
 
 # All programs in one process: each that starts spends seconds on imports.
 PROGRAMS = """
-import json, pathlib, runpy, sys
+import json, runpy, sys
 
-programs, more = map(json.loads, sys.argv[1:])
+programs = json.loads(sys.argv[1])
 for name, *options in programs:
     sys.stdout.reconfigure(errors="strict")  # as a new process begins
     sys.argv = [name, *options]
     (runpy.run_path if name.endswith(".py") else runpy.run_module)(name, run_name="__main__")
-    pathlib.Path(more).touch()
 """
 
 
@@ -33,13 +32,12 @@ def test_stdout_of_any_encoding_takes_every_letter(tmp_path):
     inspect = ["vanilla_transformer", "inspect", "attention", "--output", "attention.svg"]
     programs = [
         [str(ROOT / "train.py"), *options(pairs, folder, "--max_steps 2 --eval_steps 2")],
-        [str(ROOT / "push_to_hub.py"), str(folder), "--dry_run"],
+        [str(ROOT / "push_to_hub.py"), str(folder), "--dry_run", "--repo_id", NAME],
         [*inspect, "--model", str(folder), "--text", "a", "--translation", NAME],
     ]
-    more = str(folder / f"{NAME}.py")  # one more file to publish, which the first program leaves
-    arguments, env = map(json.dumps, (programs, more)), {"PYTHONIOENCODING": "ascii"}
-    printed = python_output("-c", PROGRAMS, *arguments, env=env, cwd=tmp_path)
-    assert f"reference    {ESCAPED}\n" in printed and f"  {ESCAPED}.py\n" in printed
+    env = {"PYTHONIOENCODING": "ascii"}
+    printed = python_output("-c", PROGRAMS, json.dumps(programs), env=env, cwd=tmp_path)
+    assert f"reference    {ESCAPED}\n" in printed and f" in one commit to {ESCAPED}:\n" in printed
     assert printed.endswith(f" files\n{ESCAPED}\n")
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import FILES, PAIRS, edit
+from conftest import CODE, FILES, PAIRS, edit
 from hub_server import LoopbackHub, run_python
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, MarianTokenizer
 
 import push_to_hub
 from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
@@ -93,27 +93,57 @@ def test_directory_that_does_not_load_is_refused(trained, breakage, message, mon
 
 
 def translate(folder) -> str:
-    """What the fresh process says that a push would start."""
-    with staged(folder) as published:
+    """What the fresh process says that a push would start if the code in the folder is trusted."""
+    with staged(folder, trust_remote_code=True) as published:
         return translate_in_fresh_process(published)
 
 
 @pytest.mark.slow
-def test_code_of_the_directory_gets_no_token(trained, tmp_path, monkeypatch):
-    """It is run before anybody has looked at it."""
+def test_trusted_code_gets_no_secret_of_the_environment(trained, tmp_path, monkeypatch):
+    """Neither a token of the Hub nor the key of another service."""
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "token").write_text("hf_file")
-    for name, value in {"HF_TOKEN": "hf_1", "HUGGING_FACE_HUB_TOKEN": "hf_2", "HF_HOME": tmp_path / "home"}.items():
-        monkeypatch.setenv(name, str(value))
+    (tmp_path / "home" / "token").write_text("hunter2")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "home" / "token"))
-    spy = "import os\nfrom huggingface_hub import get_token\n"
-    spy += f"open({str(tmp_path / 'found')!r}, 'w').write(f'{{get_token()}} {{dict(os.environ)}}')\n"
+    for name in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "PGPASSWORD"]:
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("https_proxy", "http://me:hunter2@proxy")
+    spy = "import json, os\nfrom huggingface_hub import get_token\n"
+    spy += f"json.dump([get_token(), dict(os.environ)], open({str(tmp_path / 'found')!r}, 'w'))\n"
     code = trained / "configuration_vanilla_transformer.py"
     code.write_text(spy + code.read_text())
     assert translate(trained) != ""
-    found = (tmp_path / "found").read_text()
-    assert found.startswith("None ") and "hf_1" not in found and "hf_2" not in found
-    assert "'HF_HUB_DISABLE_IMPLICIT_TOKEN': '1'" in found and str(tmp_path / "home") not in found
+    token, environment = json.loads((tmp_path / "found").read_text())
+    assert token is None and environment["PATH"] == os.environ["PATH"]
+    assert "hunter2" not in str(environment) and str(tmp_path / "home") not in str(environment)
+    assert environment["HOME"] != os.environ["HOME"]
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_that_is_not_of_this_package_is_neither_run_nor_sent(trained, at_hub, name):
+    (trained / name).write_text((trained / name).read_text() + "raise SystemExit('it ran')\n")
+    for more in ([], ["--dry_run"], ["--dry_run", "--repo_id", "me/toy"]):
+        with pytest.raises(UserError, match=rf"/{name} is not the file of this package") as error:
+            push_to_hub.main([str(trained), *more])
+        assert "\n" not in str(error.value) and "save the model again" in str(error.value)
+        assert "--trust_remote_code" in str(error.value)
+    assert not at_hub.repos and not (trained / "README.md").exists()
+    assert b"it ran" in published(trained, trust_remote_code=True)[name]
+    assert not {*CODE} & published(trained, native=True).keys()
+
+
+def test_trusted_code_is_pushed(trained, at_hub):
+    code = trained / CODE[0]
+    code.write_text(code.read_text() + "# changed\n")
+    push_to_hub.main([str(trained), "--repo_id", "me/toy", "--trust_remote_code"])
+    assert at_hub.repos["me/toy"].at("main").files[code.name].endswith(b"# changed\n")
+
+
+def test_model_of_an_older_version_is_published_once_it_is_saved_again(trained):
+    expected = published(trained)
+    (trained / CODE[-1]).write_text("# of an older version\n")
+    VanillaTransformerForConditionalGeneration.from_pretrained(trained).save_pretrained(trained)
+    assert published(trained) == expected
 
 
 def published(folder, *args, **options) -> dict[str, bytes]:
@@ -133,12 +163,58 @@ def test_what_is_published(trained):
     assert b"somebody" in (trained / "recipe.yaml").read_bytes()  # the files on disk do not change
     edit(trained / "recipe.yaml", train_file=["data/train.jsonl", "bt.txt"], dataset_name="me/pairs")
     edit(trained / "recipe.yaml", teacher=[str(trained), "me/teacher"])
-    (trained / "helper.py").write_text("")
-    files = published(trained)
-    recipe = yaml.safe_load(files["recipe.yaml"])
+    recipe = yaml.safe_load(published(trained)["recipe.yaml"])
     assert (recipe["dataset_name"], recipe["train_file"]) == ("me/pairs", ["train.jsonl", "bt.txt"])
     assert recipe["teacher"] == [trained.name, "me/teacher"]
-    assert set(files) - set(FILES) == {"helper.py"}
+
+
+def test_sentences_of_a_finished_run_can_be_left_out(trained):
+    """As docs/publishing.md says."""
+    sentences = [text.split("\n")[0].encode() for pair in PAIRS for text in pair]
+    write_model_card(trained)
+    assert all(sentence in published(trained)["README.md"] for sentence in sentences)
+    edit(trained / "all_results.json", examples=[])
+    for name in ("README.md", "attention.png"):
+        (trained / name).unlink()
+    files = published(trained)
+    assert list(files) == [name for name in FILES if name != "attention.png"]
+    shown = files["README.md"] + files["all_results.json"]
+    assert not any(sentence in shown for sentence in sentences) and b"![Attention" not in shown
+
+
+NEIGHBOURS = """secrets.py tokenization_vanilla_transformer.py notes.model corpus.spm vocab.txt .env id_rsa notes.md
+training_args.bin pytorch_model.bin model.pt vectors.npy optimizer.safetensors model-00001-of-00002.safetensors
+all_results.json.bak holiday.png other.yaml checkpoint-7/model.safetensors custom_generate/generate.py .git/config
+added_tokens.json/inside"""
+
+
+def put_neighbour(trained, name):
+    (trained / name).parent.mkdir(exist_ok=True)
+    (trained / name).write_text("hunter2")
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS.split())
+def test_neighbour_of_the_model_is_not_published(trained, name):
+    put_neighbour(trained, name)
+    files = published(trained)
+    assert list(files) == FILES and not any(b"hunter2" in content for content in files.values())
+
+
+@pytest.mark.parametrize("option", ["trust_remote_code", "native"])
+def test_no_neighbour_is_published_in_any_way(trained, option):
+    for name in NEIGHBOURS.split():
+        put_neighbour(trained, name)
+    files = published(trained, **{option: True})
+    assert {*files} <= {*FILES} and not any(b"hunter2" in content for content in files.values())
+
+
+def test_files_of_a_sentencepiece_tokenizer_are_published(trained, marian):
+    """By the names that its class gives, and no others like them."""
+    (trained / "tokenizer.json").unlink()
+    MarianTokenizer.from_pretrained(marian).save_pretrained(trained)
+    shutil.copy(marian / "source.spm", trained / "private.spm")
+    named = {"source.spm", "target.spm", "vocab.json", "tokenizer_config.json"}
+    assert published(trained).keys() == {*FILES} - {"tokenizer.json"} | named
 
 
 def test_the_same_is_published_where_links_are_not_allowed(trained, monkeypatch):
@@ -325,6 +401,15 @@ def test_error_of_the_hub_is_one_sentence(trained, at_hub, part, status):
         f"The model is complete in {trained}; push it later with `python push_to_hub.py {trained} --repo_id me/toy`."
     )
     assert all(len(commits) == 1 for repo in at_hub.repos.values() for commits in repo.refs.values())
+
+
+def test_a_private_push_is_not_repeated_in_public(trained, at_hub):
+    """By the command that the message of a failed one gives."""
+    at_hub.refuse["/commit/"] = 409
+    code = trained / CODE[0]
+    code.write_text(code.read_text() + "# changed\n")
+    with pytest.raises(UserError, match="--repo_id me/toy --private --trust_remote_code`"):
+        push(trained, "me/toy", private=True, trust_remote_code=True)
 
 
 def test_no_network(monkeypatch):

@@ -1,14 +1,14 @@
 """Share a trained model: stage what is published, check that it loads anywhere, and push it to the Hub."""
 
-import itertools
 import json
 import os
 import re
 import shutil
+import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,43 +16,55 @@ import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
+from transformers import AutoTokenizer
 
 from .. import Translator, VanillaTransformerConfig
 from ..conversion.native import check_family, native_family, save_tokenizer, to_native
 from ..errors import UserError, explaining, loading, one_line
 from .model_card import SENTENCE, public_recipe, read_file, write_model_card
 
-# What is published. Checkpoints, optimizer state, pickles and notes stay on disk.
-RUN_FILES = "README.md LICENSE recipe.yaml all_results.json training_curves.png attention.png"
-TOKENIZER_FILES = """tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
-target_vocab.json vocab.txt merges.txt *.model *.spm chat_template.jinja"""
-MODEL_FILES = f"model.safetensors config.json generation_config.json {TOKENIZER_FILES} *.py"
+PACKAGE = Path(__file__).parents[1]
+# What is published, file by file. Whatever else is in the directory stays on disk.
+RUN_FILES = ["README.md", "LICENSE", "recipe.yaml", "all_results.json", "training_curves.png", "attention.png"]
+MODEL_FILES = ["model.safetensors", "config.json", "generation_config.json"]
+CODE_FILES = ["configuration", "decoding", "loss", "modeling", "translation"]
+CODE_FILES = [f"{name}_vanilla_transformer.py" for name in CODE_FILES]
+# Of every tokenizer; its class names the files of the vocabulary.
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
+TOKENIZER_FILES += ["chat_template.jinja"]
 
 # ------------------------------------------------------------------------------------------------ what is published
 
 
 @contextmanager
 def staged(
-    output_dir: str | Path, repo_id: str | None = None, revision: str | None = None, native: bool = False
+    output_dir: str | Path,
+    repo_id: str | None = None,
+    revision: str | None = None,
+    native: bool = False,
+    trust_remote_code: bool = False,
 ) -> Iterator[Path]:
     """A temporary folder with exactly the files that a push publishes.
 
-    Config, weights, tokenizer, code, card, results and pictures. Local paths in the recipe are reduced to their last
-    part, and the code in the card names `repo_id` and `revision`. The files in `output_dir` do not change; a missing
-    card is written there first.
+    Config, weights, tokenizer, code, card, results and pictures, each known by its name. Local paths in the recipe are
+    reduced to their last part, and the code in the card names `repo_id` and `revision`. The files in `output_dir` do
+    not change; a missing card is written there first.
 
     Args:
         native: Stage the Marian, Pegasus or Blenderbot model that [`to_native`] makes, without code. If train.py
             trained it, its card is written again.
+        trust_remote_code: Stage the code of the directory even if it is not that of this package.
 
     Raises:
-        UserError: A file is missing, unreadable or a link out of the directory, or the model is of another kind or has
-            no native form.
+        UserError: A file is missing, unreadable or a link out of the directory, the code is not that of this package,
+            or the model is of another kind or has no native form.
     """
     output_dir = Path(output_dir)
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
     if kind != ours:
         raise UserError(f"{output_dir} holds a model of type {kind}, not {ours}; give one that train.py wrote.")
+    if not (native or trust_remote_code):
+        check_code(output_dir)
     if not (output_dir / "README.md").exists():
         write_model_card(output_dir)
     with tempfile.TemporaryDirectory() as temporary:
@@ -66,7 +78,8 @@ def staged(
             to_native(translator.model).save_pretrained(folder)
             save_tokenizer(translator.tokenizer, folder)
         else:
-            stage_files(output_dir, folder, MODEL_FILES, link_or_copy)
+            names = [*MODEL_FILES, *CODE_FILES, *tokenizer_files(output_dir)]
+            stage_files(output_dir, folder, names, link_or_copy)
         recipe = folder / "recipe.yaml"
         if recipe.exists():
             content = public_recipe(read_file(recipe))
@@ -81,12 +94,30 @@ def staged(
         yield folder
 
 
-def stage_files(output_dir: Path, folder: Path, patterns: str, place: Callable):
-    """Copies or links the files of these names into a folder.
+def check_code(output_dir: Path):
+    """Raises UserError if the code of a model is not that of this package, since a push would run and publish it."""
+    for path in map(output_dir.joinpath, CODE_FILES):
+        if path.is_file() and path.read_bytes() != (PACKAGE / path.name).read_bytes():
+            raise UserError(
+                f"{path} is not the file of this package, but that of another version or somebody else's; save the "
+                "model again with this package (`from_pretrained`, then `save_pretrained`), which replaces it, or add "
+                "--trust_remote_code to run and publish it as it is."
+            )
+
+
+def tokenizer_files(output_dir: Path) -> list[str]:
+    """The names that files of the tokenizer in a directory have. Raises UserError if it cannot be loaded."""
+    with loading(str(output_dir)):
+        tokenizer = AutoTokenizer.from_pretrained(output_dir, trust_remote_code=False)
+    return sorted({*TOKENIZER_FILES, *tokenizer.vocab_files_names.values()})
+
+
+def stage_files(output_dir: Path, folder: Path, names: Iterable[str], place: Callable):
+    """Copies or links the files of these names, if they exist, into a folder.
 
     Raises UserError for a link out of the directory, since a push would publish what it leads to.
     """
-    for path in itertools.chain.from_iterable(map(output_dir.glob, patterns.split())):
+    for path in filter(Path.is_file, map(output_dir.joinpath, names)):
         if not path.resolve().is_relative_to(output_dir.resolve()):
             raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
         place(path.resolve(), folder / path.name)
@@ -107,6 +138,12 @@ def check_native(config: VanillaTransformerConfig):
 
 
 # ----------------------------------------------------------------------------------------------- does it load anywhere
+
+# What Python and torch may need to start: where programs and libraries are, the language, the number of threads; on
+# Windows, its folders.
+ENVIRONMENT = """PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH LD_PRELOAD DYLD_LIBRARY_PATH LANG LC_ALL LC_CTYPE TMPDIR
+OMP_NUM_THREADS OPENBLAS_CORETYPE KMP_DUPLICATE_LIB_OK
+TEMP TMP SYSTEMROOT SYSTEMDRIVE WINDIR COMSPEC PATHEXT PROGRAMDATA"""
 
 # `None` in `sys.modules` makes every import of this package fail.
 FRESH_PROCESS = """
@@ -133,16 +170,19 @@ sys.stdout.buffer.write(translation.encode())
 def translate_in_fresh_process(folder: Path) -> str:
     """Translates a sentence as a visitor of the Hub does: offline, without this package, with the code in the folder.
 
-    A native model gets no remote code. The process has no Hub token. Raises UserError if it fails.
+    A native model gets no remote code. The process has no token of the Hub, and no other variables of the environment
+    than those of `ENVIRONMENT`, which hold no secrets. Raises UserError if it fails.
     """
     results = folder / "all_results.json"
     examples = read_file(results).get("examples") if results.exists() else None
     remote = read_file(folder / "config.json").get("model_type") == VanillaTransformerConfig.model_type
     task = json.dumps([str(folder.resolve()), examples[0]["source"] if examples else SENTENCE, remote])
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE_"))}
+    env = {name: os.environ[name] for name in ENVIRONMENT.split() if name in os.environ}
+    env |= {"PYTHONUSERBASE": site.getuserbase()}  # packages in the home directory
     env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "PYTHONIOENCODING": "utf-8"}
     with tempfile.TemporaryDirectory() as home:
-        env["HF_HOME"] = home  # without a token, or cached copies of missing code files
+        # Without a token, or cached copies of missing code files.
+        env |= dict.fromkeys(("HF_HOME", "HOME", "USERPROFILE"), home)
         pipes = {"capture_output": True, "encoding": "utf-8"}
         child = subprocess.run([sys.executable, "-c", FRESH_PROCESS], input=task, env=env, cwd=home, **pipes)
     if child.returncode:
@@ -156,8 +196,11 @@ def translate_in_fresh_process(folder: Path) -> str:
 
 
 @contextmanager
-def hub_errors(repo_id: str, output_dir: str | Path | None = None, native: bool = False):
-    """Turns an error of huggingface_hub into a UserError that says how to push the model in `output_dir` later."""
+def hub_errors(repo_id: str, output_dir: str | Path | None = None, **options: bool):
+    """Turns an error of huggingface_hub into a UserError that says how to push the model in `output_dir` later.
+
+    `options` are switches of push_to_hub.py.
+    """
     try:
         yield
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
@@ -168,22 +211,23 @@ def hub_errors(repo_id: str, output_dir: str | Path | None = None, native: bool 
             message += " Log in with `hf auth login`, or set HF_TOKEN, with a token that can write there."
         if output_dir and (Path(output_dir) / "config.json").exists() and not isinstance(error, HFValidationError):
             message += f" The model is complete in {output_dir}; push it later with "
-            message += f"`python push_to_hub.py {output_dir} --repo_id {repo_id}{' --native' if native else ''}`."
+            switches = "".join(f" --{name}" for name, is_on in options.items() if is_on)
+            message += f"`python push_to_hub.py {output_dir} --repo_id {repo_id}{switches}`."
         raise UserError(message) from error
 
 
-def check_push(repo_id: str | None = None, output_dir: str | Path = ".", native: bool = False) -> str:
+def check_push(repo_id: str | None = None, output_dir: str | Path = ".", **options: bool) -> str:
     """Checks, before any work starts, that the Hub accepts the user's token; returns the full id of the repository.
 
     Args:
         repo_id: The repository, `owner/name`, or a name in the user's namespace. None: the name of `output_dir`.
-        native: As in [`push`]; only the message of an error depends on it.
+        options: Switches of [`push`]; only the message of an error depends on them.
 
     Raises:
         UserError: The id is malformed, there is no valid token, or the Hub cannot be reached.
     """
     name = repo_id or Path(output_dir).resolve().name
-    with hub_errors(name, output_dir, native):
+    with hub_errors(name, output_dir, **options):
         validate_repo_id(name)
         user = HfApi().whoami()["name"]
     return name if "/" in name else f"{user}/{name}"
@@ -197,6 +241,7 @@ def push(
     commit_message: str | None = None,
     create_pr: bool = False,
     native: bool = False,
+    trust_remote_code: bool = False,
 ) -> CommitInfo:
     """Pushes a trained model to the Hub in one commit, after [`check_push`] and [`translate_in_fresh_process`].
 
@@ -209,18 +254,21 @@ def push(
         revision: The branch to push to, created if needed. None: main.
         create_pr: Open a pull request.
         native: Push the native form; see [`staged`].
+        trust_remote_code: Run and push the code of the directory even if it is not that of this package.
 
     Returns:
         The commit, with its `commit_url` and, for a pull request, its `pr_url`.
 
     Raises:
-        UserError: The model does not load or has no native form, or the Hub refuses the push or cannot be reached.
+        UserError: The model does not load or has no native form, its code is not that of this package, or the Hub
+            refuses the push or cannot be reached.
     """
-    repo_id, api = check_push(repo_id, output_dir, native), HfApi()
-    with staged(output_dir, repo_id, revision, native) as folder:
+    options = {"private": private, "native": native, "trust_remote_code": trust_remote_code}
+    repo_id, api = check_push(repo_id, output_dir, **options), HfApi()
+    with staged(output_dir, repo_id, revision, native, trust_remote_code) as folder:
         translate_in_fresh_process(folder)
         files = {path.name: path for path in sorted(folder.iterdir())}
-        with hub_errors(repo_id, output_dir, native):
+        with hub_errors(repo_id, output_dir, **options):
             api.create_repo(repo_id, private=private or None, exist_ok=True)
             if private and not api.model_info(repo_id).private:
                 raise UserError(f"{repo_id} exists and is public; make it private on the Hub, or choose another name.")
