@@ -45,7 +45,7 @@ def main():
     output_dir = Path(args.output_dir)
     make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)  # raises now, not at the first evaluation
     if args.push_to_hub:
-        check_push(args.hub_model_id, output_dir, args.native)
+        check_push(args.hub_model_id, output_dir, private=args.hub_private_repo, native=args.native)
     accelerator = distributed.make_accelerator(args)
     if accelerator.device.type == "cpu":
         memory.configure_cpu(accelerator)
@@ -183,7 +183,8 @@ def main():
         save_model(output_dir, full_model, tokenizer, results, state.history, lowest_loss)
         print(f"The model is in {output_dir}.")
         if args.push_to_hub:
-            print(f"Pushed to {push(output_dir, args.hub_model_id, native=args.native).commit_url}")
+            commit = push(output_dir, args.hub_model_id, args.hub_private_repo, native=args.native)
+            print(f"Pushed to {commit.commit_url}")
     distributed.end_processes(accelerator)
 
 
@@ -195,10 +196,11 @@ def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[
         tokenizer.save_pretrained(folder)
     write_text(output_dir / "all_results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     plot_training_curves(history, output_dir / "training_curves.png", lowest_loss)
-    shortest = min(results["examples"], key=lambda example: len(example["source"]))
-    with contextlib.suppress(UserError):  # an empty translation has no attention
-        maps = attention_maps(model, tokenizer, shortest["source"], shortest["translation"])
-        draw_attention(maps, output_dir / "attention.png")
+    (output_dir / "attention.png").unlink(missing_ok=True)  # from before the run was resumed
+    for shortest in sorted(results["examples"], key=lambda example: len(example["source"]))[:1]:
+        with contextlib.suppress(UserError):  # an empty translation has no attention
+            maps = attention_maps(model, tokenizer, shortest["source"], shortest["translation"])
+            draw_attention(maps, output_dir / "attention.png")
     write_model_card(output_dir)
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,6 +237,24 @@ def test_run_that_ends_in_warm_up_warns(pairs, tmp_path):
     argv = options(pairs, tmp_path / "model", "--max_steps 3 --dry_run")
     assert "warning: the run ends during warm-up; lower --warmup_steps" in train(argv)
     assert "during warm-up" not in train([*argv, "--warmup_steps", "3"])
+
+
+def test_run_shows_no_sentences_if_asked(pairs, tmp_path):
+    """Even if the run that it resumes has shown some, and drawn one."""
+    secret, folder = "the big dog not sees not the man", tmp_path / "model"
+    data = write_pairs(Path(shutil.copytree(pairs, tmp_path / "pairs")), test=[{"en": secret, "de": "der Hund"}])
+    argv = options(data, folder, "--max_steps 2" + QUICK)
+    assert f"  source       {secret}\n" in train(argv)
+    with staged(folder) as published:
+        assert {secret in (published / name).read_text() for name in ("README.md", "all_results.json")} == {True}
+    (folder / "attention.png").write_bytes(b"\x89PNG")  # which two steps may not suffice for
+    printed = train([*argv, "--max_steps", "4", "--num_examples", "0", "--resume_from_checkpoint"])
+    assert "test: loss " in printed and secret not in printed
+    assert results(folder)["examples"] == [] and not (folder / "attention.png").exists()
+    with staged(folder) as published:
+        assert not [path.name for path in published.iterdir() if secret.encode() in path.read_bytes()]
+        card = (published / "README.md").read_text(encoding="utf-8")
+    assert "attention.png" not in card and "not trained on" not in card
 
 
 # ------------------------------------------------------------------------------------------------------------- dry run

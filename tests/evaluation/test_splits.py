@@ -97,9 +97,9 @@ def test_warnings_if_bleu_is_0_but_chrf_is_not_or_its_tokenizer_does_not_fit(
     split = split.add_column("source", texts).add_column("target", texts)
     monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: texts)
     options = {"per_device_eval_max_tokens": 99, "target_lang": None, "target_column": "to"}
-    args = SimpleNamespace(**options, bleu_tokenize=bleu_tokenize)
+    args = SimpleNamespace(**options, bleu_tokenize=bleu_tokenize, num_examples=2)
     results = evaluate_split(model, byte_tokenizer, split, "eval", args, accelerator)
-    assert results["examples"][0] == dict.fromkeys(("source", "reference", "translation"), texts[0])
+    assert results["examples"] == [dict.fromkeys(("source", "reference", "translation"), texts[0])] * 2
     assert results["eval_chrf"] > 99
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == len(said) and all(part in line for part, line in zip(said, warnings, strict=True))

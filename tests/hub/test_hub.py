@@ -152,14 +152,15 @@ def test_files_of_the_hub_train(hub, tmp_path):
     assert "train: 120 pairs" in done.stdout and "validation: 4 pairs" in done.stdout
 
 
-def test_run_pushes_the_native_form(hub, tmp_path):
-    argv = ["--push_to_hub", "--hub_model_id", "me/native", "--native"]
+def test_run_pushes_the_native_form_to_a_private_repository(hub, pushed, tmp_path):
+    argv = ["--push_to_hub", "--hub_model_id", "me/native", "--native", "--hub_private_repo"]
     done = train(hub.url, tmp_path / "model", "me/pairs", *SIZES, *argv)
     assert done.returncode == 0, done.stderr
     commit = hub.repos["me/native"].at("main")
     assert f"{hub.url}/me/native/commit/{commit.oid}" in done.stdout
     assert json.loads(commit.files["config.json"])["model_type"] == "marian"
     assert b'\nmodel_id = "me/native"' in commit.files["README.md"]
+    assert hub.repos["me/native"].private and not hub.repos["me/model"].private
 
 
 def test_token_revoked_in_training_loses_nothing(hub, tmp_path, monkeypatch):

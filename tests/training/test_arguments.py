@@ -207,7 +207,7 @@ def test_unreadable_recipe_is_named(tmp_path):
 COUNTS = "max_steps eval_steps save_steps logging_steps save_total_limit num_beams gradient_accumulation_steps "
 COUNTS += "per_device_train_max_tokens per_device_eval_max_tokens max_source_length max_target_length "
 COUNTS += "max_train_samples max_eval_samples max_predict_samples early_stopping_patience preprocessing_num_workers"
-NOT_NEGATIVE = "warmup_steps average_checkpoints dataloader_num_workers seed"
+NOT_NEGATIVE = "warmup_steps average_checkpoints dataloader_num_workers seed num_examples"
 SCALES = "learning_rate weight_decay max_grad_norm adam_epsilon r_drop_alpha num_train_epochs distillation_weight"
 FRACTIONS = "label_smoothing_factor ema_decay adam_beta1 adam_beta2 bpe_dropout"
 OUT_OF_RANGE = [
@@ -245,6 +245,7 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
         ("--run_name=x", "--report_to=wandb", "--run_name needs --report_to."),
         ("--native", "--push_to_hub", "--native needs --push_to_hub."),
+        ("--hub_private_repo", "--push_to_hub", "--hub_private_repo needs --push_to_hub."),
         ("--model_name_or_path=m --tokenizer_name=t", "--tokenizer_name=", "--tokenizer_name cannot be combined"),
         (
             "--train_file x.csv y.csv --dataset_name= --train_file_weights 2",
@@ -329,6 +330,37 @@ def test_written_recipe_starts_a_new_run(recipe):
     again = parse_arguments(recipe(recipe_to_yaml(resolved_recipe(args, config))))
     assert again.resume_from_checkpoint is None and not again.dry_run
     assert again.d_model == 64 and again.dataset_name == "sample_dataset"
+
+
+PUBLISHING = ["push_to_hub: true", "push_to_hub: 1", "hub_model_id: me/public", "hub_private_repo: yes", "native: t"]
+
+
+@pytest.mark.parametrize("line", PUBLISHING)
+def test_a_recipe_cannot_publish(recipe, line):
+    """Only who starts the run can, whatever else the recipe or the command line says."""
+    name, argv = line.split(":")[0], recipe(f"dataset_name: x\n{line.replace('_', '-', 1)}\n")
+    expected = f"'{name}' in {argv[1]} is about publishing, which a recipe cannot decide; remove it there, and give "
+    expected += f"--{name} on the command line if you want it."
+    for more in ([], ["--push_to_hub"], ["--push_to_hub", "false"]):
+        assert refusal([*argv, *more]) == expected
+
+
+@pytest.mark.parametrize("value", ["", "null", "~", "false", "False", "no"])
+def test_a_recipe_of_an_earlier_version_which_does_not_publish_is_read(recipe, value):
+    names = ("push_to_hub", "hub_model_id", "hub_private_repo", "native")
+    argv = recipe("dataset_name: x\n" + "".join(f"{name}: {value}\n" for name in names))
+    assert vars(parse_arguments(argv)) == vars(parse_arguments(["--dataset_name=x"])) | {"config": argv[1]}
+    args = parse_arguments([*argv, "--push_to_hub", "--hub_model_id=me/toy", "--hub_private_repo"])
+    assert (args.push_to_hub, args.hub_model_id, args.hub_private_repo) == (True, "me/toy", True)
+
+
+def test_written_recipe_repeats_a_run_without_its_push(recipe):
+    publishing = "--push_to_hub --hub_model_id=me/toy --hub_private_repo --native"
+    args = parse_arguments(["--dataset_name=x", "--num_examples=0", *publishing.split()])
+    written = resolved_recipe(args, VanillaTransformerConfig(**model_fields(args)))
+    assert not {"push_to_hub", "hub_model_id", "hub_private_repo", "native"} & written.keys()
+    again = parse_arguments(recipe(recipe_to_yaml(written)))
+    assert not again.push_to_hub and again.num_examples == 0
 
 
 def test_every_model_field_is_an_option():

@@ -11,14 +11,12 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..translation_vanilla_transformer import Translator
 from .scores import TranslationQuality, explain_zero, unfit_tokenizer
 
-NUM_EXAMPLES = 3  # translations to print
-
 
 def evaluate_split(model, tokenizer, split: Dataset, prefix: str, args, accelerator: Accelerator) -> dict:
     """Loss (nats per target token), BLEU and chrF of a split, with some translations, which are also printed.
 
     Every process scores its share and returns the same results. `args` are the options of train.py:
-    `per_device_eval_max_tokens`, `target_lang`, `target_column` and `bleu_tokenize`.
+    `per_device_eval_max_tokens`, `target_lang`, `target_column`, `bleu_tokenize` and `num_examples`.
 
     Returns:
         A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `bleu_signature`,
@@ -34,11 +32,12 @@ def evaluate_split(model, tokenizer, split: Dataset, prefix: str, args, accelera
         translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
     quality = TranslationQuality(args.target_lang or args.target_column, args.bleu_tokenize)
     scores = quality.compute(predictions=translations, references=references)
-    rows = list(zip(sources, references, translations, strict=True))[:NUM_EXAMPLES]
+    rows = list(zip(sources, references, translations, strict=True))[: args.num_examples]
     examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
     if accelerator.is_main_process:
-        tqdm.write(f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}")
-        tqdm.write("\n".join(f"  {key:<12} {text}" for example in examples for key, text in example.items()))
+        lines = [f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}"]
+        lines += [f"  {key:<12} {text}" for example in examples for key, text in example.items()]
+        tqdm.write("\n".join(lines))
         bleu = quality.metrics["bleu"]
         notes = [explain_zero(bleu, scores["chrf"], translations, references)]
         if not args.bleu_tokenize:

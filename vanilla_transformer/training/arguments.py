@@ -151,11 +151,15 @@ class TrainingOptions:
     num_beams: int = option(1, "beams in evaluation; saved with the model as its default", ge=1)
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
     tune_decoding: bool = option(False, "choose num_beams and length_penalty by validation BLEU at the end")
+    num_examples: int = option(
+        3, "held-out sentences to show in the log, the card, all_results.json and attention.png; 0: none", ge=0
+    )
     bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
     report_to: str = option("none", "trackers: none, tensorboard, wandb, trackio, ...; all: each that is installed")
     run_name: str | None = option(None, "the name of the run in the trackers (default: they choose one)")
     push_to_hub: bool = option(False, "push the trained model to the Hub")
     hub_model_id: str | None = option(None, "the repository to push to (default: the name of output_dir)")
+    hub_private_repo: bool = option(False, "with push_to_hub: create a private repository; a public one is refused")
     native: bool = option(False, "with push_to_hub: as Marian, Pegasus or Blenderbot, without remote code")
 
 
@@ -225,9 +229,11 @@ SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --data
 FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
 NEEDS = dict.fromkeys(sorted(FILE_OPTIONS - {"train_file"}), "train_file")  # options that need another one
-NEEDS |= {"early_stopping_patience": "eval_steps", "native": "push_to_hub", "dataset_revision": "dataset_name"}
+NEEDS |= {"early_stopping_patience": "eval_steps", "dataset_revision": "dataset_name"}
+NEEDS |= dict.fromkeys(("hub_private_repo", "native"), "push_to_hub")
 NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
 LISTS = {*FILE_OPTIONS, "teacher"}  # options with one or more values
+PUBLISHING = {"push_to_hub", "hub_model_id", "hub_private_repo", "native"}  # on the command line only
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
     "dataset_name": {"dataset_config_name", "dataset_revision"} | FILE_OPTIONS,
@@ -280,7 +286,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
-    """The options in a recipe, except those without a value. Raises UserError if it cannot be read."""
+    """The options in a recipe, except those without a value.
+
+    Raises UserError if it cannot be read, has something other than options, or asks to publish the model.
+    """
     with explaining(f"The recipe {path} cannot be read", OSError, UnicodeDecodeError, yaml.YAMLError):
         # The node tree: YAML's loaders would read `no`, the language, as False, and drop the first of two equal keys.
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
@@ -297,7 +306,14 @@ def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
         nodes = value_node.value if is_list else [value_node]
         if not all(isinstance(node, yaml.ScalarNode) for node in nodes):
             raise UserError(f"'{key}' in {path} must be a single value, not a list or a mapping.")
+        # Earlier versions wrote these options, too, into the recipe of a run.
+        if key in PUBLISHING and value_node.value.lower() not in ("", "null", "~", "false", "no"):
+            raise UserError(
+                f"'{key}' in {path} is about publishing, which a recipe cannot decide; remove it there, and give "
+                f"--{key} on the command line if you want it."
+            )
         recipe[key] = [node.value for node in nodes] if is_list else value_node.value
+    recipe = {key: value for key, value in recipe.items() if key not in PUBLISHING}
     return {key: value for key, value in recipe.items() if value not in ("", "null", "~")}
 
 
@@ -361,7 +377,7 @@ def model_fields(args: argparse.Namespace) -> dict:
 
 
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"
-NOT_IN_RECIPE = {"config", "resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id", "native"}
+NOT_IN_RECIPE = {"config", "resume_from_checkpoint", "dry_run", *PUBLISHING}
 
 
 def resolved_recipe(args: argparse.Namespace, config: VanillaTransformerConfig) -> dict:

@@ -56,8 +56,8 @@ def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
     names = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}
     directions = list(map(parse_direction, args.train_file_langs or []))
     languages = [", ".join(dict.fromkeys(side)) for side in zip(*directions, strict=True)] or (None, None)
-    # A Hub id, or names without their paths.
-    datasets = [name if "://" in name else Path(name).name for name in args.train_file or ()]
+    # A Hub id, or names without their paths: a URL may contain a password.
+    datasets = [name if name.startswith("hf://") else Path(name).name for name in args.train_file or ()]
     datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [args.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),
