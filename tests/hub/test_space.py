@@ -24,7 +24,11 @@ def test_card_requirements_and_program_name_what_they_need():
     expected = {"sdk": "gradio", "app_file": "app.py", "models": ["me/toy"], "title": "toy", "pinned": False}
     assert expected.items() <= card.items()
     assert {"emoji", "colorFrom", "colorTo", "sdk_version", "python_version", "tags"} <= card.keys()
-    assert re.search(r"(?m)^torch==[\d.]+$", files["requirements.txt"])  # without +cpu, which no index of all has
+    # In both without +cpu, so that the second sees that the first has installed it.
+    index, torch = files["pre-requirements.txt"].splitlines()
+    assert index == "--index-url https://download.pytorch.org/whl/cpu" and re.fullmatch(r"torch==[\d.]+", torch)
+    required = files["requirements.txt"].splitlines()
+    assert torch in required and all(re.fullmatch(r"\w+==[\w.]+", line) for line in required)  # and no other index
     compile(files["app.py"], "app.py", "exec")
     assert '"me/toy", revision="v2"' in files["app.py"]
     shown = {name.split("/")[1] for name in files if "/" in name}

@@ -28,7 +28,7 @@ Translations by [{model}](https://huggingface.co/{model}), with the n best, word
 
 
 def space_files(model_id: str, revision: str | None = None) -> dict[str, bytes]:
-    """The files of a Space that serves a model of the Hub: `app.py`, `requirements.txt`, README and the package."""
+    """The files of a Space that serves a model of the Hub: `app.py`, its requirements, README and the package."""
     data = SpaceCardData(
         title=model_id.split("/")[-1],
         emoji="🌍",
@@ -42,11 +42,13 @@ def space_files(model_id: str, revision: str | None = None) -> dict[str, bytes]:
         tags=["translation", "vanilla-transformer"],
         pinned=False,
     )
-    libraries = [f"{name}=={version(name).split('+')[0]}" for name in LIBRARIES]
+    torch, *others = (f"{name}=={version(name).split('+')[0]}" for name in LIBRARIES)
     files = {
         "README.md": README.format(data=data.to_yaml(), model=model_id),
         "app.py": APP.format(model=model_id, revision=revision or "main"),
-        "requirements.txt": "\n".join(["--extra-index-url https://download.pytorch.org/whl/cpu", *libraries]) + "\n",
+        # Installed first, and alone from torch's own index, which has a build for the CPU; all else is from PyPI.
+        "pre-requirements.txt": f"--index-url https://download.pytorch.org/whl/cpu\n{torch}\n",
+        "requirements.txt": "\n".join([torch, *others]) + "\n",
     }
     package = {path for part in PARTS for path in PACKAGE.glob(part)}
     sources = {f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes() for path in package}
