@@ -23,6 +23,7 @@ OUTSIDE = {
     "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
     "examples.md": "examples/README.md",
 }
 OUTSIDE |= {f"results/{path.name}": f"benchmarks/results/{path.name}" for path in ROOT.glob("benchmarks/results/*.md")}
