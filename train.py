@@ -25,7 +25,7 @@ from vanilla_transformer.errors import UserError, escape_output
 from vanilla_transformer.evaluation.scores import make_bleu
 from vanilla_transformer.evaluation.splits import evaluate_split
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
-from vanilla_transformer.files import replacing_files, write_text
+from vanilla_transformer.files import remove_file, replacing_files, write_text
 from vanilla_transformer.hub.model_card import write_model_card
 from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
@@ -196,7 +196,7 @@ def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[
         tokenizer.save_pretrained(folder)
     write_text(output_dir / "all_results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     plot_training_curves(history, output_dir / "training_curves.png", lowest_loss)
-    (output_dir / "attention.png").unlink(missing_ok=True)  # from before the run was resumed
+    remove_file(output_dir / "attention.png")  # from before the run was resumed
     for shortest in sorted(results["examples"], key=lambda example: len(example["source"]))[:1]:
         with contextlib.suppress(UserError):  # an empty translation has no attention
             maps = attention_maps(model, tokenizer, shortest["source"], shortest["translation"])

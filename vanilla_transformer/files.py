@@ -72,6 +72,11 @@ def check_missing(folder: Path):
         raise FileExistsError(f"{folder} already exists; move it away.")
 
 
+def remove_file(path: Path):
+    """Removes a file, or the link in its place, if there is one."""
+    path.unlink(missing_ok=True)
+
+
 def remove_folder(folder: Path, marker: str):
     """Removes a folder, unless it is a link or lacks the file `marker`, which only this program writes.
 
