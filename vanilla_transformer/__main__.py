@@ -8,7 +8,7 @@ import sys
 
 from . import __version__
 from .commands.options import Parser
-from .errors import UserError, escape_output
+from .errors import UserError, catching_panics, escape_output, one_line
 
 VERBS = {
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
@@ -24,7 +24,7 @@ VERBS = {
 
 def main(argv: list[str] | None = None):
     """Runs the verb that the command line begins with; only its module is imported."""
-    escape_output()
+    escape_output(as_data=True)
     lines = [f"  {name:<10} {text}\n{'':13}vanilla-transformer {example}" for name, (text, example) in VERBS.items()]
     parser = Parser(
         prog="vanilla-transformer",
@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None):
     options = parser.parse_args(given.options)
     # Errors end as in other Unix filters: at most one sentence on stderr, and a conventional exit code.
     try:
-        command.run(options)
+        with catching_panics():
+            command.run(options)
         sys.stdout.flush()
     except OSError as error:
         # Discards the output, or Python would complain when it flushes it at exit.
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None):
         reason = f"{program}: cannot read the input or write the output: {error}"
         sys.exit(141 if isinstance(error, BrokenPipeError) else reason)  # 128 + SIGPIPE
     except UserError as error:
-        sys.exit(f"{program}: {error}")
+        sys.exit(f"{program}: {one_line(error)}")
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             sys.stdout.flush()

@@ -1,27 +1,55 @@
-"""The one exception that scripts and commands show without a traceback, and what they print in any encoding."""
+"""The one exception that scripts and commands show without a traceback, and what they print, on any terminal."""
 
 import contextlib
 import io
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
+
+# What moves the cursor, reorders text or ends a line: C0 and C1, DEL, the separators of lines and paragraphs, and the
+# embeddings, overrides and isolates of bidirectional text.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+BARS = re.compile(r"\r|(\x1b\[A)+\Z|")  # how progress bars begin what they write: at the left, or lines further up
+NOTHING = re.compile("")
 
 
 class UserError(Exception):
     """Raised for an error the user can fix. The message is one sentence: what is wrong and how to fix it."""
 
 
-def escape_output():
-    """Lets stdout escape the characters that its encoding lacks, as stderr does, instead of raising an error.
+def printable(text: str) -> str:
+    """The text with its control characters spelled out, such as `\\x1b`; line feeds and tabs stay."""
+    return CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
-    On Windows, output that is redirected to a file is not in UTF-8. What other programs read is written as UTF-8 by
-    its command.
+
+def escape_output(as_data: bool = False):
+    """Lets stdout and stderr spell out control characters, and characters that their encoding lacks.
+
+    Names, texts and messages of libraries come from strangers, and a control character could command the terminal.
+    On Windows, output that is redirected to a file is not in UTF-8.
+
+    With `as_data`, control characters stay in what another program or a file gets of stdout.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # unlike that of Jupyter, which takes everything
-        sys.stdout.reconfigure(errors="backslashreplace")
+    os.environ["PYTHON_COLORS"] = "0"  # Python's own colors would be spelled out too
+    for stream in (sys.stdout, sys.stderr):
+        if not isinstance(stream, io.TextIOWrapper):  # that of Jupyter, which takes everything
+            continue
+        stream.reconfigure(errors="backslashreplace")
+        is_data = as_data and stream is sys.stdout and not stream.isatty()
+        if not is_data and "write" not in vars(stream):
+            kept = BARS if stream is sys.stderr else NOTHING
+            stream.write = partial(write_printable, stream.write, kept)
+
+
+def write_printable(write: Callable[[str], int], kept: re.Pattern, text: str) -> int:
+    """Writes the text, printable after what the pattern `kept` matches at its beginning."""
+    start = kept.match(text).end()
+    return write(text[:start] + printable(text[start:]))
 
 
 def one_line(error: BaseException) -> str:
@@ -45,6 +73,21 @@ def explaining(message: str, *kinds: type[Exception], remedy: str = "") -> Itera
     except kinds as error:
         reason = f"{one_line(error).rstrip('.')}; {remedy}." if remedy else one_line(error)
         raise UserError(f"{message}: {reason}") from error
+
+
+@contextlib.contextmanager
+def catching_panics() -> Iterator[None]:
+    """Turns a panic of a library written in Rust into a UserError.
+
+    A panic is a BaseException, which `except Exception` misses. tokenizers panics when a regular expression of a
+    tokenizer needs too many steps for a text.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"A library written in Rust, such as tokenizers, failed: {one_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -442,6 +442,26 @@ def test_missing_configuration(hub_like):
     assert all(name in message for name in ("--dataset_config_name", "en-de", "en-fr"))
 
 
+CARDS = {
+    "a tag": "a: !!python/object/apply:os.abort []",
+    "a wrong date": "a: !!timestamp x",
+    "a wrong truth": "a: !!bool perhaps",
+    "nested too deep": f"a: {'[' * 5000}",
+    "a wrong type": "configs: [3]",
+    "another wrong type": "dataset_info: {splits: 3}",
+    "no encoding": "configs: [{config_name: x, encoding: 5, data_files: train.jsonl}]",
+}
+
+
+@streamed
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+def test_a_damaged_card_of_a_dataset_is_one_sentence(card, streaming, tmp_path):
+    write(tmp_path / "pairs" / "train.jsonl", rows())
+    (tmp_path / "pairs" / "README.md").write_text(f"---\n{card}\n---\n")
+    options = {"streaming": True, "validation_split": "train"} if streaming else {}
+    assert str(tmp_path / "pairs") in error(dataset_name=tmp_path / "pairs", **ENGLISH_GERMAN, **options)
+
+
 @pytest.mark.parametrize("split", PARTS)
 def test_missing_split(split, hub_like):
     message = error(dataset_name=hub_like, dataset_config_name="en-de", **{f"{split}_split": "tset"})

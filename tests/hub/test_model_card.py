@@ -114,6 +114,28 @@ def test_names_cannot_break_the_card(trained):
     assert cells[0] == cells[1]
 
 
+@pytest.mark.parametrize("text", ["a: !!timestamp x", "a: !!bool perhaps", "a: !!int ''", "a: !x 1", "[" * 5000])
+def test_a_damaged_recipe_is_one_sentence(text, trained):
+    (trained / "recipe.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"recipe.yaml cannot be read: .*; name the --output_dir of a finished train"):
+        write_model_card(trained)
+
+
+def test_control_characters_are_spelled_out(trained):
+    """Wherever a card has what others wrote: in its metadata, text, tables, examples and code."""
+    nasty, spelled = "\x1b]0;owned\x07\x1b[2J\x9b\u202e\u2028", r"\x1b]0;owned\x07\x1b[2J\x9b\u202e"
+    examples = [dict.fromkeys(("source", "reference", "translation"), f"a {nasty} dog")]
+    versions = {f"torch{nasty}": nasty}
+    names = {"source_lang": nasty, "dataset": nasty, "hardware": nasty, "bleu_signature": nasty}
+    edit(trained / "all_results.json", **names, versions=versions, examples=examples)
+    edit(trained / "recipe.yaml", validation_split=nasty, model_name_or_path=nasty, dataset_name=nasty)
+    path = write_model_card(trained.rename(trained.with_name(f"toy{nasty}")))
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", read(path))
+    card = ModelCard.load(path)
+    assert f"translation: a {spelled} dog" in card.text and "a student" not in card.text
+    assert "owned" in card.data.model_name and {result.metric_type for result in card.data.eval_results}
+
+
 def test_escaped_text_reads_as_before():
     for value in (NASTY, "multi30k_en_de", "__init__", "a\\b"):
         assert unescape(re.sub(r"\\(\W|_)", r"\1", text(value))) == " ".join(value.split())

@@ -222,7 +222,7 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
     translator = load_translator(name, options)
     start = time.perf_counter()
     generation = {key: getattr(options, key) for key in GENERATION}
-    with explaining(f"{name} cannot translate this", RuntimeError, ValueError, IndexError):
+    with explaining(f"{name} cannot translate this", Exception):  # its generation config may hold anything
         translations = translator(sources, f"Translating with {name}", **generation)
     return list(map(as_line, translations)), len(sources) / (time.perf_counter() - start)
 
@@ -231,7 +231,7 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     """Prints the scores of each setting that [`tune`] tries, and saves the best, for the card too."""
     ((name, _),) = options.systems
     translator = load_translator(name, options)
-    with explaining(f"{name} cannot be tuned", RuntimeError, ValueError, IndexError):
+    with explaining(f"{name} cannot be tuned", Exception):
         tried = tune(translator, sources, references, bleu)
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f", ".2f")))
     config = translator.model.generation_config

@@ -107,8 +107,9 @@ def add_explorer(what) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace):
     """Runs the inspection that was chosen."""
     actions = {"shapes": print_shapes, "attention": show_attention, "align": print_alignments, "explorer": make_page}
-    # These errors are for an impossible model or size.
-    with explaining(f"{options.what} failed", RuntimeError, ValueError, IndexError, StrictDataclassError):
+    # These errors are for an impossible model or size, or a wrong generation config.
+    impossible = (RuntimeError, ValueError, IndexError, TypeError, StrictDataclassError)
+    with explaining(f"{options.what} failed", *impossible):
         actions[options.what](options)
 
 

@@ -166,11 +166,12 @@ def load_split(args) -> Dataset:
 
 
 @contextlib.contextmanager
-def reading_data(what: str, remedy: str = ""):
-    """Turns an error in reading a dataset into a UserError that says what could not be read."""
+def reading_data(what: str, remedy: str = "", *more: type[Exception]):
+    """Turns an error in reading a dataset, or one of `more`, into a UserError that says what could not be read."""
+    expected = (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError, *more)
     try:
         yield
-    except (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError) as error:
+    except expected as error:
         cause = error.__cause__ or error  # datasets wraps it
         reason = textwrap.shorten(f"{error} {error.__cause__ or ''}", 600, placeholder=" ...")
         if isinstance(cause, UnicodeDecodeError):
@@ -254,7 +255,7 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
     remedy += "configurations, or name your files with "
     remedy += "--train_file." if hasattr(args, "train_file") else "--sources and --references."
-    with reading_data(f"The dataset {args.dataset_name}", remedy):
+    with reading_data(f"The dataset {args.dataset_name}", remedy, Exception):  # its card may hold anything
         return datasets.load_dataset(
             args.dataset_name,
             args.dataset_config_name,
@@ -366,7 +367,7 @@ def choose_columns(dataset: Dataset | IterableDataset, args, name: str, preferre
         return preferred
     columns = find_columns(dataset, args, name)
     source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
-    PartialState().print(f"translating from column '{source}' to column '{target}' of {name}")
+    PartialState().print(f"translating from column {source!r} to column {target!r} of {name}")
     return columns
 
 

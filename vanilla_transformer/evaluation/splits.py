@@ -36,7 +36,7 @@ def evaluate_split(model, tokenizer, split: Dataset, prefix: str, args, accelera
     examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
     if accelerator.is_main_process:
         lines = [f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}"]
-        lines += [f"  {key:<12} {text}" for example in examples for key, text in example.items()]
+        lines += [f"  {key:<12} {' '.join(text.split())}" for example in examples for key, text in example.items()]
         tqdm.write("\n".join(lines))
         bleu = quality.metrics["bleu"]
         notes = [explain_zero(bleu, scores["chrf"], translations, references)]

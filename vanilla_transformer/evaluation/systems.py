@@ -10,7 +10,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
-from ..errors import UserError
+from ..errors import UserError, printable
 from ..translation_vanilla_transformer import Translator
 from .scores import explain_zero
 
@@ -129,4 +129,4 @@ def results_table(results: dict) -> str:
     lines += [f"- {note}" for note in results.get("notes", [])]
     lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
     lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]
-    return "\n".join(lines)
+    return printable("\n".join(lines))

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .. import VanillaTransformerConfig
-from ..errors import UserError, explaining
+from ..errors import UserError, explaining, printable
 from ..files import write_text
 from ..languages import language_code
 
@@ -27,6 +27,13 @@ weight_decay average_checkpoints ema_decay seed num_beams length_penalty"""
 # Options that hold a path; those of the second line may also hold a Hub id.
 LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resume_from_checkpoint"]
 PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher"]
+
+
+class Card(ModelCard):
+    """A model card with control characters spelled out: it is read in terminals, too."""
+
+    def __str__(self):
+        return printable(super().__str__())
 
 
 def write_model_card(output_dir: str | Path) -> Path:
@@ -66,7 +73,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
         model_name=name,
         eval_results=list_scores(results, recipe, splits, dataset),
     )
-    return ModelCard.from_template(
+    return Card.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md.jinja")),
         text=text,
@@ -146,7 +153,7 @@ def read_file(path: Path) -> dict:
     """The dictionary in a JSON or YAML file; raises UserError if the file is missing or cannot be parsed."""
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
     remedy = "name the --output_dir of a finished training run"
-    with explaining(f"{path} cannot be read", OSError, ValueError, yaml.YAMLError, remedy=remedy):
+    with explaining(f"{path} cannot be read", Exception, remedy=remedy):  # YAML may be wrong in many ways
         return parse(path.read_text(encoding="utf-8"))
 
 

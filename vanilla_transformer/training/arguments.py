@@ -290,7 +290,7 @@ def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
 
     Raises UserError if it cannot be read, has something other than options, or asks to publish the model.
     """
-    with explaining(f"The recipe {path} cannot be read", OSError, UnicodeDecodeError, yaml.YAMLError):
+    with explaining(f"The recipe {path} cannot be read", OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         # The node tree: YAML's loaders would read `no`, the language, as False, and drop the first of two equal keys.
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     if not isinstance(root, yaml.MappingNode):

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from ..errors import UserError, explaining, one_line
+from ..errors import UserError, catching_panics, explaining, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .signals import Stopped
 
@@ -158,7 +158,8 @@ def exit_on_error():
     """Turns expected exceptions into one sentence on stderr, once per machine, and an exit status."""
     status = 2
     try:
-        yield
+        with catching_panics():
+            yield
         return
     except Stopped as stopped:
         message, status = str(stopped), stopped.exit_status
