@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -194,6 +195,22 @@ def test_fine_tuning_a_marian_model_of_the_hub(marian, hub, tmp_path):
     assert asked and not any("pytorch_model.bin" in request or "/commits/" in request for request in asked)
 
 
+def test_evaluating_a_pickle_of_the_hub(marian, hub, tmp_path):
+    """It is read, and not sent to a conversion service, which could answer with other weights."""
+    files, pickle = {path.name: path.read_bytes() for path in marian.iterdir()}, io.BytesIO()
+    torch.save(load_file(marian / "model.safetensors"), pickle)
+    del files["model.safetensors"]
+    hub.create("me/opus-mt-bin", files=files | {"pytorch_model.bin": pickle.getvalue()})
+    (tmp_path / "text").write_text("The dog sleeps.\n")
+    command = ["-m", "vanilla_transformer", "evaluate", "--model", "me/opus-mt-bin"]
+    files = ["--sources", "text", "--references", "text"]
+    done = run_python([*command, *files], tmp_path, hub.url, "hf_read")
+    assert done.returncode == 0 and "| me/opus-mt-bin |" in done.stdout, done.stderr
+    asked = [request for request in hub.requests if "opus-mt-bin" in request]
+    assert any("pytorch_model.bin" in request for request in asked)
+    assert not any(part in request for part in ("/commits/", "/discussions", "/refs") for request in asked)
+
+
 # ---------------------------------------------------------------------------------------------- code in a repository
 
 
@@ -255,3 +272,20 @@ def test_package_never_runs_the_code_of_others(hub, marker, tmp_path):
     assert "me/foreign cannot be loaded" in foreign[-1].stderr
     assert not marker.exists()
     assert not any("[y/N]" in done.stdout + done.stderr for done in marked + foreign)
+
+
+def test_what_runs_with_trust_remote_code(hub, marker, tmp_path):
+    """As docs/huggingface.md says: the layers of this package are never replaced, other code of a model runs."""
+
+    def run(verb: str, model: str, *argv) -> set[str]:
+        (tmp_path / "text").write_text("The dog sleeps.\n")
+        command = ["-m", "vanilla_transformer", verb, "--model", model, *argv, "--trust_remote_code"]
+        run_python(command, tmp_path, hub.url, "hf_read")
+        files = {Path(file).name for file in re.findall(r"\S+?\.py", marker.read_text())}
+        marker.unlink()
+        return files
+
+    files = ["--sources", "text", "--references", "text"]
+    for verb, argv in [("translate", []), ("evaluate", files)]:
+        assert run(verb, "me/marking", *argv) == {"generate.py"}
+        assert run(verb, "me/foreign", *argv) >= {"configuration_vanilla_transformer.py"}

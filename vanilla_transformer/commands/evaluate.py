@@ -212,7 +212,7 @@ def load_translator(name: str, options: argparse.Namespace) -> Translator:
         types = {PretrainedConfig.get_config_dict(model)[0].get("model_type") for model in models}
         if len(models) > 1 or types <= {None, "vanilla_transformer"}:
             return Translator.from_pretrained(models, **given)
-        translator = GenerateTranslator.from_pretrained(name, use_safetensors=None, **given)  # weights may be a pickle
+        translator = GenerateTranslator.from_pretrained(name, **given)
         translator.set_languages(options.source_lang, options.target_lang)
         return translator
 

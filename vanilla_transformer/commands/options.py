@@ -41,7 +41,9 @@ def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
 def add_translation_options(parser: argparse.ArgumentParser):
     """Adds options of [`Translator`] and of `generate` that several commands have."""
     add = parser.add_argument
-    add("--trust_remote_code", action="store_true", help="run code from the Hub for the tokenizer")
+    code = "run the code that a model brings: its tokenizer, its `generate`, and the model itself if it is of a type "
+    code += "that neither this package nor transformers has; it may do all that you may"
+    add("--trust_remote_code", action="store_true", help=code)
     add("--backend", choices=["torch", "ctranslate2"], default="torch", help="ctranslate2, an extra, is faster")
     add("--quantization", help="of the weights with ctranslate2: int8, float16, ... (default: none)")
     add("--num_beams", type=positive, help="beams (default: those of the model)")

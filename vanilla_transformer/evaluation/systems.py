@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
+from accelerate.utils import patch_environment
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
@@ -17,6 +18,13 @@ from .scores import explain_zero
 
 class GenerateTranslator(Translator):
     """A [`Translator`] for any other sequence-to-sequence model; it calls the model's own `generate`."""
+
+    @classmethod
+    def from_pretrained(cls, name_or_path, **kwargs) -> "GenerateTranslator":
+        """As that of [`Translator`], but the weights may be a pickle, whose code never runs."""
+        # Otherwise transformers asks a service to convert a pickle on the Hub, and loads what that service proposes.
+        with patch_environment(DISABLE_SAFETENSORS_CONVERSION=1):
+            return super().from_pretrained(name_or_path, use_safetensors=None, **kwargs)
 
     def __init__(self, models, tokenizer, max_tokens: int = 4096, max_source_length: int | None = None):
         self.models, self.tokenizer, self.max_tokens = models, tokenizer, max_tokens
