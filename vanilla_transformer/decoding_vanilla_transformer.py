@@ -44,6 +44,7 @@ ROWWISE = (
     generation.EpsilonLogitsWarper,
     generation.EosTokenCriteria,
     generation.MaxLengthCriteria,
+    generation.MaxTimeCriteria,
 )
 
 

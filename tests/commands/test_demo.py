@@ -4,20 +4,24 @@ import argparse
 import importlib.util
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from html import unescape
+from http.client import HTTPConnection, HTTPResponse
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import psutil
 import pytest
 import torch
-from helpers import ROOT, TEXTS, command_error, save_translator, writing_translator
+from helpers import ROOT, TEXTS, command_error, panics, save_translator, writing_translator
 
 from vanilla_transformer import Translator
 from vanilla_transformer.commands import demo
@@ -176,6 +180,131 @@ def test_visitors_see_sentences_and_neither_paths_nor_traces(folder, monkeypatch
         for part in ("", "config"):
             shown = urlopen(client.src + part).read().decode()
             assert "letters" in shown and str(Path(folder).parent) not in shown
+
+
+def test_a_tokenizer_that_panics_does_not_end_the_demo(folder, tmp_path):
+    import gradio
+
+    from vanilla_transformer.demo.app import Page
+
+    copy = shutil.copytree(folder, tmp_path / "model")
+    text, page = panics(copy), Page(*load(copy, max_source_length=50)[1:])
+    with pytest.raises(gradio.Error, match="such as tokenizers, failed"):
+        list(page.translate(text, 1, 1.0))
+    assert list(page.translate(TEXTS[0], 1, 1.0))[-1][0]
+
+
+def test_damaged_results_of_a_model_are_one_sentence(folder, tmp_path, capsys):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(Path(folder) / name)
+    for damaged in ("{", "[" * 100_000, "[]", '{"examples": 5}', '{"examples": [5]}', '{"examples": [{}]}'):
+        (tmp_path / "all_results.json").write_text(damaged)
+        assert f"all_results.json of {tmp_path} cannot be read: " in command_error(capsys, "demo", "--model", tmp_path)
+
+
+# --------------------------------------------------------------------------------------- what visitors are kept within
+
+
+@pytest.fixture(scope="module")
+def address(folder) -> str:
+    """Of the served page, without http://."""
+    with served(folder) as client:
+        yield urlsplit(client.src).netloc
+
+
+def ask(address: str, method: str, path: str, body=None, **headers) -> HTTPResponse:
+    """The answer to one request; its `text` is the body."""
+    connection = HTTPConnection(address, timeout=30)
+    headers = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
+    connection.request(method, path, body, headers, encode_chunked="Transfer-Encoding" in headers)
+    answer = connection.getresponse()
+    answer.text = answer.read().decode()
+    connection.close()
+    return answer
+
+
+def call(address: str, *data) -> str:
+    """The events that answer a call of the API."""
+    started = ask(address, "POST", "/gradio_api/call/translate", json.dumps({"data": data}))
+    assert started.status == 200, started.text
+    return ask(address, "GET", f"/gradio_api/call/translate/{json.loads(started.text)['event_id']}").text
+
+
+FILE = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\ntext\r\n--x--\r\n'
+
+
+def test_no_route_takes_serves_or_fetches_files(address, folder):
+    form = "multipart/form-data; boundary=x"
+    for path in ("upload", "upload/", "upload?upload_id=1", "component_server", "process_recording", "%75pload"):
+        assert ask(address, "POST", f"/gradio_api/{path}", FILE, Content_Type=form).status == 404
+    files = [
+        f"file={folder}/config.json",
+        f"file/{folder}/config.json",
+        "file=http://127.0.0.1:1/",
+        "proxy=https://x/",
+    ]
+    for path in [*files, "deep_link?session_hash=x", "upload_progress?upload_id=1", "vibe-code"]:
+        assert ask(address, "GET", f"/gradio_api/{path}").status == 404
+    assert ask(address, "GET", "/config").status == 200
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1])
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_a_request_has_a_largest_size(address, size, is_chunked):
+    from vanilla_transformer.demo.app import LARGEST_BODY
+
+    start, end = b'{"data": ["', b'", 2, 1]}'
+    body = start + b"a" * (LARGEST_BODY + size - len(start) - len(end)) + end
+    headers = {"Transfer-Encoding": "chunked"} if is_chunked else {}
+    for path in ("call/translate", "run/translate", "queue/join", "cancel"):
+        answer = ask(address, "POST", f"/gradio_api/{path}", [body[:99], body[99:]] if is_chunked else body, **headers)
+        assert (answer.status == 413) == (size > 0) and (answer.status != 413 or "1,048,576 bytes" in answer.text)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (["a" * 50_000, 2, 1], "The text has 50,000 characters; shorten it."),
+        (["Yes. " * 12, 2, 1], f"more than the {LIMIT} that are translated at a time"),
+        ([None, 2, 1], "Type a text first."),
+        (["Yes.", 0, 1], "less than minimum"),
+        (["Yes.", 1e9, 1], "greater than maximum"),
+        (["Yes.", float("nan"), 1], "cannot convert float NaN to integer"),
+        (["Yes.", "2", 1], ""),
+        (["Yes.", 2, -1], "less than minimum"),
+        (["Yes.", 2, float("inf")], "greater than maximum"),
+        (["Yes.", 2, float("nan")], "`length_penalty` is nan"),
+    ],
+)
+def test_the_api_has_the_limits_of_the_page(address, data, message):
+    answer = call(address, *data)
+    assert "event: error" in answer and message in answer and "Traceback" not in answer
+
+
+def test_the_api_waits_in_the_queue_and_the_queue_ends(address, monkeypatch):
+    from vanilla_transformer.demo.app import MOST_WAITING
+
+    may_end = threading.Event()
+    monkeypatch.setattr(Translator, "n_best", lambda *_, **__: may_end.wait(30) and [])
+    try:
+        body = json.dumps({"data": ["Yes.", 2, 1]})
+        assert ask(address, "POST", "/gradio_api/run/translate", body).status == 404  # which would not wait
+        answers = [ask(address, "POST", "/gradio_api/call/translate", body) for _ in range(MOST_WAITING + 3)]
+        assert [answer.status for answer in answers[:MOST_WAITING]] == [200] * MOST_WAITING
+        assert answers[-1].status == 503 and "Queue is full" in answers[-1].text
+    finally:
+        may_end.set()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_translation_ends_when_its_time_is_over(folder, num_beams, monkeypatch):
+    from vanilla_transformer.demo import app
+
+    whole = list(app.Page(*load(folder)[1:]).translate(TEXTS[1], num_beams, 1.0))[-1]
+    monkeypatch.setattr(app, "MOST_SECONDS", 1e-9)
+    part = list(app.Page(*load(folder)[1:]).translate(TEXTS[1], num_beams, 1.0))[-1]
+    assert whole[0].startswith(part[0]) and 1 <= len(part[0]) < len(whole[0])
+    assert "Stopped after" in part[1] and "Stopped after" not in whole[1]
 
 
 # --------------------------------------------------------------------------------------------------------- the command

@@ -285,6 +285,7 @@ def custom(search: dict) -> dict:
 OPTIONS = [{}, {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"min_new_tokens": 4}, {"min_length": 4}]
 OPTIONS += [{"eos_token_id": [END, 7]}, {"bad_words_ids": [[11], [0, 4]]}, {"suppress_tokens": [4, 0]}]
 OPTIONS += [{"forced_bos_token_id": 9, "forced_eos_token_id": END}, {"max_new_tokens": None, "max_length": 3}]
+OPTIONS += [{"max_time": 1e-9}, {"max_time": 1e9}]
 SEARCHES = OPTIONS + [{"num_beams": 3, **options} for options in OPTIONS]
 SEARCHES += [{"num_beams": 5, "suppress_tokens": list(range(3, 36))}]  # fewer possible tokens than beams
 SEARCHES += [
@@ -432,7 +433,6 @@ UNSUPPORTED = {
     "output_scores": {"return_dict_in_generate": True, "output_scores": True},
     "cache_implementation": {"cache_implementation": "static"},
     "decoder_attention_mask": {"decoder_attention_mask": torch.ones(4, 1)},
-    "MaxTimeCriteria": {"max_time": 9.0},
     "StopAt": {"stopping_criteria": StoppingCriteriaList([type("StopAt", (), {"__call__": lambda *_: None})()])},
     "EncoderRepetitionPenaltyLogitsProcessor": {"encoder_repetition_penalty": 1.5},
     "SequenceBiasLogitsProcessor": {"sequence_bias": [[[9], 100.0]]},

@@ -1,6 +1,7 @@
 """A web page that translates and shows how: the n best with their scores, word alignment and attention."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import gradio as gr
 from matplotlib.figure import Figure
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
 from transformers import PreTrainedModel, TextIteratorStreamer
 from transformers.utils import cached_file
 
-from ..errors import UserError, one_line
+from ..errors import UserError, catching_panics, explaining, one_line
 from ..inspection.alignment import align_words
 from ..inspection.attention import KINDS, AttentionMaps, attention_figure, attention_maps
 from ..translation_vanilla_transformer import Hypothesis, TextTooLong, Translator
@@ -21,6 +25,11 @@ N_BEST = 5  # rows of the table, if there are as many beams
 MOST_BEAMS = 10
 MOST_LABELS = 400  # in a picture; matplotlib takes up to 10 ms for each
 CHARACTERS_PER_TOKEN = 20  # a text with more characters is refused before it is tokenized
+MOST_WAITING = 20  # visitors, or requests of one; the next is told that the queue is full
+MOST_SECONDS = 60  # of a translation by torch, which then ends where it is
+LARGEST_BODY = 2**20  # bytes of a request
+# Gradio's routes that store, serve or fetch files, which this page does not need.
+CLOSED = re.compile(r"/gradio_api/(upload|file|proxy|component_server|process_recording|deep_link|(undo-)?vibe)")
 # Fonts of the visitor's system, so that the page loads nothing from elsewhere.
 THEME = gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
 CSS = """
@@ -46,28 +55,58 @@ def make_app(name: str, translator: Translator, model: PreTrainedModel | None, r
         model: The model whose attention is shown. None: no attention and no word alignment.
         revision: Of the Hub id.
     """
-    results = read_results(name, revision)
+    languages, examples = read_results(name, revision)
     title = Path(name).resolve().name if Path(name).is_dir() else name
-    languages = [results[key] for key in ("source_lang", "target_lang") if results.get(key)]
     page = Page(translator, model)
     with gr.Blocks(title=f"{title}: translation", analytics_enabled=False) as app:
         gr.Markdown(f"# {title}" + (f": {languages[0]} → {languages[1]}" if len(languages) == 2 else ""))
-        page.build([example["source"] for example in results.get("examples", [])])
-    return app.queue(max_size=50)
+        page.build(examples)
+    return app.queue(max_size=MOST_WAITING, api_open=False)  # an open API would not wait in the queue
 
 
 def launch(app: gr.Blocks, **options) -> gr.Blocks:
     """Serves the page in a thread of its own; `options` go to Gradio's `launch`. Errors show no paths or traces."""
-    look = {"theme": THEME, "css": CSS, "footer_links": ["api"], "run_history": False}
-    app.launch(share=False, ssr_mode=False, show_error=False, prevent_thread_lock=True, quiet=True, **look, **options)
+    options |= {"theme": THEME, "css": CSS, "footer_links": ["api"], "run_history": False}
+    options |= {"share": False, "ssr_mode": False, "show_error": False, "prevent_thread_lock": True, "quiet": True}
+    # Gradio may serve files from processes of their own, outside the gate; these must not store any either.
+    options |= {"app_kwargs": {"middleware": [Middleware(Gate)]}, "max_file_size": 0}
+    app.launch(**options)
     return app
 
 
-def read_results(name: str, revision: str | None) -> dict:
-    """The contents of a model's `all_results.json`, with example translations; empty if it has no such file."""
+class Gate:
+    """ASGI middleware that refuses files and large requests, so that visitors cannot fill memory or disk."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if CLOSED.search(scope.get("path", "")):
+            return await PlainTextResponse("This page takes and serves no files.", 404)(scope, receive, send)
+        size = 0
+
+        async def receive_some():
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > LARGEST_BODY:
+                raise HTTPException(413, f"A request has at most {LARGEST_BODY:,} bytes.")
+            return message
+
+        await self.app(scope, receive_some, send)
+
+
+def read_results(name: str, revision: str | None) -> tuple[list[str], list[str]]:
+    """The languages of a model, and sources of example translations; empty lists if it has no `all_results.json`.
+
+    Raises UserError if that file is damaged.
+    """
     missing = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
     file = cached_file(name, "all_results.json", revision=revision, **missing)
-    return json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    with explaining(f"all_results.json of {name} cannot be read", Exception):  # it may hold anything
+        results = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+        languages = [results[key] for key in ("source_lang", "target_lang") if results.get(key)]
+        return languages, [example["source"] for example in results.get("examples", [])]
 
 
 class Page:
@@ -77,6 +116,8 @@ class Page:
         self.translator = translator
         self.model = model
         self.threads = ThreadPoolExecutor(max_workers=1)
+        # Even if the visitor has left; CTranslate2 has no such limit.
+        self.limit = {"max_time": MOST_SECONDS} if isinstance(translator.model, PreTrainedModel) else {}
 
     def build(self, examples: list[str]):
         """Lays the page out; columns stand below each other on a narrow screen."""
@@ -144,34 +185,44 @@ class Page:
 
     def translate(self, text: str, num_beams: float, length_penalty: float) -> Iterator[tuple]:
         """Translation, speed, table and the pair to inspect; with one beam also each word as it is written."""
-        if not text.strip():
+        if not (text or "").strip():
             raise gr.Error("Type a text first.", print_exception=False)
-        num_beams, longest = int(num_beams), self.translator.longest_source
+        longest = self.translator.longest_source
         if len(text) > CHARACTERS_PER_TOKEN * longest:
             raise gr.Error(f"The text has {len(text):,} characters; shorten it.", print_exception=False)
         streamer = TextIteratorStreamer(self.translator.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        start = time.perf_counter()
         running = self.threads.submit(self.search, text, num_beams, length_penalty, streamer)
         written = ""
         for part in filter(None, streamer):
             written += part
             yield written, gr.skip(), gr.skip(), gr.skip()
         try:
-            best = running.result()
+            best, seconds = running.result()
         except TextTooLong as error:
             sentence = f"The text has {error.tokens} tokens, more than the {longest} that are translated at a time"
             raise gr.Error(f"{sentence}; shorten it.", print_exception=False) from error
-        except ValueError as error:  # an option that the backend does not have, or a lone surrogate
+        except (ValueError, UserError) as error:  # an option that the backend does not have, a lone surrogate, ...
             raise gr.Error(one_line(error), print_exception=False) from error
-        seconds = time.perf_counter() - start
         speed = f"{best[0].tokens} tokens in {seconds:.2f} s: {best[0].tokens / seconds:.0f} tokens/s"
+        if seconds > self.limit.get("max_time", seconds):
+            speed += f". Stopped after {MOST_SECONDS} s, so the end may be missing."
         yield best[0].text, speed, draw_table(best), (text, best[0].text)
 
-    def search(self, text: str, num_beams: int, length_penalty: float, streamer: TextIteratorStreamer) -> list:
-        """The n best translations. Always ends `streamer`, even after an error, because the page waits for that."""
+    def search(
+        self, text: str, num_beams: float, length_penalty: float, streamer: TextIteratorStreamer
+    ) -> tuple[list[Hypothesis], float]:
+        """The n best translations, and the seconds that they took.
+
+        Always ends `streamer`, even after an error, because the page waits for that.
+        """
+        start = time.perf_counter()
         try:
+            num_beams = int(num_beams)  # ValueError for NaN, which the slider lets pass
             options = {"streamer": streamer} if num_beams == 1 else {"length_penalty": length_penalty}
-            return self.translator.n_best(text, min(N_BEST, num_beams), num_beams=num_beams, **options)
+            options |= {"num_beams": num_beams, **self.limit}
+            with catching_panics():
+                best = self.translator.n_best(text, min(N_BEST, num_beams), **options)
+            return best, time.perf_counter() - start
         finally:
             streamer.end()
 
