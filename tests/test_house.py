@@ -28,7 +28,8 @@ ALLOWED = {
     "commands": {"errors", "files", "data", "evaluation", "hub", "conversion", "inspection", "demo", "training"},
     "__main__": {"commands", "errors"},
 }
-LIBRARIES_OF_THE_MODEL = {"torch", "transformers", "huggingface_hub", "tqdm", *sys.stdlib_module_names}
+# transformers needs the last three itself.
+LIBRARIES_OF_THE_MODEL = {"torch", "transformers", "huggingface_hub", "safetensors", "tqdm", *sys.stdlib_module_names}
 
 
 def part_of(module: str) -> str:

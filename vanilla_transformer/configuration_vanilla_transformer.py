@@ -38,6 +38,7 @@ def checked(is_allowed: Callable, allowed: str) -> Callable:
 
 
 size = checked(lambda value: value >= 1, "at least 1")
+layers = checked(lambda value: 1 <= value <= 1000, "at least 1 and at most 1,000")  # each takes time, at any width
 probability = checked(lambda value: 0 <= value < 1, "in [0, 1)")
 epsilon = checked(lambda value: 0 < value < math.inf, "positive and finite")
 activation = checked(lambda value: value in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}")
@@ -94,8 +95,8 @@ class VanillaTransformerConfig(PretrainedConfig):
     vocab_size: int = size(37000)
     decoder_vocab_size: int | None = size(None)
     d_model: int = size(512)
-    encoder_layers: int = size(6)
-    decoder_layers: int = size(6)
+    encoder_layers: int = layers(6)
+    decoder_layers: int = layers(6)
     encoder_attention_heads: int | None = size(None)
     decoder_attention_heads: int | None = size(None)
     encoder_ffn_dim: int = size(2048)

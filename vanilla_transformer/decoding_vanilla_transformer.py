@@ -75,8 +75,7 @@ def greedy_search(
     pad = generation_config.pad_token_id
     if pad is None:
         pad = next(iter(end_tokens(generation_config)), 0)
-    output = input_ids.new_full((num_sentences, generation_config.max_length), pad)
-    output[:, :length] = input_ids
+    output = input_ids
     totals, lengths = torch.zeros(2, num_sentences, device=output.device)
     logits = [state.prefill(input_ids) for state in states]
     while True:
@@ -84,6 +83,8 @@ def greedy_search(
         samples = generation_config.do_sample
         tokens = scores.softmax(dim=-1).multinomial(1)[:, 0] if samples else scores.argmax(dim=-1)
         indices = states[0].indices
+        if length == output.shape[1]:  # it grows by doubling, since `max_length` may be far away
+            output = torch.nn.functional.pad(output, (0, length), value=pad)
         output[indices, length] = tokens
         if generation_config.return_dict_in_generate:
             totals[indices] += scores.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
@@ -335,7 +336,10 @@ class DecodingState:
 
 
 class Hypotheses:
-    """The n best finished hypotheses of B sentences: tokens (B,n,`max_length`), scores, lengths (B,n)."""
+    """The n best finished hypotheses of B sentences: tokens (B,n,T), scores, lengths (B,n).
+
+    T grows by doubling, since `max_length` may be far away.
+    """
 
     def __init__(self, prompts: Tensor, generation_config: GenerationConfig):
         self.config = generation_config
@@ -343,14 +347,13 @@ class Hypotheses:
         ends = end_tokens(generation_config)
         # As in transformers, a padding id of 0 counts as unset, and the end token is used.
         self.fill = (generation_config.pad_token_id or ends[0]) if ends else -1
-        self.tokens = self.pad(prompts)
+        self.tokens = prompts
         self.scores = torch.full(prompts.shape[:2], NEG_INF, device=prompts.device)
         self.is_filled = torch.zeros_like(self.scores, dtype=torch.bool)
         self.lengths = torch.full_like(self.scores, self.prompt, dtype=torch.long)
 
-    def pad(self, tokens: Tensor) -> Tensor:
-        missing = self.config.max_length - tokens.shape[2]
-        return torch.nn.functional.pad(tokens, (0, missing), value=self.fill)
+    def pad(self, tokens: Tensor, length: int) -> Tensor:
+        return torch.nn.functional.pad(tokens, (0, length - tokens.shape[2]), value=self.fill)
 
     def add(self, indices: Tensor, tokens: Tensor, log_probs: Tensor, ends: Tensor):
         """Adds those of the first n candidates (A,c,T), best first, that end here, and keeps the n best of all.
@@ -358,12 +361,14 @@ class Hypotheses:
         `indices` (A) are the numbers of the unfinished sentences among the B.
         """
         n, length = self.tokens.shape[1], tokens.shape[2]
+        if length > self.tokens.shape[2]:
+            self.tokens = self.pad(self.tokens, 2 * length)
         competes = ends.clone()
         competes[:, n:] = False
         scores = log_probs / (length - self.prompt) ** self.config.length_penalty + NEG_INF * ~competes
         lengths = torch.full_like(scores, length, dtype=torch.long)
         self.scores[indices], chosen = torch.cat([self.scores[indices], scores], dim=1).topk(n)
-        tokens = torch.cat([self.tokens[indices], self.pad(tokens)], dim=1)
+        tokens = torch.cat([self.tokens[indices], self.pad(tokens, self.tokens.shape[2])], dim=1)
         self.tokens[indices] = gather_beams(tokens, chosen)
         self.is_filled[indices] = torch.cat([self.is_filled[indices], competes], dim=1).gather(1, chosen)
         self.lengths[indices] = torch.cat([self.lengths[indices], lengths], dim=1).gather(1, chosen)

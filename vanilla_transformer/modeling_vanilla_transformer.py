@@ -47,6 +47,7 @@ from .loss_vanilla_transformer import label_smoothed_cross_entropy
 
 # The name of the cache in transformers' outputs: `past_key_values` before 5.24, `cache` since.
 CACHE = fields(Seq2SeqModelOutput)[1].name
+MOST_ROWS = 8192  # of a table of sinusoids: a config may name any `max_position_embeddings`
 
 # ---------------------------------------------------------------------------------------------- attention, section 3.2
 
@@ -167,7 +168,8 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, num_positions: int, dim: int):
         super().__init__()
-        self.register_buffer("table", sinusoidal_positions(torch.arange(num_positions), dim), persistent=False)
+        rows = torch.arange(min(num_positions, MOST_ROWS))
+        self.register_buffer("table", sinusoidal_positions(rows, dim), persistent=False)
 
     def forward(self, position_ids: Tensor, length: int) -> Tensor:
         """(B,T) -> (B,T,dim); all positions are below `length`."""

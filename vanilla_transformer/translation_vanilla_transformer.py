@@ -3,32 +3,55 @@
 
 import importlib
 import json
+import math
 import os
 import re
 import sys
 import warnings
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 from tqdm.auto import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    Pipeline,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import ModelOutput, cached_file
 
 from .decoding_vanilla_transformer import Unsupported, beam_search, greedy_search
 
 TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "too_long")  # the other options are those of `generate`
 VOCABULARY = ("vocab_size", "decoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 AT_LEAST_ONE = ("n", "max_tokens", "max_source_length", "num_beams", "max_length", "max_new_tokens")
+AT_LEAST_ONE += ("model_max_length",)
+# What a model, or a text, that somebody else made may ask for.
+MOST_TOKENS = 4096  # of a text in one piece, unless `max_source_length` allows more: attention takes their square
+LONGEST_TEXT = 10_000  # characters that are always tokenized, see `longest_text`
+LARGEST_STEP = 2**28  # numbers in the largest tensor of a decoding step: 1 GiB in float32
+LARGEST_NUMBER = 2**20  # in a generation config, but for beams and lengths
+MOST_UNSAVED = 2**24  # numbers of a model that its file lacks, as the position tables of Marian
+WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # a model's files are found
 # Where a long text may be split: after sentences, else after clauses, else between words.
 CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
 
 
 class TextTooLong(ValueError):
-    """Text `number`, counted from 0, has more tokens than can be translated in one piece."""
+    """Text `number`, counted from 0, has more tokens than can be translated in one piece.
+
+    Of a text that is longer than [`longest_text`], only the beginning is counted.
+    """
 
     def __init__(self, number: int, tokens: int, limit: int):
         super().__init__(
@@ -64,14 +87,15 @@ class Translator:
         tokenizer: Its tokenizer.
         max_tokens: Source tokens in a batch, including padding.
         max_source_length: Tokens of the longest text that is translated in one piece. None: the smallest of the
-            tokenizer's `model_max_length`, which train.py sets to the longest training source, and the
-            `max_position_embeddings` of each model.
+            tokenizer's `model_max_length`, which train.py sets to the longest training source, the
+            `max_position_embeddings` of each model, and 4,096.
         too_long: `split` translates a longer text sentence by sentence, splitting long sentences after clauses or
             words. `refuse` raises [`TextTooLong`].
 
     Raises:
-        ValueError: An argument is out of range, the model is of another type, or the tokenizer has no padding token;
-            or models of an ensemble differ in size or special tokens of their vocabularies.
+        ValueError: An argument, or a value of the generation config, is out of range, the model is of another type,
+            or the tokenizer has no padding token; or models of an ensemble differ in size or special tokens of their
+            vocabularies.
     """
 
     def __init__(
@@ -95,7 +119,10 @@ class Translator:
         if tokenizer.pad_token is None:
             raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
         check_options(max_tokens=max_tokens, max_source_length=max_source_length)
+        check_options(model_max_length=tokenizer.model_max_length)
+        check_generation_config(models[0].generation_config)
         self.models = models
+        self.most_sentences(self.num_beams({}))  # raises now, not at the first text
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.too_long = too_long
@@ -103,13 +130,19 @@ class Translator:
         # A table of learned positions limits the length of source and target; other kinds are computed as needed.
         learned = [one.max_position_embeddings for one in configs if one.position_embedding_type == "learned"]
         self.max_positions = min(learned, default=sys.maxsize)
-        longest = min([tokenizer.model_max_length, *(config.max_position_embeddings for config in configs)])
+        longest = [tokenizer.model_max_length, *(config.max_position_embeddings for config in configs)]
+        longest = min(*longest, MOST_TOKENS)
         self.longest_source = min(max_source_length or longest, self.max_positions)
 
     @property
     def model(self) -> PreTrainedModel:
         """The model, or the first of an ensemble; its generation config is the one that is used."""
         return self.models[0]
+
+    @property
+    def longest_text(self) -> int:
+        """The characters of the longest text that is tokenized whole."""
+        return longest_text(self.longest_source)
 
     @classmethod
     def from_pretrained(
@@ -188,7 +221,8 @@ class Translator:
         text_indices, sources = self.tokenize(texts, self.too_long)
         translate = partial(self.translate_batches, generation=generation)
         translations = [[] for _ in texts]
-        for index, piece in zip(text_indices, self.run(translate, sources, self.max_tokens, progress), strict=True):
+        found = self.run(translate, sources, self.max_tokens, self.num_beams(generation), progress)
+        for index, piece in zip(text_indices, found, strict=True):
             translations[index].append(piece)
         return [join(parts) for parts in translations]
 
@@ -221,8 +255,9 @@ class Translator:
         text_indices, sources = self.tokenize(texts, too_long="refuse")
         translate = partial(self.n_best_batches, n=n, streamer=streamer, generation=generation)
         max_tokens = self.max_tokens // n if samples else self.max_tokens  # beams share their source, samples do not
+        rows = max(n, generation["num_beams"])
         special, hypotheses = set(self.tokenizer.all_special_ids), [[] for _ in texts]
-        for index, found in zip(text_indices, self.run(translate, sources, max_tokens, progress), strict=True):
+        for index, found in zip(text_indices, self.run(translate, sources, max_tokens, rows, progress), strict=True):
             written = self.tokenizer.batch_decode([ids for ids, _ in found], skip_special_tokens=True)
             hypotheses[index] = [
                 Hypothesis(text, score, sum(token not in special for token in ids))
@@ -230,10 +265,15 @@ class Translator:
             ]
         return hypotheses
 
-    def run(self, translate: Callable, sources: list[list[int]], max_tokens: int, progress: str | None) -> list:
-        """Runs `translate` on batches by length, of at most `max_tokens`; one result per source, in their order."""
+    def run(
+        self, translate: Callable, sources: list[list[int]], max_tokens: int, rows: int, progress: str | None
+    ) -> list:
+        """Runs `translate` on batches by length, of at most `max_tokens`; one result per source, in their order.
+
+        `rows` are the beams or samples of a source, which limit the size of a batch too.
+        """
         found = [None] * len(sources)
-        batches = list(batches_by_length(list(map(len, sources)), max_tokens))
+        batches = list(batches_by_length(list(map(len, sources)), max_tokens, self.most_sentences(rows)))
         inputs = ([sources[index] for index in batch] for batch in batches)
         with tqdm(total=len(sources), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
             for batch, results in zip(batches, translate(inputs), strict=True):
@@ -241,6 +281,19 @@ class Translator:
                     found[index] = result
                 bar.update(len(batch))
         return found
+
+    def most_sentences(self, rows: int) -> int:
+        """How many sentences fit into a batch, with so many beams or samples each. Raises ValueError if none does."""
+        config = self.model.config
+        vocabulary = getattr(config, "decoder_vocab_size", None) or getattr(config, "vocab_size", 1)
+        # Each beam has a score for each token, and attends to the keys of all beams, of several steps and heads.
+        most_rows = min(LARGEST_STEP // vocabulary, math.isqrt(LARGEST_STEP // 64))
+        if rows > most_rows:
+            raise ValueError(
+                f"{rows:,} beams or samples of a text do not fit into memory; with a vocabulary of {vocabulary:,} "
+                f"tokens, at most {most_rows:,} do."
+            )
+        return LARGEST_STEP // (rows * max(vocabulary, 64 * rows))
 
     def tokenize(self, texts: list[str], too_long: str) -> tuple[list[int], list[list[int]]]:
         """For each piece to translate, the index of its text and its token ids. Most texts are one piece."""
@@ -250,22 +303,23 @@ class Translator:
             if re.search("[\ud800-\udfff]", text):
                 raise ValueError(f"Text {number} contains a lone surrogate, which is not a character; remove it.")
         filled = [index for index, text in enumerate(texts) if text.strip()]
-        encoded = self.encode([texts[index] for index in filled])
-        if unknown := sum(self.tokenizer.unk_token_id in ids[:-1] for ids in encoded):
+        beginnings = self.encode([texts[index][: self.longest_text] for index in filled])
+        text_indices, sources, unknown = [], [], 0
+        for index, source in zip(filled, beginnings, strict=True):
+            pieces, is_whole = [source], len(texts[index]) <= self.longest_text
+            if not is_whole or len(source) > self.longest_source:
+                pieces = self.split(texts[index]) if too_long == "split" else []
+            if not pieces:
+                raise TextTooLong(index, max(len(source), self.longest_source + 1), self.longest_source)
+            unknown += any(self.tokenizer.unk_token_id in ids[:-1] for ids in pieces)
+            text_indices += [index] * len(pieces)
+            sources += pieces
+        if unknown:
             warnings.warn(
                 f"{unknown:,} of {len(texts):,} texts have characters that the tokenizer does not know; they are not "
                 "translated. Remove them, or use a model that knows them.",
                 stacklevel=3,
             )
-        text_indices, sources = [], []
-        for index, source in zip(filled, encoded, strict=True):
-            pieces = [source]
-            if len(source) > self.longest_source:
-                pieces = self.split(texts[index]) if too_long == "split" else []
-            if not pieces:
-                raise TextTooLong(index, len(source), self.longest_source)
-            text_indices += [index] * len(pieces)
-            sources += pieces
         return text_indices, sources
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -280,13 +334,19 @@ class Translator:
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if not token.special]
         known = [token for token in added if not token[0].isalnum()]
         known += filter(re.compile(r">>\S+<<").fullmatch, self.tokenizer.get_vocab())
-        tags = re.match(rf"(\s*({'|'.join(map(re.escape, known))}))*\s*", text)[0]
+        found = re.match(rf"\s*(({'|'.join(map(re.escape, known)) or '(?!)'})\s*)+", text)
+        tags = found[0] if found else ""
 
         def fits(piece: str) -> bool:
-            return len(self.encode([tags + piece.strip()])[0]) <= self.longest_source
+            whole = tags + piece.strip()
+            return len(whole) <= self.longest_text and len(self.encode([whole])[0]) <= self.longest_source
 
-        pieces = self.encode([tags + piece.strip() for piece in cut(text.removeprefix(tags), fits)])
-        return pieces if max(map(len, pieces)) <= self.longest_source else []
+        pieces = []
+        for piece in cut(text.removeprefix(tags), fits) if fits("") else ():
+            if not fits(piece):  # a word, or the text before it
+                return []
+            pieces.append(tags + piece.strip())
+        return self.encode(pieces)
 
     def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
         """The translations of each batch of token ids."""
@@ -337,6 +397,10 @@ class Translator:
                 unsupported = error.options
         if len(self.models) > 1:
             raise ValueError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
+        beams = self.num_beams(generation)
+        max_length = options.get("max_length") or self.model.generation_config.max_length or 0
+        if beams > 1 and len(sources) * beams * max_length > LARGEST_STEP // 8:  # transformers reserves them all
+            raise ValueError(f"`max_length` is {max_length:,}, which is too long for {beams} beams; lower it.")
         return self.model.generate(**options | {"output_scores": options.get("return_dict_in_generate")})
 
     def num_beams(self, generation: dict) -> int:
@@ -367,33 +431,140 @@ def check_options(**options) -> dict:
     """
     options = {name: value for name, value in options.items() if value is not None}
     for name in AT_LEAST_ONE:
-        if options.get(name, 1) < 1:
-            raise ValueError(f"`{name}` is {options[name]}; it must be at least 1.")
-    if not -10 <= options.get("length_penalty", 1.0) < 10:  # not for NaN either
-        raise ValueError(f"`length_penalty` is {options['length_penalty']}; it must be at least -10 and below 10.")
+        value = options.get(name, 1)
+        if not isinstance(value, Integral):
+            raise ValueError(f"`{name}` is {value!r}; it must be an integer.")
+        if value < 1:
+            raise ValueError(f"`{name}` is {value}; it must be at least 1.")
+    penalty = options.get("length_penalty", 1.0)
+    if not isinstance(penalty, Real) or not -10 <= penalty < 10:  # not for NaN either
+        raise ValueError(f"`length_penalty` is {penalty!r}; it must be at least -10 and below 10.")
     for name, expected in [("num_return_sequences", 1), ("return_dict_in_generate", False)]:
         if options.get(name, expected) != expected:
             raise ValueError(f"A Translator does not take `{name}`; call its `n_best`, or `generate` of the model.")
     return options
 
 
-def load_model(name_or_path: str, **kwargs) -> PreTrainedModel:
+def check_generation_config(config: GenerationConfig):
+    """Raises ValueError for a value that would be wrong as an option, or for which memory would be reserved."""
+    ours = ("num_beams", "max_length", "max_new_tokens", "length_penalty")
+    check_options(**{name: getattr(config, name) for name in ours})
+    for name, value in config.to_dict().items():
+        if isinstance(value, Real) and name not in ours and not abs(value) <= LARGEST_NUMBER:
+            raise ValueError(f"`{name}` of the generation config is {value}; it must be at most {LARGEST_NUMBER:,}.")
+    if config.cache_implementation not in (None, "dynamic"):
+        cache = f"`cache_implementation` of the generation config is {config.cache_implementation!r}"
+        raise ValueError(f"{cache}, which reserves memory up to `max_length`; remove it, or give it as an option.")
+
+
+def longest_text(max_tokens: int) -> int:
+    """The characters of a text that may have at most `max_tokens` tokens, generously.
+
+    A longer text is not tokenized as a whole, since time and memory for that have no limit.
+    """
+    return max(LONGEST_TEXT, 100 * max_tokens)
+
+
+def load_model(name_or_path: str | os.PathLike, **kwargs) -> PreTrainedModel:
     """Loads a model from safetensors. Raises ValueError if weights are missing, unexpected or of another shape.
 
-    Transformers would initialize missing weights at random and drop unexpected ones, with only a warning.
+    Transformers would initialize missing weights at random and drop unexpected ones, with only a warning. A config
+    that describes a larger model than the weights are is refused before memory is taken.
     """
-    index = Path(name_or_path) / "model.safetensors.index.json"
-    if index.is_file():  # transformers would also load a pickle, or a file elsewhere, that it names
-        for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values():
-            if Path(file).name != file or not file.endswith(".safetensors"):
-                raise ValueError(f"{index} refers to {file}; only safetensors files in its own directory are loaded.")
-    strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict | kwargs)
+    strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True} | kwargs
+    where = {name: kwargs[name] for name in WHERE if name in kwargs}
+    files = find_weights(name_or_path, strict["use_safetensors"], kwargs.get("variant"), **where)
+    if files and not kwargs.get("trust_remote_code"):  # code that may run may also take memory
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, **where)
+        check_sizes(name_or_path, config, files)
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, **strict)
     problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]
     found = " and ".join(f"{len(keys)} {kind} (such as {keys[0]})" for kind, keys in problems if keys)
     if found:
-        raise ValueError(f"The weights in {name_or_path} do not match its config: {found}; download or save it again.")
+        raise mismatch(name_or_path, found)
     return model
+
+
+def mismatch(name_or_path: str | os.PathLike, found: str) -> ValueError:
+    return ValueError(f"The weights in {name_or_path} do not match its config: {found}; download or save it again.")
+
+
+def find_weights(
+    name_or_path: str | os.PathLike, use_safetensors: bool | None, variant: str | None = None, **where
+) -> list[str]:
+    """The files that transformers will load, or none if there are none. `where` are options of `from_pretrained`.
+
+    Raises ValueError if they are not all in the directory of the model, or if transformers would load other files.
+    """
+
+    def find(file: str) -> str | None:
+        try:
+            return cached_file(name_or_path, file, **where)
+        except OSError:
+            return None
+
+    if find("adapter_config.json"):
+        raise ValueError(f"{name_or_path} has an adapter; merge it into its model, and save that elsewhere.")
+    if any(Path(name_or_path, where.get("subfolder") or "").glob("shard-*.safetensors")):
+        raise ValueError(f"{name_or_path} has the parts of a distributed checkpoint; save the whole model elsewhere.")
+    variant = f".{variant}" if variant else ""
+    kinds = [("model", ".safetensors")] + ([] if use_safetensors else [("pytorch_model", ".bin")])
+    for stem, suffix in kinds:
+        if file := find(f"{stem}{variant}{suffix}"):
+            return [file]
+        if index := find(f"{stem}{suffix}.index{variant}.json"):
+            names = set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
+            for name in names:  # transformers would also load a pickle, or a file elsewhere
+                if Path(name).name != name or not name.endswith(suffix):
+                    only = f"only {suffix.removeprefix('.')} files in its own directory are loaded"
+                    raise ValueError(f"{index} refers to {name}; {only}.")
+            return [cached_file(name_or_path, name, **where) for name in sorted(names)]
+    return []
+
+
+def check_sizes(name_or_path: str | os.PathLike, config: PretrainedConfig, files: list[str]):
+    """Raises ValueError if `config` describes a larger model than the weights in `files`, or one of other shapes.
+
+    Only headers are read, and the model has no memory. The shapes of pickles, which may lie, and of quantized weights
+    are not compared.
+    """
+    if getattr(config, "transformers_weights", None):
+        raise ValueError(f"The config of {name_or_path} names other weights, as `transformers_weights`; remove it.")
+    size, shapes = sum(map(os.path.getsize, files)), {}
+    tensors, numbers = size // 100, 4 * size  # at most
+    if files[0].endswith(".safetensors") and getattr(config, "quantization_config", None) is None:
+        shapes = read_shapes(files)
+        tensors, numbers = len(shapes), sum(map(math.prod, shapes.values()))
+    for name, value in config.to_dict().items():
+        if name.endswith("layers") and isinstance(value, int) and value > tensors:  # so many take minutes to build
+            raise mismatch(name_or_path, f"`{name}` is {value:,}, and they are {tensors:,} tensors")
+    try:
+        with torch.device("meta"):
+            kwargs = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": False}
+            model = AutoModelForSeq2SeqLM.from_config(config, **kwargs)
+    except Exception as error:  # libraries say in many ways that no tensor can have such a size
+        raise ValueError(f"No model can be built from the config of {name_or_path}: {error}") from error
+    prefix = f"{model.base_model_prefix}."  # saved without a head, weights lack it
+    shapes = {name.removeprefix(prefix): shape for name, shape in shapes.items()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        expected = list(parameter.shape)
+        if (found := shapes.get(name.removeprefix(prefix), expected)) != expected:
+            raise mismatch(name_or_path, f"1 mismatched (such as {name}: {found}, and {expected} by the config)")
+    described = sum(parameter.numel() for parameter in model.parameters())
+    if described > numbers + MOST_UNSAVED:
+        raise mismatch(name_or_path, f"it describes {described:,} numbers, and they are at most {numbers:,}")
+
+
+def read_shapes(files: list[str]) -> dict[str, list[int]]:
+    """The shape of each tensor, from the headers of safetensors files. Raises ValueError if one is damaged."""
+    shapes = {}
+    try:
+        for file in files:
+            with safe_open(file, "pt") as tensors:
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged: {error}; download it again.") from error
+    return shapes
 
 
 def cpu_has_bfloat16() -> bool:
@@ -401,30 +572,44 @@ def cpu_has_bfloat16() -> bool:
     return any(has for name, has in torch.cpu.get_capabilities().items() if name.endswith("bf16"))
 
 
-def batches_by_length(lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices in batches of at most `max_tokens`, padding included.
+def batches_by_length(lengths: list[int], max_tokens: int, max_sentences: int = sys.maxsize) -> Iterator[list[int]]:
+    """Indices in batches of at most `max_tokens`, padding included, and at most `max_sentences`.
 
     The longest come first, so that running out of memory shows at once.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     start = 0
     while start < len(order):
-        end = start + max(1, max_tokens // lengths[order[start]])
+        end = start + max(1, min(max_tokens // lengths[order[start]], max_sentences))
         yield order[start:end]
         start = end
 
 
-def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> list[str]:
-    """Splits `text` into the longest pieces that fit: between sentences, else between clauses, else between words."""
-    if fits(text) or level == len(CUTS):
-        return [text]
-    pieces, piece = [], ""
-    for start, end in pairwise([0, *(found.end() for found in CUTS[level].finditer(text)), len(text)]):
-        if piece and not fits(piece + text[start:end]):
-            pieces.append(piece)
-            piece = ""
-        piece += text[start:end]
-    return [part for piece in [*pieces, piece] for part in cut(piece, fits, level + 1) if part.strip()]
+def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> Iterator[str]:
+    """Splits `text` into the longest pieces that fit: between sentences, else between clauses, else between words.
+
+    A piece that cannot be split is returned even if it does not fit.
+    """
+    if level == len(CUTS):
+        yield text
+        return
+    ends = [found.end() for found in CUTS[level].finditer(text)]
+    ends += [len(text)] if ends[-1:] != [len(text)] else []
+    start = first = 0
+    while first < len(ends):
+        # How many parts fit is found by doubling, then by bisection: few pieces are tried, and none far too long.
+        count, step = 1, 2
+        while first + step <= len(ends) and fits(text[start : ends[first + step - 1]]):
+            count, step = step, 2 * step
+        tried = range(count + 1, min(step, len(ends) - first + 1))
+        count += bisect(tried, False, key=lambda parts: not fits(text[start : ends[first + parts - 1]]))  # noqa: B023
+        piece = text[start : ends[first + count - 1]]
+        # A text of one part is not tried again: the next cuts will tell.
+        if count == 1 and (len(ends) == 1 or not fits(piece)):
+            yield from cut(piece, fits, level + 1)
+        elif piece.strip():
+            yield piece
+        start, first = ends[first + count - 1], first + count
 
 
 def join(pieces: list[str]) -> str:

@@ -604,6 +604,26 @@ def test_unusable_pairs_are_dropped_and_counted(byte_tokenizer):
     assert drops is None and list(stream) == list(pairs)
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+def test_monstrous_texts_are_dropped_before_they_are_tokenized(batches, byte_tokenizer, monkeypatch):
+    """Also where a whole batch, of 1,000 pairs, is of them."""
+    longest, call = [], type(byte_tokenizer).__call__
+
+    def note(tokenizer, texts, **options):
+        longest.extend(map(len, [*texts, *options["text_target"]]))
+        return call(tokenizer, texts, **options)
+
+    monkeypatch.setattr(type(byte_tokenizer), "__call__", note)
+    monsters = [("x" * 10_001, "b"), ("a", "y" * 10_001)]
+    pairs, drops = tokenize_pairs(
+        text_dataset((monsters * 500) * (batches - 1) + monsters + [("a", "b")]), byte_tokenizer, 20, 20
+    )
+    assert texts(pairs) == [("a", "b")] and drops == {"empty": 0, "too long": 1000 * (batches - 1) + 2}
+    assert max(longest) == 1
+    long = text_dataset([("x" * 20_000, "b")])
+    assert len(tokenize_pairs(long, byte_tokenizer, 20_002, 20)[0]) == 1
+
+
 def test_marian_tokenizer_is_told_the_target(marian, marian_pairs):
     tokenizer = load_tokenizer(str(marian))
     whole = text_dataset(marian_pairs * 126)  # processes are for thousands of pairs

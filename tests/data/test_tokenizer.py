@@ -130,6 +130,13 @@ def test_special_tokens_of_the_training_stay_text_where_added_ones_are_matched(t
     assert tokenizer("</s>").input_ids == [tokenizer.eos_token_id] * 2  # the whole text, not a part of a sentence
 
 
+def test_a_monstrous_text_is_not_trained_on():
+    monster = random.Random(0).choices("qxyz", k=3_000_000)
+    with_it = train_tokenizer([*corpus(), "".join(monster), 2000 * "qxyz "], 500)
+    assert with_it.get_vocab() == train_tokenizer([*corpus(), 2000 * "qxyz "], 500).get_vocab()
+    assert with_it.get_vocab().keys() >= {"Ġqxyz"}  # a text of 10,000 characters is
+
+
 def test_vocabulary_size(tokenizer):
     assert len(tokenizer) == 500
     assert len(train_tokenizer(["ab"], 500)) < 270  # a small corpus yields fewer tokens
@@ -245,6 +252,12 @@ def test_texts_that_a_tokenizer_changes_are_described(side, text, tmp_path):
         f"warning: the tokenizer changes 1 of 2 {side} texts {LOSSES[text].replace('...', repr(text))}, case aside."
     )
     assert check_coverage(wordpiece(tmp_path), ["a dog", text], side, "") == warning
+
+
+def test_monstrous_texts_are_not_tried(tmp_path):
+    monster = 1_000_000 * "犬"
+    assert check_coverage(wordpiece(tmp_path), ["a dog", monster], "source", "") is None
+    assert check_coverage(wordpiece(tmp_path), [monster], "source", "") is None
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -32,6 +32,7 @@ REFUSED = {
     "float for int": ({"encoder_layers": 6.0}, "encoder_layers", "6.0", "int"),
     "int for bool": ({"norm_first": 1}, "norm_first", "1", "bool"),
     "no layers": ({"encoder_layers": 0}, "encoder_layers", "0", "at least 1"),
+    "far too many layers": ({"decoder_layers": 10**6}, "decoder_layers", "1000000", "at most 1,000"),
     "dropout of 1": ({"dropout": 1.0}, "dropout", "1.0", "[0, 1)"),
     "NaN dropout": ({"activation_dropout": float("nan")}, "activation_dropout", "nan", "[0, 1)"),
     "eps of 0": ({"layer_norm_eps": 0}, "layer_norm_eps", "0", "positive"),

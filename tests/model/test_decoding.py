@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import assert_close, lively_model, make_cache
+from helpers import assert_close, lively_model, make_cache, peak_of
 from peft import PrefixTuningConfig, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 from transformers import StoppingCriteriaList
@@ -305,6 +305,14 @@ def test_our_searches_equal_those_of_transformers(search):
         for limit in (5, 12):
             options = {"attention_mask": (torch.arange(9) < lengths).long(), "max_new_tokens": limit, **search}
             assert torch.equal(model.generate(source, **custom(options)), model.generate(source, **options))
+
+
+@fast_routes
+def test_a_distant_max_length_takes_no_memory(route):
+    model = make_lively()
+    expected, found = model.generate(SOURCE, max_length=300, **route), []
+    assert peak_of(lambda: found.append(model.generate(SOURCE, max_length=10**9, **route))) < 2**22
+    assert torch.equal(found[0], expected) and 8 < expected.shape[1] < 300
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -127,6 +127,13 @@ def test_sinusoids_equal_the_formula():
     assert torch.equal(short(ids[:, :20], 20)[0], module.table[:20])
 
 
+def test_a_table_of_sinusoids_ends_after_some_thousand_rows():
+    module, places = SinusoidalPositions(5_000_000, 8), torch.tensor([[0, 700, 8191, 8192, 4_999_999]])
+    assert len(module.table) == 8192
+    assert torch.equal(module(places[:, :3], 8192), sinusoidal_positions(places[:, :3], 8))
+    assert torch.equal(module(places, 5_000_000), sinusoidal_positions(places, 8))
+
+
 @pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
 def test_positions_continue_beyond_the_table(make_model, position_embedding_type):
     long = make_model(position_embedding_type=position_embedding_type)

@@ -2,7 +2,8 @@
 
 import copy
 import json
-from itertools import chain
+import random
+from itertools import chain, pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,10 +14,18 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, pipeline
 
+from vanilla_transformer import translation_vanilla_transformer as translation
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search, greedy_search
-from vanilla_transformer.translation_vanilla_transformer import TextTooLong, Translator, batches_by_length, cut, join
+from vanilla_transformer.translation_vanilla_transformer import (
+    CUTS,
+    TextTooLong,
+    Translator,
+    batches_by_length,
+    cut,
+    join,
+)
 
 
 def directly(translator: Translator, text: str, **generation) -> str:
@@ -206,13 +215,13 @@ def test_weights_that_do_not_match_are_refused(kind, folder):
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "../model.safetensors"])
 def test_other_files_than_safetensors_are_refused(file, folder):
     weights = Path(folder) / "model.safetensors"
+    weights = weights.rename(weights.with_name("weights.safetensors"))
     index = weights.with_name("model.safetensors.index.json")
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": file}}))
     with pytest.raises(ValueError, match=f"refers to {file}; only safetensors files in its own directory"):
         Translator.from_pretrained(folder)
     index.unlink()
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
-    weights.unlink()
     with pytest.raises(OSError, match="model.safetensors"):
         Translator.from_pretrained(folder)
 
@@ -320,12 +329,104 @@ TO_CUT = [PARAGRAPH, "他走了。我来了，你呢？好！", "a" * 6, "One tw
 @pytest.mark.parametrize("longest", [4, 7, 10, 20, 30, 45, 100])
 @pytest.mark.parametrize("text", TO_CUT, ids=["English", "Chinese", "one word", "words", "many sentences"])
 def test_pieces_fit_and_make_up_the_text(text, longest):
-    pieces = cut(text, lambda piece: len(piece.strip()) <= longest)
+    pieces = list(cut(text, lambda piece: len(piece.strip()) <= longest))
     assert "".join(pieces) == text
     for piece in pieces:
         assert len(piece.strip()) <= longest or not piece.strip().count(" ")
     if longest >= 40:
         assert all(piece.strip()[-1] in ".!。！？" for piece in pieces[:-1])  # whole sentences
+
+
+def one_by_one(text: str, fits, level: int = 0) -> list[str]:
+    """As `cut`, but it tries every length of each piece."""
+    if fits(text) or level == len(CUTS):
+        return [text]
+    pieces, piece = [], ""
+    for start, end in pairwise([0, *(found.end() for found in CUTS[level].finditer(text)), len(text)]):
+        if piece and not fits(piece + text[start:end]):
+            pieces.append(piece)
+            piece = ""
+        piece += text[start:end]
+    return [part for piece in [*pieces, piece] for part in one_by_one(piece, fits, level + 1) if part.strip()]
+
+
+@pytest.mark.parametrize("longest", [1, 4, 7, 10, 20, 30, 45, 100, 1000])
+def test_pieces_are_as_long_as_those_of_a_plain_search(longest):
+    generator = random.Random(longest)
+    parts = [*"aé犬", "bc", " ", "  ", ". ", "! ", ", ", "; ", "。", "，", "\n", "word"]
+    texts = ["".join(generator.choices(parts, k=generator.randint(1, 60))) for _ in range(200)]
+    for text in filter(str.strip, [*TO_CUT, *texts]):
+        fits = lambda piece: len(piece.strip()) <= longest  # noqa: E731
+        assert list(cut(text, fits)) == one_by_one(text, fits)
+
+
+def tokenized(translator: Translator, text: str, **options) -> tuple[int, int]:
+    """How many characters are tokenized, and how many pieces are found, for a text that is too long."""
+    lengths, encode = [], translator.encode
+    with patch.object(translator, "encode", lambda texts: lengths.extend(map(len, texts)) or encode(texts)):
+        pieces = translator.tokenize([text], "split")[1]
+    return sum(lengths), len(pieces)
+
+
+MONSTERS = {  # twice as long as what is tokenized whole, and more
+    "sentences": 600 * "Two children play in the park, today. ",
+    "words": 4_000 * "park ",
+    "clauses": 3_000 * "a dog, ",
+    "Chinese": 2_500 * "纽约是一座城市，",
+    "one letter words": 10_000 * "a ",
+    "a word after spaces": 300_000 * " " + "park",
+    "words far apart": 10 * ("park" + 50_000 * " "),
+}
+
+
+@pytest.mark.parametrize("text", MONSTERS.values(), ids=MONSTERS)
+def test_a_monstrous_text_is_split_in_linear_time(translator, text):
+    once, pieces = tokenized(translator, text)
+    twice, more = tokenized(translator, text + text)
+    assert more == 2 * pieces or more == 2 * pieces - 1  # the middle may be one piece
+    assert twice < 2.1 * once and once < 40 * len(text.replace(" ", "")) + 20_000
+
+
+MONSTROUS_WORDS = [2_000_000 * "x", 2_000 * "a dog. " + 2_000_000 * "x", 200_000 * "犬"]
+
+
+@pytest.mark.parametrize("text", MONSTROUS_WORDS, ids=["Latin", "after sentences", "Chinese"])
+def test_a_monstrous_word_is_refused_before_it_is_tokenized(translator, text):
+    translator.longest_source = 20
+    with pytest.raises(TextTooLong, match="Text 1 has [0-9]+ tokens; at most 20 can") as caught:
+        tokenized(translator, text)
+    assert caught.value.tokens > 7_000
+    translator.too_long = "refuse"
+    with pytest.raises(TextTooLong):
+        translator(["No!", text])
+
+
+def test_tags_without_end_are_refused():
+    translator = writing_translator(train_tokenizer(TEXTS, 300, tags=["<bt>"]))
+    with pytest.raises(TextTooLong):
+        translator.tokenize([10_000 * "<bt> " + 1000 * "word "], "split")
+
+
+def test_a_batch_has_so_many_sentences_that_their_beams_fit(translator, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(translation, "LARGEST_STEP", 2**20)
+    generate = translator.generate
+    monkeypatch.setattr(
+        translator, "generate", lambda sources, *rest: sizes.append(len(sources)) or generate(sources, *rest)
+    )
+    expected = [directly(translator, text, num_beams=20, max_new_tokens=3) for text in TEXTS]
+    translator(40 * ["No!"], num_beams=2, max_new_tokens=3)
+    assert sizes == [40]
+    assert translator(TEXTS + 40 * ["No!"], num_beams=20, max_new_tokens=3)[: len(TEXTS)] == expected
+    assert max(sizes[1:]) == 2**20 // (20 * 64 * 20) == 40
+    with pytest.raises(ValueError, match="^129 beams or samples of a text do not fit into memory; .* at most 128 do"):
+        translator(TEXTS, num_beams=129)
+    with pytest.raises(ValueError, match="129 beams or samples"):
+        translator.n_best(TEXTS, 129)
+    with pytest.raises(ValueError, match="129 beams or samples"):
+        translator.n_best(TEXTS, 129, do_sample=True)
+    with pytest.raises(ValueError, match="`max_length` is 100,000, which is too long for 2 beams; lower it"):
+        translator(TEXTS, num_beams=2, do_sample=True, max_length=100_000)
 
 
 def test_each_piece_begins_with_the_language(marian):
@@ -377,6 +478,9 @@ def test_texts_are_split_at_the_longest_training_source(translator):
     trained.model_max_length = 9
     assert Translator(model, trained).longest_source == 9
     assert Translator(model, trained, max_source_length=12).longest_source == 12
+    trained.model_max_length = model.config.max_position_embeddings = 10**9
+    assert Translator(model, trained).longest_source == 4096
+    assert Translator(model, trained, max_source_length=5000).longest_source == 5000
 
 
 WRONG = {"num_beams": 0, "max_new_tokens": 0, "max_length": -3, "length_penalty": float("nan")}
@@ -385,8 +489,20 @@ WRONG |= {"return_dict_in_generate": True}
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_options_are_named(name, translator):
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        translator(["A man"], **{name: WRONG[name]})
+    for value in (WRONG[name], "3", [3]):
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            translator(["A man"], **{name: value})
+
+
+SAVED = {"num_beams": "3", "max_length": [3], "length_penalty": 1e9, "max_new_tokens": 0.5, "top_k": 10**9}
+SAVED |= {"min_length": -(10**9), "temperature": float("nan"), "num_return_sequences": 2**40}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_wrong_values_of_the_generation_config_are_named_before_a_text_is_translated(name, translator):
+    setattr(translator.model.generation_config, name, SAVED[name])
+    with pytest.raises(ValueError, match=f"`{name}`.* is "):
+        Translator(translator.model, translator.tokenizer)
 
 
 def test_wrong_texts_and_arguments_are_named(translator):

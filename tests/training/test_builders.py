@@ -1,10 +1,11 @@
 """What a run is built from."""
 
 import pytest
+import torch
 from helpers import text_dataset, training_options
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.training.builders import make_tokenizer
+from vanilla_transformer.training.builders import make_model, make_tokenizer
 
 PAIRS = [("A dog sleeps.", "犬が寝ています。")] * 3
 
@@ -29,3 +30,14 @@ def test_existing_tokenizer_is_tried_on_the_training_texts(option, streaming, as
     make_tokenizer(args, pairs.map(lambda pair: {"target": "Straße"}), None)
     said = "the tokenizer changes 3 of 3 target texts ('Straße' becomes 'Strae'); 0 of "
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "sizes", ["--d_model=1000000", "--encoder_ffn_dim=10000000000", "--max_position_embeddings=50000000000"]
+)
+def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(sizes, text_tokenizer):
+    args = training_options(sizes, "--position_embedding_type=learned")
+    with pytest.raises(
+        UserError, match="^A model of [0-9,]{12,} parameters takes [0-9,.]+ GiB, more than the .* free; choose"
+    ):
+        make_model(args, text_tokenizer, torch.device("cpu"))

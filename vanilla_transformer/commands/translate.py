@@ -81,9 +81,10 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
                 f"line {done + error.number + 1} has {error.tokens} tokens, more than the {error.limit} that are "
                 f"translated in one piece; shorten it{remedy}, or raise --max_source_length."
             ) from error
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # a stranger's generation config can make the libraries raise anything
             raise UserError(
-                f"lines {done + 1} to {done + len(lines)} could not be translated: {one_line(error)}"
+                f"lines {done + 1} to {done + len(lines)} could not be translated: "
+                f"{one_line(error) or type(error).__name__}"
             ) from error
         for text in written:
             print(text.replace("\n", " "))  # one line, whatever the model wrote

@@ -29,7 +29,7 @@ from ..files import new_folder, remove_folder, write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
 from ..translation_vanilla_transformer import TRANSLATOR_OPTIONS, Translator, load_model
 
-MAX_POSITIONS = 8192  # at least so many rows of sinusoids are written; CTranslate2 cannot compute more
+MAX_POSITIONS = 8192  # rows of sinusoids; CTranslate2 cannot compute more
 CONFIG = "vanilla_transformer.json"  # ours; config.json is that of CTranslate2
 ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
@@ -127,7 +127,7 @@ class Loader(BartLoader):
         if config.position_embedding_type == "learned":
             spec.position_encodings.encodings = stack.embed_positions.weight
         elif config.position_embedding_type == "sinusoidal":
-            rows = torch.arange(max(MAX_POSITIONS, config.max_position_embeddings))
+            rows = torch.arange(MAX_POSITIONS)
             spec.position_encodings.encodings = sinusoidal_positions(rows, config.d_model)
         elif hasattr(spec, "position_encodings"):
             del spec.position_encodings
@@ -148,7 +148,7 @@ class CTranslate2Translator(Translator):
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
         super().__init__(model, tokenizer, **kwargs)
         if config.position_embedding_type == "sinusoidal":
-            self.max_positions = max(MAX_POSITIONS, config.max_position_embeddings)
+            self.max_positions = MAX_POSITIONS
             self.longest_source = min(self.longest_source, self.max_positions)
         # Many workers of one thread are faster than one worker of many: the matrices are too small to split.
         self.workers = torch.get_num_threads() if device.type == "cpu" else 1

@@ -24,6 +24,7 @@ from transformers import (
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..files import write_text
+from ..modeling_vanilla_transformer import MOST_ROWS
 from .weights import build, interleave
 
 FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
@@ -122,8 +123,9 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
     Where the architectures differ:
 
     - A bias of `lm_head` becomes their `final_logits_bias`, which is not trained.
-    - The limit in tokens is `max_position_embeddings`, raised to 1,024 if it is lower and positions are sinusoidal. It
-      also becomes `max_length` if the generation config has no limit. On the left, padding would shift the positions.
+    - The limit in tokens is `max_position_embeddings`; with sinusoidal positions, it is at least 1,024 and at most
+      8,192. It also becomes `max_length` if the generation config has no limit. On the left, padding would shift the
+      positions.
     - Pegasus and Blenderbot tie all three embedding matrices or none. If only some of ours are tied, each is a copy.
 
     The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if the
@@ -143,7 +145,7 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
         fields["encoder_no_repeat_ngram_size"] = 0
     is_sinusoidal = implemented["position_embedding_type"] == "sinusoidal"
     if is_sinusoidal:
-        fields["max_position_embeddings"] = max(MIN_POSITIONS, ours.max_position_embeddings)
+        fields["max_position_embeddings"] = min(max(MIN_POSITIONS, ours.max_position_embeddings), MOST_ROWS)
 
     native = kind._from_config(kind.config_class(**fields), dtype=model.dtype)
     weights = interleave(model.state_dict(), undo=True) if is_sinusoidal else dict(model.state_dict())

@@ -63,7 +63,7 @@ class Decoder(nn.Module):
 def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_dir: str | Path):
     """Writes `model` in float32 and in int8, with its tokenizer and configs, into the new directory `output_dir`.
 
-    Sequences may have `max_position_embeddings` tokens or, if positions are computed, at least 1,024.
+    Sequences may have `max_position_embeddings` tokens; if positions are computed, at least 1,024 and at most 8,192.
     """
     model = prepare(model)
     folder = Path(output_dir) / "onnx"

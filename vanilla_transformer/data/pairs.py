@@ -20,6 +20,7 @@ from huggingface_hub.errors import HTTPError
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError, explaining, one_line
+from ..translation_vanilla_transformer import longest_text
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
@@ -491,15 +492,21 @@ def tokenize_pairs(
     """Tokenizes the pairs; returns them with the number of pairs dropped for each reason (None for a stream).
 
     Pairs with an empty or missing side, or longer than a limit in tokens (including the end-of-sentence token), are
-    dropped; none is truncated. Adds `input_ids`, `labels`, `source_length` and `target_length`. A tokenizer that
-    treats the two languages differently (Marian's) is told which side is the target. A map-style dataset is tokenized
-    immediately and cached by `datasets` on disk, and UserError is raised if no pair is left; a stream is tokenized as
-    it is read, without that check.
+    dropped; none is truncated. Those with far too many characters are dropped untokenized, see [`longest_text`]. Adds
+    `input_ids`, `labels`, `source_length` and `target_length`. A tokenizer that treats the two languages differently
+    (Marian's) is told which side is the target. A map-style dataset is tokenized immediately and cached by `datasets`
+    on disk, and UserError is raised if no pair is left; a stream is tokenized as it is read, without that check.
     """
 
     def encode(batch: dict) -> dict:
         """Token ids and lengths of the pairs that are within the limits."""
-        columns = dict(batch) | tokenizer(
+        limits = longest_text(max_source_length), longest_text(max_target_length)  # in characters
+        pairs = zip(batch["source"], batch["target"], strict=True)
+        short = [len(source) <= limits[0] and len(target) <= limits[1] for source, target in pairs]
+        if not any(short):
+            return {name: [] for name in PAIR_FEATURES}
+        batch = {name: list(itertools.compress(batch[name], short)) for name in ("source", "target")}
+        columns = batch | tokenizer(
             batch["source"], text_target=batch["target"], return_attention_mask=False, verbose=False
         )
         columns["source_length"] = list(map(len, columns["input_ids"]))

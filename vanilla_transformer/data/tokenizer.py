@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from transformers.utils import is_sentencepiece_available
 
 from ..errors import UserError, one_line
+from ..translation_vanilla_transformer import LONGEST_TEXT
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -35,7 +36,8 @@ def train_tokenizer(
     later are matched, as in every tokenizer.
 
     Args:
-        texts: Sentences of both languages.
+        texts: Sentences of both languages. Those of more than 10,000 characters are skipped: one of many megabytes
+            would take gigabytes.
         vocab_size: The maximum; a small corpus yields fewer tokens.
         length: The number of texts, for the progress bar.
         tags: Words such as `<bt>` that become one token each, wherever they occur.
@@ -62,7 +64,7 @@ def train_tokenizer(
         initial_alphabet=alphabet,
         show_progress=sys.stderr.isatty(),  # in a notebook or a file, its bars are blank lines
     )
-    tokenizer.train_from_iterator(texts, trainer, length=length)
+    tokenizer.train_from_iterator((text for text in texts if len(text) <= LONGEST_TEXT), trainer, length=length)
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
     return wrap(tokenizer, clean_up_tokenization_spaces=False, split_special_tokens=False, **SPECIAL_TOKENS)
@@ -142,11 +144,14 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
 def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: str, origin: str) -> str | None:
     """A warning if encoding and decoding changes `texts`, which are of one side of the pairs, or else None.
 
-    Spaces and equivalent forms of characters (NFC) do not count as changes. `origin` is the command-line option that
-    gave the tokenizer, with its value, for messages.
+    Spaces and equivalent forms of characters (NFC) do not count as changes, and texts of more than 10,000 characters
+    are not tried. `origin` is the command-line option that gave the tokenizer, with its value, for messages.
 
     Raises UserError if at least four fifths of the characters are lost, as when the tokenizer lacks the script.
     """
+    texts = [text for text in texts if len(text) <= LONGEST_TEXT]
+    if not texts:
+        return None
     inputs = {"text_target": texts} if side == "target" else {"text": texts}
     rows = [ids[:-1] for ids in tokenizer(**inputs, verbose=False).input_ids]  # GPT-2's end of sentence is its <unk>
     pairs = list(zip(texts, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))

@@ -12,7 +12,7 @@ from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
 from ..errors import UserError, printable
-from ..translation_vanilla_transformer import Translator
+from ..translation_vanilla_transformer import Translator, check_generation_config
 from .scores import explain_zero
 
 
@@ -27,6 +27,7 @@ class GenerateTranslator(Translator):
             return super().from_pretrained(name_or_path, use_safetensors=None, **kwargs)
 
     def __init__(self, models, tokenizer, max_tokens: int = 4096, max_source_length: int | None = None):
+        check_generation_config(models[0].generation_config)
         self.models, self.tokenizer, self.max_tokens = models, tokenizer, max_tokens
         self.longest_source, self.too_long = max_source_length or tokenizer.model_max_length, "split"
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import VanillaTransformerForConditionalGeneration
 from ..errors import UserError
 from ..files import replacing_file
+from ..translation_vanilla_transformer import Translator
 
 KINDS = {  # the title of a map, and what its rows and its columns are
     "encoder": ("Encoder self-attention", "queries", "keys"),
@@ -77,14 +78,14 @@ def attention_maps(
     """The attention weights of one forward pass over a text and its translation.
 
     Args:
-        translation: None: what the model generates.
-        generation: For `model.generate`.
+        translation: None: what a [`Translator`] writes.
+        generation: Options of `generate`.
 
     Raises UserError if the text or the translation is empty, or longer than `max_position_embeddings`.
     """
     source = encode(model, tokenizer, text)
     if translation is None:
-        target = model.generate(source, attention_mask=torch.ones_like(source), **generation)[:, 1:]
+        target = Translator(model, tokenizer).generate(source.tolist(), generation)[:, 1:]
         translation = tokenizer.decode(target[0], skip_special_tokens=True)
     else:
         target = encode(model, tokenizer, translation, "translation", is_target=True)

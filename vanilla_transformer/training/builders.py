@@ -19,7 +19,7 @@ from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import model_fields
 from .checkpoint import load_state
-from .memory import largest_batch
+from .memory import check_model_fits, largest_batch
 from .optimization import paper_learning_rate
 
 
@@ -74,7 +74,10 @@ def make_model(args, tokenizer, device: torch.device) -> VanillaTransformerForCo
     if device.type == "cpu" and attention == "flex_attention":
         raise UserError("--attn_implementation flex_attention cannot train on a CPU; choose eager or sdpa.")
     options = {"attn_implementation": attention, "dtype": torch.float32}
-    model = model_to_fine_tune(args, options) if args.model_name_or_path else new_model(args, tokenizer, options)
+    if args.model_name_or_path:
+        model = model_to_fine_tune(args, options)
+    else:
+        model = new_model(args, tokenizer, device, options)
     config, longest = model.config, max(args.max_source_length, args.max_target_length)
     if config.position_embedding_type == "learned" and longest > config.max_position_embeddings:
         raise UserError(
@@ -89,13 +92,15 @@ def make_model(args, tokenizer, device: torch.device) -> VanillaTransformerForCo
     return model
 
 
-def new_model(args, tokenizer, options: dict) -> VanillaTransformerForConditionalGeneration:
-    """A model with initial weights; `options` are those of transformers."""
+def new_model(args, tokenizer, device: torch.device, options: dict) -> VanillaTransformerForConditionalGeneration:
+    """A model with initial weights; `options` are those of transformers. Raises UserError if memory is too small."""
     fields, size = model_fields(args), len(tokenizer)
     asked = fields.get("vocab_size", size)
     if asked < size or (args.tokenizer_name and asked != size):
         raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
     config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
+    # Training has gradients and Adam's two moments beside the weights, which are made on the CPU.
+    check_model_fits(config, copies=1 if args.dry_run or device.type != "cpu" else 4)
     # There may be no such attention, or not on this machine.
     with explaining(f"Cannot build a model with {options['attn_implementation']} attention", ValueError, ImportError):
         return AutoModelForSeq2SeqLM.from_config(config, **options)

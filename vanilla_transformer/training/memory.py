@@ -9,7 +9,9 @@ import torch
 from accelerate.utils import get_cpu_distributed_information
 from torch import nn
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import cpu_has_bfloat16
 from .distributed import number_of_shards
 from .optimization import compute_loss
@@ -42,6 +44,18 @@ def configure_cpu(accelerator):
         accelerator.print(
             "warning: this CPU has no bfloat16 instructions, so --mixed_precision bf16 is many times slower than "
             "float32 here; remove that option from accelerate launch."
+        )
+
+
+def check_model_fits(config: VanillaTransformerConfig, copies: int):
+    """Raises UserError if so many copies of the parameters do not fit into the memory of this machine."""
+    with torch.device("meta"):
+        parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
+    needed, free = 4 * copies * parameters, psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"A model of {parameters:,} parameters takes {needed / 2**30:,.1f} GiB, more than the "
+            f"{free / 2**30:,.1f} GiB that are free; choose smaller sizes, such as --d_model."
         )
 
 
