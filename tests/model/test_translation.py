@@ -147,12 +147,13 @@ def searches_of(translator: Translator, **generation) -> list:
 
 
 OTHERS = [{"do_sample": True, "num_beams": 3}, {"stopping_criteria": [lambda *_, **__: torch.tensor([False])]}]
-OTHERS += [{"prefix_allowed_tokens_fn": lambda *_: [5]}, {"cache_implementation": "static"}, {"max_time": 9.0}]
+OTHERS += [{"prefix_allowed_tokens_fn": lambda *_: [5]}, {"cache_implementation": "static"}]
+OTHERS += [{"encoder_repetition_penalty": 1.5}]
 
 
 def test_transformers_searches_only_where_ours_cannot(translator):
     assert searches_of(translator) == [greedy_search]
-    assert searches_of(translator, do_sample=True, top_p=0.9) == [greedy_search]
+    assert searches_of(translator, do_sample=True, top_p=0.9, max_time=9.0) == [greedy_search]
     assert searches_of(translator, num_beams=3, no_repeat_ngram_size=2) == [beam_search]
     for other in OTHERS:
         ours = beam_search if "num_beams" in other else greedy_search
@@ -277,8 +278,8 @@ def test_models_that_cannot_be_averaged_are_refused(folder, other_folder, text_t
 
 def test_an_ensemble_refuses_what_only_transformers_searches_support(translator):
     twice = Translator([translator.model] * 2, translator.tokenizer)
-    with pytest.raises(ValueError, match="An ensemble does not support MaxTimeCriteria; leave it out, or translate"):
-        twice(TEXTS, max_time=9.0)
+    with pytest.raises(ValueError, match="An ensemble does not support EncoderRepetitionPenalty.*; leave it out, or"):
+        twice(TEXTS, encoder_repetition_penalty=1.5)
     wrapped = Translator([translator.model, torch.compile(translator.model)], translator.tokenizer)
     with pytest.raises(ValueError, match="An ensemble does not support wrapped models"):
         wrapped(TEXTS)
