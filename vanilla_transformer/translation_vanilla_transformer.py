@@ -36,7 +36,7 @@ TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "too_long")  # the othe
 VOCABULARY = ("vocab_size", "decoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 AT_LEAST_ONE = ("n", "max_tokens", "max_source_length", "num_beams", "max_length", "max_new_tokens")
 AT_LEAST_ONE += ("model_max_length",)
-# What a model, or a text, that somebody else made may ask for.
+# What a model, or a text, of a stranger may ask for.
 MOST_TOKENS = 4096  # of a text in one piece, unless `max_source_length` allows more: attention takes their square
 LONGEST_TEXT = 10_000  # characters that are always tokenized, see `longest_text`
 LARGEST_STEP = 2**28  # numbers in the largest tensor of a decoding step: 1 GiB in float32
