@@ -127,7 +127,7 @@ class Mutator:
 
     def key(self):
         """Adds a key to a JSON file, and the module that it may name."""
-        file, name = self.file("*.json"), self.random.choice([*KEYS, "tokenizer"])
+        file, name = self.file("*.json"), self.random.choice([*KEYS, *["tokenizer"] * 5])
         self.plant("evil.py", f"{self.code}C = P = T = None\n")
         try:
             update(file, **(AUTO_TOKENIZER if name == "tokenizer" else {name: KEYS[name]}))

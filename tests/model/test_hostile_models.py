@@ -284,8 +284,8 @@ def test_a_mutated_model_translates_or_ends_in_a_sentence(first, original, conve
             with contextlib.suppress(RecursionError, TypeError, ValueError):
                 update(cached, source=[[file.name, file.lstat().st_mtime_ns] for file in files])
         fault = run_translate(["--model", str(folder), "--backend", backend], tmp_path / "work").fault
-        if contents(outside) != before:
-            fault = f"it changed what is outside; {fault}"
+        if (after := contents(outside)) != before:
+            fault, before = f"it changed what is outside; {fault}", after
         if fault:
             faults.append(f"{seed} {backend} {done}: {fault}")
         shutil.rmtree(folder)
