@@ -543,7 +543,8 @@ def check_sizes(name_or_path: str | os.PathLike, config: PretrainedConfig, files
             kwargs = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": False}
             model = AutoModelForSeq2SeqLM.from_config(config, **kwargs)
     except Exception as error:  # libraries say in many ways that no tensor can have such a size
-        raise ValueError(f"No model can be built from the config of {name_or_path}: {error}") from error
+        reason = str(error).partition("\n")[0]  # without torch's trace of C++
+        raise ValueError(f"No model can be built from the config of {name_or_path}: {reason}") from error
     prefix = f"{model.base_model_prefix}."  # saved without a head, weights lack it
     shapes = {name.removeprefix(prefix): shape for name, shape in shapes.items()}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and read
 
 MEMORY, SECONDS = 2 * 2**30, 60
 LINES = b"y\nA dog sleeps.\ny\n"  # `y` agrees to run code, if anything asks
-WORDS = ("run out of memory", "allocate", "MemoryError")
+WORDS = ("run out of memory", "allocate", "MemoryError", "frame #")
 
 
 @dataclass
@@ -140,7 +140,8 @@ HUGE = {  # a file, values that are too large in it, and the end of the sentence
         ({"encoder_layers": 10**6}, "1000000; it must be at least 1 and at most 1,000"),
         ({"decoder_layers": 900}, "`decoder_layers` is 900, and they are .* tensors; download or save it again"),
         ({"d_model": 10**6}, r"do not match its config: 1 mismatched \(such as .*1000000.*download or save it again"),
-        ({"d_model": 10**12}, "No model can be built from the config of .*model"),
+        ({"d_model": 10**12}, "No model can be built from the config of .*model: Storage size calculation overflowed"),
+        ({"d_model": 10**30}, "No model can be built from the config of .*Overflow when unpacking long"),
         ({"encoder_ffn_dim": 10**9}, r"1 mismatched \(such as .*fc1.*1000000000"),
         ({"vocab_size": 10**8, "decoder_vocab_size": 10**8}, r"1 mismatched \(such as .*100000000"),
         ({"max_position_embeddings": 5_000_000}, None),
