@@ -78,7 +78,7 @@ def test_imports_run_one_way(path):
 CHANGES = """rmtree rmdir unlink rename symlink copy copyfile copytree move truncate write_text write_bytes
 save_pretrained save save_file savefig save_to_disk"""
 TEMPORARY = {"new_folder", "replacing_file", "replacing_files", "tempfile.TemporaryDirectory"}
-OF_NEW_FOLDERS = {"to_ctranslate2", "to_onnx", "save_tokenizer", "link_or_copy", "write"}
+OF_NEW_FOLDERS = {"to_ctranslate2", "to_onnx", "save_tokenizer", "link_or_copy", "write_form"}
 
 
 def changes(node: ast.AST) -> list[str]:

@@ -1,7 +1,7 @@
 """The one place that removes and replaces files: only what this program made, or what the user named.
 
-Symbolic links are not followed: one in the place of a file is replaced, one in the place of a folder is left alone.
-So what a stranger put into a directory does not lead out of it.
+Symbolic links are not followed: writing a file replaces a link of that name, and a link to a folder is never removed.
+So nothing that a stranger put into a directory leads out of it.
 """
 
 import shutil
@@ -73,7 +73,7 @@ def check_missing(folder: Path):
 
 
 def remove_file(path: Path):
-    """Removes a file, or the link in its place, if there is one."""
+    """Removes a file, or a link to one, if it exists."""
     path.unlink(missing_ok=True)
 
 

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace):
         model, tokenizer = load(options)
         output_dir.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(output_dir) as folder:
-            write(model, tokenizer, folder, options)
+            write_form(model, tokenizer, folder, options)
             copy_permissions(folder)
     print(f"Saved the model to {output_dir}.")
 
@@ -80,7 +80,7 @@ def no_tokenizer(options: argparse.Namespace, reason: str):
     print(f"{options.model}: {reason}", file=sys.stderr)
 
 
-def write(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, options: argparse.Namespace):
+def write_form(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, options: argparse.Namespace):
     """Saves the model in the form that `options.to` names."""
     if options.to == "native":
         to_native(model).save_pretrained(output_dir)
