@@ -230,7 +230,7 @@ def test_scores_of_other_validation_pairs_are_not_compared(short):
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"history": [perfect]}))
     printed = train(resume("--max_eval_samples 3 --eval_steps 2 --early_stopping_patience 9", steps=6))
     assert "changed since model/checkpoint-2: the validation pairs" in printed
-    assert "using the weights of checkpoint-6\n" in printed and results(Path("model"))["eval_loss"] > 0
+    assert re.search(r"using the weights of checkpoint-[46]\n", printed) and results(Path("model"))["eval_loss"] > 0
 
 
 @pytest.mark.parametrize("done, message", [(0, "already holds a model"), (4, "checkpoint-4 is older than")])
