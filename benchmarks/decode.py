@@ -30,7 +30,7 @@ try:
 
     from vanilla_transformer.conversion.ctranslate2 import to_ctranslate2
 except ImportError:
-    sys.exit("This benchmark needs CTranslate2; pip install vanilla-transformer[ctranslate2].")
+    sys.exit("This benchmark needs CTranslate2; pip install ctranslate2.")
 
 MAX_TOKENS = (512, 1024, 4096)  # source tokens per batch; each contestant uses its fastest
 LONGEST = 100  # tokens of a translation

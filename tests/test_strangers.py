@@ -56,8 +56,8 @@ BACKENDS = {verb: ["torch", "ctranslate2"] if verb in ("translate", "evaluate", 
 
 @pytest.mark.parametrize(("verb", "backend"), [(verb, one) for verb in VERBS for one in BACKENDS[verb]])
 def test_no_verb_runs_the_code_of_a_tokenizer(verb, backend, strange, canary, tmp_path, capsys):
-    if backend == "ctranslate2" or verb.startswith("to "):
-        pytest.importorskip("ctranslate2")
+    for extra in {"ctranslate2", "onnx"} & {backend, verb.removeprefix("to ")}:
+        pytest.importorskip(extra)
     (tmp_path / "texts").write_text("No!\n")
     places = {"MODEL": strange, "TEXTS": tmp_path / "texts", "OUTPUT": tmp_path / "out"}
     argv = [str(places.get(word, word)).replace("OUTPUT", str(tmp_path / "out")) for word in VERBS[verb]]
@@ -66,14 +66,15 @@ def test_no_verb_runs_the_code_of_a_tokenizer(verb, backend, strange, canary, tm
 
 
 @pytest.mark.parametrize("to", ["vanilla", "native"])
-def test_a_conversion_leaves_such_a_tokenizer_out(to, strange, canary, tmp_path, capsys):
+def test_convert_omits_a_coded_tokenizer(to, strange, canary, tmp_path, capsys):
     main(["convert", str(strange), str(tmp_path / "new"), "--to", to])
     assert "it has no tokenizer that can be loaded" in capsys.readouterr().err and not canary.exists()
 
 
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
 def test_the_demo_runs_no_code_of_a_tokenizer(backend, strange, canary):
-    pytest.importorskip("ctranslate2")
+    if backend == "ctranslate2":
+        pytest.importorskip("ctranslate2")
     given = {"model": str(strange), "revision": None, "backend": backend, "quantization": None}
     with pytest.raises(UserError, match="trust_remote_code"):
         demo.load(argparse.Namespace(**given, max_source_length=None))

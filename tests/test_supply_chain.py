@@ -56,7 +56,10 @@ def test_no_package_can_come_from_a_second_index():
     texts |= {name: files[name].decode() for name in ("pre-requirements.txt", "requirements.txt")}
     assert len(texts) == len(WORKFLOWS) + 2
     for name, text in texts.items():
-        assert "extra-index-url" not in text and "find-links" not in text, name
+        words = text.lower().replace("_", "-")
+        assert "extra-index" not in words and "find-links" not in words, name
+        indexes = re.findall(r"(?:--|uv-|pip-)(?:default-)?index(?:-url)?[ =:]+(\S+)", words)
+        assert set(indexes) <= {"https://download.pytorch.org/whl/cpu"}, name
 
 
 def test_npm_installs_the_tested_version():

@@ -1,4 +1,4 @@
-"""The one exception that scripts and commands show without a traceback, and what they print, on any terminal."""
+"""The exception shown without a traceback, and output that is safe on any terminal."""
 
 import contextlib
 import io
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 
@@ -60,7 +61,7 @@ def one_line(error: BaseException) -> str:
     # Transformers takes a missing directory for an id of the Hub.
     if isinstance(error.__cause__, HFValidationError) and not isinstance(error, UserError):
         return re.sub(r".*: ('.*')\..*", r"the directory \1 does not exist.", str(error.__cause__))
-    if "weights_only" in str(error):  # torch advises to load it anyway
+    if isinstance(error, UnpicklingError):  # torch advises to load it anyway
         return "it is damaged, or its pickle holds more than tensors, possibly code; it is not loaded."
     return " ".join(str(error).split())
 

@@ -21,8 +21,8 @@ def temporary_folder(parent: Path) -> TemporaryDirectory:
 def replacing_files(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder, whose files move to `folder` at the end and replace those of the same names.
 
-    If the program is killed, each file is whole, old or new. After an error, `folder` is as it was. Raises OSError if
-    one of the names belongs to a directory or a device.
+    If the program is killed, each file is whole, old or new. After an error within the context, `folder` is as it was.
+    Raises OSError if one of the names belongs to a directory or a device.
     """
     with temporary_folder(folder) as temporary:
         yield Path(temporary)
@@ -48,8 +48,8 @@ def write_text(path: Path, text: str):
 
 
 def check_replaceable(path: Path):
-    """Raises OSError for the path of a directory, a device and the like."""
-    if path.exists() and not (path.is_file() or path.is_symlink()):
+    """Raises OSError for the path of a directory, a device and the like, or for a link to one."""
+    if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a file; choose another name.")
 
 

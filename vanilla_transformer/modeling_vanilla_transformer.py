@@ -374,7 +374,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         if input_ids is not None and inputs_embeds is not None:
             raise ValueError(f"Give either `{prefix}input_ids` or `{prefix}inputs_embeds`, not both.")
         if input_ids is None and inputs_embeds is None:
-            # BART would read the source as the target, as in its pretraining; a translation is not its source.
+            # BART would read the source as the target, as in its pretraining; here they differ.
             for_a_target = (
                 " Or give `labels`; to smooth them, Trainer needs `DataCollatorForSeq2Seq(tokenizer, model=model)`. "
                 "For the encoder alone, call `get_encoder()`."

@@ -36,13 +36,13 @@ TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "too_long")  # the othe
 VOCABULARY = ("vocab_size", "decoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 AT_LEAST_ONE = ("n", "max_tokens", "max_source_length", "num_beams", "max_length", "max_new_tokens")
 AT_LEAST_ONE += ("model_max_length",)
-# What a model, or a text, of a stranger may ask for.
+# What a stranger's model or text may demand.
 MOST_TOKENS = 4096  # of a text in one piece, unless `max_source_length` allows more: attention takes their square
 LONGEST_TEXT = 10_000  # characters that are always tokenized, see `longest_text`
 LARGEST_STEP = 2**28  # numbers in the largest tensor of a decoding step: 1 GiB in float32
 LARGEST_NUMBER = 2**20  # in a generation config, but for beams and lengths
 MOST_UNSAVED = 2**24  # numbers of a model that its file lacks, as the position tables of Marian
-WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # a model's files are found
+WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # locate a model
 # Where a long text may be split: after sentences, else after clauses, else between words.
 CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
 
@@ -158,7 +158,7 @@ class Translator:
         """Loads model and tokenizer from a directory or a Hub id, or an ensemble from a list of them.
 
         Args:
-            backend: `ctranslate2` is faster, and needs `pip install vanilla-transformer[ctranslate2]`. It converts the
+            backend: `ctranslate2` is faster, and needs `pip install ctranslate2`. It converts the
                 model once, into the subfolder `ctranslate2` of the directory, or a cache folder for a Hub id.
             quantization: Of the weights with `ctranslate2`: `int8`, `int8_float16`, `int16`, `float16`, ...
             device: Where to translate. None: the GPU, if there is one.
@@ -182,7 +182,7 @@ class Translator:
             try:  # by name, since this file also works without the package
                 engine = importlib.import_module("vanilla_transformer.conversion.ctranslate2")
             except ImportError as error:
-                raise ImportError("Run `pip install vanilla-transformer[ctranslate2]` for this backend.") from error
+                raise ImportError("Run `pip install ctranslate2` for this backend.") from error
             return engine.load_translator(names[0], quantization, device, dtype, **kwargs)
         if backend != "torch":
             raise ValueError(f"`backend` is {backend!r}; it must be 'torch' or 'ctranslate2'.")
@@ -474,6 +474,13 @@ def load_model(name_or_path: str | os.PathLike, **kwargs) -> PreTrainedModel:
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True} | kwargs
     where = {name: kwargs[name] for name in WHERE if name in kwargs}
     files = find_weights(name_or_path, strict["use_safetensors"], kwargs.get("variant"), **where)
+    raw = PretrainedConfig.get_config_dict(name_or_path, **where)[0]
+    for key in ("attn_implementation", "_attn_implementation"):
+        if raw.get(key) not in (None, "eager", "sdpa", "flex_attention"):
+            raise ValueError(
+                f"The config of {name_or_path} has the `{key}` {raw[key]!r}, for which transformers may load code of "
+                "the Hub; remove it and, if you want it, give `attn_implementation` yourself."
+            )
     if files and not kwargs.get("trust_remote_code"):  # code that may run may also take memory
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, **where)
         check_sizes(name_or_path, config, files)
@@ -525,8 +532,8 @@ def find_weights(
 def check_sizes(name_or_path: str | os.PathLike, config: PretrainedConfig, files: list[str]):
     """Raises ValueError if `config` describes a larger model than the weights in `files`, or one of other shapes.
 
-    Only headers are read, and the model has no memory. The shapes of pickles, which may lie, and of quantized weights
-    are not compared.
+    Only headers are read, and the model that is built takes no memory. The shapes of pickles, which may lie, and of
+    quantized weights are not compared.
     """
     if getattr(config, "transformers_weights", None):
         raise ValueError(f"The config of {name_or_path} names other weights, as `transformers_weights`; remove it.")
@@ -537,7 +544,7 @@ def check_sizes(name_or_path: str | os.PathLike, config: PretrainedConfig, files
         tensors, numbers = len(shapes), sum(map(math.prod, shapes.values()))
     for name, value in config.to_dict().items():
         if name.endswith("layers") and isinstance(value, int) and value > tensors:  # so many take minutes to build
-            raise mismatch(name_or_path, f"`{name}` is {value:,}, and they are {tensors:,} tensors")
+            raise mismatch(name_or_path, f"`{name}` is {value:,}, but there are {tensors:,} tensors")
     try:
         with torch.device("meta"):
             kwargs = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": False}
@@ -553,7 +560,7 @@ def check_sizes(name_or_path: str | os.PathLike, config: PretrainedConfig, files
             raise mismatch(name_or_path, f"1 mismatched (such as {name}: {found}, and {expected} by the config)")
     described = sum(parameter.numel() for parameter in model.parameters())
     if described > numbers + MOST_UNSAVED:
-        raise mismatch(name_or_path, f"it describes {described:,} numbers, and they are at most {numbers:,}")
+        raise mismatch(name_or_path, f"it describes {described:,} numbers, but there are at most {numbers:,}")
 
 
 def read_shapes(files: list[str]) -> dict[str, list[int]]:

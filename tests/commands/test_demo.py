@@ -27,6 +27,7 @@ from vanilla_transformer import Translator
 from vanilla_transformer.commands import demo
 from vanilla_transformer.inspection.alignment import align_words
 from vanilla_transformer.inspection.attention import attention_maps
+from vanilla_transformer.translation_vanilla_transformer import Hypothesis
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="needs the extra [demo]")
 EXAMPLES = [{"source": text, "translation": ""} for text in TEXTS[:2]]
@@ -285,7 +286,7 @@ def test_the_api_waits_in_the_queue_and_the_queue_ends(address, monkeypatch):
     from vanilla_transformer.demo.app import MOST_WAITING
 
     may_end = threading.Event()
-    monkeypatch.setattr(Translator, "n_best", lambda *_, **__: may_end.wait(30) and [])
+    monkeypatch.setattr(Translator, "n_best", lambda *_, **__: may_end.wait(30) and [Hypothesis("Ja.", 0.0, 1)])
     try:
         body = json.dumps({"data": ["Yes.", 2, 1]})
         assert ask(address, "POST", "/gradio_api/run/translate", body).status == 404  # which would not wait
@@ -335,7 +336,7 @@ def test_a_missing_extra_is_named(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "vanilla_transformer.demo.app", raising=False)
     error = command_error(capsys, "demo", "--model", folder)
-    assert "the demo needs `pip install vanilla-transformer[demo]`: " in error
+    assert "the demo needs `pip install gradio`: " in error
 
 
 # Tells on stderr what is looked up or connected to elsewhere.

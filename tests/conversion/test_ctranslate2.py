@@ -156,6 +156,30 @@ def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_p
         load(str(folder / "ctranslate2" / "int8"), quantization="int16")
 
 
+def test_a_model_in_a_subfolder_is_converted_there(text_tokenizer, tmp_path):
+    first, second = writing_translator(text_tokenizer), writing_translator(text_tokenizer)
+    save_translator(first, tmp_path)
+    save_translator(second, tmp_path / "sub" / "folder")
+    for subfolder, expected in [("", first), ("sub/folder", second)]:
+        assert load(tmp_path, subfolder=subfolder)(TEXTS, max_new_tokens=12) == expected(TEXTS, max_new_tokens=12)
+
+
+def test_what_a_killed_conversion_left_is_removed(text_tokenizer, tmp_path):
+    home = tmp_path / "model" / "ctranslate2"
+    (home / ".unfinished-x" / "float32").mkdir(parents=True)
+    load(save_translator(writing_translator(text_tokenizer), tmp_path / "model"))
+    assert {path.name for path in home.iterdir()} == {".lock", "float32"}
+
+
+def test_a_model_without_start_or_end_is_refused(text_tokenizer, tmp_path):
+    model = writing_translator(text_tokenizer).model
+    for name in ("eos_token_id", "decoder_start_token_id"):
+        for config in (model.config, model.generation_config):
+            setattr(config, name, None)
+        with pytest.raises(ValueError, match="needs a `decoder_start_token_id` and an `eos_token_id`"):
+            backend.to_ctranslate2(model, text_tokenizer, tmp_path / "new")
+
+
 def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(folder, tmp_path, monkeypatch):
     """It is below a file, which stops root too."""
     (tmp_path / "file").touch()
@@ -192,5 +216,5 @@ def test_wrong_requests_are_named(folder, monkeypatch):
     with pytest.raises(ValueError, match="`backend` is 'onnx'"):
         Translator.from_pretrained(folder, backend="onnx")
     monkeypatch.setitem(sys.modules, "vanilla_transformer.conversion.ctranslate2", None)
-    with pytest.raises(ImportError, match=r"pip install vanilla-transformer\[ctranslate2\]"):
+    with pytest.raises(ImportError, match="pip install ctranslate2"):
         load(folder)

@@ -146,4 +146,4 @@ def test_a_missing_extra_is_named(text_tokenizer, tmp_path, capsys, monkeypatch)
     folder = save_translator(writing_translator(text_tokenizer), tmp_path / "ours")
     monkeypatch.setitem(sys.modules, "vanilla_transformer.conversion.onnx", None)
     message = command_error(capsys, "convert", folder, tmp_path / "new", "--to", "onnx")
-    assert "pip install vanilla-transformer[onnx]" in message
+    assert "pip install onnx onnxruntime onnxscript" in message

@@ -360,13 +360,16 @@ def test_private_push_to_a_public_repository_is_refused(trained, at_hub):
     assert len(at_hub.repos["me/toy"].refs["main"]) == 1
 
 
-def test_stale_weights_are_deleted(trained, at_hub):
-    old = ["model-00001-of-00001.safetensors", "model.safetensors.index.json", "pytorch_model.bin"]
-    at_hub.create("me/toy", files=dict.fromkeys([*old, "model.safetensors", "samples.txt"], b"old"))
+def test_what_an_earlier_push_left_is_deleted_and_nothing_else(trained, at_hub):
+    old = ["model-00001-of-00001.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "attention.png"]
+    old += ["pipeline_vanilla_transformer.py"]
+    theirs = ["samples.txt", "train_transformer.py", "model-q4.bin", "LICENSE"]
+    at_hub.create("me/toy", files=dict.fromkeys([*old, *theirs, "model.safetensors"], b"old"))
+    (trained / "attention.png").unlink()
     push(trained, "me/toy")
     commits = at_hub.repos["me/toy"].refs["main"]
     assert len(commits) == 2
-    assert set(commits[1].files) == {".gitattributes", "samples.txt", *FILES}
+    assert set(commits[1].files) == {".gitattributes", *theirs, *FILES} - {"attention.png"}
     assert commits[1].files["model.safetensors"] == (trained / "model.safetensors").read_bytes()
 
 
@@ -397,9 +400,8 @@ def test_error_of_the_hub_is_one_sentence(trained, at_hub, part, status):
     with pytest.raises(UserError, match=f"Cannot push to me/toy: .*{status}") as error:
         push(trained, "me/toy", revision="v2")
     assert ("hf auth login" in str(error.value)) == (status != 409) and "\n" not in str(error.value)
-    assert str(error.value).endswith(
-        f"The model is complete in {trained}; push it later with `python push_to_hub.py {trained} --repo_id me/toy`."
-    )
+    command = f"python push_to_hub.py {trained} --repo_id me/toy --revision v2"
+    assert str(error.value).endswith(f"The model is complete in {trained}; push it later with `{command}`.")
     assert all(len(commits) == 1 for repo in at_hub.repos.values() for commits in repo.refs.values())
 
 

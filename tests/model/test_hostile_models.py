@@ -138,14 +138,18 @@ POSITIONS = {"position_embedding_type": "learned", "max_position_embeddings": 5_
 HUGE = {  # a file, values that are too large in it, and the end of the sentence, or None if it translates
     "config": [
         ({"encoder_layers": 10**6}, "1000000; it must be at least 1 and at most 1,000"),
-        ({"decoder_layers": 900}, "`decoder_layers` is 900, and they are .* tensors; download or save it again"),
+        ({"decoder_layers": 900}, "`decoder_layers` is 900, but there are .* tensors; download or save it again"),
         ({"d_model": 10**6}, r"do not match its config: 1 mismatched \(such as .*1000000.*download or save it again"),
         ({"d_model": 10**12}, "No model can be built from the config of .*model: Storage size calculation overflowed"),
         ({"d_model": 10**30}, "No model can be built from the config of .*Overflow when unpacking long"),
         ({"encoder_ffn_dim": 10**9}, r"1 mismatched \(such as .*fc1.*1000000000"),
         ({"vocab_size": 10**8, "decoder_vocab_size": 10**8}, r"1 mismatched \(such as .*100000000"),
         ({"max_position_embeddings": 5_000_000}, None),
-        (POSITIONS, "it describes 16.,...,... numbers, and they are at most ..,...; download or save it again"),
+        (
+            {"attn_implementation": "flash_attention_2"},
+            "has the `attn_implementation` 'flash_attention_2'",
+        ),
+        (POSITIONS, "it describes 16.,...,... numbers, but there are at most ..,...; download or save it again"),
     ],
     "generation_config": [
         ({"num_beams": 2_000_000}, "2,000,000 beams .* a vocabulary of ... tokens, at most 2,048 do"),
@@ -170,7 +174,7 @@ def test_what_is_too_large_ends_in_a_sentence_before_memory_is_taken(file, value
     assert re.search(end, outcome.errors) if end else outcome.code == 0, outcome.errors
 
 
-def test_the_same_values_as_options(model, tmp_path):
+def test_options_that_are_too_large(model, tmp_path):
     outcome = run_translate(["--model", str(model), "--num_beams", "2000000"], tmp_path / "work")
     assert outcome.fault is None and "2,000,000 beams or samples of a text do not fit into memory" in outcome.errors
     for beams in ("1", "5"):
@@ -283,7 +287,7 @@ def test_a_mutated_model_translates_or_ends_in_a_sentence(first, original, conve
         if cached.is_file():  # as if it had been made from the files of this model
             files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
             with contextlib.suppress(RecursionError, TypeError, ValueError):
-                update(cached, source=[[file.name, file.lstat().st_mtime_ns] for file in files])
+                update(cached, source=[None, None, *([file.name, file.stat().st_mtime_ns] for file in files)])
         fault = run_translate(["--model", str(folder), "--backend", backend], tmp_path / "work").fault
         if (after := contents(outside)) != before:
             fault, before = f"it changed what is outside; {fault}", after

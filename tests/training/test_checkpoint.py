@@ -190,7 +190,7 @@ def put(output_dir: Path, *steps):
     for step in steps:
         folder = output_dir / f"checkpoint-{step}"
         folder.mkdir()
-        (folder / "trainer_state.json").touch()
+        (folder / checkpoints.MARKER).touch()
 
 
 def state_with_bleu(scores: dict[int, float]) -> TrainerState:
@@ -209,11 +209,12 @@ def state_with_bleu(scores: dict[int, float]) -> TrainerState:
     ],
 )
 def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
-    """Step 5 was saved because of a signal, and is not kept; some folders are no checkpoints."""
-    put(tmp_path, 5, 10, 20, 30, 40, 50, 60, "best", "60.tmp")
+    """Step 5 was saved because of a signal, and is not kept; step 7 by transformers' Trainer."""
+    put(tmp_path, 5, 7, 10, 20, 30, 40, 50, 60, "best", "60.tmp")
+    (tmp_path / "checkpoint-7" / checkpoints.MARKER).rename(tmp_path / "checkpoint-7" / STATE)
     triggers = Triggers(training_options("--eval_steps=10", *argv), 100)
     checkpoints.prune_checkpoints(tmp_path, state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0}), triggers)
-    assert [checkpoints.step_of(one) for one in checkpoints.list_checkpoints(tmp_path)] == left
+    assert [checkpoints.step_of(one) for one in checkpoints.list_checkpoints(tmp_path)] == sorted([7, *left])
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ FORMS = {
 }
 
 
+PACKAGES = {"ctranslate2": "ctranslate2", "onnx": "onnx onnxruntime onnxscript"}  # extras
+
+
 def add_arguments(parser: argparse.ArgumentParser):
     """The options of `vanilla-transformer convert`."""
     add = parser.add_argument
@@ -88,7 +91,7 @@ def write_form(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Pat
     if options.to == "vanilla":
         model.save_pretrained(output_dir)
         return tokenizer and tokenizer.save_pretrained(output_dir)
-    with explaining(f"this form needs `pip install vanilla-transformer[{options.to}]`", ImportError):
+    with explaining(f"this form needs `pip install {PACKAGES[options.to]}`", ImportError):
         engine = importlib.import_module(f"..conversion.{options.to}", __package__)
     if options.to == "onnx":
         return engine.to_onnx(model, tokenizer, output_dir)

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def run(options: argparse.Namespace):
     """Serves the page until Ctrl-C."""
-    with explaining("the demo needs `pip install vanilla-transformer[demo]`", ModuleNotFoundError):
+    with explaining("the demo needs `pip install gradio`", ModuleNotFoundError):
         from ..demo.app import launch, make_app
     app = make_app(*load(options), options.revision)
     place = options.host if options.port is None else f"{options.host}:{options.port}"

@@ -21,13 +21,13 @@ from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, Transform
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..decoding_vanilla_transformer import end_tokens
-from ..files import new_folder, remove_folder, write_text
+from ..files import new_folder, remove_folder, remove_unfinished, write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
-from ..translation_vanilla_transformer import TRANSLATOR_OPTIONS, Translator, load_model
+from ..translation_vanilla_transformer import TRANSLATOR_OPTIONS, WHERE, Translator, load_model
 
 MAX_POSITIONS = 8192  # rows of sinusoids; CTranslate2 cannot compute more
 CONFIG = "vanilla_transformer.json"  # ours; config.json is that of CTranslate2
@@ -71,10 +71,13 @@ def to_ctranslate2(
     if generation_config.eos_token_id is None:
         generation_config.eos_token_id = config.eos_token_id
     start = generation_config.decoder_start_token_id
+    start = config.decoder_start_token_id if start is None else start
+    if start is None or not end_tokens(generation_config):
+        raise ValueError("CTranslate2 needs a `decoder_start_token_id` and an `eos_token_id`; set them in the config.")
     names = token_names(tokenizer, config.decoder_vocab_size)
     spec.register_source_vocabulary(token_names(tokenizer, config.vocab_size))
     spec.register_target_vocabulary(names)
-    spec.config.decoder_start_token = names[config.decoder_start_token_id if start is None else start]
+    spec.config.decoder_start_token = names[start]
     spec.config.eos_token = names[end_tokens(generation_config)[0]]
     spec.config.bos_token = spec.config.decoder_start_token
     spec.config.unk_token = tokenizer.unk_token or names[0]  # only for sources given as text, not by us
@@ -251,15 +254,17 @@ def load_translator(
 
 def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     """The directory of the converted model."""
-    folder = Path(cached_file(name_or_path, "config.json", revision=kwargs.get("revision"))).parent
-    home, source = folder / "ctranslate2", folder.name  # the commit
-    is_local = Path(name_or_path).is_dir()
-    if not is_local or not os.access(folder, os.W_OK) or home.is_symlink():  # which may lead anywhere
-        name = re.sub(r"[\\/:]+", "--", (str(folder.resolve()) if is_local else name_or_path).strip("/"))
-        home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / name
-    if is_local:
+    config = cached_file(name_or_path, "config.json", **{name: kwargs[name] for name in WHERE if name in kwargs})
+    folder, which = Path(config).parent, [kwargs.get("subfolder"), kwargs.get("variant")]
+    if Path(name_or_path).is_dir():
         files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
-        source = [[file.name, file.stat().st_mtime_ns] for file in files]
+        source = [*which, *([file.name, file.stat().st_mtime_ns] for file in files)]
+        home, name = folder / "ctranslate2", str(folder.resolve())
+    else:
+        source = [*which, extract_commit_hash(config, None)]
+        home, name = None, name_or_path
+    if home is None or not os.access(folder, os.W_OK) or home.is_symlink():  # a link may lead anywhere
+        home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / re.sub(r"[\\/:]+", "--", name.strip("/"))
     target = home / (quantization or "float32")
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -267,6 +272,7 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
         reason = f"{home} cannot be written: {error.strerror}; set HF_HOME to a directory that can be."
         raise OSError(reason) from error
     with FileLock(home / ".lock"):  # held while another process converts
+        remove_unfinished(home)
         if read_config(target).get("source") != source:
             model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)

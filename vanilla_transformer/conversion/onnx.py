@@ -6,7 +6,7 @@ decoder_model_merged.onnx    target ids (B,T), the encoder's output and its mask
 ..._quantized.onnx           the same with weights in int8, about a third of the size
 
 The names of files, inputs and outputs are those that both libraries look for; so is the model type `marian`, from
-which they read only the sizes. `pip install vanilla-transformer[onnx]` installs what this needs.
+which they read only the sizes. The extra `onnx` installs what this needs.
 """
 
 import copy

@@ -154,7 +154,10 @@ def read_file(path: Path) -> dict:
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
     remedy = "name the --output_dir of a finished training run"
     with explaining(f"{path} cannot be read", Exception, remedy=remedy):  # YAML may be wrong in many ways
-        return parse(path.read_text(encoding="utf-8"))
+        content = parse(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it has no keys with values")
+    return content
 
 
 def public_name(name_or_path: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -32,6 +33,10 @@ CODE_FILES = [f"{name}_vanilla_transformer.py" for name in CODE_FILES]
 # Of every tokenizer; its class names the files of the vocabulary.
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
 TOKENIZER_FILES += ["chat_template.jinja"]
+# What an earlier push may have sent and a later one may lack, also by earlier versions: weights, whole or in parts,
+# code, results and pictures.
+STALE = r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?|[a-z]+_vanilla_transformer\.py"
+STALE = re.compile(rf"{STALE}|recipe\.yaml|all_results\.json|training_curves\.png|attention\.png")
 
 # ------------------------------------------------------------------------------------------------ what is published
 
@@ -70,7 +75,7 @@ def staged(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / output_dir.resolve().name
         folder.mkdir()
-        stage_files(output_dir, folder, RUN_FILES, shutil.copy)
+        stage_files(output_dir, folder, RUN_FILES, shutil.copyfile)
         if native:
             with loading(str(output_dir)):
                 translator = Translator.from_pretrained(output_dir, device="cpu")
@@ -99,8 +104,8 @@ def check_code(output_dir: Path):
     for path in map(output_dir.joinpath, CODE_FILES):
         if path.is_file() and path.read_bytes() != (PACKAGE / path.name).read_bytes():
             raise UserError(
-                f"{path} is not the file of this package, but that of another version or somebody else's; save the "
-                "model again with this package (`from_pretrained`, then `save_pretrained`), which replaces it, or add "
+                f"{path} is not this package's file, but another version's or somebody else's; save the model "
+                " again with this package (`from_pretrained`, then `save_pretrained`), which replaces it, or add "
                 "--trust_remote_code to run and publish it as it is."
             )
 
@@ -128,7 +133,7 @@ def link_or_copy(source: Path, target: Path):
     try:
         os.symlink(source, target)
     except OSError:
-        shutil.copy(source, target)
+        shutil.copyfile(source, target)
 
 
 def check_native(config: VanillaTransformerConfig):
@@ -186,6 +191,9 @@ def translate_in_fresh_process(folder: Path) -> str:
         pipes = {"capture_output": True, "encoding": "utf-8"}
         child = subprocess.run([sys.executable, "-c", FRESH_PROCESS], input=task, env=env, cwd=home, **pipes)
     if child.returncode:
+        if child.returncode < 0:
+            cause = f"signal {-child.returncode} ended the process, as for lack of memory"
+            raise UserError(f"{folder.name} could not be tried in a fresh process: {cause}.")
         reason = child.stderr.strip().rpartition("\n")[2].replace(f"{folder.resolve()}/", "")
         remedy = "To repair it, save model and tokenizer again with save_pretrained, the model in one file."
         raise UserError(f"{folder.name} does not load in a fresh process: {reason} {remedy}")
@@ -196,10 +204,10 @@ def translate_in_fresh_process(folder: Path) -> str:
 
 
 @contextmanager
-def hub_errors(repo_id: str, output_dir: str | Path | None = None, **options: bool):
+def hub_errors(repo_id: str, output_dir: str | Path | None = None, **options: bool | str | None):
     """Turns an error of huggingface_hub into a UserError that says how to push the model in `output_dir` later.
 
-    `options` are switches of push_to_hub.py.
+    `options` are those of push_to_hub.py.
     """
     try:
         yield
@@ -211,26 +219,36 @@ def hub_errors(repo_id: str, output_dir: str | Path | None = None, **options: bo
             message += " Log in with `hf auth login`, or set HF_TOKEN, with a token that can write there."
         if output_dir and (Path(output_dir) / "config.json").exists() and not isinstance(error, HFValidationError):
             message += f" The model is complete in {output_dir}; push it later with "
-            switches = "".join(f" --{name}" for name, is_on in options.items() if is_on)
-            message += f"`python push_to_hub.py {output_dir} --repo_id {repo_id}{switches}`."
+            words = ["python", "push_to_hub.py", str(output_dir), "--repo_id", repo_id]
+            for option, value in options.items():
+                words += [f"--{option}", *([] if value is True else [value])] if value else []
+            message += f"`{shlex.join(words)}`."
         raise UserError(message) from error
 
 
-def check_push(repo_id: str | None = None, output_dir: str | Path = ".", **options: bool) -> str:
+def check_push(
+    repo_id: str | None = None, output_dir: str | Path = ".", private: bool = False, **options: bool | str | None
+) -> str:
     """Checks, before any work starts, that the Hub accepts the user's token; returns the full id of the repository.
 
     Args:
         repo_id: The repository, `owner/name`, or a name in the user's namespace. None: the name of `output_dir`.
-        options: Switches of [`push`]; only the message of an error depends on them.
+        private: Whether the repository must be private, if it exists.
+        options: Others of [`push`]; only the message of an error depends on them.
 
     Raises:
-        UserError: The id is malformed, there is no valid token, or the Hub cannot be reached.
+        UserError: The id is malformed, there is no valid token, the repository is public although it must be private,
+            or the Hub cannot be reached.
     """
     name = repo_id or Path(output_dir).resolve().name
-    with hub_errors(name, output_dir, **options):
+    with hub_errors(name, output_dir, private=private, **options):
         validate_repo_id(name)
-        user = HfApi().whoami()["name"]
-    return name if "/" in name else f"{user}/{name}"
+        api = HfApi()
+        user = api.whoami()["name"]
+        full_name = name if "/" in name else f"{user}/{name}"
+        if private and api.repo_exists(full_name) and not api.model_info(full_name).private:
+            raise UserError(f"{full_name} is public; make it private on the Hub, or choose another name.")
+    return full_name
 
 
 def push(
@@ -245,8 +263,8 @@ def push(
 ) -> CommitInfo:
     """Pushes a trained model to the Hub in one commit, after [`check_push`] and [`translate_in_fresh_process`].
 
-    Creates the repository if needed, and the card if there is none. Weights and code of an earlier push that this one
-    does not replace are deleted, since they could be loaded instead.
+    Creates the repository if needed, and the card if there is none. Weights, code, results and pictures of an earlier
+    push that this one does not replace are deleted: they could be loaded instead, or show other sentences.
 
     Args:
         repo_id: As in [`check_push`].
@@ -263,19 +281,17 @@ def push(
         UserError: The model does not load or has no native form, its code is not that of this package, or the Hub
             refuses the push or cannot be reached.
     """
-    options = {"private": private, "native": native, "trust_remote_code": trust_remote_code}
+    options = {"private": private, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
+    options |= {"native": native, "trust_remote_code": trust_remote_code}
     repo_id, api = check_push(repo_id, output_dir, **options), HfApi()
     with staged(output_dir, repo_id, revision, native, trust_remote_code) as folder:
         translate_in_fresh_process(folder)
         files = {path.name: path for path in sorted(folder.iterdir())}
         with hub_errors(repo_id, output_dir, **options):
             api.create_repo(repo_id, private=private or None, exist_ok=True)
-            if private and not api.model_info(repo_id).private:
-                raise UserError(f"{repo_id} exists and is public; make it private on the Hub, or choose another name.")
             if revision and not create_pr and not revision.startswith("refs/"):
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
-            stale = re.compile(r"(model|pytorch_model)[^/]*\.(safetensors|bin)(\.index\.json)?|\w+_transformer\.py")
-            old = [path for path in api.list_repo_files(repo_id, revision=revision) if stale.fullmatch(path)]
+            old = filter(STALE.fullmatch, api.list_repo_files(repo_id, revision=revision))
             changes = [CommitOperationAdd(path_in_repo=path, path_or_fileobj=file) for path, file in files.items()]
             changes += [CommitOperationDelete(path_in_repo=path) for path in old if path not in files]
             # One commit, so that nobody downloads half a model; `upload_folder` may make several.

@@ -34,7 +34,8 @@ from .distributed import copy_weights, run_on_main
 from .state import TrainerState, Triggers
 
 LOCK = ".lock"
-MARKER = "trainer_state.json"  # only checkpoints have it
+STATE = "trainer_state.json"  # transformers' Trainer also writes such a file
+MARKER = "optimizer.safetensors"  # only our checkpoints have it
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -60,11 +61,11 @@ def save(output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: 
                 tokenizer.save_pretrained(temporary)
                 parts = optimizer_state["state"].items()
                 moments = {f"{name}/{key}": value for name, part in parts for key, value in part.items()}
-                save_file(moments, temporary / "optimizer.safetensors")
+                save_file(moments, temporary / MARKER)
                 if average is not None:  # each tied weight once
                     tensors = {name: average[name] for name, _ in full_model.named_parameters()}
                     save_file(tensors, temporary / "ema.safetensors")
-                write_text(temporary / MARKER, json.dumps(asdict(state), indent=1))
+                write_text(temporary / STATE, json.dumps(asdict(state), indent=1))
                 copy_permissions(temporary)
         except (OSError, SafetensorError) as error:
             raise OSError(f"{folder} could not be written: {one_line(error)}") from error
@@ -89,7 +90,7 @@ def load_state(checkpoint: Path) -> TrainerState:
     """The trainer state of a checkpoint. Raises UserError if it cannot be read."""
     foreign = explaining(f"{checkpoint} was not written by this version of train.py", TypeError)
     with reading_checkpoint(checkpoint), foreign:
-        return TrainerState(**json.loads((checkpoint / MARKER).read_text(encoding="utf-8")))
+        return TrainerState(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
@@ -136,7 +137,8 @@ def resolve_resume_checkpoint(args) -> Path | None:
     cannot be written to, or the run would overwrite other files there.
     """
     output_dir, name, checkpoint = Path(args.output_dir), args.resume_from_checkpoint, None
-    parent = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+    with explaining(f"--output_dir {output_dir} cannot be used", PermissionError):
+        parent = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise UserError(f"--output_dir {output_dir} cannot be used: {parent} is not a directory we may write to.")
     if name == "newest":
@@ -281,7 +283,7 @@ def resume(checkpoint: Path, settings: dict, output_dir: Path, model, ema, optim
             load_weights(ema.module, load_file(average))
             ema.n_averaged.fill_(state.step)
         moments: dict[str, dict[str, torch.Tensor]] = {}
-        for key, tensor in load_file(checkpoint / "optimizer.safetensors").items():
+        for key, tensor in load_file(checkpoint / MARKER).items():
             name, _, moment = key.rpartition("/")
             moments.setdefault(name, {})[moment] = tensor
         groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
