@@ -23,7 +23,7 @@ examples:
 import argparse
 import sys
 
-from vanilla_transformer.errors import UserError, escape_output
+from vanilla_transformer.errors import UserError, catching_panics, escape_output
 from vanilla_transformer.hub.space import push_space, space_files
 from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None):
         names = ("repo_id", "revision", "native", "trust_remote_code")
         return dry_run(model_dir, space, **{name: options[name] for name in names})
     if space:
-        space = check_push(space)
+        space = check_push(space, private=options["private"], repo_type="space")
         options["repo_id"] = check_push(options["repo_id"], model_dir, private=options["private"])
     commit = push(model_dir, **options)
     print(f"The model is at {commit.pr_url or commit.commit_url}")
@@ -76,7 +76,8 @@ def main(argv: list[str] | None = None):
 
 def dry_run(model_dir: str, space: str | None, repo_id: str | None, **options):
     with staged(model_dir, repo_id, **options) as folder:
-        print(f"It loads in a fresh process, and translates: {translate_in_fresh_process(folder)}")
+        trusted = options["trust_remote_code"]
+        print(f"It loads in a fresh process, and translates: {translate_in_fresh_process(folder, trusted)}")
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     list_files(sizes, repo_id or "a repository named after the directory")
     if space:
@@ -94,7 +95,8 @@ def list_files(sizes: dict[str, int], repository: str):
 if __name__ == "__main__":
     escape_output()
     try:
-        main()
+        with catching_panics():  # of a damaged tokenizer
+            main()
     except UserError as error:
         print(f"push_to_hub.py: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -128,7 +128,7 @@ def try_versions(kind: str, environment: Environment, options, expected: list[li
         bleu = json.loads(results.read_text(encoding="utf-8"))["test_bleu"] if results.exists() else 0.0
     row["sample BLEU"] = f"{bleu:.2f}"
     workers = len(environment.cores) or "auto"
-    tests = environment.run("pytest", "-q", "-n", workers, "tests/model", "tests/conversion")
+    tests = environment.run("pytest", "-q", "-n", workers, *options.tests)
     print(tests.stdout, file=sys.stderr)
     row["tests"] = (tests.stdout.splitlines() or ["none"])[-1].strip("= ")
     return row, same == len(expected[0]) and bleu >= options.min_bleu and tests.returncode == 0
@@ -152,6 +152,8 @@ def main():
     parser.add_argument("--torch", metavar="VERSION", help="this version of torch, whatever the others")
     parser.add_argument("--max_steps", type=int, help="train the sample for fewer steps than its recipe has")
     parser.add_argument("--min_bleu", type=float, default=95, help="what the sample must reach (default: 95)")
+    tests = ["tests/model", "tests/conversion"]
+    parser.add_argument("--tests", nargs="+", default=tests, help="what pytest runs (default: those of the table)")
     options = parser.parse_args()
     if wrong := {*options.kinds} - {"pinned", "lowest", "newest"}:
         parser.error(f"{min(wrong)} is none of pinned, lowest and newest")

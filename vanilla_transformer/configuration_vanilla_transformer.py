@@ -123,6 +123,10 @@ class VanillaTransformerConfig(PretrainedConfig):
     def __post_init__(self, **kwargs):
         for key, value in kwargs.items():
             self.check_key(key, value)
+        kwargs.pop("num_labels", None)  # transformers would make a name for each, however many
+        for alias, name in self.attribute_map.items():
+            if alias in kwargs:
+                setattr(self, name, kwargs.pop(alias))  # checked, unlike those that transformers sets
         # Overwritten, since an older version may have saved other names: saving again copies today's files.
         kwargs |= {"auto_map": dict(AUTO_MAP), "custom_pipelines": {"vanilla-translation": dict(PIPELINE)}}
         super().__post_init__(**kwargs)

@@ -63,7 +63,7 @@ def one_line(error: BaseException) -> str:
         return re.sub(r".*: ('.*')\..*", r"the directory \1 does not exist.", str(error.__cause__))
     if isinstance(error, UnpicklingError):  # torch advises to load it anyway
         return "it is damaged, or its pickle holds more than tensors, possibly code; it is not loaded."
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @contextlib.contextmanager

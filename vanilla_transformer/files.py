@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 
 PREFIX = ".unfinished-"  # of the name of what is being written or removed
 
@@ -91,3 +92,8 @@ def remove_unfinished(folder: Path):
     """Removes what a killed program left in `folder`, which no other program may be writing to."""
     for remains in folder.glob(f"{PREFIX}*"):
         shutil.rmtree(remains, ignore_errors=True)  # not a link
+
+
+def last_part(path_or_url: str) -> str:
+    """The name of a file, without the way there and the query of a URL, which may hold a password."""
+    return Path(urlsplit(path_or_url).path if "://" in path_or_url else path_or_url).name

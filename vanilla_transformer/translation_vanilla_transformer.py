@@ -39,7 +39,7 @@ AT_LEAST_ONE += ("model_max_length",)
 # What a stranger's model or text may demand.
 MOST_TOKENS = 4096  # of a text in one piece, unless `max_source_length` allows more: attention takes their square
 LONGEST_TEXT = 10_000  # characters that are always tokenized, see `longest_text`
-LARGEST_STEP = 2**28  # numbers in the largest tensor of a decoding step: 1 GiB in float32
+LARGEST_STEP = 2**26  # numbers in the largest tensor of a decoding step, of which several exist at a time
 LARGEST_NUMBER = 2**20  # in a generation config, but for beams and lengths
 MOST_UNSAVED = 2**24  # numbers of a model that its file lacks, as the position tables of Marian
 WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # locate a model
@@ -399,7 +399,7 @@ class Translator:
             raise ValueError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
         beams = self.num_beams(generation)
         max_length = options.get("max_length") or self.model.generation_config.max_length or 0
-        if beams > 1 and len(sources) * beams * max_length > LARGEST_STEP // 8:  # transformers reserves them all
+        if beams > 1 and len(sources) * beams * max_length > LARGEST_STEP // 2:  # transformers reserves them all
             raise ValueError(f"`max_length` is {max_length:,}, which is too long for {beams} beams; lower it.")
         return self.model.generate(**options | {"output_scores": options.get("return_dict_in_generate")})
 
@@ -473,14 +473,8 @@ def load_model(name_or_path: str | os.PathLike, **kwargs) -> PreTrainedModel:
     """
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True} | kwargs
     where = {name: kwargs[name] for name in WHERE if name in kwargs}
+    check_raw_config(name_or_path, PretrainedConfig.get_config_dict(name_or_path, **where)[0])
     files = find_weights(name_or_path, strict["use_safetensors"], kwargs.get("variant"), **where)
-    raw = PretrainedConfig.get_config_dict(name_or_path, **where)[0]
-    for key in ("attn_implementation", "_attn_implementation"):
-        if raw.get(key) not in (None, "eager", "sdpa", "flex_attention"):
-            raise ValueError(
-                f"The config of {name_or_path} has the `{key}` {raw[key]!r}, for which transformers may load code of "
-                "the Hub; remove it and, if you want it, give `attn_implementation` yourself."
-            )
     if files and not kwargs.get("trust_remote_code"):  # code that may run may also take memory
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, **where)
         check_sizes(name_or_path, config, files)
@@ -490,6 +484,20 @@ def load_model(name_or_path: str | os.PathLike, **kwargs) -> PreTrainedModel:
     if found:
         raise mismatch(name_or_path, found)
     return model
+
+
+def check_raw_config(name_or_path: str | os.PathLike, config: dict):
+    """Raises ValueError for keys by which transformers would load code or other weights, or take memory."""
+    attention = ("attn_implementation", "_attn_implementation")
+    wrong = [name for name in attention if config.get(name) not in (None, "eager", "sdpa", "flex_attention")]
+    wrong += ["transformers_weights"] if config.get("transformers_weights") else []
+    labels = config.get("num_labels")
+    wrong += ["num_labels"] if isinstance(labels, Real) and labels > LARGEST_NUMBER else []
+    for name in wrong:
+        raise ValueError(
+            f"The config of {name_or_path} has the `{name}` {config[name]!r}, which may load code or other weights or "
+            "take memory; remove it."
+        )
 
 
 def mismatch(name_or_path: str | os.PathLike, found: str) -> ValueError:
@@ -535,15 +543,15 @@ def check_sizes(name_or_path: str | os.PathLike, config: PretrainedConfig, files
     Only headers are read, and the model that is built takes no memory. The shapes of pickles, which may lie, and of
     quantized weights are not compared.
     """
-    if getattr(config, "transformers_weights", None):
-        raise ValueError(f"The config of {name_or_path} names other weights, as `transformers_weights`; remove it.")
     size, shapes = sum(map(os.path.getsize, files)), {}
     tensors, numbers = size // 100, 4 * size  # at most
     if files[0].endswith(".safetensors") and getattr(config, "quantization_config", None) is None:
         shapes = read_shapes(files)
         tensors, numbers = len(shapes), sum(map(math.prod, shapes.values()))
-    for name, value in config.to_dict().items():
-        if name.endswith("layers") and isinstance(value, int) and value > tensors:  # so many take minutes to build
+    values = config.to_dict()
+    nested = [one for part in values.values() if isinstance(part, dict) for one in part.items()]
+    for name, value in [*values.items(), *nested]:
+        if str(name).endswith("layers") and isinstance(value, int) and value > tensors:  # takes minutes to build
             raise mismatch(name_or_path, f"`{name}` is {value:,}, but there are {tensors:,} tensors")
     try:
         with torch.device("meta"):

@@ -203,6 +203,17 @@ def test_damaged_results_of_a_model_are_one_sentence(folder, tmp_path, capsys):
         assert f"all_results.json of {tmp_path} cannot be read: " in command_error(capsys, "demo", "--model", tmp_path)
 
 
+def test_names_of_languages_are_text_on_the_page(folder, tmp_path):
+    """Not Markdown or HTML, which could load something from elsewhere."""
+    copy = Path(shutil.copytree(folder, tmp_path / "model"))
+    languages = {"source_lang": "![x](http://x/y.png) <img src=http://x/z.png>", "target_lang": "[Log in](http://x)"}
+    (copy / "all_results.json").write_text(json.dumps(languages))
+    with served(copy) as client:
+        shown = [part["props"]["value"] for part in client.config["components"] if "→" in str(part["props"])]
+        assert len(shown) == 1 and client.config["components"][0]["type"] != "markdown"
+        assert "<img" not in shown[0] and "&lt;img" in shown[0]
+
+
 # --------------------------------------------------------------------------------------- what visitors are kept within
 
 

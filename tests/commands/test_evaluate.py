@@ -397,6 +397,7 @@ BAD = {
         ["--hypotheses", "first.txt", "--output", "mine", *TEXT_FILES],
         "mine/references.txt would be overwritten with other texts; choose another directory",
     ),
+    "a link": (["--hypotheses", "first.txt", "--output", "linked", *TEXT_FILES], "linked/hypotheses is a link"),
     "files that are not of an evaluation": (
         ["--hypotheses", "first.txt", "--output", "notes", *TEXT_FILES],
         "--output notes holds other files; choose another directory",
@@ -425,6 +426,9 @@ def test_bad_input_is_one_sentence(options, message, folder, ours, marian, monke
     write(folder / "done" / "results.json", [])
     write(folder / "mine" / "references.txt", ["precious"])
     write(folder / "notes" / "results.md", ["precious"])
+    if not (folder / "linked").exists():
+        (folder / "linked").mkdir()
+        (folder / "linked" / "hypotheses").symlink_to(folder / "notes")
     write(folder / "bare" / "test.jsonl", ['{"en": "A dog sleeps.", "de": ""}'])
     names = {"OURS": ours, "MARIAN": str(marian)}
     for name, path in names.items():

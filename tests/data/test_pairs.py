@@ -157,6 +157,15 @@ def test_pattern_of_training_files(streaming, tmp_path):
     assert "does not exist" in error(train_file=tmp_path / "*.txt")
 
 
+@pytest.mark.parametrize("row", [{"en": 1, "de": 2}, {"en": ["a"], "de": ["b"]}], ids=["numbers", "lists"])
+def test_load_split_takes_texts_only(row, tmp_path):
+    write(tmp_path / "test.jsonl", [{"translation": row}])
+    options = data_options(dataset_name=tmp_path, source_lang="en", target_lang="de")
+    options.split = "test"
+    with pytest.raises(UserError, match=f"The source of {tmp_path} is not text, but "):
+        load_split(options)
+
+
 def test_load_split_keeps_other_columns(tmp_path):
     write(tmp_path / "set" / "test.jsonl", [{"id": i, "en": s, "de": t} for i, (s, t) in enumerate(PAIRS)])
     options = data_options(dataset_name=tmp_path / "set", source_lang="de", target_lang="en")

@@ -3,11 +3,12 @@
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 import yaml
 from helpers import ROOT, table_rows
@@ -16,6 +17,13 @@ SMALL = "--max_steps 2 --eval_steps 1 --warmup_steps 1 --d_model 16 --encoder_la
 SMALL += " --vocab_size 400"
 
 
+# What the script calls, without the time for imports, and `accelerate launch` without a further process.
+LAUNCH = """import os, runpy, sys
+assert sys.argv[1:3] == ["launch", "--mixed_precision"]
+os.environ["ACCELERATE_MIXED_PRECISION"] = sys.argv[3]
+del sys.argv[:4]
+runpy.run_path(sys.argv[0], run_name="__main__")"""
+PROGRAMS = {"accelerate": f"-c {shlex.quote(LAUNCH)}", "vanilla-transformer": "-m vanilla_transformer", "python": ""}
 STAND_IN = """#!/bin/bash
 while [ $# -gt 1 ]; do
     case $1 in --output_dir) file=$2/all_results.json;; --output) file=$2/results.json;; esac
@@ -54,14 +62,17 @@ def record(tmp_path_factory) -> tuple[Path, str]:
         lines = (ROOT / "sample_dataset" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         (data / f"{split}.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
     command = ["bash", "recipes/multi30k_tiny.sh", str(data), str(folder), *SMALL.split()]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path, "ACCELERATE_USE_CPU": "true"}
-    run = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
-    assert subprocess.run(command, **run).returncode == 0
-    for file in ("student-3/all_results.json", "evaluation/results.json", "evaluation/runs.json"):
-        (folder / file).unlink()
-    again = subprocess.run(command, **run)
-    assert again.returncode == 0, again.stderr
+    (folder / "bin").mkdir()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    run = {"cwd": ROOT, "capture_output": True, "text": True}
+    with forked_python.programs(folder / "bin", environment, **PROGRAMS) as path:
+        run["env"] = environment | {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
+        first = subprocess.run(command, **run)
+        assert first.returncode == 0, first.stderr
+        for file in ("student-3/all_results.json", "evaluation/results.json", "evaluation/runs.json"):
+            (folder / file).unlink()
+        again = subprocess.run(command, **run)
+        assert again.returncode == 0, again.stderr
     assert re.findall(r"resuming from (.*)", again.stdout) == [f"{folder}/student-3/checkpoint-2"]
     return folder, again.stdout[again.stdout.rindex("| system ") :]
 

@@ -50,7 +50,7 @@ BROKEN = {
     "damaged config": (write("config.json", "{"), "config.json cannot be read"),
     "foreign config": (write("config.json", '{"model_type": "marian"}'), "of type marian, not vanilla_transformer"),
     "linked code": (link("modeling_vanilla_transformer.py"), "modeling_vanilla_transformer.py is a link"),
-    "linked weights": (link("model.safetensors"), "model.safetensors is a link to a file elsewhere"),
+    "linked weights": (link("model.safetensors"), "model.safetensors is a link, to "),
     "no results": (remove("all_results.json"), "all_results.json'; name the --output_dir"),
 }
 
@@ -123,13 +123,29 @@ def test_trusted_code_gets_no_secret_of_the_environment(trained, tmp_path, monke
 def test_code_that_is_not_of_this_package_is_neither_run_nor_sent(trained, at_hub, name):
     (trained / name).write_text((trained / name).read_text() + "raise SystemExit('it ran')\n")
     for more in ([], ["--dry_run"], ["--dry_run", "--repo_id", "me/toy"]):
-        with pytest.raises(UserError, match=rf"/{name} is not the file of this package") as error:
+        with pytest.raises(UserError, match=rf"/{name} is not this package's file") as error:
             push_to_hub.main([str(trained), *more])
         assert "\n" not in str(error.value) and "save the model again" in str(error.value)
         assert "--trust_remote_code" in str(error.value)
     assert not at_hub.repos and not (trained / "README.md").exists()
     assert b"it ran" in published(trained, trust_remote_code=True)[name]
     assert not {*CODE} & published(trained, native=True).keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("config.json", "auto_map", {"AutoModel": "stranger/repo--evil.M"}),
+        ("config.json", "custom_pipelines", {"vanilla-translation": {"impl": "stranger/repo--evil.P"}}),
+        ("tokenizer_config.json", "auto_map", {"AutoTokenizer": [None, "/elsewhere/evil.T"]}),
+    ],
+)
+def test_code_elsewhere_that_a_config_names_is_neither_run_nor_published(trained, at_hub, name, key, value):
+    edit(trained / name, **{key: value})
+    for more in ([], ["--dry_run"], *([["--dry_run", "--native"]] if name.startswith("tokenizer") else [])):
+        with pytest.raises(UserError, match=f"The `{key}` in .*/{name} names code that is not this package's"):
+            push_to_hub.main([str(trained), *more])
+    assert not at_hub.repos
 
 
 def test_trusted_code_is_pushed(trained, at_hub):
@@ -244,7 +260,7 @@ def at_hub(hub, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv("HF_TOKEN", "hf_write")
-    monkeypatch.setattr(upload, "translate_in_fresh_process", lambda folder: "")
+    monkeypatch.setattr(upload, "translate_in_fresh_process", lambda *_: "")
     return hub
 
 
@@ -314,7 +330,7 @@ def test_pushed_model_loads_as_it_was(trained, hub, tmp_path):
 
 def test_dry_run_sends_nothing(trained, at_hub, monkeypatch, capsys):
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(push_to_hub, "translate_in_fresh_process", lambda folder: "Hund")
+    monkeypatch.setattr(push_to_hub, "translate_in_fresh_process", lambda *_: "Hund")
     push_to_hub.main([str(trained), "--dry_run", "--repo_id", "me/toy"])
     shown = capsys.readouterr().out
     assert at_hub.requests == [] and (trained / "README.md").exists() and "and translates: Hund" in shown
@@ -412,6 +428,26 @@ def test_a_private_push_is_not_repeated_in_public(trained, at_hub):
     code.write_text(code.read_text() + "# changed\n")
     with pytest.raises(UserError, match="--repo_id me/toy --private --trust_remote_code`"):
         push(trained, "me/toy", private=True, trust_remote_code=True)
+
+
+def test_a_private_push_refuses_a_public_space_before_it_pushes_the_model(trained, at_hub):
+    at_hub.create("spaces/me/demo", private=False)
+    with pytest.raises(UserError, match="me/demo is public"):
+        push_to_hub.main([str(trained), "--repo_id", "me/toy", "--space", "me/demo", "--private"])
+    assert "me/toy" not in at_hub.repos
+
+
+DAMAGED = [("config.json", "[]"), ("recipe.yaml", "- a"), ("recipe.yaml", "d_model: [[1]]")]
+RUN = '{"train_target_tokens": 1, "dataset": %s}'
+DAMAGED += [("all_results.json", text) for text in ("null", '{"train_target_tokens": 1}', RUN % "5")]
+
+
+@pytest.mark.parametrize(("name", "text"), DAMAGED)
+def test_damaged_files_are_one_sentence(trained, name, text):
+    (trained / name).write_text(text)
+    with pytest.raises(UserError) as error, staged(trained):
+        pass
+    assert "\n" not in str(error.value) and str(trained) in str(error.value)
 
 
 def test_no_network(monkeypatch):

@@ -145,6 +145,8 @@ HUGE = {  # a file, values that are too large in it, and the end of the sentence
         ({"encoder_ffn_dim": 10**9}, r"1 mismatched \(such as .*fc1.*1000000000"),
         ({"vocab_size": 10**8, "decoder_vocab_size": 10**8}, r"1 mismatched \(such as .*100000000"),
         ({"max_position_embeddings": 5_000_000}, None),
+        ({"num_labels": 10**8}, "has the `num_labels` 100000000"),
+        ({"num_hidden_layers": 20_000}, "20000; it must be at least 1 and at most 1,000"),
         (
             {"attn_implementation": "flash_attention_2"},
             "has the `attn_implementation` 'flash_attention_2'",
@@ -152,7 +154,7 @@ HUGE = {  # a file, values that are too large in it, and the end of the sentence
         (POSITIONS, "it describes 16.,...,... numbers, but there are at most ..,...; download or save it again"),
     ],
     "generation_config": [
-        ({"num_beams": 2_000_000}, "2,000,000 beams .* a vocabulary of ... tokens, at most 2,048 do"),
+        ({"num_beams": 2_000_000}, "2,000,000 beams .* a vocabulary of ... tokens, at most 1,024 do"),
         ({"max_length": 400_000_000}, None),
         ({"max_length": 400_000_000, "num_beams": 5}, None),
         (
@@ -229,7 +231,7 @@ def test_weights_beside_the_model_are_refused(name, model):
 
 def test_a_config_may_not_name_other_weights(model):
     update(model / "config.json", transformers_weights="other.safetensors")
-    with pytest.raises(ValueError, match="names other weights, as `transformers_weights`; remove it"):
+    with pytest.raises(ValueError, match="has the `transformers_weights` 'other.safetensors', .*; remove it"):
         load_model(model)
 
 

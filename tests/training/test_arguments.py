@@ -347,6 +347,12 @@ def test_a_recipe_cannot_publish(recipe, line):
         assert refusal([*argv, *more]) == expected
 
 
+def test_a_list_of_a_recipe_holds_no_options(recipe):
+    argv = recipe("train_file: [pairs.jsonl, --push_to_hub, --hub_model_id=me/public]")
+    value = f"'train_file' in {argv[1]} has the value --push_to_hub"
+    assert refusal(argv) == f"{value}; in a list, no value may begin with a -."
+
+
 @pytest.mark.parametrize("value", ["", "null", "~", "false", "False", "no"])
 def test_a_recipe_of_an_earlier_version_which_does_not_publish_is_read(recipe, value):
     names = ("push_to_hub", "hub_model_id", "hub_private_repo", "native")

@@ -14,5 +14,6 @@ def test_languages_of_all_training_files_are_reported(accelerator):
 def test_dataset_is_a_hub_id_or_a_name_without_the_way_there(accelerator):
     """What is published with the results has neither folders nor the password in a URL."""
     files = ["/home/me/a.tsv", "https://me:hunter2@example.org/private/b.csv", "hf://datasets/me/pairs/c.jsonl"]
+    files.append("https://example.org/d.csv?token=hunter2&file=secret.csv")
     results = describe_run(parse_arguments(["--train_file", *files]), {}, accelerator)
-    assert results["dataset"] == "a.tsv, b.csv, hf://datasets/me/pairs/c.jsonl"
+    assert results["dataset"] == "a.tsv, b.csv, hf://datasets/me/pairs/c.jsonl, d.csv"

@@ -154,6 +154,8 @@ def make_output_dir(folder: Path | None, sources: list[str] | None, references: 
         return
     with explaining(f"--output {folder} cannot be written", OSError):
         folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "hypotheses").is_symlink():
+        raise UserError(f"{folder}/hypotheses is a link; choose another directory for --output.")
     if (folder / "results.json").exists():  # it is written last: without it, an interrupted evaluation starts again
         raise UserError(f"{folder} already holds results of an evaluation; choose another directory.")
     if any(folder.iterdir()) and not (folder / "references.txt").exists():  # which is written first

@@ -146,6 +146,8 @@ class CTranslate2Translator(Translator):
 
     def __init__(self, directory: Path, device: torch.device, trust_remote_code: bool = False, **kwargs):
         config = VanillaTransformerConfig(**read_config(directory)["config"])
+        if max(config.vocab_size, config.decoder_vocab_size) > (directory / "model.bin").stat().st_size:
+            raise ValueError(f"{directory}/{CONFIG} does not match model.bin; convert the model again.")
         generation_config = GenerationConfig.from_pretrained(directory)
         model = SimpleNamespace(config=config, generation_config=generation_config, device=torch.device("cpu"))
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)

@@ -17,6 +17,7 @@ from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.tokenizer import wrap
+from ..translation_vanilla_transformer import MOST_UNSAVED
 from .weights import build, rename
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
@@ -113,6 +114,10 @@ def from_fsmt(model: FSMTForConditionalGeneration) -> VanillaTransformerForCondi
 def convert(weights: dict[str, torch.Tensor], rows: int, **config) -> VanillaTransformerForConditionalGeneration:
     """Builds a model from `weights` under our names. Of each position table, `rows` rows are used."""
     source, target = (weights[f"model.{side}.embed_tokens.weight"] for side in ("encoder", "decoder"))
+    described = sum(tensor.numel() for tensor in weights.values()) + 2 * rows * source.shape[1]
+    stored = sum(tensor.untyped_storage().nbytes() for tensor in weights.values())  # a view may be larger
+    if described > stored + MOST_UNSAVED:
+        raise ValueError(f"The options describe {described:,} numbers, but the file has at most {stored:,}.")
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
         table = weights.pop(f"{name}s", weights.get(name))  # `weights` in old checkpoints, nothing in new ones

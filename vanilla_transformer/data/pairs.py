@@ -159,7 +159,11 @@ def load_split(args) -> Dataset:
     names = ["dataset_config_name", "dataset_revision", "source_lang", "target_lang", "source_column", "target_column"]
     args = SimpleNamespace(**dict.fromkeys(names) | {"streaming": False} | vars(args))
     rows = find_split(load_dataset(args), args.split, args)
-    pairs = select_pair(rows, *find_columns(rows, args, dataset_label(args)))
+    with reading_data(dataset_label(args)):
+        pairs = select_pair(rows, *find_columns(rows, args, dataset_label(args)))
+        for side in pairs.column_names:
+            if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
+                raise UserError(f"The {side} of {dataset_label(args)} is not text, but {pairs.features[side]}.")
     others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
     if len(others) != len(pairs) or not others.column_names:  # a row may make several pairs
         return pairs

@@ -59,7 +59,7 @@ def make_app(name: str, translator: Translator, model: PreTrainedModel | None, r
     title = Path(name).resolve().name if Path(name).is_dir() else name
     page = Page(translator, model)
     with gr.Blocks(title=f"{title}: translation", analytics_enabled=False) as app:
-        gr.Markdown(f"# {title}" + (f": {languages[0]} → {languages[1]}" if len(languages) == 2 else ""))
+        gr.HTML(f"<h1>{escape(': '.join([title, ' → '.join(languages)]) if len(languages) == 2 else title)}</h1>")
         page.build(examples)
     return app.queue(max_size=MOST_WAITING, api_open=False)  # an open API would not wait in the queue
 
@@ -105,7 +105,7 @@ def read_results(name: str, revision: str | None) -> tuple[list[str], list[str]]
     file = cached_file(name, "all_results.json", revision=revision, **missing)
     with explaining(f"all_results.json of {name} cannot be read", Exception):  # it may hold anything
         results = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
-        languages = [results[key] for key in ("source_lang", "target_lang") if results.get(key)]
+        languages = [results[key] + "" for key in ("source_lang", "target_lang") if results.get(key)]
         return languages, [example["source"] for example in results.get("examples", [])]
 
 

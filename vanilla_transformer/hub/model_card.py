@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from .. import VanillaTransformerConfig
 from ..errors import UserError, explaining, printable
-from ..files import write_text
+from ..files import last_part, write_text
 from ..languages import language_code
 
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
@@ -38,8 +38,10 @@ class Card(ModelCard):
 
 def write_model_card(output_dir: str | Path) -> Path:
     """Writes README.md, [`make_model_card`], and returns its path."""
-    path = Path(output_dir) / "README.md"
-    write_text(path, str(make_model_card(output_dir)))
+    path, wrong = Path(output_dir) / "README.md", (TypeError, ValueError, LookupError, AttributeError)
+    with explaining(f"No card can be written from the results and the recipe in {output_dir}", *wrong):
+        card = str(make_model_card(output_dir))
+    write_text(path, card)
     return path
 
 
@@ -157,6 +159,9 @@ def read_file(path: Path) -> dict:
         content = parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it has no keys with values")
+        lists = [value if isinstance(value, list) else [value] for value in content.values()]
+        if path.suffix == ".yaml" and any(isinstance(one, list | dict) for one in itertools.chain(*lists)):
+            raise ValueError("a recipe has values and lists of values only")  # aliases can make a few lines huge
     return content
 
 
@@ -165,7 +170,7 @@ def public_name(name_or_path: str) -> str:
     try:
         validate_repo_id(name_or_path)
     except HFValidationError:
-        return Path(name_or_path).name
+        return last_part(name_or_path)
     return Path(name_or_path).name if Path(name_or_path).exists() else name_or_path
 
 
@@ -173,6 +178,6 @@ def public_recipe(recipe: dict) -> dict:
     """The recipe with only the last part of each local path."""
     public = dict(recipe)
     for key in filter(recipe.get, [*LOCAL_PATHS, *PATHS_OR_IDS]):
-        value, shorten = recipe[key], public_name if key in PATHS_OR_IDS else lambda path: Path(path).name
+        value, shorten = recipe[key], public_name if key in PATHS_OR_IDS else last_part
         public[key] = [shorten(one) for one in value] if isinstance(value, list) else shorten(value)
     return public

@@ -46,7 +46,7 @@ def space_files(model_id: str, revision: str | None = None) -> dict[str, bytes]:
     files = {
         "README.md": README.format(data=data.to_yaml(), model=model_id),
         "app.py": APP.format(model=model_id, revision=revision or "main"),
-        # Installed first, and alone from torch's own index, which has a build for the CPU; all else is from PyPI.
+        # Installed first, with what it needs, from torch's own index, which has a build for the CPU.
         "pre-requirements.txt": f"--index-url https://download.pytorch.org/whl/cpu\n{torch}\n",
         "requirements.txt": "\n".join([torch, *others]) + "\n",
     }

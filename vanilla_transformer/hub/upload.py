@@ -20,6 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer
 
 from .. import Translator, VanillaTransformerConfig
+from ..configuration_vanilla_transformer import AUTO_MAP, PIPELINE
 from ..conversion.native import check_family, native_family, save_tokenizer, to_native
 from ..errors import UserError, explaining, loading, one_line
 from .model_card import SENTENCE, public_recipe, read_file, write_model_card
@@ -61,15 +62,15 @@ def staged(
         trust_remote_code: Stage the code of the directory even if it is not that of this package.
 
     Raises:
-        UserError: A file is missing, unreadable or a link out of the directory, the code is not that of this package,
+        UserError: A file is missing, unreadable or a link, the code is not that of this package,
             or the model is of another kind or has no native form.
     """
     output_dir = Path(output_dir)
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
     if kind != ours:
         raise UserError(f"{output_dir} holds a model of type {kind}, not {ours}; give one that train.py wrote.")
-    if not (native or trust_remote_code):
-        check_code(output_dir)
+    if not trust_remote_code:
+        check_code(output_dir, native)
     if not (output_dir / "README.md").exists():
         write_model_card(output_dir)
     with tempfile.TemporaryDirectory() as temporary:
@@ -91,7 +92,8 @@ def staged(
             recipe.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
             if native:
                 write_model_card(folder)
-        card = (folder / "README.md").read_text(encoding="utf-8")
+        with explaining(f"{output_dir}/README.md cannot be read", OSError, UnicodeDecodeError):
+            card = (folder / "README.md").read_text(encoding="utf-8")
         if repo_id is not None:
             card = re.sub(r'(?m)^model_id = ".*?"', f'model_id = "{repo_id}"', card)
             card = re.sub(r'(?m)^revision = ".*?"', f'revision = "{revision or "main"}"', card)
@@ -99,14 +101,25 @@ def staged(
         yield folder
 
 
-def check_code(output_dir: Path):
-    """Raises UserError if the code of a model is not that of this package, since a push would run and publish it."""
-    for path in map(output_dir.joinpath, CODE_FILES):
+def check_code(output_dir: Path, native: bool):
+    """Raises UserError if a model has, or names, other code than this package's: a push would run and publish it."""
+    for path in () if native else map(output_dir.joinpath, CODE_FILES):
         if path.is_file() and path.read_bytes() != (PACKAGE / path.name).read_bytes():
             raise UserError(
-                f"{path} is not this package's file, but another version's or somebody else's; save the model "
-                " again with this package (`from_pretrained`, then `save_pretrained`), which replaces it, or add "
+                f"{path} is not this package's file, but another version's or somebody else's; save the model again "
+                "with this package (`from_pretrained`, then `save_pretrained`), which replaces it, or add "
                 "--trust_remote_code to run and publish it as it is."
+            )
+    named = [("tokenizer_config.json", "auto_map", None)]
+    if not native:
+        named += [("config.json", "auto_map", AUTO_MAP)]
+        named += [("config.json", "custom_pipelines", {"vanilla-translation": PIPELINE})]
+    for name, key, ours in named:
+        path = output_dir / name
+        if path.is_file() and read_file(path).get(key) != ours:
+            raise UserError(
+                f"The `{key}` in {path} names code that is not this package's; save model and tokenizer again with "
+                "this package, or add --trust_remote_code to publish it as it is."
             )
 
 
@@ -120,11 +133,11 @@ def tokenizer_files(output_dir: Path) -> list[str]:
 def stage_files(output_dir: Path, folder: Path, names: Iterable[str], place: Callable):
     """Copies or links the files of these names, if they exist, into a folder.
 
-    Raises UserError for a link out of the directory, since a push would publish what it leads to.
+    Raises UserError for a link, since a push would publish what it leads to.
     """
     for path in filter(Path.is_file, map(output_dir.joinpath, names)):
-        if not path.resolve().is_relative_to(output_dir.resolve()):
-            raise UserError(f"{path} is a link to a file elsewhere, {path.resolve()}; copy the file to {output_dir}.")
+        if path.is_symlink():
+            raise UserError(f"{path} is a link, to {path.resolve()}; replace it by the file.")
         place(path.resolve(), folder / path.name)
 
 
@@ -154,7 +167,7 @@ TEMP TMP SYSTEMROOT SYSTEMDRIVE WINDIR COMSPEC PATHEXT PROGRAMDATA"""
 FRESH_PROCESS = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
-directory, sentence, remote = json.load(sys.stdin)
+directory, sentence, remote, trusted = json.load(sys.stdin)
 try:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     options = {"trust_remote_code": remote, "output_loading_info": True}
@@ -162,7 +175,7 @@ try:
     wrong = {kind: sorted(map(str, keys))[:3] for kind, keys in info.items() if keys and "keys" in kind}
     if wrong:
         raise ValueError(f"the weights do not fit the config, such as {wrong}.")
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=remote)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trusted)
     inputs = tokenizer(sentence, return_tensors="pt")
     outputs = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)
     translation = tokenizer.decode(outputs[0], skip_special_tokens=True)
@@ -172,16 +185,19 @@ sys.stdout.buffer.write(translation.encode())
 """
 
 
-def translate_in_fresh_process(folder: Path) -> str:
+def translate_in_fresh_process(folder: Path, trust_remote_code: bool = False) -> str:
     """Translates a sentence as a visitor of the Hub does: offline, without this package, with the code in the folder.
 
-    A native model gets no remote code. The process has no token of the Hub, and no other variables of the environment
-    than those of `ENVIRONMENT`, which hold no secrets. Raises UserError if it fails.
+    A native model gets no remote code, and a tokenizer only with `trust_remote_code`. The process has no token of the
+    Hub, and no other variables of the environment than those of `ENVIRONMENT`, which hold no secrets. Raises UserError
+    if it fails.
     """
     results = folder / "all_results.json"
     examples = read_file(results).get("examples") if results.exists() else None
+    with explaining(f"The examples in {results} cannot be read", LookupError, TypeError):
+        sentence = examples[0]["source"] + "" if examples else SENTENCE
     remote = read_file(folder / "config.json").get("model_type") == VanillaTransformerConfig.model_type
-    task = json.dumps([str(folder.resolve()), examples[0]["source"] if examples else SENTENCE, remote])
+    task = json.dumps([str(folder.resolve()), sentence, remote, trust_remote_code])
     env = {name: os.environ[name] for name in ENVIRONMENT.split() if name in os.environ}
     env |= {"PYTHONUSERBASE": site.getuserbase()}  # packages in the home directory
     env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "PYTHONIOENCODING": "utf-8"}
@@ -227,7 +243,11 @@ def hub_errors(repo_id: str, output_dir: str | Path | None = None, **options: bo
 
 
 def check_push(
-    repo_id: str | None = None, output_dir: str | Path = ".", private: bool = False, **options: bool | str | None
+    repo_id: str | None = None,
+    output_dir: str | Path = ".",
+    private: bool = False,
+    repo_type: str = "model",
+    **options: bool | str | None,
 ) -> str:
     """Checks, before any work starts, that the Hub accepts the user's token; returns the full id of the repository.
 
@@ -246,7 +266,8 @@ def check_push(
         api = HfApi()
         user = api.whoami()["name"]
         full_name = name if "/" in name else f"{user}/{name}"
-        if private and api.repo_exists(full_name) and not api.model_info(full_name).private:
+        kind = {"repo_type": repo_type}
+        if private and api.repo_exists(full_name, **kind) and not api.repo_info(full_name, **kind).private:
             raise UserError(f"{full_name} is public; make it private on the Hub, or choose another name.")
     return full_name
 
@@ -285,7 +306,7 @@ def push(
     options |= {"native": native, "trust_remote_code": trust_remote_code}
     repo_id, api = check_push(repo_id, output_dir, **options), HfApi()
     with staged(output_dir, repo_id, revision, native, trust_remote_code) as folder:
-        translate_in_fresh_process(folder)
+        translate_in_fresh_process(folder, trust_remote_code)
         files = {path.name: path for path in sorted(folder.iterdir())}
         with hub_errors(repo_id, output_dir, **options):
             api.create_repo(repo_id, private=private or None, exist_ok=True)

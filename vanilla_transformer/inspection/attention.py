@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import VanillaTransformerForConditionalGeneration
 from ..errors import UserError
 from ..files import replacing_file
-from ..translation_vanilla_transformer import Translator
+from ..translation_vanilla_transformer import MOST_TOKENS, Translator, longest_text
 
 KINDS = {  # the title of a map, and what its rows and its columns are
     "encoder": ("Encoder self-attention", "queries", "keys"),
@@ -85,7 +85,8 @@ def attention_maps(
     """
     source = encode(model, tokenizer, text)
     if translation is None:
-        target = Translator(model, tokenizer).generate(source.tolist(), generation)[:, 1:]
+        options = {"num_return_sequences": 1, **generation}
+        target = Translator(model, tokenizer).generate(source.tolist(), options)[:, 1:]
         translation = tokenizer.decode(target[0], skip_special_tokens=True)
     else:
         target = encode(model, tokenizer, translation, "translation", is_target=True)
@@ -111,8 +112,10 @@ def encode(
     if re.search("[\ud800-\udfff]", text):
         raise UserError(f"The {name} contains a lone surrogate, which is not a character; remove it.")
     side = {"text_target" if is_target else "text": text}
+    longest = min(model.config.max_position_embeddings, MOST_TOKENS)
+    if len(text) > longest_text(longest):
+        raise UserError(f"The {name} has {len(text):,} characters, too many to be tokenized; shorten it.")
     ids = tokenizer(**side, return_tensors="pt", verbose=False).input_ids
-    longest = model.config.max_position_embeddings
     if ids.shape[1] > longest:
         raise UserError(f"The {name} has {ids.shape[1]} tokens, more than the {longest} of the model; shorten it.")
     return ids.to(model.device)

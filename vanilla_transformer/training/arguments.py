@@ -312,6 +312,9 @@ def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
                 f"'{key}' in {path} is about publishing, which a recipe cannot decide; remove it there, and give "
                 f"--{key} on the command line if you want it."
             )
+        # Those of a list become words of their own, which must not be read as other options.
+        if is_list and (wrong := [node.value for node in nodes if node.value.startswith("-")]):
+            raise UserError(f"'{key}' in {path} has the value {wrong[0]}; in a list, no value may begin with a -.")
         recipe[key] = [node.value for node in nodes] if is_list else value_node.value
     recipe = {key: value for key, value in recipe.items() if key not in PUBLISHING}
     return {key: value for key, value in recipe.items() if value not in ("", "null", "~")}

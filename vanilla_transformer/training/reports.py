@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from .. import __version__
 from ..data.batches import lengths_of, padding_fraction
 from ..data.pairs import parse_direction
+from ..files import last_part
 from .arguments import recipe_to_yaml
 from .builders import longest_side
 from .memory import free_memory, step_bytes
@@ -57,7 +58,7 @@ def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
     directions = list(map(parse_direction, args.train_file_langs or []))
     languages = [", ".join(dict.fromkeys(side)) for side in zip(*directions, strict=True)] or (None, None)
     # A Hub id, or names without their paths: a URL may contain a password.
-    datasets = [name if name.startswith("hf://") else Path(name).name for name in args.train_file or ()]
+    datasets = [name if name.startswith("hf://") else last_part(name) for name in args.train_file or ()]
     datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [args.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),
