@@ -145,7 +145,7 @@ HUGE = {  # a file, values that are too large in it, and the end of the sentence
         ({"encoder_ffn_dim": 10**9}, r"1 mismatched \(such as .*fc1.*1000000000"),
         ({"vocab_size": 10**8, "decoder_vocab_size": 10**8}, r"1 mismatched \(such as .*100000000"),
         ({"max_position_embeddings": 5_000_000}, None),
-        ({"num_labels": 10**8}, "has the `num_labels` 100000000"),
+        ({"num_labels": 10**8}, "`num_labels`.* 100000000"),
         ({"num_hidden_layers": 20_000}, "20000; it must be at least 1 and at most 1,000"),
         (
             {"attn_implementation": "flash_attention_2"},
