@@ -1,6 +1,6 @@
 """The one place that removes and replaces files: only what this program made, or what the user named.
 
-Symbolic links are not followed: writing a file replaces a link of that name, and a link to a folder is never removed.
+Symbolic links are not followed: writing a file replaces a link to one, and a link to a folder is never removed.
 So nothing that a stranger put into a directory leads out of it.
 """
 

@@ -83,8 +83,7 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
             ) from error
         except Exception as error:  # a stranger's generation config can make the libraries raise anything
             raise UserError(
-                f"lines {done + 1} to {done + len(lines)} could not be translated: "
-                f"{one_line(error) or type(error).__name__}"
+                f"lines {done + 1} to {done + len(lines)} could not be translated: {one_line(error)}"
             ) from error
         for text in written:
             print(text.replace("\n", " "))  # one line, whatever the model wrote

@@ -114,7 +114,7 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)  # None would ask
     except Exception as error:  # a damaged file can make the library raise anything
-        reason = one_line(error) or type(error).__name__
+        reason = one_line(error)
         # For a Marian model whose tokenizer_config.json names no class, the library complains about the config.
         if ("SentencePiece" in reason or "configuration_marian" in reason) and not is_sentencepiece_available():
             reason = "it needs sentencepiece, which is not installed; install it with `pip install sentencepiece`."
