@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import sentencepiece
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from forked_python import programs
 from helpers import TEXTS, read_sample, save_translator, small_model, trained_marian, writing_translator
 from transformers import MarianTokenizer
 
@@ -115,6 +117,16 @@ def varied_translator(text_tokenizer):
     translator.model.lm_head.bias.data[text_tokenizer.eos_token_id] += 2.5
     translator.model.generation_config.max_length = 14
     return translator
+
+
+@pytest.fixture(scope="module")
+def forked_python(tmp_path_factory):
+    """A `python` that has imported the libraries: on the CPU, without the Hub, with its own cache of datasets."""
+    folder = tmp_path_factory.mktemp("forked")
+    environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache"), "ACCELERATE_USE_CPU": "true"}
+    environment |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    with programs(folder, os.environ | environment, python="") as path:
+        yield path / "python"
 
 
 @pytest.fixture

@@ -56,7 +56,9 @@ while True:
         runpy.run_module(what, run_name="__main__", alter_sys=True) if first == "-m" else exec(what)
     else:
         sys.argv, sys.path[0] = [first, *others], os.path.dirname(os.path.abspath(first))
-        runpy.run_path(first, run_name="__main__")
+        main = sys.modules["__main__"] = sys.modules["__mp_main__"] = type(sys)("__main__")
+        main.__file__ = first
+        exec(compile(open(first, "rb").read(), first, "exec"), vars(main))
     sys.exit()
 """
 

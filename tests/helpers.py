@@ -107,11 +107,11 @@ def command_error(capsys, *argv) -> str:
     return message
 
 
-def python_output(*arguments, env: dict[str, str] | None = None, **options) -> str:
+def python_output(*arguments, env: dict[str, str] | None = None, python=sys.executable, **options) -> str:
     """What a new Python process prints, which has one thread and no Hub; fails with what it writes to stderr."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | (env or {})
     options |= {"env": environment, "capture_output": True, "encoding": "utf-8", "timeout": 900}
-    result = subprocess.run([sys.executable, *map(str, arguments)], **options)
+    result = subprocess.run([str(python), *map(str, arguments)], **options)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

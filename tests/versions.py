@@ -8,9 +8,9 @@
 `pinned` are the versions of constraints.txt; `lowest` and `newest` the lowest and newest that pyproject.toml admits.
 Each set is installed into a new environment by uv, or was installed into ENV before. There, the main job of the README
 trains the sample, the tests of the model, its search and its conversions run, and the model of --model translates the
-first 200 test sentences: in the package and by the code that travels with it, each greedily and with 4 beams. The
-script exits with 1 if a test fails, the sample stays below --min_bleu, or a translation differs from that of the
-environment that runs this script. Several sets are tried at the same time, each on its share of the cores.
+first test sentences: in the package and by the code that travels with it, each greedily and with 4 beams. The script
+exits with 1 if a test fails, the sample stays below --min_bleu, or a translation differs from that of the environment
+that runs this script. Several sets are tried at the same time, each on its share of the cores.
 
 With --start, each of the Pythons only imports the package, reads every recipe and shows every --help.
 """
@@ -104,9 +104,9 @@ class Environment:
         return subprocess.run([*pinned, self.path / "bin" / command[0], *map(str, command[1:])], **options)
 
 
-def translate(environment: Environment, model: Path) -> list[list[str]]:
-    """The translations of 200 sentences by each way of translating."""
-    lines = (ROOT / "sample_dataset" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
+def translate(environment: Environment, model: Path, count: int) -> list[list[str]]:
+    """The translations of so many sentences by each way of translating."""
+    lines = (ROOT / "sample_dataset" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     texts = json.dumps([json.loads(line)["en"] for line in lines])
     done = environment.run("python", "-c", TRANSLATE, model.resolve(), input=texts, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -117,7 +117,7 @@ def try_versions(kind: str, environment: Environment, options, expected: list[li
     row = dict.fromkeys(COLUMNS, "") | {"versions": kind}
     versions = environment.run("python", "-c", VERSIONS, check=True).stdout.split()
     row |= zip(("Python", "torch", "transformers", "datasets", "numpy"), versions, strict=True)
-    found = translate(environment, options.model)
+    found = translate(environment, options.model, options.sentences)
     pairs = zip(zip(*found, strict=True), zip(*expected, strict=True), strict=True)  # of a text, all its translations
     same = sum(theirs == ours for theirs, ours in pairs)
     row["same texts"] = f"{same} of {len(expected[0])}"
@@ -150,6 +150,7 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="the interpreter, or its version")
     parser.add_argument("--environment", type=Path, help="an environment that has the versions already")
     parser.add_argument("--torch", metavar="VERSION", help="this version of torch, whatever the others")
+    parser.add_argument("--sentences", type=int, default=200, help="how many of the test split are translated")
     parser.add_argument("--max_steps", type=int, help="train the sample for fewer steps than its recipe has")
     parser.add_argument("--min_bleu", type=float, default=95, help="what the sample must reach (default: 95)")
     tests = ["tests/model", "tests/conversion"]
@@ -165,7 +166,7 @@ def main():
     if count != 1 and (count == 0 or options.environment):
         parser.error("give one kind of versions, or several without --environment")
     cores = sorted(os.sched_getaffinity(0)) if count > 1 and shutil.which("taskset") else []
-    expected = translate(Environment(Path(sys.prefix)), options.model)
+    expected = translate(Environment(Path(sys.prefix)), options.model, options.sentences)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as threads:
         trials = []
         for number, kind in enumerate(options.kinds):

@@ -31,7 +31,8 @@ def make_tokenizer(pairs: list[dict[str, str]]) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, pairs: list[dict[str, str]]) -> list[dict[str, list[int]]]:
-    return [{"input_ids": tokenizer(p["en"]).input_ids, "labels": tokenizer(p["de"]).input_ids} for p in pairs]
+    sources, targets = (tokenizer([pair[side] for pair in pairs]).input_ids for side in ("en", "de"))
+    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
 
 
 def make_batches(tokenizer: PreTrainedTokenizerFast, pairs: list[dict[str, str]]) -> Iterator[dict[str, torch.Tensor]]:

@@ -27,11 +27,17 @@ def peers(script):
     return script("peers")
 
 
-def run(script: str, folder: Path, *arguments: str) -> tuple[Path, str]:
-    """Runs a benchmark; returns its page and what it printed."""
-    printed = python_output(f"benchmarks/{script}.py", "--results", folder, *arguments, cwd=ROOT)
-    (page,) = folder.glob(f"{script}*.md")
-    return page, printed
+@pytest.fixture
+def run(forked_python):
+    """run(script, folder, *arguments) -> the page of a benchmark, and what it printed."""
+
+    def run(script: str, folder: Path, *arguments: str) -> tuple[Path, str]:
+        command = [f"benchmarks/{script}.py", "--results", folder, *arguments]
+        printed = python_output(*command, cwd=ROOT, python=forked_python)
+        (page,) = folder.glob(f"{script}*.md")
+        return page, printed
+
+    return run
 
 
 def rows_of(page: Path) -> list[list[str]]:
@@ -75,7 +81,7 @@ def test_quality_has_a_row_for_any_system(script, tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.slow
-def test_initial_weights_are_compared_by_runs_that_are_not_repeated(tmp_path):
+def test_initial_weights_are_compared_by_runs_that_are_not_repeated(run, tmp_path):
     size = "--vocab_size 300 --d_model 16 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_train_samples 400"
     short = f"{size} --max_steps 2 --warmup_steps 1 --eval_steps 1 --logging_steps 1"
     short += " --max_eval_samples 3 --max_predict_samples 3"
@@ -98,7 +104,7 @@ def test_initial_weights_are_compared_by_runs_that_are_not_repeated(tmp_path):
 
 
 @pytest.mark.slow
-def test_scale(script, tmp_path):
+def test_scale(run, script, tmp_path):
     scale = script("scale")
     page, printed = run("scale", tmp_path, "--quick")
     rows = rows_of(page)
@@ -144,7 +150,7 @@ def test_bfloat16_is_skipped_where_the_cpu_has_none(has_bfloat16, expected, scri
 
 
 @pytest.mark.slow
-def test_train_step(tmp_path):
+def test_train_step(run, tmp_path):
     page, _ = run("train_step", tmp_path, "--quick")
     names = [row[0].split(",")[0] for row in rows_of(page)]
     assert set(names) == {"ours", "MarianMTModel", "torch.nn.Transformer"} and len(names) == 5
@@ -152,7 +158,7 @@ def test_train_step(tmp_path):
 
 
 @pytest.mark.slow
-def test_decode(script, make_model, byte_tokenizer, tmp_path):
+def test_decode(run, script, make_model, byte_tokenizer, tmp_path):
     """In float32 all engines translate alike, token by token."""
     pytest.importorskip("ctranslate2")
     make_model(vocab_size=len(byte_tokenizer), max_position_embeddings=512).save_pretrained(tmp_path / "model")
@@ -168,7 +174,7 @@ def test_decode(script, make_model, byte_tokenizer, tmp_path):
 
 
 @pytest.mark.slow
-def test_end_to_end(tmp_path):
+def test_end_to_end(run, tmp_path):
     """Both contestants read the same tokens."""
     page, _ = run("end_to_end", tmp_path, "--quick", "--data", str(ROOT / "sample_dataset"))
     rows = rows_of(page)

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 
@@ -167,20 +167,21 @@ def test_readme_names_every_file():
     assert named == {path.name for path in EXAMPLES.glob("*.*")} - {"README.md", "common.py"}
 
 
-def run(*command: str, **given) -> str:
-    """The output of a Python command, run in the directory of the test, on the CPU."""
-    environment = {"HF_DATASETS_CACHE": "cache", "ACCELERATE_USE_CPU": "true", "OMP_WAIT_POLICY": "PASSIVE"}
-    return python_output(*command, env=environment, **given)
+@pytest.fixture
+def run(forked_python):
+    """run(*command) -> what a Python command prints, in the directory of the test."""
+    return partial(python_output, python=forked_python, env={"ACCELERATE_USE_CPU": "true"})
 
 
-def train(name: str, *more: str) -> str:
-    config = ["--config", str(EXAMPLES / f"{name}.yaml")]
-    return run(str(ROOT / "train.py"), *config, *more)  # without a launcher, which would import as much again
+@pytest.fixture
+def train(run):
+    """train(recipe, *options) -> what train.py prints, without a launcher, which would import as much again."""
+    return lambda name, *more: run(ROOT / "train.py", "--config", EXAMPLES / f"{name}.yaml", *more)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "generator"), RECIPES.items(), ids=RECIPES)
-def test_example_trains_from_its_script_to_a_model(name, generator):
+def test_example_trains_from_its_script_to_a_model(name, generator, run, train):
     run(str(EXAMPLES / f"{name}.py"), *GENERATORS[generator])
     few = ["--max_steps", "2", "--eval_steps", "2", "--max_eval_samples", "3", "--max_predict_samples", "3"]
     assert f"The model is in outputs/{generator}." in train(name, *few)
@@ -198,7 +199,7 @@ def test_example_trains_from_its_script_to_a_model(name, generator):
 
 
 @pytest.mark.slow
-def test_chinese_is_memorized_and_translated_greedily_and_with_beams():
+def test_chinese_is_memorized_and_translated_greedily_and_with_beams(run, train):
     generate("chinese")
     train("chinese")
     data = ["--model", "outputs/chinese", "--dataset_name", "outputs/chinese_dataset"]

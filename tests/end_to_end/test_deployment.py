@@ -106,7 +106,7 @@ def test_ctranslate2_translates_the_same(sample, ours, expected, speeds):
     load = partial(Translator.from_pretrained, str(sample), backend="ctranslate2", device="cpu")
     theirs = load()
     assert measure(theirs, speeds.setdefault("CTranslate2, float32", {})) == expected
-    for text in TEXTS:
+    for text in TEXTS[:100]:
         (best,), (our_best,) = (one.n_best(text, n=1, num_beams=5) for one in (theirs, ours))
         assert best.text == our_best.text and best.score == pytest.approx(our_best.score, abs=1e-5)
 
