@@ -89,6 +89,8 @@ def changes(node: ast.AST) -> list[str]:
         opened = {ast.unparse(getattr(item.context_expr, "func", item.context_expr)) for item in node.items}
         if opened & TEMPORARY:
             return []
+    if isinstance(node, ast.ImportFrom) and node.module in ("os", "shutil"):  # called by their bare names
+        return [alias.name for alias in node.names if alias.name in [*CHANGES.split(), "remove", "replace"]]
     found = [change for child in ast.iter_child_nodes(node) for change in changes(child)]
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func)
@@ -110,7 +112,8 @@ def test_files_are_removed_and_replaced_in_one_place():
 @pytest.mark.parametrize(
     "code",
     ["shutil.rmtree(x)", "x.unlink()", "os.remove(x)", "a.replace(b)", "open(x, 'w')", "x.open('ab')"]
-    + ["x.write_text('')", "model.save_pretrained(x)", "with opening(x) as y:\n    y.rename(x)"],
+    + ["from shutil import rmtree", "x.write_text('')", "model.save_pretrained(x)"]
+    + ["with opening(x) as y:\n    y.rename(x)"],
 )
 def test_another_place_is_found(code):
     assert len(changes(ast.parse(code))) == 1

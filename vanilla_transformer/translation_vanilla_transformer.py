@@ -466,10 +466,11 @@ def longest_text(max_tokens: int) -> int:
 
 
 def load_model(name_or_path: str | os.PathLike, **kwargs) -> PreTrainedModel:
-    """Loads a model from safetensors. Raises ValueError if weights are missing, unexpected or of another shape.
+    """Loads a model from safetensors.
 
-    Transformers would initialize missing weights at random and drop unexpected ones, with only a warning. A config
-    that describes a larger model than the weights are is refused before memory is taken.
+    Raises ValueError if weights are missing, unexpected or of another shape: transformers would initialize missing
+    ones at random and drop unexpected ones, with only a warning. A config that describes a larger model than the
+    weights are is refused before memory is taken. So are ids of a generation config that are not in the vocabulary.
     """
     strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True} | kwargs
     where = {name: kwargs[name] for name in WHERE if name in kwargs}
@@ -483,6 +484,14 @@ def load_model(name_or_path: str | os.PathLike, **kwargs) -> PreTrainedModel:
     found = " and ".join(f"{len(keys)} {kind} (such as {keys[0]})" for kind, keys in problems if keys)
     if found:
         raise mismatch(name_or_path, found)
+    size = len(model.get_output_embeddings().weight)
+    for name, value in vars(model.generation_config).items():
+        ids = value if isinstance(value, list) else [value]
+        if name.endswith("_token_id") and any(isinstance(one, int) and not 0 <= one < size for one in ids):
+            raise ValueError(
+                f"The generation config of {name_or_path} has {name} {value}, but the vocabulary has {size} tokens; "
+                "correct it."
+            )
     return model
 
 

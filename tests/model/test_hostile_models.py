@@ -235,6 +235,14 @@ def test_a_config_may_not_name_other_weights(model):
         load_model(model)
 
 
+@pytest.mark.parametrize("name, value", [("eos_token_id", [2, 10**6]), ("decoder_start_token_id", -1)])
+def test_an_id_outside_the_vocabulary_is_refused(name, value, model):
+    """Which training on this model, or with it as a teacher, would meet in an embedding."""
+    update(model / "generation_config.json", **{name: value})
+    with pytest.raises(ValueError, match=rf"generation config of .* has {name} .*, but the vocabulary has \d+ tokens"):
+        load_model(model)
+
+
 # ------------------------------------------------------------------------------------------------------ mutated models
 
 OPTIONS = """num_beams max_length max_new_tokens min_length min_new_tokens num_return_sequences length_penalty
