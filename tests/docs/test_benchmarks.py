@@ -1,7 +1,6 @@
 """benchmarks/: the scripts run on toy sizes, and contestants compute the same; never how fast."""
 
 import importlib
-import itertools
 import json
 import shutil
 from functools import partial
@@ -85,18 +84,17 @@ def test_initial_weights_are_compared_by_runs_that_are_not_repeated(run, tmp_pat
     size = "--vocab_size 300 --d_model 16 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_train_samples 400"
     short = f"{size} --max_steps 2 --warmup_steps 1 --eval_steps 1 --logging_steps 1"
     short += " --max_eval_samples 3 --max_predict_samples 3"
-    variants = [short, f"{short} --max_grad_norm 0.01"]
     argv = ["--data", "sample_dataset", "--size", "sample", "--seeds", "1", "--output", str(tmp_path / "runs")]
-    call = partial(run, "initial_weights", tmp_path, *argv, "--matrices", "ours", "xavier", "--variants", *variants)
+    call = partial(run, "initial_weights", tmp_path, *argv, "--matrices", "ours", "xavier", "--variants", short)
     call()
     models = list((tmp_path / "runs").glob("*/model.safetensors"))
     written = [model.stat().st_mtime for model in models]
-    assert len(models) == len({model.read_bytes() for model in models}) == 4
+    assert len(models) == len({model.read_bytes() for model in models}) == 2
     page, _ = call()
     assert written == [model.stat().st_mtime for model in models]
     (picture,) = tmp_path.glob("*.png")
     rows = rows_of(page)[1:]
-    assert {(row[0], row[2]) for row in rows} == set(itertools.product(["ours", "xavier"], variants))
+    assert {(row[0], row[2]) for row in rows} == {("ours", short), ("xavier", short)}
     assert all(number(row[column]) > 0 for row in rows for column in (3, 5)) and picture.name in page.read_text()
 
 
