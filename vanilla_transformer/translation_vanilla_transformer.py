@@ -484,7 +484,8 @@ def load_model(name_or_path: str | os.PathLike, **kwargs) -> PreTrainedModel:
     found = " and ".join(f"{len(keys)} {kind} (such as {keys[0]})" for kind, keys in problems if keys)
     if found:
         raise mismatch(name_or_path, found)
-    size = len(model.get_output_embeddings().weight)
+    head = model.get_output_embeddings()
+    size = sys.maxsize if head is None else len(head.weight)  # none: a foreign model that does not tell
     for name, value in vars(model.generation_config).items():
         ids = value if isinstance(value, list) else [value]
         if name.endswith("_token_id") and any(isinstance(one, int) and not 0 <= one < size for one in ids):
