@@ -8,21 +8,20 @@ accelerate launch train.py --help                                               
 """
 
 import contextlib
-import copy
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 from filelock import FileLock
-from torch.optim.swa_utils import AveragedModel
 from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.pairs import load_pairs
 from vanilla_transformer.errors import UserError, escape_output
-from vanilla_transformer.evaluation.scores import make_bleu
+from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
 from vanilla_transformer.files import remove_file, replacing_files, write_text
@@ -31,80 +30,81 @@ from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.training import builders, checkpoint, distributed, memory
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.arguments import parse_arguments, recipe_to_yaml, resolved_recipe
+from vanilla_transformer.training.arguments import given_fields, parse_arguments, recipe_to_yaml, resolved_recipe
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.plots import plot_training_curves
 from vanilla_transformer.training.reports import describe_run, describe_step, dry_run_report, scalars
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
 from vanilla_transformer.training.trackers import start_trackers
+from vanilla_transformer.training.weights import Weights
 
 
 def main():
-    args = parse_arguments(sys.argv[1:])
-    output_dir = Path(args.output_dir)
-    make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)  # raises now, not at the first evaluation
-    if args.push_to_hub:
-        check_push(args.hub_model_id, output_dir, private=args.hub_private_repo, native=args.native)
-    accelerator = distributed.make_accelerator(args)
+    data, model_options, options = parse_arguments(sys.argv[1:])
+    fields = given_fields(model_options)
+    output_dir = options.output_dir
+    scorer = Scorer(data.target_language, options.bleu_tokenize)  # raises now, not at the first evaluation
+    if options.push_to_hub:
+        check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
+    accelerator = distributed.make_accelerator(options)
     if accelerator.device.type == "cpu":
-        memory.configure_cpu(accelerator)
+        memory.configure_cpu(accelerator.mixed_precision)
     disable_progress_bar()  # of transformers, for saving models
-    resume_from = distributed.run_on_main(accelerator, checkpoint.resolve_resume_checkpoint, args)
+    resume_from = distributed.run_on_main(
+        checkpoint.resolve_resume_checkpoint, output_dir, options.resume_from_checkpoint
+    )
 
     # -------------------------------------------------------------------------------------------------- data, model
     # One process per machine prepares what the others then read from its disk.
     with accelerator.main_process_first(), accelerator.local_main_process_first():
-        pairs = load_pairs(args)
-    tokenizer = distributed.run_on_main(accelerator, builders.make_tokenizer, args, pairs["train"], resume_from)
-    torch.manual_seed(args.seed)
-    model = builders.make_model(args, tokenizer, accelerator.device)
-    if args.native:
+        pairs = load_pairs(data)
+    existing = builders.existing_tokenizer(options, data.tokenizer_name, resume_from)
+    new_tokenizer = (pairs["train"], fields.get("vocab_size"), data.train_file_tags)
+    tokenizer = distributed.run_on_main(builders.make_tokenizer, existing, *new_tokenizer)
+    torch.manual_seed(options.seed)
+    model = builders.make_model(fields, options, data, tokenizer, accelerator.device)
+    if options.native:
         check_native(model.config)
     with accelerator.main_process_first(), accelerator.local_main_process_first():
-        splits = builders.tokenize_splits(pairs, tokenizer, args, model.config, accelerator)
-        if args.teacher:
-            splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, args, accelerator)
+        keeps_length = options.model_name_or_path is not None
+        splits = builders.tokenize_splits(pairs, tokenizer, data, model.config, keeps_length)
+        if options.teacher:
+            splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    args = builders.resolve_defaults(args, model, splits["train"], resume_from, accelerator)
-
-    # ------------------------------------------------------------------------------------ copies, shards, optimizer
-    # `model` is trained; `wrapped`, around it, runs its forward passes. `scored` has the weights to score: its own, or
-    # their moving average. `full_model` gets them and is scored and saved: `model` itself, or a plain copy of it.
-    is_sharded = distributed.number_of_shards(accelerator) > 1
-    full_model = copy.deepcopy(model) if is_sharded or args.ema_decay or args.torch_compile else model
-    ema = AveragedModel(model) if args.ema_decay else None
-    scored = model if ema is None else ema.module
-    if is_sharded:
-        distributed.shard(model)
-        if ema is not None:
-            distributed.shard(ema.module)
-    if args.torch_compile:
-        model.compile(dynamic=True)
-    optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, args))
-    wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # DDP; a sharded model only gets autocast
+    longest = builders.longest_side(splits["train"], data.longest_side)
+    options = builders.resolve_defaults(options, model, longest, resume_from, accelerator)
+    weights = Weights(model, accelerator, options.torch_compile, options.ema_decay)
+    optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, options))
 
     # ------------------------------------------------------------------------------------ batches, schedule, resume
-    batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
-    recipe = resolved_recipe(args, model.config)
-    settings = checkpoint.run_settings(recipe, splits, batches_per_step, accelerator)
+    batches_per_step = options.gradient_accumulation_steps * accelerator.num_processes
+    recipe = resolved_recipe(data, options, model.config)
+    settings = checkpoint.run_settings(recipe, splits, batches_per_step, accelerator.mixed_precision)
     state = TrainerState(settings=settings)
     if resume_from is not None:
-        state = checkpoint.resume(resume_from, settings, output_dir, model, ema, optimizer.optimizer, accelerator)
+        state = checkpoint.resume(resume_from, settings, output_dir, weights, optimizer)
     share = (state.position, accelerator.process_index, accelerator.num_processes)
-    batches = training_batches(splits["train"], tokenizer, args, *share, stream_state=state.stream)
-    max_steps = builders.count_steps(args, batches, batches_per_step, state.step, accelerator)
-    schedule = optim.learning_rate_schedule(args.lr_scheduler_type, args.learning_rate, args.warmup_steps, max_steps)
-    triggers = Triggers(args, max_steps)
-    if args.dry_run:
-        dry_run_report(args, model, splits["train"], batches, batches_per_step, recipe, accelerator)
+    size = (options.per_device_train_max_tokens, options.seed)
+    batches = training_batches(splits["train"], tokenizer, data, *size, *share, stream_state=state.stream)
+    max_steps = builders.count_steps(options, batches, batches_per_step, state.step)
+    peak = (options.learning_rate, options.warmup_steps)
+    schedule = optim.learning_rate_schedule(options.lr_scheduler_type, *peak, max_steps)
+    triggers = Triggers(options, max_steps)
+    if options.dry_run:
+        dry_run_report(options, model, splits["train"], longest, batches, batches_per_step, accelerator)
+        accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
+        accelerator.print("This was a dry run: nothing was trained, and nothing written to --output_dir.")
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
-    distributed.run_on_main(accelerator, checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
+    distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
     is_shared = (output_dir / "recipe.yaml").exists()
     distributed.check_same_everywhere({"--output_dir": is_shared, "The training data": settings["data"]})
-    distributed.run_on_main(accelerator, start_trackers, accelerator, args.run_name, recipe)
+    distributed.run_on_main(start_trackers, accelerator, options.run_name, recipe)
+    evaluation = {"tokenizer": tokenizer, "scorer": scorer, "accelerator": accelerator}
+    evaluation |= {"max_tokens": options.per_device_eval_max_tokens}
+    evaluate = partial(evaluate_split, **evaluation, num_examples=options.num_examples)
 
     # -------------------------------------------------------------------------------------------------------- train
     loader, meter, stopping, saved_step = iter(batches), Meter(), False, state.step
@@ -114,76 +114,74 @@ def main():
             # Save before evaluating, so that a run killed during an evaluation loses nothing.
             if (triggers.should_save(state.step) or stopping) and state.step != saved_step:
                 state.stream = batches.state
-                checkpoint.save(output_dir, model, full_model, ema, optimizer.optimizer, tokenizer, state, accelerator)
+                checkpoint.save(output_dir, weights, optimizer, tokenizer, state)
                 saved_step = state.step
             if stopping:
                 raise Stopped(state.step, shutdown.signal_number)
             if triggers.should_evaluate(state.step) and not state.is_evaluated:
-                distributed.copy_weights(scored, full_model)
-                scores = evaluate_split(full_model, tokenizer, splits["validation"], "eval", args, accelerator)
+                scores = evaluate(weights.to_score(), splits["validation"], "eval")
                 state.log_scores(scores)
                 accelerator.log(scalars(scores), step=state.step)
             if triggers.should_save(state.step) and accelerator.is_main_process:
-                checkpoint.prune_checkpoints(output_dir, state, triggers)
+                checkpoint.prune_checkpoints(options, state, triggers)
             if triggers.is_done(state):
                 break
 
             # One optimizer step over the batches of all processes, as if they were one large batch.
             meter.start()
-            micro_batches = [next(loader) for _ in range(args.gradient_accumulation_steps)]
+            micro_batches = [next(loader) for _ in range(options.gradient_accumulation_steps)]
             tokens = optim.count_tokens(micro_batches, accelerator)  # target, source, padded
             step_loss = torch.zeros((), device=accelerator.device)
-            wrapped.train()
+            weights.wrapped.train()
             for i, batch in enumerate(micro_batches):
-                optim.seed_batch(args.seed, state.position + i * accelerator.num_processes + accelerator.process_index)
+                number = state.position + i * accelerator.num_processes + accelerator.process_index
+                optim.seed_batch(options.seed, number)
                 batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
                 is_last = i == len(micro_batches) - 1  # processes exchange gradients once a step
-                with contextlib.nullcontext() if is_last else accelerator.no_sync(wrapped):
-                    loss = optim.compute_loss(wrapped, batch, tokens[0].clamp(min=1), args)
+                with contextlib.nullcontext() if is_last else accelerator.no_sync(weights.wrapped):
+                    loss = optim.compute_loss(weights.wrapped, batch, tokens[0].clamp(min=1), options)
                     accelerator.backward(loss * accelerator.num_processes)  # DDP and FSDP average gradients; we sum
                 step_loss += loss.detach()
-            grad_norm = optim.clip_grad_norm(wrapped, optimizer, args.max_grad_norm, accelerator)
+            grad_norm = optim.clip_grad_norm(model, optimizer, options.max_grad_norm, accelerator)
             optim.set_learning_rate(optimizer, schedule(state.step + 1))
             optimizer.step()
             optimizer.zero_grad()
-            if ema is not None:
-                optim.update_average(ema, model, args.ema_decay, updates=state.step)
+            weights.update_average(updates=state.step)
             state.advance(batches_per_step)
             meter.add(state, schedule(state.step), step_loss, tokens, grad_norm)
             bar.update()
             stopping = shutdown.should_stop(may_ask_others=triggers.should_log(state.step))
             if triggers.should_log(state.step) or stopping:
-                detect_spikes = args.on_divergence == "stop"
-                entry = meter.flush(state, accelerator, batches.pairs, detect_spikes)  # raises Diverged
+                entry = meter.flush(state, accelerator, batches.pairs, options.on_divergence == "stop")  # or Diverged
                 bar.set_postfix_str(describe_step(entry))
                 accelerator.log(entry, step=state.step)
 
     # ------------------------------------------------------------------------------------------------ final scores
     if state.step < max_steps:
         accelerator.print(f"early stopping after step {state.step}")
-    distributed.copy_weights(scored, full_model)
-    chosen = distributed.run_on_main(accelerator, checkpoint.final_checkpoints, output_dir, state, triggers)
+    final = weights.to_score()
+    chosen = distributed.run_on_main(checkpoint.final_checkpoints, options, state, triggers)
     if chosen:
-        checkpoint.load_weights(full_model, checkpoint.average_checkpoints(chosen, use_ema=ema is not None))
+        checkpoint.load_weights(final, checkpoint.average_checkpoints(chosen, use_ema=weights.average is not None))
         accelerator.print(f"using the weights of {', '.join(one.name for one in chosen)}")
-    results = state.results() | {"num_parameters": full_model.num_parameters()}
-    if args.tune_decoding:
-        given = (full_model, tokenizer, splits["validation"], args, accelerator)
-        results["tuned_decoding"] = tried = distributed.run_on_main(accelerator, tune_on_split, *given)
-        accelerator.print(f"tuned on the validation split: {use_best(tried, full_model.generation_config)}")
+    results = state.results() | {"num_parameters": final.num_parameters()}
+    if options.tune_decoding:
+        tune = partial(tune_on_split, final, splits["validation"], **evaluation)
+        results["tuned_decoding"] = tried = distributed.run_on_main(tune)
+        accelerator.print(f"tuned on the validation split: {use_best(tried, final.generation_config)}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
-            results |= evaluate_split(full_model, tokenizer, splits[split], prefix, args, accelerator)
+            results |= evaluate(final, splits[split], prefix)
     if not state.is_evaluated:
         state.log_scores(results)
     accelerator.log(scalars(results), step=state.step)
     if accelerator.is_main_process:
-        results |= describe_run(args, splits, accelerator)
-        lowest_loss = optim.lowest_loss(args, full_model.config.decoder_vocab_size)
-        save_model(output_dir, full_model, tokenizer, results, state.history, lowest_loss)
+        results |= describe_run(data, splits, accelerator)
+        lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
+        save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
         print(f"The model is in {output_dir}.")
-        if args.push_to_hub:
-            commit = push(output_dir, args.hub_model_id, args.hub_private_repo, native=args.native)
+        if options.push_to_hub:
+            commit = push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)
             print(f"Pushed to {commit.commit_url}")
     distributed.end_processes(accelerator)
 

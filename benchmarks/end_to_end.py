@@ -23,9 +23,9 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, MarianConfig, Ma
 
 from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.batches import training_batches
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.pairs import tokenize_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
-from vanilla_transformer.training.arguments import parse_arguments
 from vanilla_transformer.training.optimization import learning_rate_schedule
 
 MAX_TOKENS = 4096  # in our batches
@@ -54,13 +54,12 @@ class Ours(FromText):
     """What train.py does from text to weights."""
 
     def __call__(self, count: int | None) -> tuple[int, int, float]:
-        args = parse_arguments(["--dataset_name", self.data, "--per_device_train_max_tokens", str(MAX_TOKENS)])
         train, _ = tokenize_pairs(read(self.data, count), self.tokenizer, 128, 128)
         torch.manual_seed(0)
         attention = "eager" if self.accelerator.device.type == "cpu" else "sdpa"
         model = vanilla(self.size, len(self.tokenizer), attention)
         training = OurTraining(model, self.accelerator)
-        batches = training_batches(train, self.tokenizer, args)
+        batches = training_batches(train, self.tokenizer, DataOptions(), MAX_TOKENS, seed=42)
         steps = len(batches.epoch())
         schedule = learning_rate_schedule("linear", 5e-4, 0, steps)
         target_tokens = 0

@@ -19,7 +19,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
 from vanilla_transformer.training import optimization
-from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.options import TrainingOptions
 
 SMOOTHING = 0.1
 DROPOUT = 0.1
@@ -64,19 +64,19 @@ class OurTraining:
 
     def __init__(self, model: nn.Module, accelerator: Accelerator):
         self.accelerator = accelerator
-        self.args = parse_arguments(["--dataset_name", "none", "--label_smoothing_factor", str(SMOOTHING)])
+        self.options = TrainingOptions(label_smoothing_factor=SMOOTHING)
         model = model.to(accelerator.device)
-        self.optimizer = accelerator.prepare_optimizer(optimization.make_optimizer(model, self.args))
+        self.optimizer = accelerator.prepare_optimizer(optimization.make_optimizer(model, self.options))
         self.model = accelerator.prepare_model(model).train()
 
     def step(self, batch: dict, number: int, learning_rate: float) -> tuple[torch.Tensor, int]:
         """Takes a step; returns the loss and the number of target tokens."""
-        optimization.seed_batch(self.args.seed, number)
+        optimization.seed_batch(self.options.seed, number)
         tokens = optimization.count_tokens([batch], self.accelerator)
         batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
-        loss = optimization.compute_loss(self.model, batch, tokens[0], self.args)
+        loss = optimization.compute_loss(self.model, batch, tokens[0], self.options)
         self.accelerator.backward(loss)
-        optimization.clip_grad_norm(self.model, self.optimizer, self.args.max_grad_norm, self.accelerator)
+        optimization.clip_grad_norm(self.model, self.optimizer, self.options.max_grad_norm, self.accelerator)
         optimization.set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
         self.optimizer.zero_grad()

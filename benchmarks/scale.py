@@ -27,9 +27,9 @@ from pyarrow.parquet import write_table
 
 from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.pairs import fingerprint, iter_texts, load_pairs, tokenize_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
-from vanilla_transformer.training.arguments import parse_arguments
 
 SHARD = 100_000  # pairs in a file
 WORDS = 100_000  # different ones of each language
@@ -38,6 +38,7 @@ EMPTY = 1000  # one pair in so many has an empty side
 LIMITS = {"max_source_length": 128, "max_target_length": 128}  # tokens, as train.py has them by default
 WORKERS = (1, 2)
 MAX_TOKENS = 4096  # of a batch
+SEED = 42  # the default of train.py
 EPOCH = 10  # the epoch in which a resumed sampler starts
 SOME = 200  # batches
 INTERVAL = 0.05  # seconds between memory samples, at least ten times as long as a sample takes
@@ -186,10 +187,9 @@ def bytes_of(process: psutil.Process, kind: str) -> int:
 # ----------------------------------------------------------------------------------------------------------- the parts
 
 
-def options_of(folder: Path, *more: str):
-    """Options of train.py for the generated pairs."""
-    data = ["--dataset_name", str(folder), "--source_lang", "en", "--target_lang", "de"]
-    return parse_arguments([*data, "--per_device_train_max_tokens", str(MAX_TOKENS), *more])
+def options_of(folder: Path, streaming: bool = False) -> DataOptions:
+    """The generated pairs."""
+    return DataOptions(str(folder), source_lang="en", target_lang="de", streaming=streaming)
 
 
 def read(reporter: Reporter, folder: Path, pairs: int):
@@ -218,38 +218,38 @@ def tokenizing(workers: int) -> str:
 
 def plan(reporter: Reporter, folder: Path, pairs: int):
     """From the start of a run, with all tokens on disk, to its first batch and to one deep in the run."""
-    args, tokenizer = options_of(folder), load_tokenizer(str(folder / "tokenizer"))
+    options, tokenizer = options_of(folder), load_tokenizer(str(folder / "tokenizer"))
 
     dataset, _ = reporter.phase(
         "find the tokens again",
-        lambda: tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS, num_proc=WORKERS[-1]),
+        lambda: tokenize_pairs(load_pairs(options)["train"], tokenizer, **LIMITS, num_proc=WORKERS[-1]),
         pairs,
     )
     count = len(dataset)
     reporter.phase("fingerprint", lambda: fingerprint(dataset), count)
     lengths = reporter.phase("lengths", lambda: lengths_of(dataset), count)
-    batches = reporter.phase("plan an epoch", lambda: plan_batches(*lengths, MAX_TOKENS, args.seed, 0), count)
+    batches = reporter.phase("plan an epoch", lambda: plan_batches(*lengths, MAX_TOKENS, SEED, 0), count)
     reporter.note(planned=len(np.unique(np.concatenate(batches))), batches=len(batches))
     reporter.note(padding=padding_fraction(*lengths, batches))
     deep = len(batches) * EPOCH + len(batches) // 2
     few = SOME * count // len(batches)
     del batches
-    loader = iter(training_batches(dataset, tokenizer, args))
+    loader = iter(training_batches(dataset, tokenizer, options, MAX_TOKENS, SEED))
     reporter.phase("first batch", lambda: next(loader))
     reporter.phase(f"{SOME} batches", lambda: list(itertools.islice(loader, SOME)), few)
-    loader = iter(training_batches(dataset, tokenizer, args, deep))
+    loader = iter(training_batches(dataset, tokenizer, options, MAX_TOKENS, SEED, deep))
     reporter.phase(f"resume in the middle of epoch {EPOCH + 1}", lambda: next(loader))
 
 
 def stream(reporter: Reporter, folder: Path, pairs: int):
     """Streams one epoch, and resumes at two positions in it."""
 
-    args, tokenizer = options_of(folder, "--streaming", "--max_steps", "1"), load_tokenizer(str(folder / "tokenizer"))
+    options, tokenizer = options_of(folder, streaming=True), load_tokenizer(str(folder / "tokenizer"))
     marks, places, count = [0.1, 0.9], [], 0
 
     def open_at(number: int = 0, state: dict | None = None):
-        dataset, _ = tokenize_pairs(load_pairs(args)["train"], tokenizer, **LIMITS)
-        return training_batches(dataset, tokenizer, args, number, stream_state=state)
+        dataset, _ = tokenize_pairs(load_pairs(options)["train"], tokenizer, **LIMITS)
+        return training_batches(dataset, tokenizer, options, MAX_TOKENS, SEED, number, stream_state=state)
 
     def read_epoch():
         nonlocal count

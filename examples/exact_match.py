@@ -10,6 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import Translator
 from vanilla_transformer.commands.options import positive
+from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.pairs import load_split
 from vanilla_transformer.errors import UserError, loading
 
@@ -27,7 +28,8 @@ def main(argv: list[str] | None = None):
     options = parser.parse_args(argv)
     disable_progress_bar()  # of transformers, for loading the model
     try:
-        pairs = load_split(options)
+        sides = {"source_column": options.source_column, "target_column": options.target_column}
+        pairs = load_split(DatasetOptions(options.dataset_name, **sides), options.split)
         sources, targets = ([text or "" for text in pairs[side]] for side in ("source", "target"))
         with loading(options.model):
             translator = Translator.from_pretrained(options.model)

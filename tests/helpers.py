@@ -1,6 +1,5 @@
 """What the tests share: small models, batches and comparisons."""
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,8 +18,10 @@ from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, Marian
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import main
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
-from vanilla_transformer.training.arguments import DataOptions, parse_arguments
+from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.options import TrainingOptions
 
 ROOT = Path(__file__).parents[1]
 
@@ -185,9 +186,9 @@ def data_options(**options) -> DataOptions:
     return DataOptions(**json.loads(json.dumps(options, default=str)))  # paths as texts, also in lists
 
 
-def training_options(*argv: str) -> argparse.Namespace:
-    """The options of train.py, on any dataset."""
-    return parse_arguments(["--dataset_name=x", *argv])
+def training_options(*argv: str) -> TrainingOptions:
+    """The options of train.py that say how to train."""
+    return parse_arguments(["--dataset_name=x", *argv])[2]
 
 
 def parts(k: int) -> list[dict[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 """The configuration of the encoder-decoder Transformer. This file travels with every saved model."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
@@ -136,6 +137,11 @@ class VanillaTransformerConfig(PretrainedConfig):
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             if getattr(self, name) is None:
                 setattr(self, name, math.gcd(8, self.d_model))
+
+    @property
+    def longest_sequence(self) -> int:
+        """The tokens of the longest source or target: learned positions end, others are computed as needed."""
+        return self.max_position_embeddings if self.position_embedding_type == "learned" else sys.maxsize
 
     def check_key(self, key: str, value):
         """Raises ValueError for a key that is not a field, and for an attention kernel on the Hub, which is code.

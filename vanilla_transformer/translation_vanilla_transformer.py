@@ -127,9 +127,7 @@ class Translator:
         self.max_tokens = max_tokens
         self.too_long = too_long
         configs = [model.config for model in models]
-        # A table of learned positions limits the length of source and target; other kinds are computed as needed.
-        learned = [one.max_position_embeddings for one in configs if one.position_embedding_type == "learned"]
-        self.max_positions = min(learned, default=sys.maxsize)
+        self.max_positions = min(config.longest_sequence for config in configs)
         longest = [tokenizer.model_max_length, *(config.max_position_embeddings for config in configs)]
         longest = min(*longest, MOST_TOKENS)
         self.longest_source = min(max_source_length or longest, self.max_positions)

@@ -6,7 +6,6 @@ import multiprocessing
 import subprocess
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -26,6 +25,7 @@ from vanilla_transformer.data.batches import (
     plan_batches,
     training_batches,
 )
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
@@ -125,10 +125,10 @@ def test_collator_pads_on_the_right(pad, number, side):
 # ---------------------------------------------------------------------------------------------------- training batches
 
 
-def options(**kwargs) -> SimpleNamespace:
-    defaults = {"seed": 1, "per_device_train_max_tokens": 60, "dataloader_num_workers": 0, "bpe_dropout": 0.0}
-    defaults |= {"max_source_length": 99, "max_target_length": 99}
-    return SimpleNamespace(**{**defaults, **kwargs})
+def load(dataset, tokenizer, *share, max_tokens: int = 60, seed: int = 1, stream_state: dict | None = None, **options):
+    """The training batches of a process; `share` are the number of the first, of the process and of all processes."""
+    given = (DataOptions(**options), max_tokens, seed)
+    return training_batches(dataset, tokenizer, *given, *share, stream_state=stream_state)
 
 
 def as_pairs(batch: dict) -> list[tuple]:
@@ -166,7 +166,7 @@ def source(request, tokenized, monkeypatch):
 def test_training_batches(source, tokenized, tokenizer):
     """Every pair once an epoch, within the budget; the same from any number and for any number of processes."""
     everything = {(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in tokenized}
-    loader = training_batches(source, tokenizer, options())
+    loader = load(source, tokenizer)
     stream = take(loader, 60)
     epochs, seen = [[]], set()
     for batch in stream:
@@ -179,20 +179,20 @@ def test_training_batches(source, tokenized, tokenizer):
             epochs.append([])
     assert len(epochs) > 3
     assert epochs[0] != epochs[1]
-    assert take(training_batches(source, tokenizer, options(seed=2)), 60) != stream
+    assert take(load(source, tokenizer, seed=2), 60) != stream
 
     for start in [1, len(epochs[0]) - 1, len(epochs[0]), len(epochs[0]) + 3]:
-        assert take(training_batches(source, tokenizer, options(), start), 9) == stream[start : start + 9]
+        assert take(load(source, tokenizer, start), 9) == stream[start : start + 9]
     for num_processes in [2, 3]:
-        share = (source, tokenizer, options(), 6)
-        dealt = [take(training_batches(*share, i, num_processes), 10) for i in range(num_processes)]
+        share = (source, tokenizer, 6)
+        dealt = [take(load(*share, i, num_processes), 10) for i in range(num_processes)]
         assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == stream[6 : 6 + 10 * num_processes]
 
 
 def test_pairs_of_a_batch_are_found_again(source, tokenizer):
     """For a message about them: those of all processes, also from an earlier pool or epoch."""
-    expected = take(training_batches(source, tokenizer, options()), 60)
-    loader = training_batches(source, tokenizer, options(), 4, 1, 2)
+    expected = take(load(source, tokenizer), 60)
+    loader = load(source, tokenizer, 4, 1, 2)
     take(loader, 28)
     for number in (4, 5, 30, 58, 59):
         pairs = loader.pairs(number, 1)
@@ -201,7 +201,7 @@ def test_pairs_of_a_batch_are_found_again(source, tokenizer):
 
 
 def test_epoch_counts_the_batches_of_all_processes(tokenized, tokenizer):
-    loader = training_batches(tokenized, tokenizer, options(), 5, process_index=1, num_processes=2)
+    loader = load(tokenized, tokenizer, 5, 1, 2)
     assert as_lists(loader.epoch()) == as_lists(plan_batches(*lengths_of(tokenized), 60, 1, 0))
 
 
@@ -262,15 +262,15 @@ def write_stream(tokenizer, tmp_path):
     return write
 
 
-def small_pools(size: int, monkeypatch) -> SimpleNamespace:
-    """Options for about ten batches an epoch from `size` pairs, in about four pools."""
+def small_pools(size: int, monkeypatch) -> int:
+    """The tokens of a batch for about ten batches an epoch from `size` pairs, in about four pools."""
     monkeypatch.setattr(batches, "FIRST_POOL", size // 5)
     monkeypatch.setattr(batches, "LAST_POOL", size // 3)
-    return options(per_device_train_max_tokens=int(1.3 * size))
+    return int(1.3 * size)
 
 
 @pytest.fixture
-def args(monkeypatch):
+def max_tokens(monkeypatch):
     return small_pools(len(FEW), monkeypatch)
 
 
@@ -297,11 +297,12 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_stream_resumes_from_any_batch(kind, write_stream, tokenizer, monkeypatch):
     *files, limits = KINDS[kind]
-    open_stream, args = write_stream(*files), small_pools(len(files[0]), monkeypatch)
+    open_stream, max_tokens = write_stream(*files), small_pools(len(files[0]), monkeypatch)
     monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after each read of a parquet file
 
     def loader(stream=None, start: int = 0, state: dict | None = None):
-        return training_batches(stream or open_stream(**limits), tokenizer, args, start, stream_state=state)
+        options = {"max_tokens": max_tokens, "stream_state": state}
+        return load(stream or open_stream(**limits), tokenizer, start, **options)
 
     stream = open_stream(**limits)
     found, states = take_with_states(loader(stream), 3)
@@ -321,15 +322,17 @@ def test_stream_resumes_from_any_batch(kind, write_stream, tokenizer, monkeypatc
 
 
 @pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_processes, write_stream, tokenizer, args):
+def test_several_processes_resume_a_stream_from_the_state_of_the_first(
+    num_processes, write_stream, tokenizer, max_tokens
+):
     stream = write_stream(count=3)()
-    expected = take(training_batches(stream, tokenizer, args), 40)
-    first = training_batches(stream, tokenizer, args, num_processes=num_processes)
+    expected = take(load(stream, tokenizer, max_tokens=max_tokens), 40)
+    first = load(stream, tokenizer, 0, 0, num_processes, max_tokens=max_tokens)
     reader = iter(first)
     for start in range(0, 36 - 3 * num_processes, num_processes):
-        share = {"num_processes": num_processes, "stream_state": json.loads(json.dumps(first.state))}
+        rest = {"max_tokens": max_tokens, "stream_state": json.loads(json.dumps(first.state))}
         next(reader)
-        loaders = [training_batches(stream, tokenizer, args, start, i, **share) for i in range(num_processes)]
+        loaders = [load(stream, tokenizer, start, i, num_processes, **rest) for i in range(num_processes)]
         dealt = [take(loader, 3) for loader in loaders]
         found = [batch for turn in zip(*dealt, strict=True) for batch in turn]
         assert found == expected[start : start + 3 * num_processes]
@@ -337,19 +340,19 @@ def test_several_processes_resume_a_stream_from_the_state_of_the_first(num_proce
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_stream_of_another_number_of_files_is_refused(count, write_stream, tokenizer, args):
-    state = training_batches(write_stream(count=3)(), tokenizer, args).state
+def test_stream_of_another_number_of_files_is_refused(count, write_stream, tokenizer, max_tokens):
+    state = load(write_stream(count=3)(), tokenizer, max_tokens=max_tokens).state
     with pytest.raises(UserError, match=f"^The stream has {count} files, but had 3 when the checkpoint was saved"):
-        training_batches(write_stream(count=count)(), tokenizer, args, stream_state=state)
+        load(write_stream(count=count)(), tokenizer, max_tokens=max_tokens, stream_state=state)
 
 
-def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(write_stream, tokenizer, args):
+def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(write_stream, tokenizer, max_tokens):
     """In parallel they would take datasets a thread for each pair."""
     stream = write_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90], 4)()
     files = {source: shard for shard in range(4) for source in next(iter(stream.shard(4, shard).batch(999)))["source"]}
     orders: dict[int, list] = {1: [], 2: []}
     for seed, found in orders.items():
-        loader = training_batches(stream, tokenizer, SimpleNamespace(**vars(args) | {"seed": seed}))
+        loader = load(stream, tokenizer, max_tokens=max_tokens, seed=seed)
         pools = ((loader.state["epoch"], pool) for pool, _ in loader.pools())
         for _, group in itertools.islice(itertools.groupby(pools, key=lambda pair: pair[0]), 6):
             read = [files[pair["source"]] for _, pool in group for pair in pool]
@@ -361,7 +364,7 @@ def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(write_st
 def test_stream_without_usable_pairs_is_refused(tokenizer):
     stream, _ = tokenize_pairs(text_dataset([(None, "b")]).to_iterable_dataset(), tokenizer, 20, 20)
     with pytest.raises(UserError, match="The stream has no usable pair"):
-        next(iter(training_batches(stream, tokenizer, options())))
+        next(iter(load(stream, tokenizer)))
 
 
 # --------------------------------------------------------------------------------------------------------- BPE-dropout
@@ -377,9 +380,8 @@ def test_bpe_dropout_changes_tokens_and_not_texts(source, tokenizer, workers):
     def decode(batches):
         return [[tuple(tokenizer.batch_decode(pair, skip_special_tokens=True)) for pair in batch] for batch in batches]
 
-    plain = take(training_batches(source, tokenizer, options()), 40)
-    args = options(bpe_dropout=0.5, dataloader_num_workers=workers)
-    varied = take(training_batches(source, tokenizer, args), 40)
+    plain = take(load(source, tokenizer), 40)
+    varied = take(load(source, tokenizer, bpe_dropout=0.5, dataloader_num_workers=workers), 40)
     assert decode(varied) == decode(plain)
     assert sum(a == b for a, b in zip(plain, varied, strict=True)) < 4
     assert all(ids[-1] == tokenizer.eos_token_id for batch in varied for pair in batch for ids in pair)
@@ -395,8 +397,8 @@ def test_bpe_dropout_respects_the_length_limits(tokenized, tokenizer):
     assert len(short) > 15
     plain = [tuple(map(tuple, (pair["input_ids"], pair["labels"]))) for pair in short]
     sources, targets = ({pair[side] for pair in plain} for side in (0, 1))
-    args = options(bpe_dropout=0.5, max_source_length=14, max_target_length=19)
-    found = list(itertools.chain(*take(training_batches(short, tokenizer, args), 60)))
+    limits = {"max_source_length": 14, "max_target_length": 19}
+    found = list(itertools.chain(*take(load(short, tokenizer, bpe_dropout=0.5, **limits), 60)))
     assert all(len(source) <= 14 and len(target) <= 19 for source, target in found)
     kept = sum(source in sources for source, _ in found), sum(target in targets for _, target in found)
     assert all(3 < count < len(found) for count in kept)

@@ -3,7 +3,6 @@
 import csv
 from hashlib import blake2b
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -12,6 +11,7 @@ import yaml
 from datasets import Dataset, IterableDataset
 from helpers import data_options, text_dataset
 
+from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.pairs import (
     PAIR_FEATURES,
     fingerprint,
@@ -100,7 +100,7 @@ def test_directory_with_configurations(hub_like, capsys):
     pairs = load(**options, validation_split="dev")
     assert {split: texts(part) for split, part in pairs.items()} == PARTS
     assert "Warning" not in capsys.readouterr().out
-    split = load_split(SimpleNamespace(**options | {"dataset_name": str(hub_like), "split": "dev"}))
+    split = load_split(DatasetOptions(str(hub_like), **options), "dev")
     assert texts(split) == PARTS["validation"]
 
 
@@ -134,7 +134,7 @@ def test_parts_and_sums_of_splits(train, validation, expected, hub_like, capsys)
     pairs = load(**options, train_split=train, validation_split=validation)
     is_warned_of = f"the validation pairs are the training pairs ({validation})" in capsys.readouterr().out
     assert (texts(pairs["train"]), texts(pairs["validation"]), is_warned_of) == expected
-    split = load_split(SimpleNamespace(**options | {"dataset_name": str(hub_like), "split": validation}))
+    split = load_split(DatasetOptions(str(hub_like), **options), validation)
     assert texts(split) == expected[1]
 
 
@@ -161,20 +161,17 @@ def test_pattern_of_training_files(streaming, tmp_path):
 def test_load_split_takes_texts_only(row, tmp_path):
     write(tmp_path / "test.jsonl", [{"translation": row}])
     options = data_options(dataset_name=tmp_path, source_lang="en", target_lang="de")
-    options.split = "test"
     with pytest.raises(UserError, match=f"The source of {tmp_path} is not text, but "):
-        load_split(options)
+        load_split(options, "test")
 
 
 def test_load_split_keeps_other_columns(tmp_path):
     write(tmp_path / "set" / "test.jsonl", [{"id": i, "en": s, "de": t} for i, (s, t) in enumerate(PAIRS)])
     options = data_options(dataset_name=tmp_path / "set", source_lang="de", target_lang="en")
-    options.split = "test"
     source, target = "ein Hund für 3", "a dog 3"
-    assert load_split(options)[3] == {"source": source, "target": target, "id": 3, "en": target, "de": source}
-    options.split = "dev"
+    assert load_split(options, "test")[3] == {"source": source, "target": target, "id": 3, "en": target, "de": source}
     with pytest.raises(UserError, match="no split 'dev'; its splits: test"):
-        load_split(options)
+        load_split(options, "dev")
 
 
 @streamed

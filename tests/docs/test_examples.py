@@ -63,14 +63,14 @@ def test_train_py_reads_the_generated_pairs(name):
     generate(name)
     (recipe,) = [recipe for recipe, generator in RECIPES.items() if generator == name] or [None]
     data = ["--config", f"{EXAMPLES}/{recipe}.yaml"] if recipe else ["--dataset_name", f"outputs/{name}_dataset"]
-    options = parse_arguments(data)
-    read = load_pairs(options)
+    data, _, options = parse_arguments(data)
+    read = load_pairs(data)
     found = {split: list(zip(pairs["source"], pairs["target"], strict=True)) for split, pairs in read.items()}
     assert list(found) == ["train", "validation", "test"] and found == splits_of(name)
     if recipe:
-        assert options.output_dir == f"outputs/{name}" and options.warmup_steps < options.max_steps / 4
+        assert options.output_dir == Path(f"outputs/{name}") and options.warmup_steps < options.max_steps / 4
     if name == "chinese":
-        assert load_tokenizer(options.tokenizer_name).pad_token == "<|endoftext|>"
+        assert load_tokenizer(data.tokenizer_name).pad_token == "<|endoftext|>"
 
 
 @every_generator

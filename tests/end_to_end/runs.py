@@ -68,7 +68,7 @@ def execute(argv: list[str]) -> tuple[int, str, str]:
     status, out, err = 0, io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["train.py", *argv])
-        patch.setattr(memory, "configure_cpu", lambda accelerator: None)  # one thread is the fastest
+        patch.setattr(memory, "configure_cpu", lambda precision: None)  # one thread is the fastest
         try:
             with distributed.exit_on_error():
                 script.main()
@@ -136,7 +136,7 @@ def work(argv: list[str], log: Path, fault, cwd: Path, cache: Path, env: dict):
     os.chdir(cwd)
     datasets.config.HF_DATASETS_CACHE, datasets.config.HF_HUB_OFFLINE = cache, True
     torch.set_num_threads(1)
-    memory.configure_cpu = lambda accelerator: None
+    memory.configure_cpu = lambda precision: None
     if fault is not None:
         fault()
     sys.argv = ["train.py", *argv]

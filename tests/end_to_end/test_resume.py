@@ -31,8 +31,6 @@ from runs import (
 from safetensors.torch import load_file
 
 from vanilla_transformer.data import batches
-from vanilla_transformer.training import memory
-from vanilla_transformer.training.arguments import parse_arguments
 
 # --------------------------------------------------------------------------------------------------------- bit for bit
 
@@ -134,18 +132,9 @@ def test_distilled_run_stopped_within_a_step_equals_uninterrupted(finished, pair
     assert not torch.equal(*(weights(tmp_path / name)["model.shared.weight"] for name in ("other", "whole")))
 
 
-def test_chosen_token_budget_is_kept(pairs, tmp_path, monkeypatch):
-    """The recipe has the number, and a run that is resumed with less free memory uses it, too."""
-    more = QUICK + " --save_steps 2 --per_device_train_max_tokens auto"
-    for folder, part, free in [("whole", "4", 2**25), ("parts", "2", 2**25), ("parts", "4" + RESUME, 2**24)]:
-        monkeypatch.setattr(memory, "free_memory", lambda accelerator, free=free: free)
-        printed = train(options(pairs, tmp_path / folder, f"--max_steps {part}" + more))
-        if chosen := re.findall(r"--per_device_train_max_tokens auto: (.*) tokens", printed):
-            budget = int(chosen[0].replace(",", ""))
-        recipe = parse_arguments(["--config", str(tmp_path / folder / "recipe.yaml")])
-        assert recipe.per_device_train_max_tokens == budget
-    assert 128 <= budget < 2**15 and not chosen
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+def test_a_batch_as_large_as_fits_needs_a_gpu(pairs, tmp_path):
+    argv = options(pairs, tmp_path / "model", "--per_device_train_max_tokens auto")
+    assert train_fails(argv) == "--per_device_train_max_tokens auto needs a GPU; give a number."
 
 
 # ------------------------------------------------------------------------------------------ what must, what may change

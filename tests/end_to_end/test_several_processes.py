@@ -55,8 +55,8 @@ def test_each_command_is_valid(command, monkeypatch):
     args = launch_command_parser().parse_args(shlex.split(command)[2:])
     assert Path(args.config_file).exists()
     if args.training_script == "train.py":
-        recipe = parse_arguments(args.training_script_args)
-        batches = _validate_launch_command(args)[0].num_processes * recipe.gradient_accumulation_steps
+        options = parse_arguments(args.training_script_args)[2]
+        batches = _validate_launch_command(args)[0].num_processes * options.gradient_accumulation_steps
         assert batches == (16 if args.num_machines == 2 else 8)
 
 

@@ -23,7 +23,7 @@ from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.data import pairs as data
 from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.evaluation import tuning
-from vanilla_transformer.evaluation.scores import TranslationQuality
+from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.hub.upload import staged, translate_in_fresh_process
 from vanilla_transformer.training.arguments import parse_arguments
 from vanilla_transformer.translation_vanilla_transformer import Translator
@@ -64,7 +64,7 @@ def test_results_and_progress_describe_the_run(finished):
 def assert_scores_are_those_of_the_saved_model(folder, pairs):
     rows = read_pairs(pairs, "test")
     translations = Translator.from_pretrained(str(folder))([row["en"] for row in rows])
-    expected = TranslationQuality().compute(predictions=translations, references=[row["de"] for row in rows])
+    expected = Scorer().score(translations, [row["de"] for row in rows])
     found = results(folder)
     assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
     assert all(found[name] == expected[name] for name in ("bleu_signature", "chrf_signature"))
@@ -77,8 +77,8 @@ def test_scores_are_those_of_the_saved_model(finished, pairs):
 @pytest.mark.slow
 def test_written_recipe_repeats_the_run_in_another_process(finished, fork, tmp_path):
     folder, _ = finished
-    resolved = parse_arguments(["--config", str(folder / "recipe.yaml")])
-    assert (resolved.d_model, resolved.max_steps, resolved.activation_function) == (16, 8, "relu")
+    _, model, training = parse_arguments(["--config", str(folder / "recipe.yaml")])
+    assert (model.d_model, training.max_steps, model.activation_function) == (16, 8, "relu")
     again = fork(["--config", str(folder / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
     assert again.wait() == 0, again.printed()
     assert_close(weights(tmp_path / "again"), weights(folder), tolerance=0)
@@ -270,10 +270,11 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
     assert "nothing was trained" in end
 
     (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    given, resolved = vars(parse_arguments(argv)), vars(parse_arguments(["--config", str(tmp_path / "recipe.yaml")]))
+    from_recipe = ["--config", str(tmp_path / "recipe.yaml")]
+    parsed = (parse_arguments(argv), parse_arguments(from_recipe))
+    given, resolved = ({name: value for part in parts for name, value in vars(part).items()} for parts in parsed)
     assert {key for key in given if given[key] not in (None, resolved[key])} == set()
     added = {key: value for key, value in resolved.items() if given[key] is None and value is not None}
-    assert added.pop("config") == str(tmp_path / "recipe.yaml")
     assert {key for key in added if added[key] != getattr(VanillaTransformerConfig(), key)} == set()
 
     train(["--config", str(tmp_path / "recipe.yaml")])

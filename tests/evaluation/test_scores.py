@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import scores as scoring
-from vanilla_transformer.evaluation.scores import TranslationQuality, explain_zero, make_bleu, unfit_tokenizer
+from vanilla_transformer.evaluation.scores import Scorer, explain_zero, make_bleu, unfit_tokenizer
 
 REFERENCES = [
     "Der Hund schläft heute nicht.",
@@ -35,7 +35,7 @@ def no_network(monkeypatch):
 
 
 def score(translations, references, **options) -> dict:
-    return TranslationQuality(**options).compute(predictions=translations, references=references)
+    return Scorer(**options).score(translations, references)
 
 
 @pytest.mark.parametrize("name", TRANSLATIONS)

@@ -10,6 +10,7 @@ import torch
 
 from vanilla_transformer.data.batches import evaluation_batches
 from vanilla_transformer.evaluation import splits as evaluation
+from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_loss, evaluate_split, translate_split
 
 
@@ -96,9 +97,8 @@ def test_warnings_if_bleu_is_0_but_chrf_is_not_or_its_tokenizer_does_not_fit(
     texts = [text] * len(split)
     split = split.add_column("source", texts).add_column("target", texts)
     monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: texts)
-    options = {"per_device_eval_max_tokens": 99, "target_lang": None, "target_column": "to"}
-    args = SimpleNamespace(**options, bleu_tokenize=bleu_tokenize, num_examples=2)
-    results = evaluate_split(model, byte_tokenizer, split, "eval", args, accelerator)
+    options = {"tokenizer": byte_tokenizer, "scorer": Scorer("to", bleu_tokenize), "accelerator": accelerator}
+    results = evaluate_split(model, split, "eval", max_tokens=99, num_examples=2, **options)
     assert results["examples"] == [dict.fromkeys(("source", "reference", "translation"), texts[0])] * 2
     assert results["eval_chrf"] > 99
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from vanilla_transformer.errors import UserError
 from vanilla_transformer.training.arguments import (
     NOT_OPTIONS,
     SAMPLE_RECIPE,
+    given_fields,
     make_parser,
-    model_fields,
     parse_arguments,
     recipe_to_yaml,
     resolved_recipe,
@@ -33,6 +34,18 @@ def recipe(tmp_path):
     return write
 
 
+def parse(argv: list[str]) -> SimpleNamespace:
+    """The values of all options."""
+    data, model, training = parse_arguments(argv)
+    return SimpleNamespace(**vars(data), **vars(model), **vars(training))
+
+
+def resolved(argv: list[str], **fields) -> dict:
+    """The recipe that a run with these options writes."""
+    data, model, training = parse_arguments(argv)
+    return resolved_recipe(data, training, VanillaTransformerConfig(**given_fields(model) | fields))
+
+
 def refusal(argv: list[str]) -> str:
     with pytest.raises(UserError) as caught:
         parse_arguments(argv)
@@ -44,24 +57,24 @@ def refusal(argv: list[str]) -> str:
 
 
 def test_default_is_the_sample_recipe():
-    args = parse_arguments([])
-    assert vars(args) == vars(parse_arguments(["--config", str(SAMPLE_RECIPE)])) | {"config": args.config}
+    args = parse([])
+    assert vars(args) == vars(parse(["--config", str(SAMPLE_RECIPE)]))
     assert (args.dataset_name, args.source_lang, args.target_lang) == ("sample_dataset", "en", "de")
-    assert vars(parse_arguments(["--d_model=64"])) == vars(args) | {"d_model": 64}
+    assert vars(parse(["--d_model=64"])) == vars(args) | {"d_model": 64}
 
 
 def test_sample_recipe_needs_its_dataset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"run from {SAMPLE_RECIPE.parents[1]}, or say what"):
-        parse_arguments(["--max_steps=3"])
-    parse_arguments(["--dataset_name=x"])
+        parse(["--max_steps=3"])
+    parse(["--dataset_name=x"])
 
 
 @pytest.mark.parametrize("given", [["--dataset_name=x"], ["--train_file=x.csv"]])
 def test_own_data_disables_the_sample_recipe(given):
-    args = parse_arguments(given)
-    assert args.config is None and args.source_lang is None and args.warmup_steps == 4000
-    assert model_fields(args) == {}  # the config's own defaults, the paper's base model
+    data, model, training = parse_arguments(given)
+    assert data.source_lang is None and training.warmup_steps == 4000
+    assert given_fields(model) == {}  # the config's own defaults, the paper's base model
 
 
 def test_several_configurations_are_refused_with_a_remedy():
@@ -72,29 +85,26 @@ def test_several_configurations_are_refused_with_a_remedy():
 @pytest.mark.parametrize("given, target", [("ja-zh en-zh", "zh"), ("en-zh en-ja", None)])
 def test_the_only_target_language_of_all_files_is_that_of_the_scores(given, target, recipe):
     argv = ["--train_file", "x", "y", "--train_file_langs", *given.split()]
-    assert parse_arguments(argv).target_lang == target
-    assert parse_arguments([*argv, "--target_lang", "ko"]).target_lang == "ko"
-    assert (
-        parse_arguments(recipe(f"train_file: [x, y]\ntrain_file_langs: [{given.replace(' ', ', ')}]")).target_lang
-        == target
-    )
+    assert parse(argv).target_lang == target
+    assert parse([*argv, "--target_lang", "ko"]).target_lang == "ko"
+    assert parse(recipe(f"train_file: [x, y]\ntrain_file_langs: [{given.replace(' ', ', ')}]")).target_lang == target
 
 
 def test_command_line_overrides_the_recipe(recipe):
     argv = recipe("dataset_name: x\nd_model: 64\nnorm_first: true\nstreaming: true\nmax_steps: 5\nseed: 1\n")
     given = "--d_model 32 --norm_first false --streaming=False --dataset_name y"
-    args = parse_arguments([*argv, *given.split()])
+    args = parse([*argv, *given.split()])
     assert (args.d_model, args.norm_first, args.streaming, args.dataset_name) == (32, False, False, "y")
     assert (args.max_steps, args.seed) == (5, 1)
-    assert parse_arguments(["--d_model", "32", *argv]).d_model == 32  # on either side of --config
+    assert parse(["--d_model", "32", *argv]).d_model == 32  # on either side of --config
 
 
 def test_command_line_overrides_conflicting_recipe_keys(recipe):
     argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
-    assert parse_arguments([*argv, "--num-train-epochs", "3"]).max_steps is None
-    args = parse_arguments([*argv, "--train_file=x.csv"])
+    assert parse([*argv, "--num-train-epochs", "3"]).max_steps is None
+    args = parse([*argv, "--train_file=x.csv"])
     assert (args.train_file, args.dataset_name, args.dataset_config_name) == (["x.csv"], None, None)
-    assert parse_arguments([*argv, "--max_steps=7", "--num_train_epochs=3"]).max_steps == 7
+    assert parse([*argv, "--max_steps=7", "--num_train_epochs=3"]).max_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -106,26 +116,26 @@ def test_command_line_overrides_conflicting_recipe_keys(recipe):
         *((f"torch_compile: {text}", False) for text in ("false", "no")),
         ("per_device_train_max_tokens:", 4096),
         ("per_device_train_max_tokens: 99", 99),
-        ("per_device_train_max_tokens: auto", "auto"),
+        ("per_device_train_max_tokens: auto", None),
         ("source_lang: no", "no"),
-        ("output_dir: 2026-01-01", "2026-01-01"),
+        ("output_dir: 2026-01-01", Path("2026-01-01")),
     ],
 )
 def test_values_in_a_recipe(recipe, line, value):
     """YAML 1.1 takes 5e-4 for a string, `no` for a boolean, and has dates."""
     name = line.split(":")[0]
-    assert getattr(parse_arguments(recipe(f"dataset_name: x\n{line}\n")), name) == value
+    assert getattr(parse(recipe(f"dataset_name: x\n{line}\n")), name) == value
 
 
 def test_list_in_a_recipe_or_on_the_command_line(recipe):
     argv = recipe("train_file: [a.csv, 'b c.txt']\ntrain_file_weights: [2, 0.5]\ntrain_file_tags:\n- ''\n- <bt>\n")
-    args = parse_arguments(argv)
+    args = parse(argv)
     assert (args.train_file, args.train_file_weights) == (["a.csv", "b c.txt"], [2, 0.5])
     assert args.train_file_tags == ["", "<bt>"]
-    assert parse_arguments([*argv, "--train_file_weights", "1", "3"]).train_file_weights == [1, 3]
-    args = parse_arguments([*argv, "--train_file", "c.csv"])  # takes the weights of the other files away
+    assert parse([*argv, "--train_file_weights", "1", "3"]).train_file_weights == [1, 3]
+    args = parse([*argv, "--train_file", "c.csv"])  # takes the weights of the other files away
     assert (args.train_file, args.train_file_weights, args.train_file_tags) == (["c.csv"], None, None)
-    args = parse_arguments(recipe("train_file: a.csv\nteacher: [me/one, two]\n"))
+    args = parse(recipe("train_file: a.csv\nteacher: [me/one, two]\n"))
     assert (args.train_file, args.teacher) == (["a.csv"], ["me/one", "two"])
 
 
@@ -141,7 +151,7 @@ def test_list_in_a_recipe_or_on_the_command_line(recipe):
     ],
 )
 def test_options_with_an_optional_value(given, name, value):
-    assert getattr(parse_arguments([*given.split(), "--dataset_name=x"]), name) == value
+    assert getattr(parse([*given.split(), "--dataset_name=x"]), name) == value
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -295,13 +305,13 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
 def test_conflicting_options_are_rejected(given, remedy, message):
     argv = ["--dataset_name=x", *given.split()]
     assert refusal(argv).startswith(message)
-    parse_arguments([*argv, *remedy.split()])
+    parse([*argv, *remedy.split()])
 
 
 @pytest.mark.parametrize("text", ["many", "Auto", "12.5", "5e3", ""])
 def test_other_token_budgets_are_rejected(text):
     message = refusal(["--dataset_name=x", f"--per_device_train_max_tokens={text}"])
-    assert message == f"--per_device_train_max_tokens is {text}; give a number, or auto."
+    assert message == f"argument --per_device_train_max_tokens: it is {text}; give a number, or auto"
 
 
 # ------------------------------------------------------------------------------------------- what is written and known
@@ -311,25 +321,24 @@ def test_written_recipe_reads_back(recipe):
     argv = ["--train_file", "dir with space/ä: #.csv", "b.txt", "--train_file_weights", "2", "0.5"]
     argv += ["--train_file_tags", "", "<bt>", "--source_lang=no", "--target_lang=de", "--d_model=48", "--seed=3"]
     argv += ["--norm_first", "--learning_rate=5e-4", "--report_to=none", "--max_steps=7", "--output_dir=2026-01-01"]
-    argv += ["--per_device_train_max_tokens=auto", "--bpe_dropout=0.1", "--r_drop_alpha=5", "--gradient_checkpointing"]
+    argv += ["--per_device_train_max_tokens=99", "--bpe_dropout=0.1", "--r_drop_alpha=5", "--gradient_checkpointing"]
     argv += ["--average_checkpoints=3", "--average_checkpoints_by=score", "--eval_steps=2", "--ema_decay=0.999"]
     argv += ["--early_stopping_patience=4", "--metric_for_best_model=loss", "--on_divergence=ignore"]
-    args = parse_arguments(argv)
-    config = VanillaTransformerConfig(vocab_size=300, **model_fields(args))
-    again = parse_arguments(recipe(recipe_to_yaml(resolved_recipe(args, config))))
-    given = {name: value for name, value in vars(args).items() if name not in {"config", *MODEL_OPTIONS}}
-    assert {name: getattr(again, name) for name in given} == given
-    assert VanillaTransformerConfig(**model_fields(again)).to_dict() == config.to_dict()
+    written = resolved(argv, vocab_size=300)
+    again = recipe(recipe_to_yaml(written))
+    assert resolved(again) == written
+    before, after = vars(parse(argv)), vars(parse(again))
+    assert {name: after[name] for name in before.keys() - MODEL_OPTIONS} == {
+        name: value for name, value in before.items() if name not in MODEL_OPTIONS
+    }
     # Every model field is written, also where it was left to its default.
-    assert all(getattr(again, name) is not None for name in MODEL_OPTIONS)
-    assert resolved_recipe(again, config) == resolved_recipe(args, config)
+    assert all(after[name] is not None for name in MODEL_OPTIONS)
 
 
 def test_written_recipe_starts_a_new_run(recipe):
     """What a resumed run writes trains the same model from the start: nothing to resume from, no other recipe."""
-    args = parse_arguments(["--resume_from_checkpoint", "--dry_run", "--d_model=64"])
-    config = VanillaTransformerConfig(**model_fields(args))
-    again = parse_arguments(recipe(recipe_to_yaml(resolved_recipe(args, config))))
+    written = resolved(["--resume_from_checkpoint", "--dry_run", "--d_model=64"])
+    again = parse(recipe(recipe_to_yaml(written)))
     assert again.resume_from_checkpoint is None and not again.dry_run
     assert again.d_model == 64 and again.dataset_name == "sample_dataset"
 
@@ -357,28 +366,27 @@ def test_a_list_of_a_recipe_holds_no_options(recipe):
 def test_a_recipe_of_an_earlier_version_which_does_not_publish_is_read(recipe, value):
     names = ("push_to_hub", "hub_model_id", "hub_private_repo", "native")
     argv = recipe("dataset_name: x\n" + "".join(f"{name}: {value}\n" for name in names))
-    assert vars(parse_arguments(argv)) == vars(parse_arguments(["--dataset_name=x"])) | {"config": argv[1]}
-    args = parse_arguments([*argv, "--push_to_hub", "--hub_model_id=me/toy", "--hub_private_repo"])
+    assert vars(parse(argv)) == vars(parse(["--dataset_name=x"]))
+    args = parse([*argv, "--push_to_hub", "--hub_model_id=me/toy", "--hub_private_repo"])
     assert (args.push_to_hub, args.hub_model_id, args.hub_private_repo) == (True, "me/toy", True)
 
 
 def test_written_recipe_repeats_a_run_without_its_push(recipe):
     publishing = "--push_to_hub --hub_model_id=me/toy --hub_private_repo --native"
-    args = parse_arguments(["--dataset_name=x", "--num_examples=0", *publishing.split()])
-    written = resolved_recipe(args, VanillaTransformerConfig(**model_fields(args)))
+    written = resolved(["--dataset_name=x", "--num_examples=0", *publishing.split()])
     assert not {"push_to_hub", "hub_model_id", "hub_private_repo", "native"} & written.keys()
-    again = parse_arguments(recipe(recipe_to_yaml(written)))
+    again = parse(recipe(recipe_to_yaml(written)))
     assert not again.push_to_hub and again.num_examples == 0
 
 
 def test_every_model_field_is_an_option():
     defaults = VanillaTransformerConfig()
-    args = parse_arguments(["--dataset_name=x"])
+    args = parse(["--dataset_name=x"])
     assert len(MODEL_OPTIONS) >= 20
     for name in MODEL_OPTIONS:
         assert getattr(args, name) is None
         value = getattr(defaults, name)
-        assert getattr(parse_arguments(["--dataset_name=x", f"--{name}={value}"]), name) == value
+        assert getattr(parse(["--dataset_name=x", f"--{name}={value}"]), name) == value
     ids = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
     assert not ids & vars(args).keys() and ids < NOT_OPTIONS
 
@@ -386,10 +394,10 @@ def test_every_model_field_is_an_option():
 def test_every_option_has_help(capsys):
     assert all(action.help for action in make_parser()._actions)
     with pytest.raises(SystemExit) as caught:
-        parse_arguments(["--help"])
+        parse(["--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    assert all(f"--{name}" in shown for name in vars(parse_arguments([])))
+    assert all(f"--{name}" in shown for name in vars(parse([])))
 
 
 # --------------------------------------------------------------------------------------------------------- the recipes
@@ -397,18 +405,19 @@ def test_every_option_has_help(capsys):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipe_builds_a_model(path):
-    args = parse_arguments(["--config", str(path)])
-    assert (args.dataset_name or args.train_file) and args.output_dir
+    data, model, _ = parse_arguments(["--config", str(path)])
+    assert data.dataset_name or data.train_file
     with torch.device("meta"):
-        VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**model_fields(args)))
+        VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**given_fields(model)))
 
 
 @pytest.mark.parametrize("size, parameters", [("base", 63_082_496), ("big", 214_245_376)])
 def test_paper_recipes_build_the_paper_models(size, parameters):
     """Table 3, and sections 5.1 to 5.4; the big model drops out 0.3 for English to German."""
-    args = parse_arguments(["--config", str(SAMPLE_RECIPE.with_name(f"wmt14_en_de_{size}.yaml"))])
+    argv = ["--config", str(SAMPLE_RECIPE.with_name(f"wmt14_en_de_{size}.yaml"))]
+    args = parse(argv)
     with torch.device("meta"):
-        config = VanillaTransformerConfig(**model_fields(args) | {"vocab_size": 37000})
+        config = VanillaTransformerConfig(**given_fields(parse_arguments(argv)[1]) | {"vocab_size": 37000})
         model = VanillaTransformerForConditionalGeneration(config)
     assert model.num_parameters() == parameters
     assert args.vocab_size in (None, 37000)

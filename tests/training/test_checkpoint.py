@@ -4,22 +4,22 @@ import itertools
 import resource
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from filelock import FileLock
 from helpers import BIAS, EMBEDDINGS, assert_close, parts, small_model, training_options
 from safetensors.torch import load_file
-from torch.optim.swa_utils import AveragedModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import checkpoint as checkpoints
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.arguments import RECIPE_HEADER, resolved_recipe
+from vanilla_transformer.training.arguments import RECIPE_HEADER, parse_arguments, resolved_recipe
 from vanilla_transformer.training.state import TrainerState, Triggers
+from vanilla_transformer.training.weights import Weights
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.1}
 CONFIGS = {
@@ -30,13 +30,14 @@ CONFIGS = {
 
 
 class Run:
-    """What train.py holds during a run: model, moving average, optimizer and state."""
+    """What train.py holds during a run: weights, optimizer and state."""
 
     def __init__(self, accelerator, with_ema=True, seed=0, **config):
         torch.manual_seed(seed)
         self.model, self.accelerator, self.state = small_model(**config), accelerator, TrainerState()
-        self.ema = AveragedModel(self.model) if with_ema else None
-        self.optimizer = optim.make_optimizer(self.model, training_options("--weight_decay=0.01"))
+        self.weights = Weights(self.model, accelerator, compile=False, ema_decay=0.9 if with_ema else None)
+        optimizer = optim.make_optimizer(self.model, training_options("--weight_decay=0.01"))
+        self.optimizer = AcceleratedOptimizer(optimizer, scaler=accelerator.scaler)
 
     def train(self, steps: int):
         scaler = self.accelerator.scaler or torch.amp.GradScaler("cpu", enabled=False)
@@ -44,28 +45,26 @@ class Run:
             optim.seed_batch(42, self.state.position)
             scaler.scale(optim.compute_loss(self.model.train(), parts(1)[0], 1, training_options())).backward()
             optim.set_learning_rate(self.optimizer, 0.01 / (self.state.step + 1))
-            scaler.step(self.optimizer)
+            scaler.step(self.optimizer.optimizer)
             scaler.update()
             self.optimizer.zero_grad()
-            if self.ema is not None:
-                optim.update_average(self.ema, self.model, 0.9, self.state.step)
+            self.weights.update_average(self.state.step)
             self.state.advance(1)
         return self
 
     def save(self, output_dir: Path, tokenizer) -> Path:
-        model, optimizer = self.model, self.optimizer
-        checkpoints.save(output_dir, model, model, self.ema, optimizer, tokenizer, self.state, self.accelerator)
+        checkpoints.save(output_dir, self.weights, self.optimizer, tokenizer, self.state)
         return output_dir / f"checkpoint-{self.state.step}"
 
     def load(self, folder: Path, **settings):
-        settings, into = {"streaming": False} | settings, (self.model, self.ema, self.optimizer)
-        self.state = checkpoints.resume(folder, settings, folder.parent, *into, self.accelerator)
+        settings = {"streaming": False} | settings
+        self.state = checkpoints.resume(folder, settings, folder.parent, self.weights, self.optimizer)
         return self
 
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        if self.ema is not None:
-            tensors |= {f"ema.{name}": value for name, value in self.ema.module.state_dict().items()}
+        if self.weights.average is not None:
+            tensors |= {f"ema.{name}": value for name, value in self.weights.average.module.state_dict().items()}
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         for parameter, moments in self.optimizer.state.items():
             tensors |= {f"optimizer.{names[parameter]}.{key}": value for key, value in moments.items()}
@@ -212,8 +211,9 @@ def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
     """Step 5 was saved because of a signal, and is not kept; step 7 by transformers' Trainer."""
     put(tmp_path, 5, 7, 10, 20, 30, 40, 50, 60, "best", "60.tmp")
     (tmp_path / "checkpoint-7" / checkpoints.MARKER).rename(tmp_path / "checkpoint-7" / STATE)
-    triggers = Triggers(training_options("--eval_steps=10", *argv), 100)
-    checkpoints.prune_checkpoints(tmp_path, state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0}), triggers)
+    options = training_options("--eval_steps=10", f"--output_dir={tmp_path}", *argv)
+    state = state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0})
+    checkpoints.prune_checkpoints(options, state, Triggers(options, 100))
     assert [checkpoints.step_of(one) for one in checkpoints.list_checkpoints(tmp_path)] == sorted([7, *left])
 
 
@@ -228,8 +228,9 @@ def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
 )
 def test_final_checkpoints_ignore_those_saved_by_a_signal(argv, chosen, tmp_path):
     put(tmp_path, 10, 20, 30, 35)
-    triggers = Triggers(training_options("--eval_steps=10", *argv), 100)
-    found = checkpoints.final_checkpoints(tmp_path, state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0}), triggers)
+    options = training_options("--eval_steps=10", f"--output_dir={tmp_path}", *argv)
+    state = state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0})
+    found = checkpoints.final_checkpoints(options, state, Triggers(options, 100))
     assert [checkpoints.step_of(one) for one in found] == chosen
 
 
@@ -288,8 +289,7 @@ def test_run_that_waited_for_the_lock_checks_again(tmp_path):
 
 
 def resolve(output_dir: Path, name: str | None):
-    args = SimpleNamespace(output_dir=str(output_dir), resume_from_checkpoint=name)
-    return checkpoints.resolve_resume_checkpoint(args)
+    return checkpoints.resolve_resume_checkpoint(output_dir, name)
 
 
 def test_newest_or_named_checkpoint_is_resumed(tmp_path):
@@ -329,9 +329,10 @@ FROM = Path("runs/checkpoint-7")
 
 
 def settings(*argv: str, data="d1", validation="v1", batches=4, precision="no", **config) -> dict:
-    args = training_options(*argv)
-    extra = {"data": None if args.streaming else data, "validation": validation, "batches_per_step": batches}
-    return resolved_recipe(args, VanillaTransformerConfig(**config)) | extra | {"mixed_precision": precision}
+    options, _, training = parse_arguments(["--dataset_name=x", *argv])
+    extra = {"data": None if options.streaming else data, "validation": validation, "batches_per_step": batches}
+    recipe = resolved_recipe(options, training, VanillaTransformerConfig(**config))
+    return recipe | extra | {"mixed_precision": precision}
 
 
 def test_changed_settings_are_named():

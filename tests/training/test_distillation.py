@@ -11,6 +11,7 @@ from transformers import MarianMTModel
 from vanilla_transformer import Translator
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.batches import SOFT_TARGETS, PairCollator, training_batches
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.pairs import tokenize_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
 from vanilla_transformer.errors import UserError
@@ -62,9 +63,9 @@ def run(text_tokenizer, accelerator, tmp_path, monkeypatch):
     config = small_model(vocab_size=len(text_tokenizer)).config
 
     def make(*options: str, pairs=40):
-        args = training_options("--per_device_eval_max_tokens=300", "--per_device_train_max_tokens=200", *options)
+        given = training_options("--per_device_eval_max_tokens=300", *options)
         dataset, _ = tokenize_pairs(text_dataset(read_sample(pairs)), text_tokenizer, 99, 99)
-        return args, add_soft_targets(dataset, text_tokenizer, config, args, accelerator)
+        return given, add_soft_targets(dataset, text_tokenizer, config, given, accelerator.device)
 
     return make
 
@@ -87,9 +88,10 @@ def test_cached_soft_targets_are_those_of_the_batch(run, teachers, reading, text
     run("--teacher", *teachers, "--teacher_top_k=5")
     assert reading.called and "soft targets: the 5 most probable tokens have " in capsys.readouterr().out
     reading.reset_mock()
-    args, pairs = run("--teacher", *teachers, "--teacher_top_k=5")
+    _, pairs = run("--teacher", *teachers, "--teacher_top_k=5")
     assert not reading.called
-    models, loader = [load_foreign(name) for name in teachers], iter(training_batches(pairs, text_tokenizer, args))
+    models = [load_foreign(name) for name in teachers]
+    loader = iter(training_batches(pairs, text_tokenizer, DataOptions(), max_tokens=200, seed=42))
     for _ in range(8):
         batch = next(loader)
         ids = {name: tensor for name, tensor in batch.items() if name not in SOFT_TARGETS}
@@ -103,8 +105,9 @@ def test_cached_soft_targets_are_those_of_the_batch(run, teachers, reading, text
 def test_soft_targets_of_another_run_are_unused(change, run, teachers, reading, text_tokenizer, accelerator, tmp_path):
     """And a resumed run says that they changed."""
 
-    def settings(args, pairs) -> dict:
-        return run_settings(vars(args), {"train": pairs, "validation": pairs}, 1, accelerator)
+    def settings(options, pairs) -> dict:
+        recipe = vars(options) | {"streaming": False}
+        return run_settings(recipe, {"train": pairs, "validation": pairs}, 1, accelerator.mixed_precision)
 
     before = settings(*run("--teacher", *teachers))
     assert settings(*run("--teacher", *teachers)) == before

@@ -83,8 +83,8 @@ def test_one_process_instead_of_several_is_said(accelerator, monkeypatch, capsys
 
 def test_error_on_main_is_raised_everywhere(accelerator):
     with pytest.raises(ZeroDivisionError):
-        distributed.run_on_main(accelerator, lambda: 1 // 0)
-    assert distributed.run_on_main(accelerator, max, 2, 3) == 3
+        distributed.run_on_main(lambda: 1 // 0)
+    assert distributed.run_on_main(max, 2, 3) == 3
 
 
 def test_copied_weights_are_equal():

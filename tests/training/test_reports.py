@@ -1,13 +1,13 @@
 """What a run says about itself."""
 
-from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.training.reports import describe_run
 
 
 def test_languages_of_all_training_files_are_reported(accelerator):
-    argv = ["--train_file", "x", "y", "--train_file_langs"]
     for directions, source, target in [("en-de en-fr", "en", "de, fr"), ("de-en fr-en", "de, fr", "en")]:
-        results = describe_run(parse_arguments([*argv, *directions.split()]), {}, accelerator)
+        data = DataOptions(train_file=["x", "y"], train_file_langs=directions.split())
+        results = describe_run(data, {}, accelerator)
         assert (results["source_lang"], results["target_lang"]) == (source, target)
 
 
@@ -15,5 +15,5 @@ def test_dataset_is_a_hub_id_or_a_name_without_the_way_there(accelerator):
     """What is published with the results has neither folders nor the password in a URL."""
     files = ["/home/me/a.tsv", "https://me:hunter2@example.org/private/b.csv", "hf://datasets/me/pairs/c.jsonl"]
     files.append("https://example.org/d.csv?token=hunter2&file=secret.csv")
-    results = describe_run(parse_arguments(["--train_file", *files]), {}, accelerator)
+    results = describe_run(DataOptions(train_file=files), {}, accelerator)
     assert results["dataset"] == "a.tsv, b.csv, hf://datasets/me/pairs/c.jsonl, d.csv"

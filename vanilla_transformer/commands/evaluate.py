@@ -17,7 +17,6 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
-from sacrebleu.metrics import BLEU
 from sacrebleu.utils import smart_open
 from tabulate import tabulate
 from transformers import PretrainedConfig
@@ -25,14 +24,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..data.pairs import load_split
 from ..errors import UserError, explaining, loading
-from ..evaluation.scores import make_bleu, unfit_tokenizer
+from ..evaluation.scores import Scorer
 from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import Translator
-from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, positive
+from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
 
 UNTUNED = (*GENERATION, "comet", "num_samples")  # options that --tune has no use for
 EXAMPLES = """
@@ -82,12 +81,12 @@ def run(options: argparse.Namespace):
     for name, kind in options.systems:
         if kind == "model":
             load_translator(name, options)  # now, so that an error does not come after hours of translating
-    bleu = make_bleu(options.target_lang or options.target_column, options.bleu_tokenize, options.lowercase)
-    if not options.bleu_tokenize and (doubt := unfit_tokenizer(bleu, references)):
+    scorer = Scorer(dataset_options(options).target_language, options.bleu_tokenize, options.lowercase)
+    if doubt := scorer.doubts(references):
         print(f"warning: {doubt}", file=sys.stderr)
     make_output_dir(options.output, sources, references)
     if options.tune:
-        return tune_model(options, sources, references, bleu)
+        return tune_model(options, sources, references, scorer)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.output or Path(temporary)
         hashes = {"references.txt": write_lines(folder / "references.txt", references)}
@@ -100,7 +99,7 @@ def run(options: argparse.Namespace):
                 systems[name], speeds[name] = translate(name, sources, options)
             hashes[files[name]] = write_lines(folder / files[name], systems[name])
         with explaining("The systems cannot be scored", ValueError):  # with a wrong SACREBLEU_SEED
-            results = score_systems(systems, references, bleu, options.paired, options.num_samples)
+            results = score_systems(systems, references, scorer, options.paired, options.num_samples)
         for name, speed in speeds.items():
             results["systems"][name]["sentences_per_second"] = speed
         try:
@@ -142,7 +141,7 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
     """The sources, or None if there are none, and the references."""
     if options.references:
         return options.sources and read_lines(options.sources), read_lines(options.references)
-    pairs = load_split(options)
+    pairs = load_split(dataset_options(options), options.split)
     if not any(pairs["target"]):
         raise UserError(f"--split {options.split} of {options.dataset_name} has no references; give one that has.")
     return tuple([as_line(text or "") for text in pairs[side]] for side in ("source", "target"))
@@ -229,12 +228,12 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
     return list(map(as_line, translations)), len(sources) / (time.perf_counter() - start)
 
 
-def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], bleu: BLEU):
+def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], scorer: Scorer):
     """Prints the scores of each setting that [`tune`] tries, and saves the best, for the card too."""
     ((name, _),) = options.systems
     translator = load_translator(name, options)
     with explaining(f"{name} cannot be tuned", Exception):
-        tried = tune(translator, sources, references, bleu)
+        tried = tune(translator, sources, references, scorer)
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f", ".2f")))
     config = translator.model.generation_config
     penalty = 1.0 if config.length_penalty is None else config.length_penalty
@@ -249,5 +248,5 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
         card = f"{name}/README.md is not as train.py writes it, so it was left alone"
         print(f"{card}; it still describes the former search.", file=sys.stderr)
     if options.output:
-        results = {"model": name, "tuned_decoding": tried, "signature": str(bleu.get_signature())}
+        results = {"model": name, "tuned_decoding": tried, "signature": str(scorer.bleu.get_signature())}
         write_text(options.output / "results.json", json.dumps(results, indent=2))

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -18,8 +19,8 @@ from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of
 from ..inspection.explorer import explore, write_explorer
 from ..inspection.shapes import shape_table, trace_shapes
-from ..training.arguments import MODEL_OPTIONS, model_fields
-from .options import add_dataset_options, positive
+from ..training.arguments import ModelOptions
+from .options import add_dataset_options, dataset_options, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -34,7 +35,7 @@ def add_shapes(what):
     """The options of `inspect shapes`."""
     shapes = what.add_parser(
         "shapes",
-        dataclass_types=[MODEL_OPTIONS],
+        dataclass_types=[ModelOptions],
         description="Print the output shape of each step of a forward pass, with the section of the paper, the "
         "parameters, and the FLOPs of matrix products. Letters: B sentences, S source length, T target length, d "
         "d_model, h heads, k head size, f feed-forward size, V vocabulary size. Nothing is computed, so a model of "
@@ -122,7 +123,8 @@ def load(name: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrai
 
 def print_shapes(options: argparse.Namespace):
     """Prints the steps of a model on torch's meta device, where tensors have shapes but no values."""
-    given = model_fields(options)
+    named = [field.name for field in fields(ModelOptions)]
+    given = {name: getattr(options, name) for name in named if getattr(options, name) is not None}
     if options.model is None:
         config = VanillaTransformerConfig(**given)
     elif given:
@@ -167,7 +169,7 @@ def make_page(options: argparse.Namespace):
     model, tokenizer = load(options.model)
     pairs = [(options.text, None, None)]
     if options.dataset_name:
-        split = load_split(options).take(options.sentences)
+        split = load_split(dataset_options(options), options.split).take(options.sentences)
         alignments = split["alignment"] if "alignment" in split.column_names else [None] * len(split)
         pairs = list(zip(split["source"], split["target"], alignments, strict=True))
     recorded = explore(model, tokenizer, pairs)
@@ -187,7 +189,7 @@ def print_alignments(options: argparse.Namespace):
     """Prints the links of each pair, and to stderr their error rate over all pairs that have reference links."""
     model, tokenizer = load(options.model)
     layer = index_of("layer", options.layer, model.config.decoder_layers)
-    pairs = load_split(options)
+    pairs = load_split(dataset_options(options), options.split)
     column = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
     references = [read_links(text, number) for number, text in enumerate(column, start=1)]
     predicted, scored, skipped = [], [], 0

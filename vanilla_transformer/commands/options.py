@@ -1,8 +1,11 @@
 """Shared by the commands: a parser with one-sentence errors, types of options, and options of several commands."""
 
 import argparse
+from dataclasses import fields
 
 from transformers import HfArgumentParser
+
+from ..data.options import DatasetOptions
 
 # Options that go to `Translator.from_pretrained`, and those that go to `generate`.
 LOADING = ("trust_remote_code", "backend", "quantization", "max_source_length", "max_tokens", "device", "dtype")
@@ -27,15 +30,17 @@ def positive(text: str) -> int:
 
 
 def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
-    """A split of a dataset, for [`load_split`]."""
+    """Adds the options for a split of a dataset."""
     add = parser.add_argument
-    add("--dataset_name", required=required, help="a Hub id or a directory of the same layout")
-    add("--dataset_config_name", help="the configuration of the dataset")
-    add("--dataset_revision", help="the commit, branch or tag of the dataset on the Hub (default: main)")
+    for field in fields(DatasetOptions):
+        is_required = required and field.name == "dataset_name"
+        add(f"--{field.name}", required=is_required, help=field.metadata["help"])
     add("--split", default="test", help="a split, or test[:100], test+dev, ... (default: %(default)s)")
-    for side in ("source", "target"):
-        add(f"--{side}_lang", help=f"the {side} language: a column, or a key of `translation`")
-        add(f"--{side}_column", help=f"the column of the {side}, if its name is not a language")
+
+
+def dataset_options(options: argparse.Namespace) -> DatasetOptions:
+    """The dataset that the options of a command name."""
+    return DatasetOptions(**{field.name: getattr(options, field.name) for field in fields(DatasetOptions)})
 
 
 def add_translation_options(parser: argparse.ArgumentParser):

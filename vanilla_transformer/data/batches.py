@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from .options import DataOptions
 from .pairs import reading_data
 from .tokenizer import with_bpe_dropout
 
@@ -243,7 +244,9 @@ class StreamedBatches:
 def training_batches(
     dataset: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
-    args,
+    options: DataOptions,
+    max_tokens: int,
+    seed: int,
     start: int = 0,
     process_index: int = 0,
     num_processes: int = 1,
@@ -251,21 +254,22 @@ def training_batches(
 ) -> PairLoader | StreamedBatches:
     """Endless padded training batches of this process, from batch number `start`.
 
-    For a stream, `stream_state` is the `state` saved with the checkpoint; reading begins there.
+    `max_tokens` is the size of a batch: its sentences times its longest side. For a stream, `stream_state` is the
+    `state` saved with the checkpoint; reading begins there.
     """
-    collate, max_tokens = PairCollator(tokenizer), args.per_device_train_max_tokens
-    if args.bpe_dropout:
-        limits = {"input_ids": args.max_source_length, "labels": args.max_target_length}
-        collate = BpeDropoutCollator(tokenizer, args.bpe_dropout, limits)
-    share = {"seed": args.seed, "start": start, "process_index": process_index, "num_processes": num_processes}
+    collate = PairCollator(tokenizer)
+    if options.bpe_dropout:
+        limits = {"input_ids": options.max_source_length, "labels": options.max_target_length}
+        collate = BpeDropoutCollator(tokenizer, options.bpe_dropout, limits)
+    share = {"seed": seed, "start": start, "process_index": process_index, "num_processes": num_processes}
     if isinstance(dataset, IterableDataset):
         return StreamedBatches(dataset, collate, max_tokens, state=stream_state, **share)
     return PairLoader(
         dataset,
         batch_sampler=TokenBatchSampler(*lengths_of(dataset), max_tokens, **share),
         collate_fn=collate,
-        num_workers=args.dataloader_num_workers,
-        persistent_workers=args.dataloader_num_workers > 0,
+        num_workers=options.dataloader_num_workers,
+        persistent_workers=options.dataloader_num_workers > 0,
         worker_init_fn=leave_signals_to_training,
     )
 

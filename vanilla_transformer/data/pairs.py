@@ -6,10 +6,10 @@ import glob
 import itertools
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError, explaining, one_line
 from ..translation_vanilla_transformer import longest_text
+from .options import DataOptions, DatasetOptions
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
@@ -45,30 +46,33 @@ FORMATS |= {".csv": ("csv", CSV), ".tsv": ("csv", TSV), ".txt": ("csv", TXT)}
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
-def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
+def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
     """Loads the training, validation and test splits that exist, each with the columns `source` and `target`.
 
-    `args` has the fields of `DataOptions` in training/arguments.py. Validation and test splits are never streams.
+    Validation and test splits are never streams.
 
     Raises UserError if the dataset, a split, a column or a language does not exist (the message lists those that do),
     or if a file cannot be read or its header does not fit its rows.
     """
-    if not (args.dataset_name or args.train_file):  # as in a recipe of sizes only
+    if not (options.dataset_name or options.train_file):  # as in a recipe of sizes only
         raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
-    names = {split: getattr(args, f"{split}_split") or split for split in SPLITS}
-    if args.train_file:
-        origins = {split: getattr(args, f"{split}_file") for split in SPLITS}
-        raw = {split: load_file(split, files[0], args) for split, files in origins.items() if files}
+    names = {split: getattr(options, f"{split}_split") or split for split in SPLITS}
+    if options.train_file:
+        origins = {split: getattr(options, f"{split}_file") for split in SPLITS}
+        raw = {split: load_file(split, files[0], options.streaming) for split, files in origins.items() if files}
     else:
-        origins, raw = {split: [name] for split, name in names.items()}, load_dataset(args)
+        origins, raw = (
+            {split: [name] for split, name in names.items()},
+            load_dataset(options, "--train_file", options.streaming),
+        )
     pairs = {}
     for split, name in names.items():
-        if split == "train" or getattr(args, f"{split}_split") or name in raw:
-            pairs[split] = find_split(raw, name, args)
+        if split == "train" or getattr(options, f"{split}_split") or name in raw:
+            pairs[split] = find_split(raw, name, options.label)
     trained_on = {Path(name).resolve() for name in origins["train"]}
     for split in ("validation", "test"):
         for name in origins[split] if split in pairs else ():
-            if Path(name).resolve() in trained_on if args.train_file else overlap(raw, name, names["train"]):
+            if Path(name).resolve() in trained_on if options.train_file else overlap(raw, name, names["train"]):
                 PartialState().print(
                     f"Warning: the {split} pairs are the training pairs ({name}); their scores say nothing "
                     "about unseen text."
@@ -76,72 +80,64 @@ def load_pairs(args) -> dict[str, Dataset | IterableDataset]:
     like_train = {"train"}  # splits whose files have the languages and tags of the training files
     like_train |= {split for split in pairs if len(origins[split]) > 1}
     if "validation" not in pairs:
-        hold_out_validation(pairs, args)
+        hold_out_validation(pairs, options)
         origins["validation"] = origins["train"][:1]
         like_train.add("validation")
-    with reading_data(dataset_label(args)):  # a stream is first read here
-        options = options_of_files(args, len(origins["train"]))
+    with reading_data(options.label):  # a stream is first read here
+        by_file = options_of_files(options)
         known = {}  # the columns of the first file with these languages
         for split, first in pairs.items():
-            own = options[: len(origins[split])]
-            if args.source_lang and split not in like_train:
-                own = [args]
+            own = by_file[: len(origins[split])]
+            if options.source_lang and split not in like_train:
+                own = [options]
             files, columns = read_files(split, first, origins[split], own, known)
             if split == "train":
-                report_directions(columns, args)
-            tags = args.train_file_tags if split in like_train else None
-            pairs[split] = mix_files(files, args.train_file_weights if split == "train" else None, tags)
+                report_directions(columns, options)
+            tags = options.train_file_tags if split in like_train else None
+            pairs[split] = mix_files(files, options.train_file_weights if split == "train" else None, tags)
         for split in pairs:
-            count = getattr(args, SPLITS[split])
+            count = getattr(options, SPLITS[split])
             if count is not None:
                 pairs[split] = pairs[split].take(count)
-            if args.streaming and split != "train":
+            if options.streaming and split != "train":
                 pairs[split] = Dataset.from_list(list(pairs[split]), features=pairs[split].features)
     return pairs
 
 
-def parse_direction(direction: str) -> tuple[str, str]:
-    """The source and target language of `en-de`, or of `en:pt-BR`. Raises UserError if they are not two."""
-    languages = direction.split(":" if ":" in direction else "-")
-    if len(languages) != 2 or not all(languages):
-        raise UserError(f"--train_file_langs has {direction}; give source and target as en-de, or as en:pt-BR.")
-    return tuple(languages)
-
-
-def options_of_files(args, count: int) -> list:
+def options_of_files(options: DataOptions) -> list[DataOptions]:
     """The options for each training file, with its languages of `--train_file_langs` as its source and target."""
-    if not args.train_file_langs:
-        return [args] * count
-    directions = map(parse_direction, args.train_file_langs)
-    return [
-        SimpleNamespace(**vars(args) | {"source_lang": source, "target_lang": target}) for source, target in directions
-    ]
+    if not options.train_file_langs:
+        return [options] * len(options.train_file or [options.dataset_name])
+    return [replace(options, source_lang=source, target_lang=target) for source, target in options.directions]
 
 
-def read_files(split: str, first: Dataset, names: list[str], options: list, known: dict) -> tuple[list, list]:
+def read_files(
+    split: str, first: Dataset, names: list[str], by_file: list[DataOptions], known: dict
+) -> tuple[list, list]:
     """The pairs of each file of a split, and the columns they are in; `first` has the rows of the first file.
 
     Columns that are `known` for the languages of a file are taken if it has them.
     """
     files, columns = [], []
-    for number, (name, args) in enumerate(zip(names, options, strict=True)):
-        dataset, languages = load_file(split, name, args) if number else first, (args.source_lang, args.target_lang)
-        columns.append(choose_columns(dataset, args, name, known.get(languages, ())))
+    for number, (name, options) in enumerate(zip(names, by_file, strict=True)):
+        dataset = load_file(split, name, options.streaming) if number else first
+        languages = options.source_lang, options.target_lang
+        columns.append(choose_columns(dataset, options, name, known.get(languages, ())))
         known.setdefault(languages, columns[-1])
         files.append(select_pair(dataset, *columns[-1]))
     return files, columns
 
 
-def report_directions(columns: list[tuple], args):
+def report_directions(columns: list[tuple], options: DataOptions):
     """Prints the directions in which the training files translate, if they differ."""
-    directions = [tuple(side if isinstance(side, str) else side[1] for side in pair) for pair in columns]
-    if args.train_file_langs:
-        directions = list(map(parse_direction, args.train_file_langs))
+    directions = options.directions
+    if not directions:
+        directions = [tuple(side if isinstance(side, str) else side[1] for side in pair) for pair in columns]
     distinct = list(dict.fromkeys(pair for pair in directions if pair != ("source", "target")))
     if len(distinct) > 1:
         said = ", ".join(f"{source} to {target}" for source, target in distinct)
         PartialState().print(f"The training files translate in different directions: {said}.")
-        tags = args.train_file_tags or [""] * len(directions)
+        tags = options.train_file_tags or [""] * len(directions)
         if len(set(zip(tags, (target for _, target in directions), strict=True))) > len(set(tags)):
             PartialState().print(
                 "Warning: files with different target languages have the same tag, so the model cannot know which "
@@ -149,21 +145,18 @@ def report_directions(columns: list[tuple], args):
             )
 
 
-def load_split(args) -> Dataset:
-    """Loads `args.split` of a dataset with all its columns, and its two sides as the columns `source` and `target`.
+def load_split(options: DatasetOptions, split: str) -> Dataset:
+    """Loads a split with all its columns, and its two sides as the columns `source` and `target`.
 
-    `args` may have these options of [`load_pairs`]: `dataset_name`, `dataset_config_name`, `dataset_revision`, and the
-    names of languages and columns. Other columns are dropped if a row makes several pairs. Raises UserError if the
-    dataset, the split or a column does not exist.
+    Other columns are dropped if a row makes several pairs. Raises UserError if the dataset, the split or a column does
+    not exist.
     """
-    names = ["dataset_config_name", "dataset_revision", "source_lang", "target_lang", "source_column", "target_column"]
-    args = SimpleNamespace(**dict.fromkeys(names) | {"streaming": False} | vars(args))
-    rows = find_split(load_dataset(args), args.split, args)
-    with reading_data(dataset_label(args)):
-        pairs = select_pair(rows, *find_columns(rows, args, dataset_label(args)))
+    rows = find_split(load_dataset(options, "--sources and --references"), split, options.label)
+    with reading_data(options.label):
+        pairs = select_pair(rows, *find_columns(rows, options, options.label))
         for side in pairs.column_names:
             if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
-                raise UserError(f"The {side} of {dataset_label(args)} is not text, but {pairs.features[side]}.")
+                raise UserError(f"The {side} of {options.label} is not text, but {pairs.features[side]}.")
     others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
     if len(others) != len(pairs) or not others.column_names:  # a row may make several pairs
         return pairs
@@ -184,12 +177,7 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
         raise UserError(f"{what} could not be read: {reason}{remedy}") from error
 
 
-def dataset_label(args) -> str:
-    """How messages refer to the dataset: its name, or that of the first training file."""
-    return args.dataset_name or args.train_file[0]
-
-
-def find_split(splits: dict, name: str, args) -> Dataset | IterableDataset:
+def find_split(splits: dict, name: str, dataset: str) -> Dataset | IterableDataset:
     """A split, or the pairs that an expression of `datasets` selects, such as `train[:50%]` or `train+validation`.
 
     Raises UserError if there is no such split, or if a stream is to be sliced or joined.
@@ -202,7 +190,7 @@ def find_split(splits: dict, name: str, args) -> Dataset | IterableDataset:
     except (AssertionError, ValueError) as error:
         detail = f" ({one_line(error).rstrip('.')})" if is_expression else ""
         listed = ", ".join(splits)
-        raise UserError(f"{dataset_label(args)} has no split '{name}'{detail}; its splits: {listed}.") from error
+        raise UserError(f"{dataset} has no split '{name}'{detail}; its splits: {listed}.") from error
     if name in splits:
         return splits[name]
     return datasets.concatenate_datasets([splits[split].select(range(start, end)) for split, start, end in parts])
@@ -231,14 +219,18 @@ def check_cache():
             pass
 
 
-def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
-    """Loads `args.dataset_name`: a Hub id, or a local directory laid out like one or written by `save_to_disk`.
+def load_dataset(
+    options: DatasetOptions, file_options: str, streaming: bool = False
+) -> dict[str, Dataset | IterableDataset]:
+    """Loads `--dataset_name`: a Hub id, or a local directory laid out like one or written by `save_to_disk`.
 
-    A single `Dataset` that was saved is the split `train`.
+    A single `Dataset` that was saved is the split `train`. `file_options` are those that name files instead, for
+    messages.
     """
+    name = options.dataset_name
     check_cache()
-    folder = Path(args.dataset_name)
-    if args.dataset_revision and folder.is_dir():
+    folder = Path(name)
+    if options.dataset_revision and folder.is_dir():
         raise UserError(f"--dataset_revision is for a dataset on the Hub; {folder} is a directory.")
     saved = {"train": folder} if (folder / "state.json").is_file() else {}
     if (folder / "dataset_dict.json").is_file():
@@ -246,32 +238,31 @@ def load_dataset(args) -> dict[str, Dataset | IterableDataset]:
     if saved:
         # Not by `load_from_disk`, which makes `map` write its cache beside these files.
         patterns = {split: f"{glob.escape(str(path.absolute()))}/*.arrow" for split, path in saved.items()}
-        with reading_data(f"The dataset {args.dataset_name}"):
-            return datasets.load_dataset("arrow", data_files=patterns, streaming=args.streaming)
-    if "@" in args.dataset_name and not Path(args.dataset_name).exists():
-        name, _, revision = args.dataset_name.partition("@")
-        raise UserError(f"{args.dataset_name} is not an id; give --dataset_name {name} --dataset_revision {revision}.")
-    files = [path for path in Path(args.dataset_name).resolve().rglob("*") if path.is_file()]
+        with reading_data(f"The dataset {name}"):
+            return datasets.load_dataset("arrow", data_files=patterns, streaming=streaming)
+    if "@" in name and not Path(name).exists():
+        id, _, revision = name.partition("@")
+        raise UserError(f"{name} is not an id; give --dataset_name {id} --dataset_revision {revision}.")
+    files = [path for path in Path(name).resolve().rglob("*") if path.is_file()]
     cache, suffixes = None, {path.suffix for path in files} & FORMATS.keys() - {".txt"}  # .txt: a README, a license
     if files:
         # For a directory with a dataset card, `datasets` keys its cache by name alone and would return stale rows.
         state = sorted((str(path), path.stat().st_mtime_ns) for path in files)
         cache = str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state))
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
-    remedy += "configurations, or name your files with "
-    remedy += "--train_file." if hasattr(args, "train_file") else "--sources and --references."
-    with reading_data(f"The dataset {args.dataset_name}", remedy, Exception):  # its card may hold anything
+    remedy += f"configurations, or name your files with {file_options}."
+    with reading_data(f"The dataset {name}", remedy, Exception):  # its card may hold anything
         return datasets.load_dataset(
-            args.dataset_name,
-            args.dataset_config_name,
-            revision=args.dataset_revision,
-            streaming=args.streaming,
+            name,
+            options.dataset_config_name,
+            revision=options.dataset_revision,
+            streaming=streaming,
             cache_dir=cache,
             **(TSV if suffixes == {".tsv"} else CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
         )
 
 
-def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
+def load_file(split: str, name: str, streaming: bool) -> Dataset | IterableDataset:
     """Loads one file with all its columns; the files of a run may differ in format.
 
     `name` may also be a URL, as `hf://datasets/me/pairs/train.jsonl`, or a pattern of files of one format.
@@ -288,7 +279,7 @@ def load_file(split: str, name: str, args) -> Dataset | IterableDataset:
     check_cache()
     with reading_data(option):
         files = {split: name if is_url else [glob.escape(str(file)) for file in files]}
-        pairs = datasets.load_dataset(builder, data_files=files, streaming=args.streaming, **options)[split]
+        pairs = datasets.load_dataset(builder, data_files=files, streaming=streaming, **options)[split]
         if path.suffix == ".txt":
             pairs = split_lines(pairs, option)
     return pairs
@@ -342,13 +333,13 @@ def split_at_tab(batch: dict) -> dict[str, list[str | None]]:
     return {"source": [source for source, _ in rows], "target": [target for _, target in rows]}
 
 
-def hold_out_validation(pairs: dict, args):
-    """Takes the last pairs of the training split for validation, `args.validation_split_percentage` of them."""
-    name, remedy = dataset_label(args), "give validation pairs with --validation_split or --validation_file."
-    if args.streaming:
+def hold_out_validation(pairs: dict, options: DataOptions):
+    """Takes the last pairs of the training split for validation, `--validation_split_percentage` of them."""
+    name, remedy = options.label, "give validation pairs with --validation_split or --validation_file."
+    if options.streaming:
         raise UserError(f"{name} has no validation split, and a stream cannot be split; {remedy}")
     train = pairs["train"]
-    count = max(1, len(train) * args.validation_split_percentage // 100)
+    count = max(1, len(train) * options.validation_split_percentage // 100)
     if count >= len(train):
         raise UserError(f"{name} has {len(train)} pair(s), too few to hold some out; {remedy}")
     PartialState().print(f"{name} has no validation split: the last {count:,} training pairs are held out.")
@@ -356,7 +347,9 @@ def hold_out_validation(pairs: dict, args):
     pairs["train"] = train.take(len(train) - count)
 
 
-def choose_columns(dataset: Dataset | IterableDataset, args, name: str, preferred: tuple = ()) -> tuple:
+def choose_columns(
+    dataset: Dataset | IterableDataset, options: DataOptions, name: str, preferred: tuple = ()
+) -> tuple:
     """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed.
 
     Raises UserError if there are none, or if pandas took the first field of each row for an index, which shifts the
@@ -370,13 +363,13 @@ def choose_columns(dataset: Dataset | IterableDataset, args, name: str, preferre
     names = {column if isinstance(column, str) else column[0] for column in preferred}
     if names and names <= set(dataset.features or names):
         return preferred
-    columns = find_columns(dataset, args, name)
+    columns = find_columns(dataset, options, name)
     source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
     PartialState().print(f"translating from column {source!r} to column {target!r} of {name}")
     return columns
 
 
-def find_columns(dataset: Dataset | IterableDataset, args, name: str) -> tuple:
+def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, name: str) -> tuple:
     """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
 
     The first that applies: the columns named by `--source_column` and `--target_column`; `source` and `target`, if
@@ -403,7 +396,8 @@ def find_columns(dataset: Dataset | IterableDataset, args, name: str) -> tuple:
         nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
     remedy = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
-    columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
+    columns = options.source_column, options.target_column
+    languages = options.source_lang, options.target_lang
     if any(columns):
         if set(columns) <= set(text):
             return columns
@@ -416,12 +410,9 @@ def find_columns(dataset: Dataset | IterableDataset, args, name: str) -> tuple:
             return languages
         if set(languages) <= set(nested):
             return tuple(("translation", language) for language in languages)
-        given = f"--source_lang {languages[0]} and --target_lang {languages[1]}"
-        if getattr(args, "train_file_langs", None):
-            given = f"{languages[0]} and {languages[1]} of --train_file_langs"
-        elif len(getattr(args, "train_file", None) or ()) > 1:
-            remedy = f"{remedy.rstrip('.')}; files with different languages need --train_file_langs."
-        raise UserError(f"{given} must both be text columns, or languages of a translation column; {remedy}")
+        raise UserError(
+            f"{options.describe_languages()} must both be text columns, or languages of a translation column; {remedy}"
+        )
     if len(nested) == 2:
         return tuple(("translation", language) for language in nested)
     if {"source", "target"} <= set(text):

@@ -6,8 +6,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
-import datasets
-import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
 from ..errors import UserError
@@ -73,27 +71,26 @@ def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], references: lis
     return f"BLEU is 0, and chrF {chrf:.2f}: {reason}; compare by chrF."
 
 
-class TranslationQuality(evaluate.Metric):
-    """Corpus BLEU (cased) and chrF2 with one reference each, and sacreBLEU's signatures of both.
+class Scorer:
+    """Corpus BLEU and chrF2 with one reference each, by sacreBLEU.
 
-    `evaluate.load` would download its metrics; this one needs no network.
+    `target_lang` and `tokenize` choose the tokenizer of BLEU, as in [`make_bleu`]. With `lowercase`, case does not
+    count. Raises UserError as [`make_bleu`] does.
     """
 
-    def __init__(self, target_lang: str | None = None, tokenize: str | None = None, **kwargs):
-        super().__init__(**kwargs)
-        self.metrics = {"bleu": make_bleu(target_lang, tokenize), "chrf": CHRF()}
+    def __init__(self, target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False):
+        self.bleu = make_bleu(target_lang, tokenize, lowercase)
+        self.chrf = CHRF(lowercase=lowercase)
+        self.is_told = tokenize is not None  # and then no tokenizer is advised
 
-    def _info(self):
-        text = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description="Corpus BLEU and chrF by sacreBLEU, with their signatures.",
-            citation="Post, M. (2018). A Call for Clarity in Reporting BLEU Scores. WMT.",
-            features=datasets.Features(predictions=text, references=text),
-        )
-
-    def _compute(self, predictions: list[str], references: list[str]) -> dict:
+    def score(self, hypotheses: list[str], references: list[str]) -> dict:
+        """The scores `bleu` and `chrf`, and `bleu_signature` and `chrf_signature`, which say how they were made."""
         scores = {}
-        for name, metric in self.metrics.items():
-            scores[name] = metric.corpus_score(predictions, [references]).score
+        for name, metric in {"bleu": self.bleu, "chrf": self.chrf}.items():
+            scores[name] = metric.corpus_score(hypotheses, [references]).score
             scores[f"{name}_signature"] = str(metric.get_signature())
         return scores
+
+    def doubts(self, references: Iterable[str]) -> str | None:
+        """A sentence that names a better tokenizer, if none was given and 13a does not fit the references."""
+        return None if self.is_told else unfit_tokenizer(self.bleu, references)

@@ -9,39 +9,44 @@ from tqdm.auto import tqdm
 from ..data.batches import evaluation_batches
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import Translator
-from .scores import TranslationQuality, explain_zero, unfit_tokenizer
+from .scores import Scorer, explain_zero
 
 
-def evaluate_split(model, tokenizer, split: Dataset, prefix: str, args, accelerator: Accelerator) -> dict:
+def evaluate_split(
+    model,
+    split: Dataset,
+    prefix: str,
+    *,
+    tokenizer,
+    scorer: Scorer,
+    accelerator: Accelerator,
+    max_tokens: int,
+    num_examples: int,
+) -> dict:
     """Loss (nats per target token), BLEU and chrF of a split, with some translations, which are also printed.
 
-    Every process scores its share and returns the same results. `args` are the options of train.py:
-    `per_device_eval_max_tokens`, `target_lang`, `target_column`, `bleu_tokenize` and `num_examples`.
+    Every process scores its share, in batches of `max_tokens`, and returns the same results.
 
     Returns:
         A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `bleu_signature`,
         `chrf_signature` and `examples`, a list of dictionaries with `source`, `reference` and `translation`.
     """
     shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
-    batches = evaluation_batches(split, tokenizer, args.per_device_eval_max_tokens, **shares)
+    batches = evaluation_batches(split, tokenizer, max_tokens, **shares)
     loss = evaluate_loss(model, batches, accelerator)
     sources, references = list(split["source"]), list(split["target"])
     longest = max(split["source_length"])  # translated whole, even where a Translator would split the text
-    translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max_source_length=longest)
+    translator = Translator(model, tokenizer, max_tokens, max_source_length=longest)
     with accelerator.autocast():
         translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
-    quality = TranslationQuality(args.target_lang or args.target_column, args.bleu_tokenize)
-    scores = quality.compute(predictions=translations, references=references)
-    rows = list(zip(sources, references, translations, strict=True))[: args.num_examples]
+    scores = scorer.score(translations, references)
+    rows = list(zip(sources, references, translations, strict=True))[:num_examples]
     examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
     if accelerator.is_main_process:
         lines = [f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}"]
         lines += [f"  {key:<12} {' '.join(text.split())}" for example in examples for key, text in example.items()]
         tqdm.write("\n".join(lines))
-        bleu = quality.metrics["bleu"]
-        notes = [explain_zero(bleu, scores["chrf"], translations, references)]
-        if not args.bleu_tokenize:
-            notes.append(unfit_tokenizer(bleu, references))
+        notes = [explain_zero(scorer.bleu, scores["chrf"], translations, references), scorer.doubts(references)]
         tqdm.write("".join(f"warning: {note}\n" for note in filter(None, notes)), end="")
     return {
         f"{prefix}_loss": loss,

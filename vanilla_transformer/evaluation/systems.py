@@ -7,13 +7,12 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import patch_environment
-from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
 from ..errors import UserError, printable
 from ..translation_vanilla_transformer import Translator, check_generation_config
-from .scores import explain_zero
+from .scores import Scorer, explain_zero
 
 
 class GenerateTranslator(Translator):
@@ -55,13 +54,13 @@ class GenerateTranslator(Translator):
 
 
 def score_systems(
-    systems: dict[str, list[str]], references: list[str], bleu: BLEU, paired: str, num_samples: int | None
+    systems: dict[str, list[str]], references: list[str], scorer: Scorer, paired: str, num_samples: int | None
 ) -> dict:
     """Scores the hypotheses of each system, and tests whether they differ from those of the first, the baseline.
 
     Args:
         systems: By name, one hypothesis for each reference.
-        bleu: From [`make_bleu`]; chrF2 ignores case if it does.
+        scorer: Its BLEU and chrF2 are taken.
         paired: sacreBLEU's paired test: `bootstrap` (Koehn, 2004), `randomization` (Riezler and Maxwell, 2005), or
             `none`. Its seed is 12345, or the environment variable SACREBLEU_SEED.
         num_samples: Resamples of the bootstrap (None: 1,000), or trials of the randomization (None: 10,000).
@@ -72,7 +71,7 @@ def score_systems(
         `p_value` (None: not tested); and for BLEU the `precisions`, the `brevity_penalty` and the `length_ratio`
         (hypotheses to references, in tokens).
     """
-    metrics = {"BLEU": bleu, "chrF2": CHRF(lowercase=bleu.lowercase)}
+    metrics = {"BLEU": scorer.bleu, "chrF2": scorer.chrf}
     test = "ar" if paired == "randomization" and len(systems) > 1 else "bs"
     resamples = 0 if test == "ar" else -1  # for intervals; 0: sacreBLEU's default number, -1: those of the test itself
     groups = [[system] for system in systems.items()] if paired == "none" else [list(systems.items())]
@@ -80,14 +79,14 @@ def score_systems(
     for group in groups:
         signatures, columns = PairedTest(group, metrics, [references], test, num_samples or 0, resamples)()
         for name, *scores in zip(*columns.values(), strict=True):
-            total = bleu.corpus_score(systems[name], [references])
+            total = scorer.bleu.corpus_score(systems[name], [references])
             found[name] = {"precisions": total.precisions, "brevity_penalty": total.bp, "length_ratio": total.ratio}
             for metric, score in zip(metrics, scores, strict=True):  # of NumPy's types, which JSON does not have
                 numbers = {key: value if value is None else float(value) for key, value in vars(score).items()}
                 if numbers["p_value"] is not None and score.score == found[group[0][0]][metric]["score"]:
                     numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU's formula gives the smallest p
                 found[name][metric] = numbers
-            note = explain_zero(bleu, found[name]["chrF2"]["score"], systems[name], references)
+            note = explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], references)
             notes += [f"{name}: {note}"] if note else []
     signatures = {metric: str(signature) for metric, signature in signatures.items()}
     return {"sentences": len(references), "signatures": signatures, "systems": found, "notes": notes}

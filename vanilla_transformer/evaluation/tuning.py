@@ -2,17 +2,16 @@
 
 from accelerate import Accelerator
 from datasets import Dataset
-from sacrebleu.metrics import BLEU, CHRF
 from transformers import GenerationConfig
 
 from ..translation_vanilla_transformer import Hypothesis, Translator
-from .scores import make_bleu
+from .scores import Scorer
 
 NUM_BEAMS = (1, 2, 4, 5, 8)
 LENGTH_PENALTIES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 
 
-def tune(translator: Translator, sources: list[str], references: list[str], bleu: BLEU) -> list[dict]:
+def tune(translator: Translator, sources: list[str], references: list[str], scorer: Scorer) -> list[dict]:
     """Tries each number of beams with each length penalty: dictionaries of both with their `bleu` and `chrf`.
 
     The best by BLEU comes first; by chrF if BLEU is 0 where chrF is highest, as for right translations of fewer than
@@ -24,7 +23,7 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
     Raises:
         TextTooLong: A source is too long to be translated in one piece.
     """
-    tried, metrics = [], {"bleu": bleu, "chrf": CHRF(lowercase=bleu.lowercase)}
+    tried = []
     for num_beams in NUM_BEAMS:
         # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
         search = {"num_beams": num_beams, "length_penalty": 0.0} | early_stopping(num_beams)
@@ -35,8 +34,9 @@ def tune(translator: Translator, sources: list[str], references: list[str], bleu
                 return one.score / (one.tokens + 1) ** penalty  # the end of the sentence counts too
 
             texts = [max(hypotheses, key=score).text if hypotheses else "" for hypotheses in found]
-            scores = {name: metric.corpus_score(texts, [references]).score for name, metric in metrics.items()}
-            tried.append({"num_beams": num_beams, "length_penalty": penalty} | scores)
+            scores = scorer.score(texts, references)
+            search = {"num_beams": num_beams, "length_penalty": penalty}
+            tried.append(search | {"bleu": scores["bleu"], "chrf": scores["chrf"]})
     metric = "bleu" if max(tried, key=lambda one: one["chrf"])["bleu"] else "chrf"
     return sorted(tried, key=lambda one: (-one[metric], one["num_beams"], abs(one["length_penalty"] - 1)))
 
@@ -53,10 +53,11 @@ def use_best(tried: list[dict], config: GenerationConfig) -> dict:
     return best
 
 
-def tune_on_split(model, tokenizer, split: Dataset, args, accelerator: Accelerator) -> list[dict]:
-    """What [`tune`] returns for a split, on this process alone. `args` are as in [`evaluate_split`]."""
+def tune_on_split(
+    model, split: Dataset, *, tokenizer, scorer: Scorer, accelerator: Accelerator, max_tokens: int
+) -> list[dict]:
+    """What [`tune`] returns for a split, on this process alone; the arguments are those of [`evaluate_split`]."""
     model.eval()
-    translator = Translator(model, tokenizer, args.per_device_eval_max_tokens, max(split["source_length"]))
-    bleu = make_bleu(args.target_lang or args.target_column, args.bleu_tokenize)
+    translator = Translator(model, tokenizer, max_tokens, max(split["source_length"]))
     with accelerator.autocast():
-        return tune(translator, list(split["source"]), list(split["target"]), bleu)
+        return tune(translator, list(split["source"]), list(split["target"]), scorer)

@@ -9,6 +9,7 @@ import base64
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -73,7 +74,7 @@ def explore(
     sizes = {"d": config.d_model, "h": config.encoder_attention_heads, "f": config.encoder_ffn_dim}
     sizes |= {"V": config.decoder_vocab_size, "heads": config.decoder_attention_heads}
     sizes |= {"encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers}
-    sizes |= {"positions": config.max_position_embeddings if config.position_embedding_type == "learned" else 0}
+    sizes |= {"positions": 0 if config.longest_sequence == sys.maxsize else config.longest_sequence}
     sizes |= {"bias": config.decoder_vocab_size if config.lm_head_bias else 0}
     recorded = {"sentences": sentences, "variants": variants, "shapes": shapes(model), "sizes": sizes}
     return recorded | {"end": tokenizer.eos_token}

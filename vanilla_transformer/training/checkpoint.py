@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import PartialState
+from accelerate.optimizer import AcceleratedOptimizer
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -30,8 +31,10 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.pairs import fingerprint
 from ..errors import UserError, explaining, one_line
 from ..files import new_folder, remove_folder, remove_unfinished, write_text
-from .distributed import copy_weights, run_on_main
+from .distributed import run_on_main
+from .options import TrainingOptions
 from .state import TrainerState, Triggers
+from .weights import Weights
 
 LOCK = ".lock"
 STATE = "trainer_state.json"  # transformers' Trainer also writes such a file
@@ -39,38 +42,39 @@ MARKER = "optimizer.safetensors"  # only our checkpoints have it
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def save(output_dir: Path, model, full_model, ema, optimizer, tokenizer, state: TrainerState, accelerator):
+def save(output_dir: Path, weights: Weights, optimizer: AcceleratedOptimizer, tokenizer, state: TrainerState):
     """Writes a checkpoint on the main process; every process must call it, to gather what is sharded.
 
-    `full_model` is `model` or an unsharded, uncompiled copy of it. It gets the weights of `model` and is then written.
     The optimizer state is saved by parameter name, so that any number of processes can load it.
 
     Raises OSError if it cannot be written; the previous checkpoints are intact.
     """
-    copy_weights(model, full_model)
-    optimizer_state = get_optimizer_state_dict(model, optimizer, options=ON_MAIN)
-    average = get_model_state_dict(ema.module, options=ON_MAIN) if ema is not None else None
-    state.scaler = {} if accelerator.scaler is None else accelerator.scaler.state_dict()
+    model = weights.to_save()
+    optimizer_state = get_optimizer_state_dict(weights.model, optimizer.optimizer, options=ON_MAIN)
+    average = None
+    if weights.average is not None:
+        average = get_model_state_dict(weights.average.module, options=ON_MAIN)
+    state.scaler = {} if optimizer.scaler is None else optimizer.scaler.state_dict()
 
     def write():
         """Called on the main process, with the gathered tensors."""
         folder = output_dir / f"checkpoint-{state.step}"
         try:
             with new_folder(folder) as temporary:
-                full_model.save_pretrained(temporary)
+                model.save_pretrained(temporary)
                 tokenizer.save_pretrained(temporary)
                 parts = optimizer_state["state"].items()
                 moments = {f"{name}/{key}": value for name, part in parts for key, value in part.items()}
                 save_file(moments, temporary / MARKER)
                 if average is not None:  # each tied weight once
-                    tensors = {name: average[name] for name, _ in full_model.named_parameters()}
+                    tensors = {name: average[name] for name, _ in model.named_parameters()}
                     save_file(tensors, temporary / "ema.safetensors")
                 write_text(temporary / STATE, json.dumps(asdict(state), indent=1))
                 copy_permissions(temporary)
         except (OSError, SafetensorError) as error:
             raise OSError(f"{folder} could not be written: {one_line(error)}") from error
 
-    run_on_main(accelerator, write)
+    run_on_main(write)
 
 
 def copy_permissions(folder: Path):
@@ -130,13 +134,13 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
     return sorted((path for path in folders if re.fullmatch(r"checkpoint-\d+", path.name)), key=step_of)
 
 
-def resolve_resume_checkpoint(args) -> Path | None:
-    """The checkpoint to resume from; None without `--resume_from_checkpoint`, or before the first checkpoint.
+def resolve_resume_checkpoint(output_dir: Path, name: str | None) -> Path | None:
+    """The checkpoint `--resume_from_checkpoint` names; None if it is not given, or before the first checkpoint.
 
     Raises UserError if the given path is not a checkpoint or not the newest one in `--output_dir`, that directory
     cannot be written to, or the run would overwrite other files there.
     """
-    output_dir, name, checkpoint = Path(args.output_dir), args.resume_from_checkpoint, None
+    checkpoint = None
     with explaining(f"--output_dir {output_dir} cannot be used", PermissionError):
         parent = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
@@ -193,25 +197,26 @@ def scheduled_checkpoints(output_dir: Path, triggers: Triggers) -> list[Path]:
     return [checkpoint for checkpoint in list_checkpoints(output_dir) if triggers.should_save(step_of(checkpoint))]
 
 
-def prune_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers):
+def prune_checkpoints(options: TrainingOptions, state: TrainerState, triggers: Triggers):
     """Deletes all but the `save_total_limit` newest checkpoints, the best, and those to be averaged at the end."""
-    newest = scheduled_checkpoints(output_dir, triggers)[-triggers.args.save_total_limit :]
-    keep = [*newest, *final_checkpoints(output_dir, state, triggers)]
-    best = state.ranking(triggers.args.metric_for_best_model)[:1]
+    output_dir = options.output_dir
+    newest = scheduled_checkpoints(output_dir, triggers)[-options.save_total_limit :]
+    keep = [*newest, *final_checkpoints(options, state, triggers)]
+    best = state.ranking(options.metric_for_best_model)[:1]
     for checkpoint in list_checkpoints(output_dir)[:-1]:
         if checkpoint not in keep and step_of(checkpoint) not in best:
             remove_folder(checkpoint, MARKER)
 
 
-def final_checkpoints(output_dir: Path, state: TrainerState, triggers: Triggers) -> list[Path]:
+def final_checkpoints(options: TrainingOptions, state: TrainerState, triggers: Triggers) -> list[Path]:
     """The checkpoints whose mean becomes the final model; none for the weights of the last step."""
-    args = triggers.args
-    saved = {step_of(checkpoint): checkpoint for checkpoint in scheduled_checkpoints(output_dir, triggers)}
-    best = [saved[step] for step in state.ranking(args.metric_for_best_model) if step in saved]
-    if args.average_checkpoints:
-        chosen = best if args.average_checkpoints_by == "score" else list(reversed(saved.values()))
-        return sorted(chosen[: args.average_checkpoints], key=step_of)
-    return best[:1] if args.early_stopping_patience else []
+    scheduled = scheduled_checkpoints(options.output_dir, triggers)
+    saved = {step_of(checkpoint): checkpoint for checkpoint in scheduled}
+    best = [saved[step] for step in state.ranking(options.metric_for_best_model) if step in saved]
+    if options.average_checkpoints:
+        chosen = best if options.average_checkpoints_by == "score" else list(reversed(saved.values()))
+        return sorted(chosen[: options.average_checkpoints], key=step_of)
+    return best[:1] if options.early_stopping_patience else []
 
 
 # ------------------------------------------------------------------------------------------ what must not have changed
@@ -234,7 +239,7 @@ DESCRIPTIONS = {
 }
 
 
-def run_settings(recipe: dict, splits: dict, batches_per_step: int, accelerator: Accelerator) -> dict:
+def run_settings(recipe: dict, splits: dict, batches_per_step: int, mixed_precision: str) -> dict:
     """What a checkpoint keeps, to be compared with the settings of the run that resumes from it."""
     cache = splits["train"].cache_files if recipe["teacher"] else []  # named by a digest of pairs and teachers
     return recipe | {
@@ -242,7 +247,7 @@ def run_settings(recipe: dict, splits: dict, batches_per_step: int, accelerator:
         "validation": fingerprint(splits["validation"]),
         "soft_targets": [Path(file["filename"]).stem for file in cache],
         "batches_per_step": batches_per_step,
-        "mixed_precision": accelerator.mixed_precision,
+        "mixed_precision": mixed_precision,
     }
 
 
@@ -266,7 +271,9 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
     return changed
 
 
-def resume(checkpoint: Path, settings: dict, output_dir: Path, model, ema, optimizer, accelerator) -> TrainerState:
+def resume(
+    checkpoint: Path, settings: dict, output_dir: Path, weights: Weights, optimizer: AcceleratedOptimizer
+) -> TrainerState:
     """Loads weights, moving average, optimizer state and loss scale, and prints which settings changed.
 
     Returns the trainer state with the new settings. Raises UserError if the checkpoint cannot be read, has no moving
@@ -275,24 +282,24 @@ def resume(checkpoint: Path, settings: dict, output_dir: Path, model, ema, optim
     state = load_state(checkpoint)
     changed = compare_settings(checkpoint, state.settings, settings)
     average = checkpoint / "ema.safetensors"
-    if ema is not None and not average.exists():
+    if weights.average is not None and not average.exists():
         raise UserError(f"{checkpoint} was written without --ema_decay; leave that option out.")
     with reading_checkpoint(checkpoint):
-        load_weights(model, load_file(checkpoint / "model.safetensors"))
-        if ema is not None:
-            load_weights(ema.module, load_file(average))
-            ema.n_averaged.fill_(state.step)
+        load_weights(weights.model, load_file(checkpoint / "model.safetensors"))
+        if weights.average is not None:
+            load_weights(weights.average.module, load_file(average))
+            weights.average.n_averaged.fill_(state.step)
         moments: dict[str, dict[str, torch.Tensor]] = {}
         for key, tensor in load_file(checkpoint / MARKER).items():
             name, _, moment = key.rpartition("/")
             moments.setdefault(name, {})[moment] = tensor
-        groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
-        optimizer_state = {"state": moments, "param_groups": groups}
-        set_optimizer_state_dict(model, optimizer, optimizer_state, options=StateDictOptions(full_state_dict=True))
-    if state.scaler and accelerator.scaler is not None:
-        accelerator.scaler.load_state_dict(state.scaler)
+        ours = (weights.model, optimizer.optimizer)
+        optimizer_state = {"state": moments, "param_groups": get_optimizer_state_dict(*ours)["param_groups"]}
+        set_optimizer_state_dict(*ours, optimizer_state, options=StateDictOptions(full_state_dict=True))
+    if state.scaler and optimizer.scaler is not None:
+        optimizer.scaler.load_state_dict(state.scaler)
     for change in changed.values():
-        accelerator.print(f"changed since {checkpoint}: {change}")
+        PartialState().print(f"changed since {checkpoint}: {change}")
     if checkpoint.parent.resolve() != output_dir.resolve() or changed.keys() & SCORING:
         state.scores_count_from = len(state.history)  # earlier scores are not comparable, or not of this run
     state.settings = settings

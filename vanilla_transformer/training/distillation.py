@@ -10,7 +10,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import PartialState
 from datasets import Dataset
 from datasets.fingerprint import Hasher
 from pyarrow import ArrowInvalid
@@ -21,6 +21,7 @@ from ..data.pairs import PAIR_FEATURES, fingerprint
 from ..data.tokenizer import load_tokenizer
 from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .options import TrainingOptions
 
 # Flat lists of T x k numbers, which are read several times faster than lists of lists.
 FEATURES = {"teacher_tokens": datasets.List(datasets.Value("int32"))}
@@ -28,10 +29,9 @@ FEATURES |= {"teacher_probabilities": datasets.List(datasets.Value("float32"))}
 PAIRS_AT_A_TIME = 1000  # sorted by length together
 
 
-def add_soft_targets(pairs: Dataset, tokenizer, config, args, accelerator: Accelerator) -> Dataset:
-    """The tokenized training pairs with the soft targets of `args.teacher`, from the cache if they are there.
+def add_soft_targets(pairs: Dataset, tokenizer, config, options: TrainingOptions, device: torch.device) -> Dataset:
+    """The tokenized training pairs with the soft targets of `--teacher`, from the cache if they are there.
 
-    `args` are the options of train.py: `teacher`, `teacher_top_k` and `per_device_eval_max_tokens`.
     The cache is a file that `datasets` writes under a temporary name and renames when it is complete. Its name is a
     digest of the token ids of all pairs, the teachers' configs and weights, and k: different data or teachers get a
     different file.
@@ -41,23 +41,23 @@ def add_soft_targets(pairs: Dataset, tokenizer, config, args, accelerator: Accel
             student's), or a pair is too long for its learned positions. Or the cache cannot be written or read.
     """
     longest = max(side.max() for side in lengths_of(pairs))
-    teachers = [load_teacher(name, tokenizer, config, longest).to(accelerator.device) for name in args.teacher]
+    teachers = [load_teacher(name, tokenizer, config, longest).to(device) for name in options.teacher]
 
     def read(columns: dict) -> dict:
         """The soft targets of a batch of pairs, read by the teachers in smaller batches of similar length."""
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {name: [None] * len(rows) for name in SOFT_TARGETS}
         lengths = (np.array(columns[name]) for name in ("source_length", "target_length"))
-        for indices in fill_batches(*lengths, args.per_device_eval_max_tokens):
+        for indices in fill_batches(*lengths, options.per_device_eval_max_tokens):
             batch = PairCollator(tokenizer)([rows[i] for i in indices])
-            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-            for name, values in zip(SOFT_TARGETS, soft_targets(teachers, batch, args.teacher_top_k), strict=True):
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
+            for name, values in zip(SOFT_TARGETS, soft_targets(teachers, batch, options.teacher_top_k), strict=True):
                 for i, row in zip(indices, values.cpu().numpy(), strict=True):
                     found[name][i] = row[: len(rows[i]["labels"])].ravel()
         return found
 
     models = [(teacher.config.to_json_string(), teacher.state_dict()) for teacher in teachers]
-    key = Hasher.hash([fingerprint(pairs), args.teacher_top_k, models])
+    key = Hasher.hash([fingerprint(pairs), options.teacher_top_k, models])
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_targets"
     file, remedy = folder / f"{key}.arrow", "delete it and tmp* beside it, or set HF_DATASETS_CACHE to another folder"
     with explaining(f"Soft targets cannot be written to or read from {file}", OSError, ArrowInvalid, remedy=remedy):
@@ -73,7 +73,8 @@ def add_soft_targets(pairs: Dataset, tokenizer, config, args, accelerator: Accel
         )
     sample = pairs.take(PAIRS_AT_A_TIME)
     mass = sum(map(sum, sample["teacher_probabilities"])) / sum(sample["target_length"])
-    accelerator.print(f"soft targets: the {args.teacher_top_k} most probable tokens have {mass:.1%} of probability")
+    top = f"the {options.teacher_top_k} most probable tokens"
+    PartialState().print(f"soft targets: {top} have {mass:.1%} of probability")
     return pairs.with_format("numpy", columns=["input_ids", "labels", *SOFT_TARGETS])
 
 
@@ -90,8 +91,8 @@ def load_teacher(name: str, tokenizer, config, longest: int) -> VanillaTransform
             f"--teacher {name} has a different vocabulary from the student, and cannot teach it token by token; use "
             "sequence-level distillation instead: train on its translations, as docs/training.md shows."
         )
-    limit = teacher.config.max_position_embeddings
-    if teacher.config.position_embedding_type == "learned" and longest > limit:
+    limit = teacher.config.longest_sequence
+    if longest > limit:
         raise UserError(
             f"--teacher {name} has learned positions up to {limit}, and the longest side of a pair has {longest} "
             "tokens; lower --max_source_length and --max_target_length."

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import psutil
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
@@ -25,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ..errors import UserError, catching_panics, explaining, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .options import TrainingOptions
 from .signals import Stopped
 
 # Variables that `accelerate launch` sets to ask for what train.py does not do.
@@ -42,20 +43,20 @@ UNSUPPORTED = {
 NOT_HANDED_ON = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
 
 
-def make_accelerator(args) -> Accelerator:
+def make_accelerator(options: TrainingOptions) -> Accelerator:
     """Accelerate as it was launched, with the trackers of `--report_to`.
 
     Raises UserError if the launcher was told something that train.py does not do, its processes do not know of each
     other, or a tracker does not exist or is not installed.
     """
-    check_launch(args)
-    trackers = [name for name in args.report_to.split(",") if name != "none"]
+    check_launch(options)
+    trackers = [name for name in options.report_to.split(",") if name != "none"]
     timeout = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
     steps = GradientAccumulationPlugin(num_steps=1)  # otherwise `backward` divides by what the environment says
-    options = {"project_dir": args.output_dir, "kwargs_handlers": [timeout], "gradient_accumulation_plugin": steps}
-    what = f" with --report_to {args.report_to}" if trackers else ""
+    given = {"project_dir": options.output_dir, "kwargs_handlers": [timeout], "gradient_accumulation_plugin": steps}
+    what = f" with --report_to {options.report_to}" if trackers else ""
     with explaining(f"Accelerate cannot start{what}", ValueError):
-        accelerator = Accelerator(log_with=trackers or None, **options)
+        accelerator = Accelerator(log_with=trackers or None, **given)
     for name in trackers:
         if name not in map(str, accelerator.log_with) and (name != "all" or not accelerator.log_with):
             raise UserError(f"--report_to {name} is not installed; install it, or choose another tracker.")
@@ -70,7 +71,7 @@ def make_accelerator(args) -> Accelerator:
     return accelerator
 
 
-def check_launch(args):
+def check_launch(options: TrainingOptions):
     """Raises UserError if `accelerate launch` was told what train.py does not do, or does only by its own options."""
     for name, message in UNSUPPORTED.items():
         if parse_flag_from_env(name):
@@ -80,7 +81,7 @@ def check_launch(args):
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         raise UserError("--mixed_precision fp8 is not supported; give accelerate launch bf16.")
     for name, ours in NOT_HANDED_ON.items():
-        told, value = os.environ.get(f"ACCELERATE_{name.upper()}") or launcher_option(name), getattr(args, ours)
+        told, value = os.environ.get(f"ACCELERATE_{name.upper()}") or launcher_option(name), getattr(options, ours)
         if told and told not in ("none", "auto") and float(told) != value:
             raise UserError(
                 f"accelerate launch has --{name} {told}, but train.py --{ours} {value}; give only the latter, after "
@@ -99,10 +100,10 @@ def launcher_option(name: str) -> str | None:
     return found and found[1]
 
 
-def run_on_main(accelerator: Accelerator, function: Callable, *arguments):
+def run_on_main(function: Callable, *arguments):
     """Calls the function on the main process and returns its result, or raises its exception, on all processes."""
     result = None
-    if accelerator.is_main_process:
+    if PartialState().is_main_process:
         try:
             result = function(*arguments)
         except Exception as error:  # whatever it is: the other processes are waiting for the result

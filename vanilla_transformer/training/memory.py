@@ -1,4 +1,4 @@
-"""Threads, memory allocation, and the memory of a training step: an estimate, and the largest batch that fits."""
+"""Threads, memory allocation, and an estimate of the memory of a training step."""
 
 import ctypes
 import os
@@ -6,6 +6,7 @@ import platform
 
 import psutil
 import torch
+from accelerate import Accelerator, PartialState
 from accelerate.utils import get_cpu_distributed_information
 from torch import nn
 
@@ -15,9 +16,9 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..translation_vanilla_transformer import cpu_has_bfloat16
 from .distributed import number_of_shards
 from .optimization import compute_loss
+from .options import TrainingOptions
 
 USABLE = 0.8  # fraction of the free memory; the rest is for evaluation and what the estimate misses
-USABLE_ON_CPU = 0.25  # less, since glibc keeps several times the memory of the live tensors (docs/LOG.md)
 MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
 
 
@@ -34,14 +35,14 @@ def configure_malloc():
         libc.mallopt(m_top_pad, 2**28)
 
 
-def configure_cpu(accelerator):
+def configure_cpu(mixed_precision: str):
     """Prepares a run on CPUs: divides the cores among its processes, speeds up malloc, warns if bfloat16 is slow."""
     if torch.get_num_threads() == 1:  # the default of `accelerate launch`
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, cores // get_cpu_distributed_information().local_world_size))
     configure_malloc()
-    if accelerator.mixed_precision == "bf16" and not cpu_has_bfloat16():
-        accelerator.print(
+    if mixed_precision == "bf16" and not cpu_has_bfloat16():
+        PartialState().print(
             "warning: this CPU has no bfloat16 instructions, so --mixed_precision bf16 is many times slower than "
             "float32 here; remove that option from accelerate launch."
         )
@@ -59,7 +60,9 @@ def check_model_fits(config: VanillaTransformerConfig, copies: int):
         )
 
 
-def activation_bytes(model: nn.Module, args, accelerator, sentences: int, length: int) -> int:
+def activation_bytes(
+    model: nn.Module, options: TrainingOptions, accelerator: Accelerator, sentences: int, length: int
+) -> int:
     """Bytes that the forward pass of a batch keeps for the backward pass, measured by running it.
 
     The batch has `sentences` pairs with `length` tokens on both sides.
@@ -75,41 +78,43 @@ def activation_bytes(model: nn.Module, args, accelerator, sentences: int, length
 
     ids = torch.ones((sentences, length), dtype=torch.long, device=accelerator.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    if args.teacher:
-        tokens = ids[..., None].expand(-1, -1, args.teacher_top_k)
+    if options.teacher:
+        tokens = ids[..., None].expand(-1, -1, options.teacher_top_k)
         batch |= {"teacher_tokens": tokens, "teacher_probabilities": tokens.float()}
     was_training = model.training
     model.train()
     hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
     with torch.random.fork_rng(), accelerator.autocast(), hooks:
-        loss = compute_loss(model, batch, torch.tensor(1.0, device=accelerator.device), args)
+        loss = compute_loss(model, batch, torch.tensor(1.0, device=accelerator.device), options)
     del loss  # kept alive until here, so that no two tensors have the same address
     model.train(was_training)
     return sum(kept.values())
 
 
-def step_bytes(model: nn.Module, args, accelerator, length: int) -> tuple[int, int]:
+def step_bytes(model: nn.Module, options: TrainingOptions, accelerator: Accelerator, length: int) -> tuple[int, int]:
     """Bytes of a training step on one process: (constant, per pair) if both sides of all pairs have this length."""
     weights, shards = 4 * model.num_parameters(), number_of_shards(accelerator)  # bytes in float32
-    copies = 4 + bool(args.ema_decay)  # weights, gradients, Adam's two moments, and the moving average
+    copies = 4 + bool(options.ema_decay)  # weights, gradients, Adam's two moments, and the moving average
     if shards == 1 and accelerator.num_processes > 1:
         copies += 1  # the buffer in which replicas exchange gradients
-    needs_copy = args.ema_decay or args.torch_compile or shards > 1  # for evaluation
-    one, two = (activation_bytes(model, args, accelerator, pairs, length) for pairs in (1, 2))
+    needs_copy = options.ema_decay or options.torch_compile or shards > 1  # for evaluation
+    one, two = (activation_bytes(model, options, accelerator, pairs, length) for pairs in (1, 2))
     fixed = max(0, 2 * one - two)  # extrapolated to a batch of no pairs
     constant = weights * copies // shards + (weights if needs_copy else 0) + fixed
     return constant, max(1, two - one)
 
 
-def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
-    """The largest token budget that fits on each process, even if all pairs are as long as the longest.
+def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accelerator, longest: int) -> int:
+    """The largest token budget that fits on each GPU, even if all pairs are as long as the longest.
 
     It is at most [`MAX_TOKENS`]. `longest` is the length in tokens of the longest side of any pair. Raises UserError
-    if not even one such pair fits.
+    if not even one such pair fits, or if there is no GPU.
     """
-    constant, per_pair = step_bytes(model, args, accelerator, longest)
+    if accelerator.device.type == "cpu":
+        raise UserError("--per_device_train_max_tokens auto needs a GPU; give a number.")
+    constant, per_pair = step_bytes(model, options, accelerator, longest)
     free = free_memory(accelerator) + 4 * model.num_parameters()  # weights are in memory already
-    usable = free * (USABLE_ON_CPU if accelerator.device.type == "cpu" else USABLE)
+    usable = USABLE * free
     pairs = int((usable - constant) // per_pair)
     fitting = torch.tensor([pairs * longest], device=accelerator.device)
     budget = min(MAX_TOKENS, int(accelerator.gather(fitting).min()))
@@ -122,7 +127,7 @@ def largest_batch(model: nn.Module, args, accelerator, longest: int) -> int:
     return budget
 
 
-def free_memory(accelerator) -> float:
+def free_memory(accelerator: Accelerator) -> float:
     """Free bytes on the device of this process; on a CPU, its share of them."""
     if accelerator.device.type == "cuda":
         return torch.cuda.mem_get_info(accelerator.device)[0]

@@ -12,10 +12,10 @@ from accelerate import Accelerator
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import get_scheduler
 
 from ..data.batches import SOFT_TARGETS
+from .options import TrainingOptions
 
 
 def inverse_square_root(step: int, warmup_steps: int) -> float:
@@ -49,30 +49,19 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
     return lambda step: peak * scheduler.lr_lambdas[0](step)
 
 
-def make_optimizer(model: nn.Module, args) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.AdamW:
     """AdamW with the betas and epsilon of section 5.3 by default; no weight decay on biases and norms."""
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     not_decayed = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
-    betas = (args.adam_beta1, args.adam_beta2)
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=args.adam_epsilon, fused=True)  # lr is set every step
+    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
+    betas, lr = (options.adam_beta1, options.adam_beta2), 0.0  # set every step
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=options.adam_epsilon, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):
     """Sets the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
-
-
-def update_average(average: AveragedModel, model: nn.Module, decay: float, updates: int):
-    """Moves the average towards the weights, with a decay of min(`decay`, (n + 1) / (n + 10)) after n `updates`.
-
-    So the decay is small at first, and a short run does not average over its start. Marian has this formula
-    (src/optimizers/exponential_smoothing.cpp); so has OpenNMT-py, with the number of the step, n + 1, in place of n
-    (`_update_average` in onmt/trainer.py).
-    """
-    average.multi_avg_fn = get_ema_multi_avg_fn(min(decay, (updates + 1) / (updates + 10)))
-    average.update_parameters(model)
 
 
 def seed_batch(seed: int, batch_number: int):
@@ -89,7 +78,9 @@ def count_tokens(batches: list[dict], accelerator: Accelerator) -> torch.Tensor:
     return accelerator.reduce(counts.to(accelerator.device))
 
 
-def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, args) -> torch.Tensor:
+def compute_loss(
+    model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, options: TrainingOptions
+) -> torch.Tensor:
     """Label-smoothed cross-entropy (section 5.4) of a batch, summed and divided by `num_tokens`, in nats: ().
 
     `num_tokens` counts the target tokens of the whole optimizer step, so that the losses of its batches add up. With
@@ -97,27 +88,27 @@ def compute_loss(model: nn.Module, batch: dict, num_tokens: torch.Tensor | int, 
     read twice with different dropout, and the result is half the loss of its Equation 4, that is, the mean loss of
     both passes plus `alpha` / 2 times the mean of both KL divergences.
     """
-    if args.r_drop_alpha:
+    if options.r_drop_alpha:
         batch = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
         num_tokens = 2 * num_tokens
     inputs = {name: tensor for name, tensor in batch.items() if name not in SOFT_TARGETS}
-    if args.teacher:
+    if options.teacher:
         tokens, probabilities = (batch[name] for name in SOFT_TARGETS)
-        temperature = args.distillation_temperature
+        temperature = options.distillation_temperature
         # Divided by the largest first, so that no power underflows; padding stays 0. The rest of V gets 0.
         softened = functional.normalize(probabilities, p=math.inf, dim=-1) ** (1 / temperature)
         softened = functional.normalize(softened, p=1, dim=-1)
-        inputs["soft_targets"] = (tokens, softened, args.distillation_weight, temperature)
-    inputs |= {"label_smoothing": args.label_smoothing_factor, "r_drop_alpha": args.r_drop_alpha}
+        inputs["soft_targets"] = (tokens, softened, options.distillation_weight, temperature)
+    inputs |= {"label_smoothing": options.label_smoothing_factor, "r_drop_alpha": options.r_drop_alpha}
     return model(**inputs, num_items_in_batch=num_tokens, output_logits=False).loss
 
 
-def lowest_loss(args, vocab_size: int) -> float | None:
+def lowest_loss(options: TrainingOptions, vocab_size: int) -> float | None:
     """The lowest possible training loss, the entropy of the smoothed targets in nats; None with a teacher."""
-    if args.teacher:
+    if options.teacher:
         return None
-    targets = torch.full((vocab_size,), args.label_smoothing_factor / vocab_size)
-    targets[0] += 1 - args.label_smoothing_factor
+    targets = torch.full((vocab_size,), options.label_smoothing_factor / vocab_size)
+    targets[0] += 1 - options.label_smoothing_factor
     return torch.special.entr(targets).sum().item()
 
 

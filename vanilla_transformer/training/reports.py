@@ -11,11 +11,10 @@ from accelerate import Accelerator
 
 from .. import __version__
 from ..data.batches import lengths_of, padding_fraction
-from ..data.pairs import parse_direction
+from ..data.options import DataOptions
 from ..files import last_part
-from .arguments import recipe_to_yaml
-from .builders import longest_side
 from .memory import free_memory, step_bytes
+from .options import TrainingOptions
 
 
 def describe_step(entry: dict) -> str:
@@ -31,23 +30,23 @@ def scalars(results: dict) -> dict:
     return {key: value for key, value in results.items() if isinstance(value, int | float)}
 
 
-def dry_run_report(args, model, train, batches, batches_per_step: int, recipe: dict, accelerator: Accelerator):
-    """Prints the batches of an epoch, the memory of a step and the recipe."""
+def dry_run_report(
+    options: TrainingOptions, model, train, longest: int, batches, batches_per_step: int, accelerator: Accelerator
+):
+    """Prints the batches of an epoch and the memory of a step, whose longest side has `longest` tokens."""
     if isinstance(train, Sized):
         plan = batches.epoch()
         accelerator.print(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths_of(train), plan):.1%} padding")
-        accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, of {batches_per_step} batches each")
-    longest = longest_side(train, args)
-    constant, per_pair = step_bytes(model, args, accelerator, longest)
-    needed = constant + per_pair * max(1, args.per_device_train_max_tokens // longest)
+        each = f"{batches_per_step} batch{'es' if batches_per_step > 1 else ''} each"
+        accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, {each}")
+    constant, per_pair = step_bytes(model, options, accelerator, longest)
+    needed = constant + per_pair * max(1, options.per_device_train_max_tokens // longest)
     free = free_memory(accelerator) + 4 * model.num_parameters()  # weights are in memory already
     kept = "; on a CPU, a process keeps several times as much" if accelerator.device.type == "cpu" else ""
     accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for tensors{kept}")
-    accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
-    accelerator.print("This was a dry run: nothing was trained, and nothing written to --output_dir.")
 
 
-def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
+def describe_run(data: DataOptions, splits: dict, accelerator: Accelerator) -> dict:
     """Data, hardware and versions of a run, for the model card."""
     kind = accelerator.device.type
     device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads" if kind == "cpu" else kind
@@ -55,15 +54,14 @@ def describe_run(args, splits: dict, accelerator: Accelerator) -> dict:
         device = torch.cuda.get_device_name()
     packages = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     names = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}
-    directions = list(map(parse_direction, args.train_file_langs or []))
-    languages = [", ".join(dict.fromkeys(side)) for side in zip(*directions, strict=True)] or (None, None)
+    languages = [", ".join(dict.fromkeys(side)) for side in zip(*data.directions, strict=True)] or (None, None)
     # A Hub id, or names without their paths: a URL may contain a password.
-    datasets = [name if name.startswith("hf://") else last_part(name) for name in args.train_file or ()]
-    datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [args.dataset_name]]
+    datasets = [name if name.startswith("hf://") else last_part(name) for name in data.train_file or ()]
+    datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [data.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),
-        "source_lang": languages[0] or args.source_lang or args.source_column,
-        "target_lang": languages[1] or args.target_lang or args.target_column,
+        "source_lang": languages[0] or data.source_lang or data.source_column,
+        "target_lang": languages[1] or data.target_language,
         "hardware": f"{accelerator.num_processes} x {device}",
         "mixed_precision": accelerator.mixed_precision,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import UserError
 from .distributed import run_on_main
+from .options import TrainingOptions
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
 SPIKE = 2.0  # a loss this many nats, and six standard deviations, above their mean is a spike
@@ -121,7 +122,7 @@ class Meter:
             if problem := find_problem(state, step, loss, norm, detect_spikes):
                 first = state.spikes[0] if math.isfinite(loss + norm) else step
                 count = position // step  # batches of a step
-                pairs = run_on_main(accelerator, read_pairs, (first - 1) * count, count)
+                pairs = run_on_main(read_pairs, (first - 1) * count, count)
                 raise Diverged(
                     f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
                     f"{position - 1}): {problem} {name_longest(pairs, first)}Checkpoints from before step {first} are "
@@ -185,30 +186,30 @@ class Triggers:
     evaluated in the loop, for comparison.
     """
 
-    def __init__(self, args, max_steps: int):
-        self.args = args
+    def __init__(self, options: TrainingOptions, max_steps: int):
+        self.options = options
         self.max_steps = max_steps
 
     def should_evaluate(self, step: int) -> bool:
         """Whether the validation split is due at this step."""
         if step == self.max_steps:
-            return bool(self.args.early_stopping_patience) or self.args.average_checkpoints_by == "score"
-        return step > 0 and bool(self.args.eval_steps) and step % self.args.eval_steps == 0
+            return bool(self.options.early_stopping_patience) or self.options.average_checkpoints_by == "score"
+        return step > 0 and bool(self.options.eval_steps) and step % self.options.eval_steps == 0
 
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due: as asked for, at each evaluation, and at the end."""
-        is_due = step > 0 and bool(self.args.save_steps) and step % self.args.save_steps == 0
+        is_due = step > 0 and bool(self.options.save_steps) and step % self.options.save_steps == 0
         return is_due or step == self.max_steps or self.should_evaluate(step)
 
     def should_log(self, step: int) -> bool:
         """Whether a log entry is due; one always precedes a checkpoint."""
-        return step % self.args.logging_steps == 0 or self.should_save(step)
+        return step % self.options.logging_steps == 0 or self.should_save(step)
 
     def is_done(self, state: TrainerState) -> bool:
         """Whether the last step is done, or early stopping was triggered by the evaluation of this step."""
         if state.step >= self.max_steps:
             return True
-        patience = self.args.early_stopping_patience
+        patience = self.options.early_stopping_patience
         if not (patience and self.should_evaluate(state.step)):
             return False
-        return state.evaluations_without_improvement(self.args.metric_for_best_model) >= patience
+        return state.evaluations_without_improvement(self.options.metric_for_best_model) >= patience

@@ -1,0 +1,132 @@
+"""The options that say which sentence pairs to read, and how."""
+
+import re
+from dataclasses import dataclass
+
+from ..errors import UserError
+from ..options import option
+
+SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --dataset_name
+FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file
+FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
+
+
+@dataclass
+class DatasetOptions:
+    """A dataset on the Hub or on disk, and the sides of its pairs."""
+
+    dataset_name: str | None = option(None, "a Hub id, or a local directory laid out like a Hub dataset")
+    dataset_config_name: str | None = option(None, "the configuration of the dataset, such as de-en")
+    dataset_revision: str | None = option(None, "the commit, branch or tag of the dataset on the Hub (default: main)")
+    source_lang: str | None = option(None, "the source language: a column name, or a key of `translation`")
+    target_lang: str | None = option(None, "the target language, likewise")
+    source_column: str | None = option(None, "the column with source texts, if it is not named after the language")
+    target_column: str | None = option(None, "the column with target texts, likewise")
+
+    @property
+    def label(self) -> str:
+        """How messages refer to the pairs."""
+        return self.dataset_name
+
+    @property
+    def target_language(self) -> str | None:
+        """The target language as far as the options name it; a column may be named after it too."""
+        return self.target_lang or self.target_column
+
+    def describe_languages(self) -> str:
+        """The languages and the options that named them, for messages."""
+        return f"--source_lang {self.source_lang} and --target_lang {self.target_lang}"
+
+
+@dataclass
+class DataOptions(DatasetOptions):
+    """Where the sentence pairs of train.py come from, and which of them it reads."""
+
+    _argument_group_name = "data"
+
+    train_file: list[str] | None = option(
+        None,
+        "training pairs from files, URLs such as hf://... or patterns such as 'data/*.jsonl': .json(l), .csv, "
+        ".tsv, .parquet, or .txt with source<TAB>target lines",
+    )
+    train_file_weights: list[float] | None = option(
+        None, "times that an epoch reads each file: 2 0.5 reads the first twice and half of the second", ge=0, lt=1000
+    )
+    train_file_tags: list[str] | None = option(
+        None, 'a token put before the sources of a file, one per file: "" "<bt>" marks the second as back-translated'
+    )
+    train_file_langs: list[str] | None = option(
+        None, "source and target language of each file, if they differ: en-de en-fr, or en:pt-BR for names with a -"
+    )
+    validation_file: list[str] | None = option(None, "validation pairs from a file, or from one per training file")
+    test_file: list[str] | None = option(None, "test pairs from a file, or from one per training file")
+    train_split: str | None = option(None, "the split to train on, or train[:50%], train+dev, ... (default: train)")
+    validation_split: str | None = option(None, "the split to validate on (default: validation)")
+    test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
+    validation_split_percentage: int = option(5, "percent of train to hold out for validation if needed", ge=1, lt=100)
+    max_source_length: int = option(128, "drop training pairs with a longer source (tokens, including </s>)", ge=1)
+    max_target_length: int = option(128, "drop training pairs with a longer target (tokens, including </s>)", ge=1)
+    max_train_samples: int | None = option(None, "use only the first N training pairs", ge=1)
+    max_eval_samples: int | None = option(None, "use only the first N validation pairs", ge=1)
+    max_predict_samples: int | None = option(None, "use only the first N test pairs", ge=1)
+    streaming: bool = option(False, "read training pairs during training, for corpora larger than the disk")
+    preprocessing_num_workers: int | None = option(None, "processes for tokenizing", ge=1)
+    dataloader_num_workers: int = option(0, "processes for making batches", ge=0)
+    tokenizer_name: str | None = option(None, "an existing tokenizer; by default a byte-level BPE is trained")
+    bpe_dropout: float = option(0.0, "probability of skipping a BPE merge in training pairs (BPE-dropout)", ge=0, lt=1)
+
+    @property
+    def label(self) -> str:
+        """The name of the dataset, or that of the first training file."""
+        return self.dataset_name or self.train_file[0]
+
+    @property
+    def directions(self) -> list[tuple[str, str]]:
+        """The source and target language of each training file, if they were given."""
+        return list(map(parse_direction, self.train_file_langs or []))
+
+    @property
+    def longest_side(self) -> int:
+        """The tokens of the longest side that a training pair may have."""
+        return max(self.max_source_length, self.max_target_length)
+
+    def describe_languages(self) -> str:
+        if self.train_file_langs:
+            return f"{self.source_lang} and {self.target_lang} of --train_file_langs"
+        hint = " (files with different languages need --train_file_langs)" if len(self.train_file or ()) > 1 else ""
+        return super().describe_languages() + hint
+
+    def check_conflicts(self):
+        """Raises UserError for options that contradict each other."""
+        if self.dataset_name and self.train_file:
+            raise UserError("--dataset_name and --train_file are both given; choose one.")
+        if self.train_file and (given := sorted(name for name in SPLIT_OPTIONS if getattr(self, name))):
+            raise UserError(
+                f"--{given[0]} is for --dataset_name; with --train_file, give --validation_file and --test_file."
+            )
+        files = len(self.train_file or ())
+        for name in FILE_LISTS:
+            values = getattr(self, name)
+            if values and len(values) != files:
+                raise UserError(f"--{name} has {len(values)} values for {files} files; give one per file.")
+        for name in ("validation_file", "test_file"):
+            count = len(getattr(self, name) or ())
+            if count > 1 and count != files:
+                raise UserError(f"--{name} has {count} files for {files} training files; give one, or one for each.")
+        for tag in self.train_file_tags or []:
+            if tag and not re.fullmatch(r"([^\w\s]|_)\S+([^\w\s]|_)", tag):
+                raise UserError(f"--train_file_tags has '{tag}', which may occur in texts; choose a tag such as <bt>.")
+        if self.train_file_weights and not any(self.train_file_weights):
+            raise UserError("--train_file_weights are all 0, which leaves no training pairs; raise one.")
+        if self.streaming and (files > 1 or self.train_file_weights):
+            raise UserError("--streaming reads one --train_file and no --train_file_weights; join several into one.")
+        if self.streaming and self.dataloader_num_workers:
+            raise UserError("--streaming reads in the training process; leave out --dataloader_num_workers.")
+
+
+def parse_direction(direction: str) -> tuple[str, str]:
+    """The source and target language of `en-de`, or of `en:pt-BR`. Raises UserError if they are not two."""
+    languages = direction.split(":" if ":" in direction else "-")
+    if len(languages) != 2 or not all(languages):
+        raise UserError(f"--train_file_langs has {direction}; give source and target as en-de, or as en:pt-BR.")
+    return tuple(languages)

@@ -1,0 +1,84 @@
+"""The options that say how a model is trained and scored."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..options import option
+
+
+@dataclass
+class TrainingOptions:
+    """How the model is trained and scored."""
+
+    _argument_group_name = "training"
+
+    output_dir: Path = option(Path("outputs/model"), "where the model, its checkpoints and its results are written")
+    dry_run: bool = option(False, "print what would be trained, and exit before the first step")
+    model_name_or_path: str | None = option(None, "fine-tune this model (ours or convertible); it keeps its tokenizer")
+    per_device_train_max_tokens: int | None = option(
+        4096,
+        "tokens in a batch on each device: sentences x longest side; auto, on a GPU: as many as fit, at most 32,768",
+        ge=1,
+        auto=True,
+    )
+    per_device_eval_max_tokens: int = option(4096, "tokens in a batch in evaluation", ge=1)
+    gradient_accumulation_steps: int = option(1, "batches per device in an optimizer step", ge=1)
+    learning_rate: float | None = option(None, "peak learning rate (default: (d_model x warmup_steps)^-0.5)", ge=0)
+    lr_scheduler_type: Literal[
+        "inverse_sqrt", "linear", "cosine", "polynomial", "constant", "constant_with_warmup"
+    ] = option("inverse_sqrt", "the paper's schedule, or another one of transformers")
+    warmup_steps: int = option(4000, "steps of linear warm-up to the peak learning rate", ge=0)
+    max_steps: int | None = option(None, "optimizer steps to train (default: num_train_epochs epochs)", ge=1)
+    num_train_epochs: float = option(10.0, "epochs to train if max_steps is not given", ge=1e-6)
+    label_smoothing_factor: float = option(0.1, "probability spread over the vocabulary, section 5.4", ge=0, lt=1)
+    max_grad_norm: float = option(1.0, "clip the gradient norm at this value; 0: no clipping", ge=0)
+    weight_decay: float = option(0.0, "weight decay of the matrices", ge=0)
+    adam_beta1: float = option(0.9, "section 5.3", ge=0, lt=1)
+    adam_beta2: float = option(0.98, "section 5.3", ge=0, lt=1)
+    adam_epsilon: float = option(1e-9, "section 5.3", ge=0)
+    ema_decay: float | None = option(None, "score and save a moving average of the weights instead", ge=0, lt=1)
+    average_checkpoints: int = option(0, "average the weights of N checkpoints at the end, section 6.1", ge=0)
+    average_checkpoints_by: Literal["last", "score"] = option(
+        "last", "average the last N checkpoints, or the N best by metric_for_best_model"
+    )
+    teacher: list[str] | None = option(
+        None,
+        "distill these models (ours or convertible; directories or Hub ids, all with the same vocabulary): the "
+        "student also learns the mean of their predicted distributions; it takes the first one's tokenizer",
+    )
+    teacher_top_k: int = option(8, "most probable tokens of the teachers that are kept at each position", ge=1)
+    distillation_weight: float = option(0.5, "share of the teachers in the loss; the labels have the rest", ge=0)
+    distillation_temperature: float = option(
+        1.0, "above 1, flattens both distributions in distillation", ge=0.1, lt=100
+    )
+    r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
+    seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
+    attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
+    torch_compile: bool = option(False, "compile the model, once for all batch shapes")
+    gradient_checkpointing: bool = option(False, "recompute layers in the backward pass to save memory")
+    eval_steps: int | None = option(None, "evaluate every N steps (default: only at the end)", ge=1)
+    save_steps: int | None = option(None, "save every N steps; each evaluation and the last step also save", ge=1)
+    logging_steps: int = option(10, "log every N steps", ge=1)
+    save_total_limit: int = option(2, "keep N checkpoints, the best, and those to be averaged", ge=1)
+    resume_from_checkpoint: str | None = option(
+        None, "resume from this checkpoint, or from the newest one in output_dir", nargs="?", const="newest"
+    )
+    early_stopping_patience: int | None = option(
+        None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights", ge=1
+    )
+    metric_for_best_model: Literal["bleu", "chrf", "loss"] = option("bleu", "measured on the validation split")
+    on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss stays high; NaN always stops")
+    num_beams: int = option(1, "beams in evaluation; saved with the model as its default", ge=1)
+    length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
+    tune_decoding: bool = option(False, "choose num_beams and length_penalty by validation BLEU at the end")
+    num_examples: int = option(
+        3, "held-out sentences to show in the log, the card, all_results.json and attention.png; 0: none", ge=0
+    )
+    bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
+    report_to: str = option("none", "trackers: none, tensorboard, wandb, trackio, ...; all: each that is installed")
+    run_name: str | None = option(None, "the name of the run in the trackers (default: they choose one)")
+    push_to_hub: bool = option(False, "push the trained model to the Hub")
+    hub_model_id: str | None = option(None, "the repository to push to (default: the name of output_dir)")
+    hub_private_repo: bool = option(False, "with push_to_hub: create a private repository; a public one is refused")
+    native: bool = option(False, "with push_to_hub: as Marian, Pegasus or Blenderbot, without remote code")

@@ -1,0 +1,60 @@
+"""The weights of a run: those that are trained, their moving average, and those that are scored and saved."""
+
+import copy
+
+from accelerate import Accelerator
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from .distributed import copy_weights, number_of_shards, shard
+
+
+class Weights:
+    """A model in each form that a run needs.
+
+    Args:
+        model: The model to train, on its device. It is sharded if the run is (FSDP2).
+        compile: Whether to compile it.
+        ema_decay: Of the moving average; None: there is none.
+
+    Attributes:
+        model: Is trained, and holds the parameters of the optimizer.
+        wrapped: Runs the forward passes of `model` in training: in autocast, and as one of several replicas (DDP).
+        average: The moving average of `model`, or None.
+        full: Is scored and saved: `model` itself or, if that is sharded, compiled or averaged, a plain copy of it,
+            which has old weights until [`to_score`] or [`to_save`] fills it.
+    """
+
+    def __init__(self, model: nn.Module, accelerator: Accelerator, compile: bool, ema_decay: float | None):
+        is_sharded = number_of_shards(accelerator) > 1
+        self.model, self.ema_decay = model, ema_decay
+        self.full = copy.deepcopy(model) if is_sharded or compile or ema_decay else model
+        self.average = AveragedModel(model) if ema_decay else None
+        if is_sharded:
+            shard(model)
+            if self.average is not None:
+                shard(self.average.module)
+        if compile:
+            model.compile(dynamic=True)
+        self.wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # a sharded one only gets autocast
+
+    def update_average(self, updates: int):
+        """Moves the average towards the weights, with a decay of min(`ema_decay`, (n + 1) / (n + 10)) after n updates.
+
+        So the decay is small at first, and a short run does not average over its start. Marian has this formula
+        (src/optimizers/exponential_smoothing.cpp); so has OpenNMT-py, with the number of the step, n + 1, in place of
+        n (`_update_average` in onmt/trainer.py). Does nothing without an average.
+        """
+        if self.average is not None:
+            self.average.multi_avg_fn = get_ema_multi_avg_fn(min(self.ema_decay, (updates + 1) / (updates + 10)))
+            self.average.update_parameters(self.model)
+
+    def to_score(self) -> nn.Module:
+        """The full model with the weights to score: the average or, without one, those that are trained."""
+        copy_weights(self.model if self.average is None else self.average.module, self.full)
+        return self.full
+
+    def to_save(self) -> nn.Module:
+        """The full model with the weights that are trained, for a checkpoint."""
+        copy_weights(self.model, self.full)
+        return self.full
