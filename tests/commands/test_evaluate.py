@@ -313,41 +313,6 @@ def test_what_was_tried_is_printed_even_if_it_cannot_be_saved(text_tokenizer, tm
     assert GenerationConfig.from_pretrained(model).num_beams is None
 
 
-COMET_SCORE = """#!{python}
-import argparse
-parser = argparse.ArgumentParser()
-for name in ("-s", "-r", "--model", "--gpus"):
-    parser.add_argument(name, required=True)
-for name in ("--only_system", "--quiet"):
-    parser.add_argument(name, action="store_true", required=True)
-parser.add_argument("-t", nargs="+")
-given = parser.parse_args()
-assert open(given.s).read() == open("sources.txt").read() and open(given.r).read() == open("references.txt").read()
-assert given.model == "some/model"
-print("Loading the model")
-for file in given.t:
-    print(f"{{file}}\\tscore: {{len(open(file).read()) / 1e5:.4f}}")
-"""
-
-
-def test_comet_is_a_program_of_its_own(folder, tmp_path, monkeypatch, capsys):
-    """This stand-in has the options of unbabel-comet 2.2.7, and returns the number of letters."""
-    (tmp_path / "comet-score").write_text(COMET_SCORE.format(python=sys.executable))
-    (tmp_path / "comet-score").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.chdir(folder)
-    main(["evaluate", "--hypotheses", *FILES, *TEXT_FILES, "--comet", "some/model"])
-    rows = capsys.readouterr().out.splitlines()[2:5]
-    expected = [f"{len((folder / file).read_text()) / 1e5:.4f}" for file in FILES]
-    assert [row.split("|")[-2].strip() for row in rows] == expected
-    said = command_error(capsys, "evaluate", "--hypotheses", *FILES, *TEXT_FILES, "--comet", "another")
-    assert "--comet another failed" in said and "\n| first.txt " in capsys.readouterr().out
-    (tmp_path / "comet-score").write_text("#!/bin/sh\necho nothing that it printed before")
-    given = [*FILES, *TEXT_FILES, "--comet", "some/model", "--output", str(tmp_path / "out")]
-    assert "printed 0 scores for 3 files" in command_error(capsys, "evaluate", "--hypotheses", *given)
-    assert "first.txt" in json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["systems"]
-
-
 def test_an_interrupted_evaluation_can_be_run_again(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     results = evaluate(tmp_path, "--hypotheses", "first.txt", *TEXT_FILES)
@@ -382,12 +347,10 @@ BAD = {
     "large option": (["--model", "OURS", "--length_penalty", "1e6", *TEXT_FILES], "1000000.0; it must be .* below 10"),
     "other engine": (["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES], "MARIAN .* of type marian"),
     "tokenizer": (["--hypotheses", "first.txt", "--bleu_tokenize", "moses", *TEXT_FILES], "moses does .*choose .*13a"),
-    "no COMET": (["--hypotheses", "first.txt", "--comet", "m", *TEXT_FILES], "pipx install unbabel-comet"),
     "tuning of two": (["--tune", "--model", "OURS", "done", *TEXT_FILES], "give that as the only --model"),
     "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
     "tuning on the test split": (["--tune", "--model", "OURS", "--dataset_name", "data"], "must not use the test"),
     "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams."),
-    "tuning by COMET": (["--tune", "--model", "OURS", "--comet", "m", *TEXT_FILES], "by BLEU; leave out --comet."),
     "tuning, long texts": (
         ["--tune", "--model", "OURS", "--max_source_length", "5", *TEXT_FILES],
         "OURS cannot be tuned: Text 1 has 13 tokens; at most 5 .*, unless you raise `max_source_length`",

@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import json
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from ..data.pairs import load_split
 from ..errors import UserError, explaining, loading
 from ..evaluation.scores import Scorer
-from ..evaluation.systems import GenerateTranslator, comet_scores, results_table, score_systems
+from ..evaluation.systems import GenerateTranslator, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
@@ -33,7 +32,7 @@ from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
 
-UNTUNED = (*GENERATION, "comet", "num_samples")  # options that --tune has no use for
+UNTUNED = (*GENERATION, "num_samples")  # options that --tune has no use for
 EXAMPLES = """
          vanilla-transformer evaluate --model outputs/first outputs/second Helsinki-NLP/opus-mt-en-de \\
              --sources test.en --references test.de --target_lang de --num_beams 5 --output evaluation
@@ -59,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--references", metavar="FILE", help="reference translations, one per line")
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
     add("--lowercase", action="store_true", help="ignore case")
-    add("--comet", metavar="MODEL", help="also score with COMET, for example with Unbabel/wmt22-comet-da")
     tune = "choose beams and length penalty by BLEU on --split, such as validation, and save them with the model"
     add("--tune", action="store_true", help=tune)
     tests = ["bootstrap", "randomization", "none"]
@@ -102,17 +100,12 @@ def run(options: argparse.Namespace):
             results = score_systems(systems, references, scorer, options.paired, options.num_samples)
         for name, speed in speeds.items():
             results["systems"][name]["sentences_per_second"] = speed
-        try:
-            if options.comet:
-                for name, score in zip(systems, comet_scores(options.comet, folder, files.values()), strict=True):
-                    results["systems"][name]["comet"] = score
-        finally:  # the other scores, even if COMET fails
-            print(results_table(results))
-            if options.output:
-                given = {name: value for name, value in vars(options).items() if value is not None}
-                results |= {"sha256": hashes, "options": given}
-                write_text(folder / "results.md", f"{results_table(results)}\n")
-                write_text(folder / "results.json", json.dumps(results, indent=2, default=str))
+        print(results_table(results))
+        if options.output:
+            given = {name: value for name, value in vars(options).items() if value is not None}
+            results |= {"sha256": hashes, "options": given}
+            write_text(folder / "results.md", f"{results_table(results)}\n")
+            write_text(folder / "results.json", json.dumps(results, indent=2, default=str))
 
 
 def check_options(options: argparse.Namespace):
@@ -124,17 +117,14 @@ def check_options(options: argparse.Namespace):
         raise UserError(f"{count} systems have the same name, {Path(file).stem}; give each one once, or rename one.")
     if bool(options.dataset_name) == bool(options.references) or (options.dataset_name and options.sources):
         raise UserError("give either --dataset_name, or --references, which may come with --sources.")
-    needs_sources = options.comet or any(kind == "model" for _, kind in options.systems)
-    if needs_sources and not (options.dataset_name or options.sources):
-        raise UserError("--model and --comet need the texts that are translated; give --sources too.")
+    if any(kind == "model" for _, kind in options.systems) and not (options.dataset_name or options.sources):
+        raise UserError("--model needs the texts that are translated; give --sources too.")
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.tune and options.dataset_name and options.split == "test":
         raise UserError("--tune must not use the test split: that would inflate its score; give another --split.")
     if options.tune and (given := [name for name in UNTUNED if getattr(options, name) is not None]):
         raise UserError(f"--tune chooses the search itself, by BLEU; leave out --{' and --'.join(given)}.")
-    if options.comet and not shutil.which("comet-score"):
-        raise UserError("--comet needs the program comet-score; install it with `pipx install unbabel-comet`.")
 
 
 def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:

@@ -1,16 +1,10 @@
 """Translation systems side by side: scores, confidence intervals and paired tests of sacreBLEU, and their table."""
 
-import re
-import subprocess
-from collections.abc import Collection
-from pathlib import Path
-
-import torch
 from accelerate.utils import patch_environment
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
-from ..errors import UserError, printable
+from ..errors import printable
 from ..translation_vanilla_transformer import Translator, check_generation_config
 from .scores import Scorer, explain_zero
 
@@ -92,30 +86,11 @@ def score_systems(
     return {"sentences": len(references), "signatures": signatures, "systems": found, "notes": notes}
 
 
-def comet_scores(model: str, folder: Path, hypotheses: Collection[str]) -> list[float]:
-    """The COMET score of each file of hypotheses in `folder`, which also has `sources.txt` and `references.txt`.
-
-    They come from the program `comet-score`: COMET needs older libraries than this package, and so an environment of
-    its own. Raises UserError if the program fails.
-    """
-    command = ["comet-score", "--model", model, "--gpus", int(torch.cuda.is_available()), "--only_system", "--quiet"]
-    command += ["-s", folder / "sources.txt", "-r", folder / "references.txt"]
-    command += ["-t", *(folder / file for file in hypotheses)]
-    try:
-        printed = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True).stdout
-    except subprocess.CalledProcessError as error:
-        raise UserError(f"--comet {model} failed; its program comet-score says why, above.") from error
-    scores = [float(score) for score in re.findall(r"(?m)\tscore: (\S+)$", printed)]  # in the order of the files
-    if len(scores) != len(hypotheses):
-        raise UserError(f"--comet {model}: comet-score printed {len(scores)} scores for {len(hypotheses)} files.")
-    return scores
-
-
 def results_table(results: dict) -> str:
     """A table in Markdown of what [`score_systems`] returns, with the signatures.
 
-    Optional keys: `comet` and `sentences_per_second` of a system, and `notes` and `sha256` of the results, the latter
-    with one of each file.
+    Optional keys: `sentences_per_second` of a system, and `notes` and `sha256` of the results, the latter with one of
+    each file.
     """
     rows = []
     for name, system in results["systems"].items():
@@ -126,9 +101,8 @@ def results_table(results: dict) -> str:
             row[f"{metric} (μ ± 95% CI)"] = f"{score:.2f} ({mean:.2f} ± {ci:.2f}){test}"
         row["precisions"] = "/".join(f"{precision:.1f}" for precision in system["precisions"])
         row |= {"BP": f"{system['brevity_penalty']:.3f}", "ratio": f"{system['length_ratio']:.3f}"}
-        for title, key, form in [("COMET", "comet", ".4f"), ("sentences/s", "sentences_per_second", ",.1f")]:
-            if key in system:
-                row[title] = format(system[key], form)
+        if "sentences_per_second" in system:
+            row["sentences/s"] = f"{system['sentences_per_second']:,.1f}"
         rows.append(row)
     lines = [tabulate(rows, "keys", "github", disable_numparse=True), "", f"- {results['sentences']:,} sentences"]
     if system["BLEU"]["p_value"] is not None:
