@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer import Translator
 from vanilla_transformer.commands.options import positive
-from vanilla_transformer.conversion import to_marian
+from vanilla_transformer.conversion import to_native
 from vanilla_transformer.translation_vanilla_transformer import load_model
 
 try:
@@ -44,7 +44,7 @@ class WithTranslator:
         self.translator = Translator.from_pretrained(folder, device=device, **options)
         if is_marian:
             model = self.translator.model
-            marian = to_marian(model)
+            marian = to_native(model)
             marian.set_attn_implementation(model.config._attn_implementation)
             self.translator.models = [marian]
         self.best = {}  # tokens in a batch, by beams
@@ -147,7 +147,7 @@ def main():
 
     model = load_model(options.model)
     try:
-        to_marian(model)
+        to_native(model)
     except ValueError as error:
         sys.exit(f"{options.model} cannot be measured: {error}")
     sources, references = zip(*read_pairs(options.data, "test")[: options.sentences], strict=True)

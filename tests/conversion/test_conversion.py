@@ -17,7 +17,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.conversion import from_marian, from_torch_transformer, load_foreign
+from vanilla_transformer.conversion import from_native, from_torch_transformer, load_foreign
 from vanilla_transformer.conversion.torch_transformer import TORCH_TRANSFORMER
 from vanilla_transformer.conversion.weights import interleave, rename
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
@@ -185,7 +185,7 @@ marians = pytest.mark.parametrize("options", MARIANS.values(), ids=MARIANS)
 @marians
 def test_logits_loss_and_gradients_equal_marian(options):
     theirs = make_marian(**options)
-    ours = from_marian(theirs)
+    ours = from_native(theirs)
     for stack in [theirs.model.encoder, theirs.model.decoder]:
         stack.embed_tokens.padding_idx = None  # or the start token, which is padding, gets no gradient
     their_output = theirs(SOURCE, MASK, labels=LABELS)
@@ -208,7 +208,7 @@ def test_logits_loss_and_gradients_equal_marian(options):
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_translations_equal_marian(options, num_beams):
     theirs = make_marian(**options)
-    ours = from_marian(theirs)
+    ours = from_native(theirs)
     assert ours.generation_config.to_dict() == theirs.generation_config.to_dict()
     assert ours.generation_config is not theirs.generation_config
     search = {"attention_mask": MASK, "num_beams": num_beams, "return_dict_in_generate": True, "output_scores": True}
@@ -221,7 +221,7 @@ def test_translations_equal_marian(options, num_beams):
 def test_positions_extend_beyond_marians_table():
     short, long = make_marian(max_position_embeddings=4), make_marian(max_position_embeddings=64)
     long.load_state_dict({n: t for n, t in short.state_dict().items() if "embed_positions" not in n}, strict=False)
-    assert_close(from_marian(short)(SOURCE, MASK, TARGET).logits, long(SOURCE, MASK, TARGET).logits)
+    assert_close(from_native(short)(SOURCE, MASK, TARGET).logits, long(SOURCE, MASK, TARGET).logits)
 
 
 OTHER_TENSORS = [
@@ -236,12 +236,12 @@ def test_marian_with_other_tensors_is_refused(path, module, message):
     theirs = make_marian()
     replace(f"model.{path}", module)(theirs)
     with pytest.raises(RuntimeError) as error:
-        from_marian(theirs)
+        from_native(theirs)
     assert message.format(f"model.{path}") in str(error.value).replace('"', "")
 
 
 def test_load_foreign_passes_options_on(marian):
-    expected = from_marian(MarianMTModel.from_pretrained(marian))
+    expected = from_native(MarianMTModel.from_pretrained(marian))
     options = {"dropout": 0.3, "dtype": torch.float64, "attn_implementation": "eager"}
     ours = load_foreign(str(marian), use_safetensors=True, **options)
     assert ours.config.to_diff_dict() == expected.config.to_diff_dict() | {"dropout": 0.3, "dtype": "float64"}
@@ -280,7 +280,7 @@ def test_pickle_is_loaded_only_on_request(saved):
 def test_converted_model_is_a_copy_in_eval_mode_and_dtype(source, dtype):
     theirs = (make_marian() if source == "marian" else TorchTranslator()).to(dtype).train()
     before = copy.deepcopy(theirs.state_dict())
-    ours = from_marian(theirs) if source == "marian" else theirs.convert()
+    ours = from_native(theirs) if source == "marian" else theirs.convert()
     assert not any(module.training for module in ours.modules())
     assert {parameter.dtype for parameter in ours.parameters()} == {dtype} == {ours.dtype}
     assert ours.model.encoder.embed_positions.table.dtype == torch.float32
@@ -294,7 +294,7 @@ def test_convert_command_converts_a_marian_model(marian, marian_pairs, tmp_path)
     sources = [source for source, _ in marian_pairs]
     main(["convert", str(marian), str(tmp_path / "ours")])
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "ours")
-    assert_close(loaded.state_dict(), from_marian(MarianMTModel.from_pretrained(marian)).state_dict(), 0)
+    assert_close(loaded.state_dict(), from_native(MarianMTModel.from_pretrained(marian)).state_dict(), 0)
     translated = Translator.from_pretrained(str(tmp_path / "ours"))(sources, num_beams=1)
     assert translated == translate_by_marian(marian, sources) == [target for _, target in marian_pairs]
 

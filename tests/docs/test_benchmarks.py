@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import ROOT, assert_close, parts, python_output, table_rows
 
-from vanilla_transformer.conversion import to_marian
+from vanilla_transformer.conversion import to_native
 from vanilla_transformer.conversion.torch_transformer import from_torch_transformer
 
 
@@ -122,7 +122,7 @@ def test_scale(run, script, tmp_path):
 def test_marian_has_our_loss(peers):
     """With our weights, and the smoothing of transformers' Trainer."""
     ours, marian = peers.vanilla("quick", 37).eval(), peers.Marian("quick", 37, "eager").eval()
-    marian.model = to_marian(ours)
+    marian.model = to_native(ours)
     assert_close(marian(**BATCH), ours(**BATCH, label_smoothing=peers.SMOOTHING).loss)
 
 

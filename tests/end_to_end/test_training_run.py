@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, Ma
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import modeling_vanilla_transformer as modeling
-from vanilla_transformer.conversion import from_marian
+from vanilla_transformer.conversion import from_native
 from vanilla_transformer.data import pairs as data
 from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.evaluation import tuning
@@ -333,7 +333,7 @@ def test_fine_tuned_marian_model_starts_as_marian(marian, marian_data, marian_pa
     assert [example["translation"] for example in found["examples"]] == expected[:3]
     assert expected == [target for _, target in marian_pairs] and found["eval_bleu"] == pytest.approx(100)
 
-    theirs, tokenizer = from_marian(MarianMTModel.from_pretrained(marian)), MarianTokenizer.from_pretrained(marian)
+    theirs, tokenizer = from_native(MarianMTModel.from_pretrained(marian)), MarianTokenizer.from_pretrained(marian)
     for directory in [folder, folder / "checkpoint-1"]:
         model, again = AutoModelForSeq2SeqLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
         assert_close(model.state_dict(), theirs.state_dict(), tolerance=0)

@@ -16,7 +16,7 @@ from runs import MODEL, ROOT, one_sentence, random_pairs
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, MarianMTModel
 
-from vanilla_transformer.conversion import from_marian
+from vanilla_transformer.conversion import from_native
 
 pytestmark = pytest.mark.slow
 
@@ -185,7 +185,7 @@ def test_fine_tuning_a_marian_model_of_the_hub(marian, hub, tmp_path):
     argv, folder = ["me/pairs", "--learning_rate", "0", "--model_name_or_path"], tmp_path / "model"
     done = train(hub.url, folder, *argv, "me/opus-mt", token="hf_read")
     assert done.returncode == 0, done.stderr
-    expected = from_marian(MarianMTModel.from_pretrained(marian)).state_dict()
+    expected = from_native(MarianMTModel.from_pretrained(marian)).state_dict()
     found = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
     assert ModelCard.load(folder / "README.md").data.base_model == "me/opus-mt"

@@ -27,7 +27,7 @@ from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import loss_vanilla_transformer as loss_module
-from vanilla_transformer.conversion import to_marian
+from vanilla_transformer.conversion import to_native
 from vanilla_transformer.modeling_vanilla_transformer import (
     CACHE,
     SinusoidalPositions,
@@ -432,7 +432,7 @@ def outline(output) -> list | torch.Size | type:
 @pytest.mark.parametrize("more", [False, True])
 def test_outputs_have_the_places_of_marians(make_model, mode, inputs, more):
     ours, outputs = make_model(), []
-    for model in (ours, to_marian(ours)):
+    for model in (ours, to_native(ours)):
         model.set_attn_implementation("eager")
         options = {"output_attentions": more, "output_hidden_states": more, "return_dict": False}
         outputs.append(getattr(model, mode)()(SOURCE, MASK, TARGET, **inputs, **options))

@@ -5,5 +5,5 @@ The modules `ctranslate2` and `onnx` need those packages, and are not imported h
 
 from .fairseq import fairseq_tokenizer, from_fairseq, from_fsmt
 from .loading import load_foreign
-from .native import from_blenderbot, from_marian, from_pegasus, to_blenderbot, to_marian, to_native, to_pegasus
+from .native import from_native, to_native
 from .torch_transformer import from_torch_transformer

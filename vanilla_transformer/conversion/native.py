@@ -10,7 +10,6 @@ A model of this package in one of these forms loads with transformers alone, wit
 """
 
 import copy
-import functools
 import json
 from pathlib import Path
 
@@ -85,17 +84,6 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
     return ours
 
 
-from_marian = from_pegasus = from_blenderbot = from_native
-
-
-def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedModel:
-    """The model of transformers that computes the same, by `to_marian`, `to_pegasus` or `to_blenderbot`.
-
-    If none does, raises ValueError, which names the field of the config at fault.
-    """
-    return to_family(model, native_family(model.config))
-
-
 def native_family(config: VanillaTransformerConfig) -> str:
     """The family that is closest to this config; [`check_family`] tells whether it fits."""
     if config.position_embedding_type == "learned":
@@ -117,8 +105,11 @@ def check_family(config: VanillaTransformerConfig, name: str):
             )
 
 
-def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> PreTrainedModel:
-    """Converts to a native transformers model, in evaluation mode; the inverse of [`from_native`].
+def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedModel:
+    """The Marian, Pegasus or Blenderbot model of transformers that computes the same; the inverse of [`from_native`].
+
+    Marian is post-norm with sinusoidal positions, Pegasus pre-norm with sinusoidal, Blenderbot pre-norm with learned
+    ones. The result is in evaluation mode.
 
     Where the architectures differ:
 
@@ -128,10 +119,11 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
       positions.
     - Pegasus and Blenderbot tie all three embedding matrices or none. If only some of ours are tied, each is a copy.
 
-    The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if the
-    target model does not support its value.
+    The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if none
+    of the three supports its value.
     """
-    (kind, implemented), ours = FAMILIES[name], model.config
+    ours, name = model.config, native_family(model.config)
+    kind, implemented = FAMILIES[name]
     check_family(ours, name)
     # The defaults of their configs would force an end, which ours does not.
     fields = {field: getattr(ours, field) for field in FIELDS.split()} | {"forced_eos_token_id": None}
@@ -159,11 +151,6 @@ def to_family(model: VanillaTransformerForConditionalGeneration, name: str) -> P
     if native.generation_config.max_length is None and native.generation_config.max_new_tokens is None:
         native.generation_config.max_length = native.config.max_position_embeddings
     return native.to(model.device).eval()
-
-
-to_marian = functools.partial(to_family, name="marian")  # post-norm with sinusoidal positions
-to_pegasus = functools.partial(to_family, name="pegasus")  # pre-norm with sinusoidal positions; one vocabulary size
-to_blenderbot = functools.partial(to_family, name="blenderbot")  # pre-norm with learned positions; likewise
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, output_dir: str | Path):
