@@ -46,7 +46,7 @@ class WithTranslator:
             model = self.translator.model
             marian = to_native(model)
             marian.set_attn_implementation(model.config._attn_implementation)
-            self.translator.models = [marian]
+            self.translator.engine.model = marian
         self.best = {}  # tokens in a batch, by beams
 
     def __call__(self, texts: list[str], beams: int, is_alone: bool = False) -> tuple[list[str], int]:

@@ -140,7 +140,7 @@ def test_a_quantization_that_is_a_path_removes_nothing(value, translator, elsewh
 
 @pytest.mark.parametrize("planted", ["ctranslate2", "ctranslate2/float32", "ctranslate2/.lock"])
 def test_planted_links_are_not_followed(planted, translator, elsewhere, tmp_path, monkeypatch):
-    backend = pytest.importorskip("vanilla_transformer.conversion.ctranslate2")
+    backend = pytest.importorskip("vanilla_transformer.engines.ctranslate2")
     monkeypatch.setattr(backend, "HF_HOME", tmp_path / "home")
     link = tmp_path / "model" / planted
     folder = save_translator(translator, tmp_path / "model")

@@ -13,7 +13,7 @@ MODEL_FILES = {f"{name}_vanilla_transformer" for name in MODEL_FILES}
 # What each part may import: of the package, the model files and these.
 ALLOWED = {
     "model": set(),
-    "__init__": {"versions"},
+    "__init__": {"engines", "versions"},
     "versions": set(),
     "errors": set(),
     "files": set(),
@@ -23,10 +23,12 @@ ALLOWED = {
     "evaluation": {"errors", "languages", "data"},
     "hub": {"errors", "files", "languages", "conversion"},
     "conversion": {"errors", "files", "data"},
+    "engines": {"files", "conversion"},
     "inspection": {"errors", "files", "data"},
     "demo": {"errors", "inspection"},
     "training": {"errors", "files", "options", "data", "conversion"},
-    "commands": {"errors", "files", "data", "evaluation", "hub", "conversion", "inspection", "demo", "training"},
+    "commands": {"errors", "files", "data", "evaluation", "hub", "conversion", "engines", "inspection", "demo"}
+    | {"training"},
     "__main__": {"commands", "errors"},
 }
 # transformers needs the last three itself.

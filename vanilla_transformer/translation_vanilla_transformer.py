@@ -1,7 +1,6 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Texts in, translations out: [`Translator`], and the same as a pipeline. This file travels with every saved model."""
 
-import importlib
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import (
     AutoConfig,
@@ -69,8 +69,148 @@ class Hypothesis(NamedTuple):
     tokens: int  # without special tokens
 
 
+class Engine:
+    """A model and its search, as a [`Translator`] needs them: token ids in, token ids out.
+
+    Args:
+        config: Of the model.
+        generation_config: The options of the search that are used unless a call gives others.
+
+    Attributes:
+        max_positions: Tokens of the longest source or target that the model can compute.
+        default_positions: Tokens of the longest source, unless a user allows more.
+
+    Raises ValueError if a value of the generation config is out of range.
+    """
+
+    max_positions = default_positions = sys.maxsize
+
+    def __init__(self, config: PretrainedConfig, generation_config: GenerationConfig):
+        check_generation_config(generation_config)
+        self.config, self.generation_config = config, generation_config
+        self.most_sentences(self.num_beams({}))  # raises now, not at the first text
+
+    def translate(self, batches: Iterable[list[list[int]]], options: dict) -> Iterator[list[list[int]]]:
+        """The ids of the translation of each source in each batch. `options` are those of `generate`."""
+        raise NotImplementedError
+
+    def n_best(
+        self, batches: Iterable[list[list[int]]], options: dict, n: int, streamer=None
+    ) -> Iterator[list[list[tuple[list[int], float]]]]:
+        """The ids and the score of each of the `n` best translations, for each source in each batch."""
+        raise NotImplementedError
+
+    def num_beams(self, options: dict) -> int:
+        config = options.get("generation_config", self.generation_config)
+        return options.get("num_beams") or config.num_beams or 1
+
+    def most_sentences(self, rows: int) -> int:
+        """How many sentences fit into a batch, with so many beams or samples each. Raises ValueError if none does."""
+        vocabulary = getattr(self.config, "decoder_vocab_size", None) or getattr(self.config, "vocab_size", 1)
+        # Each beam has a score for each token, and attends to the keys of all beams, of several steps and heads.
+        most_rows = min(LARGEST_STEP // vocabulary, math.isqrt(LARGEST_STEP // 64))
+        if rows > most_rows:
+            raise ValueError(
+                f"{rows:,} beams or samples of a text do not fit into memory; with a vocabulary of {vocabulary:,} "
+                f"tokens, at most {most_rows:,} do."
+            )
+        return LARGEST_STEP // (rows * max(vocabulary, 64 * rows))
+
+    def defaults(self, source_length: int, options: dict) -> dict:
+        """The options that end translations and beam search; `max_length` never exceeds learned positions."""
+        saved = self.generation_config
+        lengths = options if options.keys() & {"max_length", "max_new_tokens"} else vars(saved)
+        if lengths.get("max_new_tokens") is not None:
+            max_length = 1 + lengths["max_new_tokens"]  # with the start token
+        else:
+            max_length = lengths.get("max_length") or 1 + source_length + 50
+        found = {"max_length": min(max_length, self.max_positions + 1), "max_new_tokens": None}
+        if self.num_beams(options) > 1:
+            early = options.get("early_stopping", saved.early_stopping)
+            found["early_stopping"] = True if early is None else early
+        if saved.eos_token_id is None:
+            found["eos_token_id"] = options.get("eos_token_id", self.config.eos_token_id)
+        return found
+
+
+class TorchEngine(Engine):
+    """Vanilla_transformer models in torch, with our search: one model, or an ensemble.
+
+    Args:
+        models: In evaluation mode. At each step, an ensemble averages their probabilities of the next token; the
+            generation config is that of the first.
+
+    Raises:
+        ValueError: A model is of another type; or models of an ensemble differ in size or special tokens of their
+            vocabularies.
+    """
+
+    def __init__(self, models: Sequence[PreTrainedModel]):
+        for model in models:
+            kind = model.config.model_type
+            if kind != "vanilla_transformer":
+                raise ValueError(f"The model is of type {kind}; convert it first, with `vanilla-transformer convert`.")
+            for name in VOCABULARY:
+                if getattr(model.config, name) != getattr(models[0].config, name):
+                    raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")
+        super().__init__(models[0].config, models[0].generation_config)
+        self.model, self.others = models[0], models[1:]
+        self.max_positions = min(model.config.longest_sequence for model in models)
+        self.default_positions = min(model.config.max_position_embeddings for model in models)
+
+    def translate(self, batches, options):
+        options = {**options, "num_return_sequences": 1, "return_dict_in_generate": False}
+        return (self.generate(sources, options).tolist() for sources in batches)
+
+    def n_best(self, batches, options, n, streamer=None):
+        options = {**options, "num_return_sequences": n, "return_dict_in_generate": True, "streamer": streamer}
+        for sources in batches:
+            output = self.generate(sources, options)
+            scores = getattr(output, "sequences_scores", None)
+            if scores is None:  # from transformers' greedy search or sampling
+                scores = self.sequences_scores(output, options)
+            found = list(zip(output.sequences[:, 1:].tolist(), scores.tolist(), strict=True))
+            yield [found[first : first + n] for first in range(0, len(found), n)]
+
+    def sequences_scores(self, output: ModelOutput, options: dict) -> torch.Tensor:
+        """The scores that our own searches call `sequences_scores`: tokens after the first end token do not count."""
+        log_probs = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+        saved = self.generation_config
+        ends = options.get("eos_token_id", saved.eos_token_id or self.config.eos_token_id)
+        is_end = torch.isin(output.sequences[:, 1:], torch.tensor(ends, device=log_probs.device)).int()
+        is_written = is_end.cumsum(dim=1) == is_end
+        penalty = options.get("length_penalty", saved.length_penalty)
+        lengths = is_written.sum(dim=1) ** (1.0 if penalty is None else penalty)
+        return log_probs.where(is_written, 0.0).sum(dim=1) / lengths
+
+    @torch.no_grad()
+    def generate(self, sources: list[list[int]], options: dict) -> torch.Tensor | ModelOutput:
+        """What `generate` returns, with our search, or transformers' own if ours does not support model or options."""
+        inputs = pad_batch(sources, self.config.pad_token_id, self.model.device)
+        given, options = options, {**inputs, **options}
+        if "generation_config" not in given:
+            options |= self.defaults(inputs["input_ids"].shape[1], given)
+        # Our searches call the layers one by one, which wrapped and sharded models do not allow.
+        unsupported, models = "wrapped models and streamers", [self.model, *self.others]
+        is_ours = all(type(model).__name__ == "VanillaTransformerForConditionalGeneration" for model in models)
+        if is_ours and options.get("streamer") is None:
+            search = beam_search if self.num_beams(options) > 1 else greedy_search
+            others = [(model, model.get_encoder()(**inputs)) for model in self.others]
+            try:
+                return self.model.generate(**options, custom_generate=search, others=others)
+            except Unsupported as error:
+                unsupported = error.options
+        if self.others:
+            raise ValueError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
+        beams = self.num_beams(given)
+        max_length = options.get("max_length") or self.generation_config.max_length or 0
+        if beams > 1 and len(sources) * beams * max_length > LARGEST_STEP // 2:  # transformers reserves them all
+            raise ValueError(f"`max_length` is {max_length:,}, which is too long for {beams} beams; lower it.")
+        return self.model.generate(**options | {"output_scores": options.get("return_dict_in_generate")})
+
+
 class Translator:
-    """Translates texts with a model and its tokenizer, or with an ensemble of models that share one.
+    """Translates texts with an engine, which has the model, and its tokenizer.
 
         Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
         Translator.from_pretrained(["outputs/seed1", "outputs/seed2"])(["The dog sleeps."], num_beams=5)
@@ -82,9 +222,9 @@ class Translator:
     sets `early_stopping`.
 
     Args:
-        model: A vanilla_transformer model, in evaluation mode. A list of them is an ensemble: at each step, it
-            averages their probabilities of the next token; the generation config is that of the first.
-        tokenizer: Its tokenizer.
+        engine: An [`Engine`]. A vanilla_transformer model, or a list of them for an ensemble, becomes a
+            [`TorchEngine`].
+        tokenizer: The tokenizer of its model.
         max_tokens: Source tokens in a batch, including padding.
         max_source_length: Tokens of the longest text that is translated in one piece. None: the smallest of the
             tokenizer's `model_max_length`, which train.py sets to the longest training source, the
@@ -93,14 +233,12 @@ class Translator:
             words. `refuse` raises [`TextTooLong`].
 
     Raises:
-        ValueError: An argument, or a value of the generation config, is out of range, the model is of another type,
-            or the tokenizer has no padding token; or models of an ensemble differ in size or special tokens of their
-            vocabularies.
+        ValueError: An argument is out of range, or a [`TorchEngine`] cannot have these models.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel | Sequence[PreTrainedModel],
+        engine: Engine | PreTrainedModel | Sequence[PreTrainedModel],
         tokenizer: PreTrainedTokenizerBase,
         max_tokens: int = 4096,
         max_source_length: int | None = None,
@@ -108,34 +246,21 @@ class Translator:
     ):
         if too_long not in ("split", "refuse"):
             raise ValueError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
-        models = list(model) if isinstance(model, Sequence) else [model]
-        for model in models:
-            kind = model.config.model_type
-            if kind != "vanilla_transformer":
-                raise ValueError(f"The model is of type {kind}; convert it first, with `vanilla-transformer convert`.")
-            for name in VOCABULARY:
-                if getattr(model.config, name) != getattr(models[0].config, name):
-                    raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")
-        if tokenizer.pad_token is None:
-            raise ValueError("The tokenizer has no padding token; set its `pad_token`.")
+        if not isinstance(engine, Engine):
+            engine = TorchEngine(engine if isinstance(engine, Sequence) else [engine])
         check_options(max_tokens=max_tokens, max_source_length=max_source_length)
         check_options(model_max_length=tokenizer.model_max_length)
-        check_generation_config(models[0].generation_config)
-        self.models = models
-        self.most_sentences(self.num_beams({}))  # raises now, not at the first text
+        self.engine = engine
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.too_long = too_long
-        configs = [model.config for model in models]
-        self.max_positions = min(config.longest_sequence for config in configs)
-        longest = [tokenizer.model_max_length, *(config.max_position_embeddings for config in configs)]
-        longest = min(*longest, MOST_TOKENS)
-        self.longest_source = min(max_source_length or longest, self.max_positions)
+        longest = min(tokenizer.model_max_length, engine.default_positions, MOST_TOKENS)
+        self.longest_source = min(max_source_length or longest, engine.max_positions)
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model, or the first of an ensemble; its generation config is the one that is used."""
-        return self.models[0]
+        """The model of a [`TorchEngine`], the first of an ensemble; its generation config is the one that is used."""
+        return self.engine.model
 
     @property
     def longest_text(self) -> int:
@@ -156,7 +281,7 @@ class Translator:
         """Loads model and tokenizer from a directory or a Hub id, or an ensemble from a list of them.
 
         Args:
-            backend: `ctranslate2` is faster, and needs `pip install ctranslate2`. It converts the
+            backend: `ctranslate2` is faster, and needs this package and `pip install ctranslate2`. It converts the
                 model once, into the subfolder `ctranslate2` of the directory, or a cache folder for a Hub id.
             quantization: Of the weights with `ctranslate2`: `int8`, `int8_float16`, `int16`, `float16`, ...
             device: Where to translate. None: the GPU, if there is one.
@@ -171,35 +296,13 @@ class Translator:
             OSError: There is no such model, or it has no safetensors.
             ImportError: CTranslate2 is not installed.
         """
+        if backend not in BACKENDS:
+            raise ValueError(f"`backend` is {backend!r}; it must be {' or '.join(map(repr, BACKENDS))}.")
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kwargs.setdefault("trust_remote_code", False)  # None would prompt on the terminal
         names = [name_or_path] if isinstance(name_or_path, str | os.PathLike) else list(name_or_path)
-        if backend == "ctranslate2":
-            if len(names) > 1:
-                raise ValueError("CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`.")
-            try:  # by name, since this file also works without the package
-                engine = importlib.import_module("vanilla_transformer.conversion.ctranslate2")
-            except ImportError as error:
-                raise ImportError("Run `pip install ctranslate2` for this backend.") from error
-            return engine.load_translator(names[0], quantization, device, dtype, **kwargs)
-        if backend != "torch":
-            raise ValueError(f"`backend` is {backend!r}; it must be 'torch' or 'ctranslate2'.")
-        if quantization is not None:
-            raise ValueError(f"`quantization={quantization!r}` needs `backend='ctranslate2'`.")
         own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
-        tokenizers = [AutoTokenizer.from_pretrained(name, **kwargs) for name in names]
-        for name, tokenizer in zip(names, tokenizers, strict=True):
-            if tokenizer.get_vocab() != tokenizers[0].get_vocab():
-                raise ValueError(
-                    f"{name} has a different vocabulary from {names[0]}, so the probabilities of tokens cannot be "
-                    "averaged; train the models of an ensemble with the same --tokenizer_name."
-                )
-        if device.type == "cpu":
-            kwargs.setdefault("attn_implementation", "eager")
-        models = [load_model(name, dtype=dtype, **kwargs).to(device) for name in names]
-        if device.type == "cpu" and any(model.dtype == torch.bfloat16 for model in models) and not cpu_has_bfloat16():
-            warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=2)
-        return cls(models, tokenizers[0], **own)
+        return cls(*BACKENDS[backend](names, quantization, device, dtype, **kwargs), **own)
 
     def __call__(self, texts: Iterable[str], progress: str | None = None, **generation) -> list[str]:
         """Translates `texts`; `generation` goes to `generate` (`num_beams`, `length_penalty`, `max_new_tokens`, ...).
@@ -217,10 +320,11 @@ class Translator:
         generation = check_options(**generation)
         texts = list(texts)
         text_indices, sources = self.tokenize(texts, self.too_long)
-        translate = partial(self.translate_batches, generation=generation)
+        translate = partial(self.engine.translate, options=generation)
+        found = self.run(translate, sources, self.max_tokens, self.engine.num_beams(generation), progress)
         translations = [[] for _ in texts]
-        found = self.run(translate, sources, self.max_tokens, self.num_beams(generation), progress)
-        for index, piece in zip(text_indices, found, strict=True):
+        pieces = self.tokenizer.batch_decode(found, skip_special_tokens=True)
+        for index, piece in zip(text_indices, pieces, strict=True):
             translations[index].append(piece)
         return [join(parts) for parts in translations]
 
@@ -244,14 +348,14 @@ class Translator:
             return self.n_best([texts], n, streamer, progress, **generation)[0]
         check_options(n=n)
         generation = check_options(**generation)
-        saved = generation.get("generation_config", self.model.generation_config)
+        saved = generation.get("generation_config", self.engine.generation_config)
         samples = generation.get("do_sample", saved.do_sample)
         generation = {"num_beams": 1 if samples else max(n, saved.num_beams or 1), **generation}
         if n > generation["num_beams"] and not samples:
             raise ValueError(f"`n` is {n}; there are only {generation['num_beams']} beams to choose from.")
         texts = list(texts)
         text_indices, sources = self.tokenize(texts, too_long="refuse")
-        translate = partial(self.n_best_batches, n=n, streamer=streamer, generation=generation)
+        translate = partial(self.engine.n_best, options=generation, n=n, streamer=streamer)
         max_tokens = self.max_tokens // n if samples else self.max_tokens  # beams share their source, samples do not
         rows = max(n, generation["num_beams"])
         special, hypotheses = set(self.tokenizer.all_special_ids), [[] for _ in texts]
@@ -271,7 +375,7 @@ class Translator:
         `rows` are the beams or samples of a source, which limit the size of a batch too.
         """
         found = [None] * len(sources)
-        batches = list(batches_by_length(list(map(len, sources)), max_tokens, self.most_sentences(rows)))
+        batches = list(batches_by_length(list(map(len, sources)), max_tokens, self.engine.most_sentences(rows)))
         inputs = ([sources[index] for index in batch] for batch in batches)
         with tqdm(total=len(sources), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
             for batch, results in zip(batches, translate(inputs), strict=True):
@@ -279,19 +383,6 @@ class Translator:
                     found[index] = result
                 bar.update(len(batch))
         return found
-
-    def most_sentences(self, rows: int) -> int:
-        """How many sentences fit into a batch, with so many beams or samples each. Raises ValueError if none does."""
-        config = self.model.config
-        vocabulary = getattr(config, "decoder_vocab_size", None) or getattr(config, "vocab_size", 1)
-        # Each beam has a score for each token, and attends to the keys of all beams, of several steps and heads.
-        most_rows = min(LARGEST_STEP // vocabulary, math.isqrt(LARGEST_STEP // 64))
-        if rows > most_rows:
-            raise ValueError(
-                f"{rows:,} beams or samples of a text do not fit into memory; with a vocabulary of {vocabulary:,} "
-                f"tokens, at most {most_rows:,} do."
-            )
-        return LARGEST_STEP // (rows * max(vocabulary, 64 * rows))
 
     def tokenize(self, texts: list[str], too_long: str) -> tuple[list[int], list[list[int]]]:
         """For each piece to translate, the index of its text and its token ids. Most texts are one piece."""
@@ -346,80 +437,43 @@ class Translator:
             pieces.append(tags + piece.strip())
         return self.encode(pieces)
 
-    def translate_batches(self, batches: Iterable[list[list[int]]], generation: dict) -> Iterator[list[str]]:
-        """The translations of each batch of token ids."""
-        options = {**generation, "num_return_sequences": 1, "return_dict_in_generate": False}
-        for sources in batches:
-            yield self.tokenizer.batch_decode(self.generate(sources, options), skip_special_tokens=True)
 
-    def n_best_batches(
-        self, batches: Iterable[list[list[int]]], n: int, streamer, generation: dict
-    ) -> Iterator[list[list[tuple[list[int], float]]]]:
-        """The token ids and the score of each of the `n` best translations, for each source of each batch."""
-        options = {**generation, "num_return_sequences": n, "return_dict_in_generate": True, "streamer": streamer}
-        for sources in batches:
-            output = self.generate(sources, options)
-            scores = getattr(output, "sequences_scores", None)
-            if scores is None:  # from transformers' greedy search or sampling
-                scores = self.sequences_scores(output, generation)
-            found = list(zip(output.sequences[:, 1:].tolist(), scores.tolist(), strict=True))
-            yield [found[first : first + n] for first in range(0, len(found), n)]
+def load_torch(
+    names: list[str | os.PathLike], quantization: str | None, device: torch.device, dtype, **kwargs
+) -> tuple[TorchEngine, PreTrainedTokenizerBase]:
+    """The models in `names` as an engine, and their tokenizer."""
+    if quantization is not None:
+        raise ValueError(f"`quantization={quantization!r}` needs `backend='ctranslate2'`.")
+    tokenizers = [AutoTokenizer.from_pretrained(name, **kwargs) for name in names]
+    for name, tokenizer in zip(names, tokenizers, strict=True):
+        if tokenizer.get_vocab() != tokenizers[0].get_vocab():
+            raise ValueError(
+                f"{name} has a different vocabulary from {names[0]}, so the probabilities of tokens cannot be "
+                "averaged; train the models of an ensemble with the same --tokenizer_name."
+            )
+    return TorchEngine(load_models(names, device, dtype, **kwargs)), tokenizers[0]
 
-    def sequences_scores(self, output, generation: dict) -> torch.Tensor:
-        """The scores that our own searches call `sequences_scores`: tokens after the first end token do not count."""
-        log_probs = self.model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
-        saved = self.model.generation_config
-        ends = generation.get("eos_token_id", saved.eos_token_id or self.model.config.eos_token_id)
-        is_end = torch.isin(output.sequences[:, 1:], torch.tensor(ends, device=log_probs.device)).int()
-        is_written = is_end.cumsum(dim=1) == is_end
-        penalty = generation.get("length_penalty", saved.length_penalty)
-        lengths = is_written.sum(dim=1) ** (1.0 if penalty is None else penalty)
-        return log_probs.where(is_written, 0.0).sum(dim=1) / lengths
 
-    @torch.no_grad()
-    def generate(self, sources: list[list[int]], generation: dict) -> torch.Tensor | ModelOutput:
-        """What `generate` returns, with our search, or transformers' own if ours does not support model or options."""
-        inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.model.device)
-        options = {**inputs, **generation}
-        if "generation_config" not in generation:
-            options |= self.defaults(inputs.input_ids.shape[1], generation)
-        # Our searches call the layers one by one, which wrapped and sharded models do not allow.
-        unsupported = "wrapped models and streamers"
-        is_ours = all(type(model).__name__ == "VanillaTransformerForConditionalGeneration" for model in self.models)
-        if is_ours and options.get("streamer") is None:
-            search = beam_search if self.num_beams(options) > 1 else greedy_search
-            others = [(model, model.get_encoder()(**inputs)) for model in self.models[1:]]
-            try:
-                return self.model.generate(**options, custom_generate=search, others=others)
-            except Unsupported as error:
-                unsupported = error.options
-        if len(self.models) > 1:
-            raise ValueError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
-        beams = self.num_beams(generation)
-        max_length = options.get("max_length") or self.model.generation_config.max_length or 0
-        if beams > 1 and len(sources) * beams * max_length > LARGEST_STEP // 2:  # transformers reserves them all
-            raise ValueError(f"`max_length` is {max_length:,}, which is too long for {beams} beams; lower it.")
-        return self.model.generate(**options | {"output_scores": options.get("return_dict_in_generate")})
+def load_models(names: list[str | os.PathLike], device: torch.device, dtype="auto", **kwargs) -> list[PreTrainedModel]:
+    """The models in `names` on `device`, with the attention that is the fastest there."""
+    if device.type == "cpu":
+        kwargs.setdefault("attn_implementation", "eager")
+    models = [load_model(name, dtype=dtype, **kwargs).to(device) for name in names]
+    if device.type == "cpu" and any(model.dtype == torch.bfloat16 for model in models) and not cpu_has_bfloat16():
+        warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=4)
+    return models
 
-    def num_beams(self, generation: dict) -> int:
-        config = generation.get("generation_config", self.model.generation_config)
-        return generation.get("num_beams") or config.num_beams or 1
 
-    def defaults(self, source_length: int, generation: dict) -> dict:
-        """The options that end translations and beam search; `max_length` never exceeds learned positions."""
-        saved = self.model.generation_config
-        options = generation if generation.keys() & {"max_length", "max_new_tokens"} else vars(saved)
-        if options.get("max_new_tokens") is not None:
-            max_length = 1 + options["max_new_tokens"]  # with the start token
-        else:
-            max_length = options.get("max_length") or 1 + source_length + 50
-        found = {"max_length": min(max_length, self.max_positions + 1), "max_new_tokens": None}
-        if self.num_beams(generation) > 1:
-            early = generation.get("early_stopping", saved.early_stopping)
-            found["early_stopping"] = True if early is None else early
-        if saved.eos_token_id is None:
-            found["eos_token_id"] = generation.get("eos_token_id", self.model.config.eos_token_id)
-        return found
+# What `Translator.from_pretrained` calls for each backend; the package adds its own.
+BACKENDS: dict[str, Callable[..., tuple[Engine, PreTrainedTokenizerBase]]] = {"torch": load_torch}
+
+
+def pad_batch(sources: list[list[int]], pad_token_id: int | None, device: torch.device) -> dict[str, torch.Tensor]:
+    """`input_ids` (B,S), padded on the right, and `attention_mask` (B,S), which is 0 at padding."""
+    lengths = torch.tensor([len(source) for source in sources], device=device)
+    ids = [torch.tensor(source, device=device) for source in sources]
+    ids = pad_sequence(ids, batch_first=True, padding_value=pad_token_id or 0)  # the mask hides whatever it is
+    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()}
 
 
 def check_options(**options) -> dict:

@@ -137,7 +137,7 @@ def test_alignment_and_attention_are_those_of_the_model(make_page, folder, backe
 
 
 def test_a_converted_model_alone_has_no_attention(folder, tmp_path):
-    backend = pytest.importorskip("vanilla_transformer.conversion.ctranslate2")
+    backend = pytest.importorskip("vanilla_transformer.engines.ctranslate2")
     translator = Translator.from_pretrained(folder)
     backend.to_ctranslate2(translator.model, translator.tokenizer, tmp_path / "converted")
     with served(str(tmp_path / "converted"), backend="ctranslate2") as client:

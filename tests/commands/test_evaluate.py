@@ -19,8 +19,8 @@ from transformers import GenerationConfig, M2M100Config, M2M100ForConditionalGen
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
+from vanilla_transformer.engines.generate import set_languages
 from vanilla_transformer.evaluation import tuning
-from vanilla_transformer.evaluation.systems import GenerateTranslator
 
 FILES = ["first.txt", "second.txt", "third.txt"]
 TEXT_FILES = ["--sources", "sources.txt", "--references", "references.txt"]
@@ -193,7 +193,7 @@ def test_a_multilingual_model_translates_into_the_target_language(tmp_path, caps
 def test_a_bilingual_model_needs_no_languages(make_model):
     """Its tokenizer may have a `src_lang`, as that of FSMT."""
     model = make_model()
-    GenerateTranslator([model], SimpleNamespace(src_lang="en", model_max_length=9)).set_languages("en", "de")
+    set_languages(model, SimpleNamespace(src_lang="en"), "en", "de")
     assert model.generation_config.forced_bos_token_id is None
 
 

@@ -13,7 +13,7 @@ from vanilla_transformer.__main__ import main
 from vanilla_transformer.translation_vanilla_transformer import TextTooLong
 
 ctranslate2 = pytest.importorskip("ctranslate2")
-from vanilla_transformer.conversion import ctranslate2 as backend  # noqa: E402
+from vanilla_transformer.engines import ctranslate2 as backend  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_p
         load(str(folder), quantization=quantization)
     assert calls == [None, "int8"]
     assert {path.name for path in (folder / "ctranslate2").iterdir()} == {".lock", "float32", "int8"}
-    assert load(str(folder / "ctranslate2" / "int8")).engine.compute_type.startswith("int8")
+    assert load(str(folder / "ctranslate2" / "int8")).engine.translator.compute_type.startswith("int8")
     second = writing_translator(text_tokenizer)
     save_translator(second, folder)
     found = load(str(folder))(TEXTS, max_new_tokens=12)
@@ -215,6 +215,6 @@ def test_wrong_requests_are_named(folder, monkeypatch):
         Translator.from_pretrained(folder, quantization="int8")
     with pytest.raises(ValueError, match="`backend` is 'onnx'"):
         Translator.from_pretrained(folder, backend="onnx")
-    monkeypatch.setitem(sys.modules, "vanilla_transformer.conversion.ctranslate2", None)
+    monkeypatch.setitem(sys.modules, "vanilla_transformer.engines.ctranslate2", None)
     with pytest.raises(ImportError, match="pip install ctranslate2"):
         load(folder)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from functools import cache, partial
 from statistics import median
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +21,10 @@ from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTra
 from vanilla_transformer.data.batches import PairCollator
 from vanilla_transformer.data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
 from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer, set_learning_rate
+from vanilla_transformer.training.options import TrainingOptions
 
 PAGE = (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8")
-PAPER_ADAM = SimpleNamespace(adam_beta1=0.9, adam_beta2=0.98, adam_epsilon=1e-9, weight_decay=0.0)  # section 5.3
+PAPER_ADAM = TrainingOptions()  # section 5.3
 PAD, START, END, FIRST_SYMBOL, SYMBOLS = 0, 1, 2, 3, 10
 
 

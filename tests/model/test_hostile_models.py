@@ -23,9 +23,9 @@ from mutations import NESTED, Mutator, read_header, update, write_header
 from safetensors.torch import load_file
 
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.conversion import ctranslate2 as engine
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
+from vanilla_transformer.engines import ctranslate2 as engine
 from vanilla_transformer.translation_vanilla_transformer import Translator, load_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")

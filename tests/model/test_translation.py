@@ -250,7 +250,8 @@ def other_folder(text_tokenizer, tmp_path):
 @pytest.mark.parametrize("generation", [{}, {"num_beams": 3}, {"do_sample": True}])
 def test_an_ensemble_equals_a_search_over_its_models(folder, other_folder, generation):
     translator = Translator.from_pretrained([folder, other_folder], device="cpu")
-    (model, other), text, limit = translator.models, TEXTS[0], {"max_new_tokens": 8}
+    text, limit = TEXTS[0], {"max_new_tokens": 8}
+    model, (other,) = translator.engine.model, translator.engine.others
     inputs = translator.tokenizer(text, return_tensors="pt")
     others = [(other, other.get_encoder()(**inputs))]
     search = beam_search if "num_beams" in generation else greedy_search
@@ -262,7 +263,7 @@ def test_an_ensemble_equals_a_search_over_its_models(folder, other_folder, gener
     assert found == translator.tokenizer.batch_decode(output, skip_special_tokens=True)
     alone = [Translator.from_pretrained(one)([text], **limit, **generation) for one in (folder, other_folder)]
     assert found not in alone
-    assert translator.longest_source == translator.max_positions == 14
+    assert translator.longest_source == translator.engine.max_positions == 14
 
 
 def test_models_that_cannot_be_averaged_are_refused(folder, other_folder, text_tokenizer):

@@ -22,9 +22,10 @@ from transformers import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.pairs import load_split
+from ..engines.generate import load_any, set_languages
 from ..errors import UserError, explaining, loading
 from ..evaluation.scores import Scorer
-from ..evaluation.systems import GenerateTranslator, results_table, score_systems
+from ..evaluation.systems import results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
@@ -201,10 +202,11 @@ def load_translator(name: str, options: argparse.Namespace) -> Translator:
     models = [name] if Path(name).exists() else name.split("+")
     with loading(name):
         types = {PretrainedConfig.get_config_dict(model)[0].get("model_type") for model in models}
-        if len(models) > 1 or types <= {None, "vanilla_transformer"}:
-            return Translator.from_pretrained(models, **given)
-        translator = GenerateTranslator.from_pretrained(name, **given)
-        translator.set_languages(options.source_lang, options.target_lang)
+        backend, quantization = given.pop("backend"), given.pop("quantization")
+        if len(models) > 1 or types <= {None, "vanilla_transformer"} or backend != "torch" or quantization:
+            return Translator.from_pretrained(models, backend=backend, quantization=quantization, **given)
+        translator = load_any(name, **given)
+        set_languages(translator.model, translator.tokenizer, options.source_lang, options.target_lang)
         return translator
 
 

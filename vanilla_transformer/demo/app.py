@@ -19,7 +19,7 @@ from transformers.utils import cached_file
 from ..errors import UserError, catching_panics, explaining, one_line
 from ..inspection.alignment import align_words
 from ..inspection.attention import KINDS, AttentionMaps, attention_figure, attention_maps
-from ..translation_vanilla_transformer import Hypothesis, TextTooLong, Translator
+from ..translation_vanilla_transformer import Hypothesis, TextTooLong, TorchEngine, Translator
 
 N_BEST = 5  # rows of the table, if there are as many beams
 MOST_BEAMS = 10
@@ -117,11 +117,11 @@ class Page:
         self.model = model
         self.threads = ThreadPoolExecutor(max_workers=1)
         # Even if the visitor has left; CTranslate2 has no such limit.
-        self.limit = {"max_time": MOST_SECONDS} if isinstance(translator.model, PreTrainedModel) else {}
+        self.limit = {"max_time": MOST_SECONDS} if isinstance(translator.engine, TorchEngine) else {}
 
     def build(self, examples: list[str]):
         """Lays the page out; columns stand below each other on a narrow screen."""
-        saved = self.translator.model.generation_config
+        saved = self.translator.engine.generation_config
         longest = self.translator.longest_source
         with gr.Row():
             with gr.Column(min_width=300):

@@ -1,50 +1,10 @@
 """Translation systems side by side: scores, confidence intervals and paired tests of sacreBLEU, and their table."""
 
-from accelerate.utils import patch_environment
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
 from ..errors import printable
-from ..translation_vanilla_transformer import Translator, check_generation_config
 from .scores import Scorer, explain_zero
-
-
-class GenerateTranslator(Translator):
-    """A [`Translator`] for any other sequence-to-sequence model; it calls the model's own `generate`."""
-
-    @classmethod
-    def from_pretrained(cls, name_or_path, **kwargs) -> "GenerateTranslator":
-        """As that of [`Translator`], but the weights may be a pickle, whose code never runs."""
-        # Otherwise transformers asks a service to convert a pickle on the Hub, and loads what that service proposes.
-        with patch_environment(DISABLE_SAFETENSORS_CONVERSION=1):
-            return super().from_pretrained(name_or_path, use_safetensors=None, **kwargs)
-
-    def __init__(self, models, tokenizer, max_tokens: int = 4096, max_source_length: int | None = None):
-        check_generation_config(models[0].generation_config)
-        self.models, self.tokenizer, self.max_tokens = models, tokenizer, max_tokens
-        self.longest_source, self.too_long = max_source_length or tokenizer.model_max_length, "split"
-
-    def set_languages(self, source: str | None, target: str | None):
-        """Sets the languages of a multilingual model, such as NLLB, mBART or M2M100; does nothing for other models.
-
-        Raises ValueError if its tokenizer does not have these languages.
-        """
-        if not hasattr(self.tokenizer, "set_src_lang_special_tokens"):  # bilingual; that of FSMT has a `src_lang`, too
-            return
-        # M2M100 has a method; the others have the languages as tokens.
-        token_id = getattr(self.tokenizer, "get_lang_id", self.tokenizer.get_vocab().__getitem__)
-        try:
-            _, self.model.generation_config.forced_bos_token_id = token_id(source), token_id(target)
-        except KeyError as error:
-            raise ValueError(
-                "it translates between many languages; give --source_lang and --target_lang as its tokenizer names "
-                "them, such as eng_Latn for NLLB, and name columns with --source_column and --target_column."
-            ) from error
-        self.tokenizer.src_lang = source
-
-    def defaults(self, source_length: int, generation: dict) -> dict:
-        """No options: the defaults are those of `generate`."""
-        return {}
 
 
 def score_systems(

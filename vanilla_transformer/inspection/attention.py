@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import VanillaTransformerForConditionalGeneration
 from ..errors import UserError
 from ..files import replacing_file
-from ..translation_vanilla_transformer import MOST_TOKENS, Translator, longest_text
+from ..translation_vanilla_transformer import MOST_TOKENS, TorchEngine, longest_text
 
 KINDS = {  # the title of a map, and what its rows and its columns are
     "encoder": ("Encoder self-attention", "queries", "keys"),
@@ -78,7 +78,7 @@ def attention_maps(
     """The attention weights of one forward pass over a text and its translation.
 
     Args:
-        translation: None: what a [`Translator`] writes.
+        translation: None: what the model writes.
         generation: Options of `generate`.
 
     Raises UserError if the text or the translation is empty, or longer than `max_position_embeddings`.
@@ -86,7 +86,7 @@ def attention_maps(
     source = encode(model, tokenizer, text)
     if translation is None:
         options = {"num_return_sequences": 1, **generation}
-        target = Translator(model, tokenizer).generate(source.tolist(), options)[:, 1:]
+        target = TorchEngine([model]).generate(source.tolist(), options)[:, 1:]
         translation = tokenizer.decode(target[0], skip_special_tokens=True)
     else:
         target = encode(model, tokenizer, translation, "translation", is_target=True)
