@@ -64,6 +64,8 @@ def main():
     tokenizer = distributed.run_on_main(builders.make_tokenizer, existing, *new_tokenizer)
     torch.manual_seed(options.seed)
     model = builders.make_model(fields, options, data, tokenizer, accelerator.device)
+    if accelerator.device.type == "cpu":
+        memory.use_byte_dropout(model)
     if options.native:
         check_native(model.config)
     with accelerator.main_process_first(), accelerator.local_main_process_first():

@@ -6,7 +6,7 @@
     chunked_cross_entropy            (B,T,d) (V,d) (B,T) (B,T,K) (B,T,K) -> () and its gradients
 
 Letters: B sentences, T target length, d model width, V vocabulary size, K tokens with a share in a target,
-N target tokens without padding, P passes (2 with R-Drop, else 1), n positions of one chunk of them.
+N target tokens without padding, n of them in one chunk.
 This file travels with every saved model.
 """
 
@@ -85,11 +85,11 @@ def cross_entropy(
     """
     # An adapter or a quantizer replaces the layer, its weight or its forward method: then the layer is called, below.
     is_plain = type(lm_head) is nn.Linear and type(lm_head.weight) in (nn.Parameter, Tensor)
-    if logits is None and is_plain and "forward" not in vars(lm_head):
+    if logits is None and is_plain and "forward" not in vars(lm_head) and not r_drop_alpha:
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else lm_head.weight.dtype
         bias = None if lm_head.bias is None else lm_head.bias / temperature
-        targets = (kept, tokens, probabilities, uniform, r_drop_alpha)
+        targets = (kept, tokens, probabilities, uniform)
         needs_grad = torch.is_grad_enabled()
         return chunked_cross_entropy(hidden / temperature, lm_head.weight, bias, *targets, dtype, needs_grad)[0]
     logits = lm_head(hidden) if logits is None else logits
@@ -117,7 +117,6 @@ def chunked_cross_entropy(
     tokens: Tensor,
     probabilities: Tensor,
     uniform: float,
-    r_drop_alpha: float,
     dtype: torch.dtype,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -127,67 +126,49 @@ def chunked_cross_entropy(
     pass, as soon as the logits are there. The (N,V) logits of a batch, by far the largest tensor of training, never
     exist as a whole. Matrices are multiplied in `dtype`; sums are accumulated in float32, or in float64 if `dtype` is.
 
-    The loss is that of [`cross_entropy`]. Returns it () and its gradients with respect to `hidden` (B,T,d), `weight`
-    (V,d) and `bias` (V,). The gradients are empty unless `needs_grad`.
+    The loss is that of [`cross_entropy`], without R-Drop. Returns it () and its gradients with respect to `hidden`
+    (B,T,d), `weight` (V,d) and `bias` (V,). The gradients are empty unless `needs_grad`.
     """
-    vocab_size, passes = weight.shape[0], 2 if r_drop_alpha else 1
+    vocab_size = weight.shape[0]
     precision = torch.promote_types(dtype, torch.float32)
     projection = weight.to(dtype)
-    inputs = [t[kept].unflatten(0, (passes, -1)) for t in (hidden.to(dtype), tokens, probabilities)]
+    inputs = [t[kept] for t in (hidden.to(dtype), tokens, probabilities)]  # (N,d), (N,K), (N,K)
     loss = torch.zeros((), dtype=precision, device=hidden.device)
-    grad_states = [inputs[0][:, :0]]
+    grad_states = [inputs[0][:0]]
     grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=precision)
     grad_bias = torch.zeros_like(grad_weight[:, 0])
-    rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // vocab_size, passes) // passes
-    softmax_rows = max(1, LOGITS_PER_SOFTMAX // vocab_size // passes) if hidden.device.type == "cpu" else rows
-    for x, *targets in zip(*(t.split(rows, 1) for t in inputs), strict=True):
-        x = x.flatten(0, 1)  # (P n,d)
-        chunk = x @ projection.T  # (P n,V)
-        parts = (t.split(softmax_rows, 1) for t in (chunk.unflatten(0, (passes, -1)), *targets))
+    rows = max(ROWS_PER_CHUNK, LOGITS_PER_CHUNK // vocab_size)
+    softmax_rows = max(1, LOGITS_PER_SOFTMAX // vocab_size) if hidden.device.type == "cpu" else rows
+    for x, *targets in zip(*(t.split(rows) for t in inputs), strict=True):
+        chunk = x @ projection.T  # (n,V)
+        parts = (t.split(softmax_rows) for t in (chunk, *targets))
         for part, ids, shares in zip(*parts, strict=True):
             logits = part.to(precision) if bias is None else part.to(precision) + bias
             # The cross-entropy with a target q is log(sum(exp(logits))) - sum(q logits).
-            expected = (shares * logits.gather(2, ids)).sum(dim=2, keepdim=True)
+            expected = (shares * logits.gather(1, ids)).sum(dim=1, keepdim=True)
             if uniform:
-                expected += uniform * logits.mean(dim=2, keepdim=True)
-            predicted = logits.softmax(dim=2)
+                expected += uniform * logits.mean(dim=1, keepdim=True)
+            predicted = logits.softmax(dim=1)
             # The log-sum-exp, from the largest logit and its probability, which is at least 1/V.
-            log_sum_exp = logits.amax(dim=2, keepdim=True) - predicted.amax(dim=2, keepdim=True).log()
+            log_sum_exp = logits.amax(dim=1, keepdim=True) - predicted.amax(dim=1, keepdim=True).log()
             loss += (log_sum_exp - expected).sum()
-            if r_drop_alpha:
-                divergence, grad = divergence_of_passes(predicted, logits - log_sum_exp)
-                loss += r_drop_alpha / 2 * divergence
-                predicted.add_(grad, alpha=r_drop_alpha / 2)
             if needs_grad:  # softmax minus the targets, written over the logits
-                grad = predicted.sub_(uniform / vocab_size).scatter_add_(2, ids, -shares.to(logits.dtype))
+                grad = predicted.sub_(uniform / vocab_size).scatter_add_(1, ids, -shares.to(logits.dtype))
                 if bias is not None:
-                    grad_bias += grad.sum(dim=(0, 1))
+                    grad_bias += grad.sum(dim=0)
                 part.copy_(grad)
         if needs_grad:
-            grad_states.append((chunk @ projection).unflatten(0, (passes, -1)))
+            grad_states.append(chunk @ projection)
             grad_weight += chunk.T @ x
 
     grad_hidden = torch.zeros_like(hidden if needs_grad else hidden[:0])
     if needs_grad:
-        grad_hidden[kept] = torch.cat(grad_states, dim=1).flatten(0, 1).to(hidden.dtype)
+        grad_hidden[kept] = torch.cat(grad_states).to(hidden.dtype)
     return loss, grad_hidden, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
 
 
-def divergence_of_passes(predicted: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(p || q) + KL(q || p), summed over n positions, and its gradient with respect to the logits (2,n,V).
-
-    `predicted` (2,n,V) holds p and q, the distributions that the two passes predict, and `log_probs` their logarithms.
-    """
-    log_ratio = log_probs.diff(dim=0)  # log(q / p), (1,n,V)
-    one_way = (predicted * log_ratio).sum(dim=2, keepdim=True)  # -KL(p || q) and KL(q || p), (2,n,1)
-    # For the logits of q: q (log(q / p) - KL(q || p)) + q - p. For those of p, p and q change places.
-    grad = predicted * (log_ratio - one_way) + predicted.diff(dim=0)
-    grad[0].neg_()
-    return one_way.diff(dim=0).sum(), grad
-
-
 @chunked_cross_entropy.register_fake
-def _(hidden, weight, bias, kept, tokens, probabilities, uniform, r_drop_alpha, dtype, needs_grad):
+def _(hidden, weight, bias, kept, tokens, probabilities, uniform, dtype, needs_grad):
     """Empty results of the right shapes, for torch.compile."""
     if not needs_grad:
         hidden, weight = hidden[:0], weight[:0]
@@ -203,7 +184,7 @@ def save_gradients(ctx, inputs, output):
 
 def scale_gradients(ctx, grad_loss, *_):
     hidden, weight, bias = (grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors)
-    return hidden, weight, bias if ctx.has_bias else None, *[None] * 7
+    return hidden, weight, bias if ctx.has_bias else None, *[None] * 6
 
 
 chunked_cross_entropy.register_autograd(scale_gradients, setup_context=save_gradients)

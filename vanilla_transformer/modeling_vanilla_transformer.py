@@ -210,30 +210,14 @@ def count_positions(
 # ------------------------------------------------------------------------------------------- layers, sections 3.1, 3.3
 
 
-class Dropout(nn.Dropout):
-    """`nn.Dropout` that on a CPU draws one random byte per element, which takes a fifth of the time of a float.
-
-    The probability is then the multiple of 1/256 nearest to `p`, but not 0, and kept elements are scaled to match it.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(...) -> (...)"""
-        if not self.training or self.p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
-            return super().forward(x)
-        dropped = min(max(1, round(256 * self.p)), 255)  # of the 256 values of a byte
-        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
-        random_bytes = words.view(torch.uint8)[: x.numel()].view(x.shape)
-        return x * random_bytes.to(x.dtype).ge_(dropped).mul_(256 / (256 - dropped))
-
-
 class VanillaTransformerLayer(GradientCheckpointingLayer):
     """Base class of encoder and decoder layers: a feed-forward network, and the residual around each sublayer."""
 
     def __init__(self, config: VanillaTransformerConfig, ffn_dim: int):
         super().__init__()
         self.norm_first = config.norm_first
-        self.dropout = Dropout(config.dropout)
-        self.activation_dropout = Dropout(config.activation_dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
         self.activation_fn = ACT2FN[config.activation_function]
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
@@ -364,7 +348,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         positions = LearnedPositions if config.position_embedding_type == "learned" else SinusoidalPositions
         position_dim = config.d_model // num_heads if self.is_rotary else config.d_model
         self.embed_positions = positions(config.max_position_embeddings, position_dim)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         # A post-norm layer ends in a norm; the sum that the last pre-norm layer returns still needs one.
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.gradient_checkpointing = False  # `merge_with_config_defaults` reads it: no cache when layers run again

@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import PairCollator, TokenBatchSampler
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
-from vanilla_transformer.training.arguments import TrainingOptions
+from vanilla_transformer.training.memory import use_byte_dropout
 from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer, set_learning_rate
+from vanilla_transformer.training.options import TrainingOptions
 
 DATA = Path(__file__).resolve().parents[2] / "sample_dataset"
 SIZES = {"d": 64, "h": 4, "f": 128, "layers": 2}
@@ -71,6 +72,7 @@ def train_translator(
         **special_token_ids(tokenizer),
     )
     model = VanillaTransformerForConditionalGeneration(config)
+    use_byte_dropout(model)  # faster on a CPU
     schedule = learning_rate_schedule("cosine", 5e-3, warmup_steps=100, max_steps=max_steps)
     optimizer = make_optimizer(model, TrainingOptions())  # the paper's Adam (section 5.3)
     model.train()

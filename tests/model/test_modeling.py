@@ -390,14 +390,13 @@ def test_loss_in_double_precision_passes_gradcheck(chunks, temperature, has_logi
 
 @pytest.mark.parametrize("needs_grad", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("r_drop_alpha", [0.0, 2.0])
-def test_loss_operator_passes_opcheck(r_drop_alpha, bias, needs_grad):
+def test_loss_operator_passes_opcheck(bias, needs_grad):
     """Its schema, its fake shapes, its gradient, and all of them under dynamic shapes."""
     labels = torch.cat([LABELS, LABELS])
     sizes = [(6, 5, 16), (37, 16), bias and (37,)]
     hidden, weight, bias = (torch.randn(size, requires_grad=needs_grad) if size else None for size in sizes)
     targets = (labels != -100, labels[..., None].repeat(1, 1, 3), torch.full((6, 5, 3), 0.3), 0.1)
-    arguments = (hidden, weight, bias, *targets, r_drop_alpha, torch.float32, needs_grad)
+    arguments = (hidden, weight, bias, *targets, torch.float32, needs_grad)
     torch.library.opcheck(loss_module.chunked_cross_entropy, arguments)
 
 

@@ -48,6 +48,30 @@ def configure_cpu(mixed_precision: str):
         )
 
 
+class ByteDropout(nn.Dropout):
+    """`nn.Dropout` that draws one random byte per element, which on a CPU takes a fifth of the time of a float.
+
+    The probability is then the multiple of 1/256 nearest to `p`, but not 0, and kept elements are scaled to match it.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(...) -> (...)"""
+        if not self.training or self.p == 0 or torch.compiler.is_compiling():
+            return super().forward(x)
+        dropped = min(max(1, round(256 * self.p)), 255)  # of the 256 values of a byte
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
+        random_bytes = words.view(torch.uint8)[: x.numel()].view(x.shape)
+        return x * random_bytes.to(x.dtype).ge_(dropped).mul_(256 / (256 - dropped))
+
+
+def use_byte_dropout(model: nn.Module):
+    """Replaces each `nn.Dropout` of a model that trains on a CPU by a [`ByteDropout`]."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, ByteDropout(child.p))
+
+
 def check_model_fits(config: VanillaTransformerConfig, copies: int):
     """Raises UserError if so many copies of the parameters do not fit into the memory of this machine."""
     with torch.device("meta"):
