@@ -23,7 +23,7 @@ examples:
 import argparse
 import sys
 
-from vanilla_transformer.errors import UserError, catching_panics, escape_output
+from vanilla_transformer.errors import UserError, catching_panics, escape_output, show_cause
 from vanilla_transformer.hub.space import push_space, space_files
 from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
 
@@ -98,5 +98,6 @@ if __name__ == "__main__":
         with catching_panics():  # of a damaged tokenizer
             main()
     except UserError as error:
+        show_cause(error)
         print(f"push_to_hub.py: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -141,7 +142,8 @@ def test_a_damaged_generation_config_is_one_sentence(name, value, folder, tmp_pa
     files = ["--sources", text, "--references", text]
     assert folder in command_error(capsys, "evaluate", "--model", folder, *files)
     draw = ["inspect", "attention", "--model", folder, "--text", "A dog.", "--output", tmp_path / "a.png"]
-    assert "attention failed: " in command_error(capsys, *draw)
+    reason = "cannot be loaded: " if name.endswith("token_id") else "attention failed: "
+    assert reason in command_error(capsys, *draw)
 
 
 def test_a_tokenizer_that_panics_ends_a_command_in_a_sentence(folder, monkeypatch, capsys):
@@ -156,3 +158,61 @@ def test_a_tokenizer_that_panics_ends_a_run_in_a_sentence(folder, capsys):
         list(Translator.from_pretrained(folder)([text]))
     assert ending.value.code == 2
     assert capsys.readouterr().err.startswith("train.py: error: A library written in Rust, such as tokenizers, failed")
+
+
+# ------------------------------------------------------------------------------------------- mistakes of a programmer
+
+MISTAKES = {  # file, a line of it, the line with a mistake, the programs that run it
+    "wrong unpacking": (
+        "modeling_vanilla_transformer.py",
+        "self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0",
+        "self.embed_scale, _ = math.sqrt(config.d_model), 1.0, 1.0",
+        ["train", "translate", "evaluate"],
+    ),
+    "wrong slice": (
+        "decoding_vanilla_transformer.py",
+        "positions = torch.full_like(tokens[:1], self.length)",
+        "positions = torch.full_like(tokens[:1, 5], self.length)",
+        ["train", "translate", "evaluate"],
+    ),
+    "wrong name": (
+        "loss_vanilla_transformer.py",
+        "predicted = logits.softmax(dim=1)",
+        "predicted = logit.softmax(dim=1)",
+        ["train"],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_model_is_shown_where_it_is(mistake, folder, forked_python, tmp_path):
+    name, right, wrong, programs = MISTAKES[mistake]
+    shutil.copytree(ROOT / "vanilla_transformer", tmp_path / "vanilla_transformer")
+    shutil.copy(ROOT / "train.py", tmp_path)
+    file = tmp_path / "vanilla_transformer" / name
+    before, after = file.read_text(encoding="utf-8").split(right)
+    file.write_text(before + wrong + after, encoding="utf-8")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("A dog\tEin Hund\n" * 9, encoding="utf-8")
+    small = f"{MODEL} --max_steps 1 --warmup_steps 1 --output_dir {tmp_path}/new --train_file {texts}"
+    commands = {
+        "train": ["train.py", *small.split()],
+        "translate": ["-m", "vanilla_transformer", "translate", "--model", folder],
+        "evaluate": ["-m", "vanilla_transformer", "evaluate", "--model", folder, "--sources", texts]
+        + ["--references", texts],
+    }
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+    for program in programs:
+        command = [forked_python, *map(str, commands[program])]
+        done = subprocess.run(command, cwd=tmp_path, env=env, input="A dog", capture_output=True, encoding="utf-8")
+        assert done.returncode and f'{name}", line {before.count(chr(10)) + 1}, in' in done.stderr, done.stderr
+
+
+def test_the_cause_of_a_sentence_is_shown_if_asked(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be loaded" in command_error(capsys, "translate", "--model", tmp_path)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("VANILLA_TRANSFORMER_TRACEBACK", "1")
+    command_error(capsys, "translate", "--model", tmp_path)
+    assert re.search(r"(?s)JSONDecodeError.*Traceback.*UserError", capsys.readouterr().err)

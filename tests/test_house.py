@@ -1,6 +1,7 @@
 """Imports run one way, and what travels with a saved model stands on its own."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -74,6 +75,12 @@ def wrong_arrows(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_one_way(path):
     assert wrong_arrows(path) == []
+
+
+def test_what_travels_imports_nothing_by_name():
+    """The package tells the Translator of its engines, and not the other way round."""
+    for name in MODEL_FILES:
+        assert not re.search("importlib|__import__", (PACKAGE / f"{name}.py").read_text(encoding="utf-8")), name
 
 
 # What removes or writes files, and where it may: on a temporary path that these give, or in functions that are only

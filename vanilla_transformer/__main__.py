@@ -8,7 +8,7 @@ import sys
 
 from . import __version__
 from .commands.options import Parser
-from .errors import UserError, catching_panics, escape_output, one_line
+from .errors import UserError, catching_panics, escape_output, one_line, show_cause
 
 VERBS = {
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
@@ -55,6 +55,7 @@ def main(argv: list[str] | None = None):
         reason = f"{program}: cannot read the input or write the output: {error}"
         sys.exit(141 if isinstance(error, BrokenPipeError) else reason)  # 128 + SIGPIPE
     except UserError as error:
+        show_cause(error)
         sys.exit(f"{program}: {one_line(error)}")
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):

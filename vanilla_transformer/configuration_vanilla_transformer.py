@@ -9,15 +9,10 @@ from difflib import get_close_matches
 from typing import Literal
 
 from huggingface_hub.dataclasses import strict, validated_field
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 # No `from __future__ import annotations` here: the validator ignores annotations that are strings.
-
-# Keys that are not fields, but that transformers and PEFT write into a config or pass to it.
-FOREIGN_KEYS = {"attn_implementation", "auto_map", "custom_pipelines", "experts_implementation", "model_type"}
-FOREIGN_KEYS |= {"name_or_path", "num_labels", "output_attentions", "peft_config", "per_layer_config"}
-FOREIGN_KEYS |= {"quantization_config", "torch_dtype", *GenerationConfig().to_dict()}
 
 # What the Auto classes load from a saved directory. `save_pretrained` alone would list only the class that it saves.
 AUTO_MAP = {
@@ -38,7 +33,8 @@ def checked(is_allowed: Callable, allowed: str) -> Callable:
     return lambda default: validated_field(check, default=default)
 
 
-size = checked(lambda value: value >= 1, "at least 1")
+# Up to this size, torch can count the bytes of any matrix.
+size = checked(lambda value: 1 <= value <= 2**28, f"at least 1 and at most {2**28:,}")
 layers = checked(lambda value: 1 <= value <= 1000, "at least 1 and at most 1,000")  # each takes time, at any width
 probability = checked(lambda value: 0 <= value < 1, "in [0, 1)")
 epsilon = checked(lambda value: 0 < value < math.inf, "positive and finite")
@@ -144,23 +140,18 @@ class VanillaTransformerConfig(PretrainedConfig):
         return self.max_position_embeddings if self.position_embedding_type == "learned" else sys.maxsize
 
     def check_key(self, key: str, value):
-        """Raises ValueError for a key that is not a field, and for an attention kernel on the Hub, which is code.
+        """Raises ValueError for a misspelled field, and for an attention kernel on the Hub, which is code.
 
-        Transformers would silently keep the key as an attribute. A file that transformers wrote (it holds a
-        `transformers_version`) may have keys of other tools or later versions.
+        Transformers would silently keep the misspelled one as an attribute, as it keeps keys of other tools.
         """
         if key.removeprefix("_") == "attn_implementation" and "/" in str(value):
             raise ValueError(
                 f"`{key}` is {value!r}; a config may not name a kernel on the Hub, since a kernel is code; "
                 "remove the key and, if you trust that code, call `set_attn_implementation` on the model."
             )
-        is_known = key in self.attribute_map or key in FOREIGN_KEYS or key.startswith("_")
-        if is_known or self.transformers_version is not None:
-            return
-        known = sorted(field.name for field in fields(self))
-        closest = get_close_matches(key, known, n=1)
-        hint = f"did you mean `{closest[0]}`?" if closest else f"the fields are {', '.join(known)}."
-        raise ValueError(f"`{key}` is not a field of {type(self).__name__}; {hint}")
+        closest = get_close_matches(key, [field.name for field in fields(self)], n=1, cutoff=0.85)
+        if closest and self.transformers_version is None:  # a file of a later version may have such a field
+            raise ValueError(f"`{key}` is not a field of {type(self).__name__}; did you mean `{closest[0]}`?")
 
     def validate_architecture(self):
         """Raises ValueError for incompatible sizes."""

@@ -1,10 +1,11 @@
-"""The exception shown without a traceback, and output that is safe on any terminal."""
+"""Which errors are shown as one sentence and which with their traceback, and output that is safe on any terminal."""
 
 import contextlib
 import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from huggingface_hub.errors import HFValidationError, StrictDataclassError
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 BARS = re.compile(r"\r|(\x1b\[A)+\Z|")  # how progress bars begin what they write: at the left, or lines further up
 NOTHING = re.compile("")
+MODEL_FILES = {f"{name}_vanilla_transformer.py" for name in ("modeling", "loss", "decoding")}
 
 
 class UserError(Exception):
@@ -66,12 +68,35 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def is_mistake_in_model(error: BaseException) -> bool:
+    """Whether the error, or one that caused it, comes from a mistake in the code of the model, its loss or its search.
+
+    Whoever changes these files needs the traceback. What they refuse with `raise`, and what a library refuses that
+    they call, comes from a user's input.
+    """
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if f"{os.sep}torch{os.sep}" not in one.filename]
+    if frames and Path(frames[-1].filename).name in MODEL_FILES and not frames[-1].line.startswith("raise"):
+        return "memory" not in str(error)  # of the machine
+    return error.__cause__ is not None and is_mistake_in_model(error.__cause__)
+
+
+def show_cause(error: UserError):
+    """Prints the traceback behind a sentence if VANILLA_TRANSFORMER_TRACEBACK is set."""
+    if os.environ.get("VANILLA_TRANSFORMER_TRACEBACK"):
+        traceback.print_exception(error)
+
+
 @contextlib.contextmanager
 def explaining(message: str, *kinds: type[Exception], remedy: str = "") -> Iterator[None]:
-    """Turns an error of one of the `kinds` into a UserError: `message`, the error on one line, and the `remedy`."""
+    """Turns an error of one of the `kinds` into a UserError: `message`, the error on one line, and the `remedy`.
+
+    But not a mistake in the model's code.
+    """
     try:
         yield
     except kinds as error:
+        if is_mistake_in_model(error):
+            raise
         reason = f"{one_line(error).rstrip('.')}; {remedy}." if remedy else one_line(error)
         raise UserError(f"{message}: {reason}") from error
 
@@ -93,10 +118,12 @@ def catching_panics() -> Iterator[None]:
 
 @contextlib.contextmanager
 def loading(*models: str, option: str = "") -> Iterator[None]:
-    """Turns any error from loading the models, which `option` names, into a UserError."""
+    """Turns any error from loading the models, which `option` names, into a UserError, as [`explaining`] does."""
     try:
         yield
     except Exception as error:  # a damaged file can make the libraries raise anything
+        if is_mistake_in_model(error):
+            raise
         reason, what = one_line(error), f"{option} {', '.join(models)}".strip()
         for folder in filter(Path.is_dir, map(Path, models)):
             which = folder if len(models) > 1 else "it"

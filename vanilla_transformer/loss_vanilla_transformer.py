@@ -132,7 +132,7 @@ def chunked_cross_entropy(
     vocab_size = weight.shape[0]
     precision = torch.promote_types(dtype, torch.float32)
     projection = weight.to(dtype)
-    inputs = [t[kept] for t in (hidden.to(dtype), tokens, probabilities)]  # (N,d), (N,K), (N,K)
+    inputs = [t[kept] for t in (hidden.to(dtype), tokens, probabilities)]
     loss = torch.zeros((), dtype=precision, device=hidden.device)
     grad_states = [inputs[0][:0]]
     grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=precision)

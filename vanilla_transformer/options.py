@@ -16,22 +16,20 @@ class Number(argparse.Action):
 
     def __init__(self, *args, ge: float, lt: float, auto: bool, **kwargs):
         super().__init__(*args, **kwargs)
-        self.ge, self.lt = ge, lt
+        self.ge, self.lt, self.auto = ge, lt, auto
         if auto:
-            self.type = number_or_auto
+            self.type = str
 
     def __call__(self, parser, namespace, value, option_string=None):
+        if self.auto:
+            if value != "auto" and not value.isdecimal():
+                raise UserError(f"--{self.dest} is '{value}'; give a number, or auto.")
+            value = None if value == "auto" else int(value)
         for number in value if isinstance(value, list) else [value]:
             if number is not None and not self.ge <= number < self.lt:
                 limit = f" and below {self.lt:g}" if self.lt < math.inf else ""
                 raise UserError(f"--{self.dest} is {number}; it must be at least {self.ge:g}{limit}.")
         setattr(namespace, self.dest, value)
-
-
-def number_or_auto(text: str) -> int | None:
-    if text != "auto" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"it is {text}; give a number, or auto")
-    return None if text == "auto" else int(text)
 
 
 def option(default, help: str, ge: float | None = None, lt: float = math.inf, auto: bool = False, **kwargs):

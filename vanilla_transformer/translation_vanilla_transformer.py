@@ -133,30 +133,12 @@ class Engine:
         return found
 
 
-class TorchEngine(Engine):
-    """Vanilla_transformer models in torch, with our search: one model, or an ensemble.
+class GenerateEngine(Engine):
+    """Any sequence-to-sequence model of transformers, in evaluation mode, with its own `generate` and its defaults."""
 
-    Args:
-        models: In evaluation mode. At each step, an ensemble averages their probabilities of the next token; the
-            generation config is that of the first.
-
-    Raises:
-        ValueError: A model is of another type; or models of an ensemble differ in size or special tokens of their
-            vocabularies.
-    """
-
-    def __init__(self, models: Sequence[PreTrainedModel]):
-        for model in models:
-            kind = model.config.model_type
-            if kind != "vanilla_transformer":
-                raise ValueError(f"The model is of type {kind}; convert it first, with `vanilla-transformer convert`.")
-            for name in VOCABULARY:
-                if getattr(model.config, name) != getattr(models[0].config, name):
-                    raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")
-        super().__init__(models[0].config, models[0].generation_config)
-        self.model, self.others = models[0], models[1:]
-        self.max_positions = min(model.config.longest_sequence for model in models)
-        self.default_positions = min(model.config.max_position_embeddings for model in models)
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model.config, model.generation_config)
+        self.model = model
 
     def translate(self, batches, options):
         options = {**options, "num_return_sequences": 1, "return_dict_in_generate": False}
@@ -185,28 +167,59 @@ class TorchEngine(Engine):
 
     @torch.no_grad()
     def generate(self, sources: list[list[int]], options: dict) -> torch.Tensor | ModelOutput:
-        """What `generate` returns, with our search, or transformers' own if ours does not support model or options."""
+        """What `generate` returns for a batch."""
+        beams = self.num_beams(options)
+        max_length = options.get("max_length") or self.generation_config.max_length or 0
+        if beams > 1 and len(sources) * beams * max_length > LARGEST_STEP // 2:  # transformers reserves them all
+            raise ValueError(f"`max_length` is {max_length:,}, which is too long for {beams} beams; lower it.")
         inputs = pad_batch(sources, self.config.pad_token_id, self.model.device)
-        given, options = options, {**inputs, **options}
-        if "generation_config" not in given:
-            options |= self.defaults(inputs["input_ids"].shape[1], given)
+        return self.model.generate(**inputs, **options | {"output_scores": options.get("return_dict_in_generate")})
+
+
+class TorchEngine(GenerateEngine):
+    """Vanilla_transformer models with our search: one model, or an ensemble.
+
+    Args:
+        models: In evaluation mode. At each step, an ensemble averages their probabilities of the next token; the
+            generation config is that of the first.
+
+    Raises:
+        ValueError: A model is of another type; or models of an ensemble differ in size or special tokens of their
+            vocabularies.
+    """
+
+    def __init__(self, models: Sequence[PreTrainedModel]):
+        for model in models:
+            kind = model.config.model_type
+            if kind != "vanilla_transformer":
+                raise ValueError(f"The model is of type {kind}; convert it first, with `vanilla-transformer convert`.")
+            for name in VOCABULARY:
+                if getattr(model.config, name) != getattr(models[0].config, name):
+                    raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")
+        super().__init__(models[0])
+        self.others = models[1:]
+        self.max_positions = min(model.config.longest_sequence for model in models)
+        self.default_positions = min(model.config.max_position_embeddings for model in models)
+
+    @torch.no_grad()
+    def generate(self, sources: list[list[int]], options: dict) -> torch.Tensor | ModelOutput:
+        """What `generate` returns, with our search, or transformers' own if ours does not support model or options."""
+        if "generation_config" not in options:
+            options = options | self.defaults(max(map(len, sources)), options)
         # Our searches call the layers one by one, which wrapped and sharded models do not allow.
         unsupported, models = "wrapped models and streamers", [self.model, *self.others]
         is_ours = all(type(model).__name__ == "VanillaTransformerForConditionalGeneration" for model in models)
         if is_ours and options.get("streamer") is None:
             search = beam_search if self.num_beams(options) > 1 else greedy_search
+            inputs = pad_batch(sources, self.config.pad_token_id, self.model.device)
             others = [(model, model.get_encoder()(**inputs)) for model in self.others]
             try:
-                return self.model.generate(**options, custom_generate=search, others=others)
+                return self.model.generate(**inputs, **options, custom_generate=search, others=others)
             except Unsupported as error:
                 unsupported = error.options
         if self.others:
             raise ValueError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
-        beams = self.num_beams(given)
-        max_length = options.get("max_length") or self.generation_config.max_length or 0
-        if beams > 1 and len(sources) * beams * max_length > LARGEST_STEP // 2:  # transformers reserves them all
-            raise ValueError(f"`max_length` is {max_length:,}, which is too long for {beams} beams; lower it.")
-        return self.model.generate(**options | {"output_scores": options.get("return_dict_in_generate")})
+        return super().generate(sources, options)
 
 
 class Translator:
@@ -539,11 +552,11 @@ def load_model(name_or_path: str | os.PathLike, **kwargs) -> PreTrainedModel:
     head = model.get_output_embeddings()
     size = sys.maxsize if head is None else len(head.weight)  # none: a foreign model that does not tell
     for name, value in vars(model.generation_config).items():
-        ids = value if isinstance(value, list) else [value]
-        if name.endswith("_token_id") and any(isinstance(one, int) and not 0 <= one < size for one in ids):
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if name.endswith("_token_id") and not all(isinstance(one, int) and 0 <= one < size for one in ids):
             raise ValueError(
-                f"The generation config of {name_or_path} has {name} {value}, but the vocabulary has {size} tokens; "
-                "correct it."
+                f"The generation config of {name_or_path} has {name} {value}, but the vocabulary has the tokens 0 to "
+                f"{size - 1}; correct it."
             )
     return model
 

@@ -96,11 +96,11 @@ def hub_like(tmp_path):
 
 
 def test_directory_with_configurations(hub_like, capsys):
-    options = {"dataset_name": hub_like, "dataset_config_name": "en-de", **ENGLISH_GERMAN}
+    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de", **ENGLISH_GERMAN}
     pairs = load(**options, validation_split="dev")
     assert {split: texts(part) for split, part in pairs.items()} == PARTS
     assert "Warning" not in capsys.readouterr().out
-    split = load_split(DatasetOptions(str(hub_like), **options), "dev")
+    split = load_split(DatasetOptions(**options), "dev")
     assert texts(split) == PARTS["validation"]
 
 
@@ -130,16 +130,16 @@ EXPRESSIONS = {  # of the training and of the validation split -> the pairs, and
 
 @pytest.mark.parametrize("train, validation, expected", EXPRESSIONS.values(), ids=EXPRESSIONS)
 def test_parts_and_sums_of_splits(train, validation, expected, hub_like, capsys):
-    options = {"dataset_name": hub_like, "dataset_config_name": "en-de", **ENGLISH_GERMAN}
+    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de", **ENGLISH_GERMAN}
     pairs = load(**options, train_split=train, validation_split=validation)
     is_warned_of = f"the validation pairs are the training pairs ({validation})" in capsys.readouterr().out
     assert (texts(pairs["train"]), texts(pairs["validation"]), is_warned_of) == expected
-    split = load_split(DatasetOptions(str(hub_like), **options), validation)
+    split = load_split(DatasetOptions(**options), validation)
     assert texts(split) == expected[1]
 
 
 def test_other_parts_of_splits_are_refused(hub_like):
-    options = {"dataset_name": hub_like, "dataset_config_name": "en-de"}
+    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de"}
     assert "has no split 'train+tset' (Unknown split" in error(**options, train_split="train+tset")
     assert "has no split 'train[x]' (Unrecognized" in error(**options, train_split="train[x]")
     message = error(**options, train_split="train[:5]", validation_split="dev", streaming=True)
@@ -308,7 +308,7 @@ def test_directions_that_differ_are_said(is_named, case, by_language, capsys):
 
 def test_files_with_other_languages_need_them_named(by_language):
     files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
-    assert "files with different languages need --train_file_langs." in error(train_file=files, **ENGLISH_GERMAN)
+    assert "files with different languages need --train_file_langs" in error(train_file=files, **ENGLISH_GERMAN)
     message = error(train_file=files, train_file_langs=["en-de", "en-es"])
     assert message.startswith("en and es of --train_file_langs must both be text columns")
 
@@ -526,7 +526,7 @@ def test_broken_file(name, tmp_path):
 def test_each_of_several_files_is_named(tmp_path):
     files = [write(tmp_path / "a.jsonl", rows()), write(tmp_path / "b.jsonl", rows("x", "y"))]
     message = error(train_file=files, **ENGLISH_GERMAN)
-    assert "--target_lang de must both be" in message and f"the columns of {files[1]} are x, y" in message
+    assert "--target_lang de (files" in message and f"the columns of {files[1]} are x, y" in message
     assert f"--train_file {tmp_path}/none.csv does not exist" in error(train_file=[files[0], tmp_path / "none.csv"])
 
 

@@ -284,7 +284,7 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
     assert 50 < found["train_samples"] < 100 and "validation: 2 pairs" in said and "test: 1 pairs" in said
     assert f"{found['num_parameters']:,} parameters, vocabulary size 280" in said
     count, padding = re.search(r"(\d+) batches an epoch, (.*) padding", said).groups()
-    assert f"{int(count) / 2} steps an epoch, of 2 batches each" in said
+    assert f"{int(count) / 2} steps an epoch, 2 batches each" in said
     assert f"steps 0 to {found['train_steps']}, learning rate up to 2.00e-02" in said
     assert found["train_steps"] == -(-int(count) // 2)
     if int(count) % 2 == 0:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import CODE, FILES
 from hub_server import LoopbackHub, run_python
 from huggingface_hub import ModelCard
+from published import CODE, FILES
 from runs import MODEL, ROOT, one_sentence, random_pairs
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, MarianMTModel

@@ -6,8 +6,8 @@ import re
 from html import unescape
 
 import pytest
-from conftest import RESULTS, edit
 from huggingface_hub import ModelCard
+from published import RESULTS, edit
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub.model_card import record_tuning, text, write_model_card

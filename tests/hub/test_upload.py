@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import CODE, FILES, PAIRS, edit
 from hub_server import LoopbackHub, run_python
+from published import CODE, FILES, PAIRS, edit
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, MarianTokenizer
 

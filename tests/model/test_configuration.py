@@ -49,7 +49,7 @@ REFUSED = {
     "one end of two": ({"eos_token_id": [2, 40000]}, "eos_token_id", "40000", "0 to 36999"),
     "decoder only": ({"is_encoder_decoder": False}, "is_encoder_decoder", "False", "True"),
     "misspelled": ({"d_modle": 512}, "`d_modle`", "did you mean `d_model`"),
-    "nothing like it": ({"xyzzy": 1}, "`xyzzy`", "d_model", "encoder_layers"),
+    "another word": ({"decoder_layer": 2}, "`decoder_layer`", "did you mean `decoder_layers`"),
 }
 
 

@@ -132,7 +132,7 @@ def test_translations_end_where_generate_ends_them(translator, num_beams):
 
 def test_beam_search_stops_early_unless_told_otherwise(translator):
     def early(**generation):
-        return translator.defaults(5, generation).get("early_stopping")
+        return translator.engine.defaults(5, generation).get("early_stopping")
 
     assert early(num_beams=3) is True and early() is None and early(num_beams=3, early_stopping=False) is False
     translator.model.generation_config.update(num_beams=2, early_stopping="never")
@@ -412,9 +412,9 @@ def test_tags_without_end_are_refused():
 def test_a_batch_has_so_many_sentences_that_their_beams_fit(translator, monkeypatch):
     sizes = []
     monkeypatch.setattr(translation, "LARGEST_STEP", 2**20)
-    generate = translator.generate
+    generate = translator.engine.generate
     monkeypatch.setattr(
-        translator, "generate", lambda sources, *rest: sizes.append(len(sources)) or generate(sources, *rest)
+        translator.engine, "generate", lambda sources, *rest: sizes.append(len(sources)) or generate(sources, *rest)
     )
     expected = [directly(translator, text, num_beams=20, max_new_tokens=3) for text in TEXTS]
     translator(40 * ["No!"], num_beams=2, max_new_tokens=3)

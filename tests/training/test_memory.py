@@ -151,3 +151,22 @@ def test_bfloat16_warning_on_a_cpu_without_it(has_bfloat16, monkeypatch, capsys)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     memory.configure_cpu("bf16")
     assert ("--mixed_precision bf16 is many times slower" in capsys.readouterr().out) == (not has_bfloat16)
+
+
+# -------------------------------------------------------------------------------------------------------- byte dropout
+
+
+@pytest.mark.parametrize(("p", "dropped"), [(0.3, 77), (1e-6, 1), (0.9999, 255)])
+def test_byte_dropout_drops_at_the_nearest_rate_and_keeps_the_mean(p, dropped):
+    x = torch.ones(1000, 999)
+    found = memory.ByteDropout(p)(x)
+    assert found.unique().tolist() == pytest.approx([0, 256 / (256 - dropped)])
+    assert (found == 0).float().mean() == pytest.approx(dropped / 256, abs=0.002)
+    assert torch.equal(memory.ByteDropout(p).eval()(x), x)
+
+
+def test_every_dropout_of_a_model_is_replaced(make_model):
+    model = make_model(dropout=0.5, activation_dropout=0.5).train()
+    memory.use_byte_dropout(model)
+    kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+    assert kinds == {memory.ByteDropout} and model.model.encoder.layers[0].activation_dropout.p == 0.5

@@ -12,7 +12,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import UserError, explaining, loading, one_line
+from ..errors import UserError, explaining, is_mistake_in_model, loading, one_line
 from ..evaluation.mbr import most_similar
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
@@ -82,6 +82,8 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
                 f"translated in one piece; shorten it{remedy}, or raise --max_source_length."
             ) from error
         except Exception as error:  # a stranger's generation config can make the libraries raise anything
+            if is_mistake_in_model(error):
+                raise
             raise UserError(
                 f"lines {done + 1} to {done + len(lines)} could not be translated: {one_line(error)}"
             ) from error

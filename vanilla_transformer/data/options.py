@@ -107,7 +107,7 @@ class DataOptions(DatasetOptions):
         files = len(self.train_file or ())
         for name in FILE_LISTS:
             values = getattr(self, name)
-            if values and len(values) != files:
+            if values and files and len(values) != files:
                 raise UserError(f"--{name} has {len(values)} values for {files} files; give one per file.")
         for name in ("validation_file", "test_file"):
             count = len(getattr(self, name) or ())

@@ -1,4 +1,4 @@
-"""Any sequence-to-sequence model of transformers as an engine, which calls the model's own `generate`."""
+"""Loads any sequence-to-sequence model of transformers for a Translator."""
 
 import os
 
@@ -6,21 +6,7 @@ import torch
 from accelerate.utils import patch_environment
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..translation_vanilla_transformer import TRANSLATOR_OPTIONS, Engine, Translator, load_models, pad_batch
-
-
-class GenerateEngine(Engine):
-    """Runs `model`, which is in evaluation mode. Translations end where its own defaults say."""
-
-    def __init__(self, model: PreTrainedModel):
-        super().__init__(model.config, model.generation_config)
-        self.model = model
-
-    @torch.no_grad()
-    def translate(self, batches, options):
-        for sources in batches:
-            inputs = pad_batch(sources, self.config.pad_token_id, self.model.device)
-            yield self.model.generate(**inputs, **options).tolist()
+from ..translation_vanilla_transformer import TRANSLATOR_OPTIONS, GenerateEngine, Translator, load_models
 
 
 def load_any(

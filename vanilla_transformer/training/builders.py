@@ -204,6 +204,8 @@ def resolve_defaults(
     if size is None and checkpoint is not None:
         size = load_state(checkpoint).settings["per_device_train_max_tokens"]
     elif size is None:
+        if accelerator.device.type == "cpu":
+            raise UserError("--per_device_train_max_tokens auto needs a GPU; give a number.")
         size = largest_batch(model, options, accelerator, longest)
         accelerator.print(f"--per_device_train_max_tokens auto: {size:,} tokens")
     return replace(options, per_device_train_max_tokens=size)

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from ..errors import UserError, catching_panics, explaining, one_line
+from ..errors import UserError, catching_panics, explaining, one_line, show_cause
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .options import TrainingOptions
 from .signals import Stopped
@@ -167,8 +167,10 @@ def exit_on_error():
     except KeyboardInterrupt:
         message, status = "stopped; resume from the newest checkpoint with --resume_from_checkpoint", 130
     except (UserError, StrictDataclassError) as error:  # the latter for a wrong value in the model's config
+        show_cause(error)
         message = f"error: {one_line(error)}"
     except (OSError, SafetensorError) as error:  # a full disk, say
+        show_cause(error)
         message = f"error: {error}; resume with --resume_from_checkpoint"
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if is_first:

@@ -132,10 +132,8 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
     """The largest token budget that fits on each GPU, even if all pairs are as long as the longest.
 
     It is at most [`MAX_TOKENS`]. `longest` is the length in tokens of the longest side of any pair. Raises UserError
-    if not even one such pair fits, or if there is no GPU.
+    if not even one such pair fits.
     """
-    if accelerator.device.type == "cpu":
-        raise UserError("--per_device_train_max_tokens auto needs a GPU; give a number.")
     constant, per_pair = step_bytes(model, options, accelerator, longest)
     free = free_memory(accelerator) + 4 * model.num_parameters()  # weights are in memory already
     usable = USABLE * free
