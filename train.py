@@ -64,8 +64,6 @@ def main():
     tokenizer = distributed.run_on_main(builders.make_tokenizer, existing, *new_tokenizer)
     torch.manual_seed(options.seed)
     model = builders.make_model(fields, options, data, tokenizer, accelerator.device)
-    if accelerator.device.type == "cpu":
-        memory.use_byte_dropout(model)
     if options.native:
         check_native(model.config)
     with accelerator.main_process_first(), accelerator.local_main_process_first():
@@ -95,14 +93,12 @@ def main():
     schedule = optim.learning_rate_schedule(options.lr_scheduler_type, *peak, max_steps)
     triggers = Triggers(options, max_steps)
     if options.dry_run:
-        dry_run_report(options, model, splits["train"], longest, batches, batches_per_step, accelerator)
-        accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
-        accelerator.print("This was a dry run: nothing was trained, and nothing written to --output_dir.")
+        dry_run_report(options, recipe, model, splits["train"], longest, batches, batches_per_step, accelerator)
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
     distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
-    is_shared = (output_dir / "recipe.yaml").exists()
-    distributed.check_same_everywhere({"--output_dir": is_shared, "The training data": settings["data"]})
+    seen = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
+    distributed.check_same_everywhere(seen)
     distributed.run_on_main(start_trackers, accelerator, options.run_name, recipe)
     evaluation = {"tokenizer": tokenizer, "scorer": scorer, "accelerator": accelerator}
     evaluation |= {"max_tokens": options.per_device_eval_max_tokens}
@@ -161,11 +157,7 @@ def main():
     # ------------------------------------------------------------------------------------------------ final scores
     if state.step < max_steps:
         accelerator.print(f"early stopping after step {state.step}")
-    final = weights.to_score()
-    chosen = distributed.run_on_main(checkpoint.final_checkpoints, options, state, triggers)
-    if chosen:
-        checkpoint.load_weights(final, checkpoint.average_checkpoints(chosen, use_ema=weights.average is not None))
-        accelerator.print(f"using the weights of {', '.join(one.name for one in chosen)}")
+    final = checkpoint.final_model(weights, options, state, triggers)
     results = state.results() | {"num_parameters": final.num_parameters()}
     if options.tune_decoding:
         tune = partial(tune_on_split, final, splits["validation"], **evaluation)
@@ -178,7 +170,7 @@ def main():
         state.log_scores(results)
     accelerator.log(scalars(results), step=state.step)
     if accelerator.is_main_process:
-        results |= describe_run(data, splits, accelerator)
+        results |= describe_run(data, splits)
         lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
         save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
         print(f"The model is in {output_dir}.")

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -76,8 +75,7 @@ def test_every_sentence_is_translated_once_and_in_order(num_processes, monkeypat
         return [text.upper() for text in texts]
 
     def run(index):
-        accelerator = SimpleNamespace(process_index=index, num_processes=num_processes, is_local_main_process=False)
-        return translate_split(translator, sources, accelerator, "x")
+        return translate_split(translator, sources, None, index, num_processes)
 
     assert in_processes(run, num_processes, monkeypatch) == [["CCC", "A", "", "DDDD", "BB"]] * num_processes
     assert sorted(asked) == sorted(sources)

@@ -34,7 +34,7 @@ def test_existing_tokenizer_is_tried_on_the_training_texts(option, streaming, as
     assert said in capsys.readouterr().out
 
 
-SIZES = [{"d_model": 10**6}, {"encoder_ffn_dim": 10**10}, {"max_position_embeddings": 5 * 10**10}]
+SIZES = [{"d_model": 10**6}, {"encoder_ffn_dim": 2**28}, {"max_position_embeddings": 2**28}]
 
 
 @pytest.mark.parametrize("size", SIZES)

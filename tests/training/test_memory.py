@@ -100,7 +100,7 @@ def with_memory_for(make_model, accelerator, monkeypatch):
         model = make_model()
         needed = estimate(model, training_options(), accelerator, pairs, 20)
         free = needed / memory.USABLE - 4 * model.num_parameters()  # the weights are there before
-        monkeypatch.setattr(memory, "free_memory", lambda accelerator: free)
+        monkeypatch.setattr(memory, "free_memory", lambda device: free)
         return model
 
     return make
@@ -133,8 +133,7 @@ def test_process_with_the_least_memory_decides(with_memory_for, accelerator):
 def test_processes_share_the_memory_and_the_cores_of_a_machine(num_processes, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=800))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
-    one = SimpleNamespace(device=torch.device("cpu"))
-    assert free_memory(one) == 800 / num_processes
+    assert free_memory(torch.device("cpu")) == 800 / num_processes
     threads = Mock()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "set_num_threads", threads)

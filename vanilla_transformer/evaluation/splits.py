@@ -38,7 +38,8 @@ def evaluate_split(
     longest = max(split["source_length"])  # translated whole, even where a Translator would split the text
     translator = Translator(model, tokenizer, max_tokens, max_source_length=longest)
     with accelerator.autocast():
-        translations = translate_split(translator, sources, accelerator, f"Translating {len(sources):,}")
+        label = f"Translating {len(sources):,}" if accelerator.is_local_main_process else None
+        translations = translate_split(translator, sources, label, **shares)
     scores = scorer.score(translations, references)
     rows = list(zip(sources, references, translations, strict=True))[:num_examples]
     examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
@@ -72,11 +73,13 @@ def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, ac
     return sum(losses) / sum(tokens)
 
 
-def translate_split(translator: Translator, sources: list[str], accelerator: Accelerator, label: str) -> list[str]:
+def translate_split(
+    translator: Translator, sources: list[str], label: str | None, process_index: int, num_processes: int
+) -> list[str]:
     """Divides the sources among the processes, and returns all translations, in order, on every process."""
     # Neighbors in length go to different processes, so that all have about the same work.
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
-    share = order[accelerator.process_index :: accelerator.num_processes]
-    translated = translator([sources[index] for index in share], label if accelerator.is_local_main_process else None)
+    share = order[process_index::num_processes]
+    translated = translator([sources[index] for index in share], label)
     by_index = dict(gather_object(list(zip(share, translated, strict=True))))
     return [by_index[index] for index in range(len(sources))]

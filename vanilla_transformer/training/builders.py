@@ -19,7 +19,7 @@ from ..data.tokenizer import SPECIAL_TOKENS, check_coverage, load_tokenizer, spe
 from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .checkpoint import load_state
-from .memory import check_model_fits, largest_batch
+from .memory import check_model_fits, largest_batch, use_byte_dropout
 from .optimization import paper_learning_rate
 from .options import TrainingOptions
 
@@ -85,7 +85,7 @@ def report_losses(tokenizer, train_pairs, origin: str, tags: list[str]):
 def make_model(
     fields: dict, options: TrainingOptions, data: DataOptions, tokenizer, device: torch.device
 ) -> VanillaTransformerForConditionalGeneration:
-    """A new model, or the one to fine-tune, with its generation config; on the CPU.
+    """A new model, or the one to fine-tune, with its generation config; still on the CPU.
 
     `fields` are those of the config that were given. Raises UserError if the options conflict with that model, with
     the tokenizer or with one another.
@@ -110,6 +110,8 @@ def make_model(
     if options.gradient_checkpointing:
         # The second name is that of transformers before 5.22.
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    if device.type == "cpu":
+        use_byte_dropout(model)
     model.generation_config = make_generation_config(model, data.max_target_length, options)
     return model
 

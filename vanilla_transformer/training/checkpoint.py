@@ -208,6 +208,15 @@ def prune_checkpoints(options: TrainingOptions, state: TrainerState, triggers: T
             remove_folder(checkpoint, MARKER)
 
 
+def final_model(weights: Weights, options: TrainingOptions, state: TrainerState, triggers: Triggers) -> nn.Module:
+    """The full model with the weights that a run ends with: its last ones, or those of [`final_checkpoints`]."""
+    model = weights.to_score()
+    if chosen := run_on_main(final_checkpoints, options, state, triggers):
+        load_weights(model, average_checkpoints(chosen, use_ema=weights.average is not None))
+        PartialState().print(f"using the weights of {', '.join(one.name for one in chosen)}")
+    return model
+
+
 def final_checkpoints(options: TrainingOptions, state: TrainerState, triggers: Triggers) -> list[Path]:
     """The checkpoints whose mean becomes the final model; none for the weights of the last step."""
     scheduled = scheduled_checkpoints(options.output_dir, triggers)

@@ -121,9 +121,9 @@ def check_same_everywhere(values: dict):
             raise UserError(f"{name} is not the same on all machines; let them share a disk.")
 
 
-def number_of_shards(accelerator: Accelerator) -> int:
+def number_of_shards(num_processes: int) -> int:
     """The number of processes that the model is sharded over; 1 unless launched with FSDP."""
-    return accelerator.num_processes if parse_flag_from_env("ACCELERATE_USE_FSDP") else 1
+    return num_processes if parse_flag_from_env("ACCELERATE_USE_FSDP") else 1
 
 
 def shard(model: VanillaTransformerForConditionalGeneration):

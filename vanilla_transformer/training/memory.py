@@ -117,7 +117,7 @@ def activation_bytes(
 
 def step_bytes(model: nn.Module, options: TrainingOptions, accelerator: Accelerator, length: int) -> tuple[int, int]:
     """Bytes of a training step on one process: (constant, per pair) if both sides of all pairs have this length."""
-    weights, shards = 4 * model.num_parameters(), number_of_shards(accelerator)  # bytes in float32
+    weights, shards = 4 * model.num_parameters(), number_of_shards(accelerator.num_processes)  # bytes in float32
     copies = 4 + bool(options.ema_decay)  # weights, gradients, Adam's two moments, and the moving average
     if shards == 1 and accelerator.num_processes > 1:
         copies += 1  # the buffer in which replicas exchange gradients
@@ -135,7 +135,7 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
     if not even one such pair fits.
     """
     constant, per_pair = step_bytes(model, options, accelerator, longest)
-    free = free_memory(accelerator) + 4 * model.num_parameters()  # weights are in memory already
+    free = free_memory(accelerator.device) + 4 * model.num_parameters()  # weights are in memory already
     usable = USABLE * free
     pairs = int((usable - constant) // per_pair)
     fitting = torch.tensor([pairs * longest], device=accelerator.device)
@@ -149,8 +149,8 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
     return budget
 
 
-def free_memory(accelerator: Accelerator) -> float:
+def free_memory(device: torch.device) -> float:
     """Free bytes on the device of this process; on a CPU, its share of them."""
-    if accelerator.device.type == "cuda":
-        return torch.cuda.mem_get_info(accelerator.device)[0]
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available / get_cpu_distributed_information().local_world_size

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from .. import __version__
 from ..data.batches import lengths_of, padding_fraction
 from ..data.options import DataOptions
 from ..files import last_part
+from .arguments import recipe_to_yaml
 from .memory import free_memory, step_bytes
 from .options import TrainingOptions
 
@@ -31,9 +33,16 @@ def scalars(results: dict) -> dict:
 
 
 def dry_run_report(
-    options: TrainingOptions, model, train, longest: int, batches, batches_per_step: int, accelerator: Accelerator
+    options: TrainingOptions,
+    recipe: dict,
+    model,
+    train,
+    longest: int,
+    batches,
+    batches_per_step: int,
+    accelerator: Accelerator,
 ):
-    """Prints the batches of an epoch and the memory of a step, whose longest side has `longest` tokens."""
+    """Prints the batches of an epoch, the memory of a step whose pairs all have `longest` tokens, and the recipe."""
     if isinstance(train, Sized):
         plan = batches.epoch()
         accelerator.print(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths_of(train), plan):.1%} padding")
@@ -41,14 +50,17 @@ def dry_run_report(
         accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, {each}")
     constant, per_pair = step_bytes(model, options, accelerator, longest)
     needed = constant + per_pair * max(1, options.per_device_train_max_tokens // longest)
-    free = free_memory(accelerator) + 4 * model.num_parameters()  # weights are in memory already
+    free = free_memory(accelerator.device) + 4 * model.num_parameters()  # weights are in memory already
     kept = "; on a CPU, a process keeps several times as much" if accelerator.device.type == "cpu" else ""
     accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for tensors{kept}")
+    accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
+    accelerator.print("This was a dry run: nothing was trained, and nothing written to --output_dir.")
 
 
-def describe_run(data: DataOptions, splits: dict, accelerator: Accelerator) -> dict:
-    """Data, hardware and versions of a run, for the model card."""
-    kind = accelerator.device.type
+def describe_run(data: DataOptions, splits: dict) -> dict:
+    """Data, hardware and versions of this run, for the model card."""
+    state = AcceleratorState()
+    kind = state.device.type
     device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads" if kind == "cpu" else kind
     if kind == "cuda":
         device = torch.cuda.get_device_name()
@@ -62,8 +74,8 @@ def describe_run(data: DataOptions, splits: dict, accelerator: Accelerator) -> d
         "dataset": ", ".join(datasets),
         "source_lang": languages[0] or data.source_lang or data.source_column,
         "target_lang": languages[1] or data.target_language,
-        "hardware": f"{accelerator.num_processes} x {device}",
-        "mixed_precision": accelerator.mixed_precision,
+        "hardware": f"{state.num_processes} x {device}",
+        "mixed_precision": state.mixed_precision,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"vanilla-transformer": __version__} | {name: version(name) for name in packages},
     }

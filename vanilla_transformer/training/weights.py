@@ -26,7 +26,7 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module, accelerator: Accelerator, compile: bool, ema_decay: float | None):
-        is_sharded = number_of_shards(accelerator) > 1
+        is_sharded = number_of_shards(accelerator.num_processes) > 1
         self.model, self.ema_decay = model, ema_decay
         self.full = copy.deepcopy(model) if is_sharded or compile or ema_decay else model
         self.average = AveragedModel(model) if ema_decay else None
