@@ -9,8 +9,9 @@ quality:  ## check the format, the code and the sample dataset
 	ruff format --check .
 	python sample_dataset/make_sample_dataset.py --check
 
-test:     ## the tests that take minutes at most
+test:     ## the tests that take minutes at most, of the code and then of the documentation
 	pytest
+	pytest -m "docs and not slow"
 
 docs:     ## the website, into site/
 	NO_MKDOCS_2_WARNING=1 python -m mkdocs build
