@@ -73,8 +73,9 @@ def main():
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    longest = builders.longest_side(splits["train"], data.longest_side)
+    longest = builders.longest_side_of(splits["train"], data.length_limit)
     options = builders.resolve_defaults(options, model, longest, resume_from, accelerator)
+    # Shards the model if the run is sharded, so before there is an optimizer.
     weights = Weights(model, accelerator, options.torch_compile, options.ema_decay)
     optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, options))
 
@@ -86,8 +87,8 @@ def main():
     if resume_from is not None:
         state = checkpoint.resume(resume_from, settings, output_dir, weights, optimizer)
     share = (state.position, accelerator.process_index, accelerator.num_processes)
-    size = (options.per_device_train_max_tokens, options.seed)
-    batches = training_batches(splits["train"], tokenizer, data, *size, *share, stream_state=state.stream)
+    content = (options.per_device_train_max_tokens, options.seed)
+    batches = training_batches(splits["train"], tokenizer, data, *content, *share, stream_state=state.stream)
     max_steps = builders.count_steps(options, batches, batches_per_step, state.step)
     peak = (options.learning_rate, options.warmup_steps)
     schedule = optim.learning_rate_schedule(options.lr_scheduler_type, *peak, max_steps)
@@ -97,9 +98,10 @@ def main():
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
     distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
-    seen = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
-    distributed.check_same_everywhere(seen)
+    equal = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
+    distributed.check_same_everywhere(equal)
     distributed.run_on_main(start_trackers, accelerator, options.run_name, recipe)
+    # Translates as the model's generation config says, which has --num_beams and --length_penalty.
     evaluation = {"tokenizer": tokenizer, "scorer": scorer, "accelerator": accelerator}
     evaluation |= {"max_tokens": options.per_device_eval_max_tokens}
     evaluate = partial(evaluate_split, **evaluation, num_examples=options.num_examples)

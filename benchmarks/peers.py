@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
-from vanilla_transformer.training import optimization
+from vanilla_transformer.training import memory, optimization
 from vanilla_transformer.training.options import TrainingOptions
 
 SMOOTHING = 0.1
@@ -66,6 +66,8 @@ class OurTraining:
         self.accelerator = accelerator
         self.options = TrainingOptions(label_smoothing_factor=SMOOTHING)
         model = model.to(accelerator.device)
+        if accelerator.device.type == "cpu":
+            memory.use_byte_dropout(model)
         self.optimizer = accelerator.prepare_optimizer(optimization.make_optimizer(model, self.options))
         self.model = accelerator.prepare_model(model).train()
 

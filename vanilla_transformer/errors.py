@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 
+import torch
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 
 # What moves the cursor, reorders text or ends a line: C0 and C1, DEL, the separators of lines and paragraphs, and the
@@ -69,19 +70,24 @@ def one_line(error: BaseException) -> str:
 
 
 def is_mistake_in_model(error: BaseException) -> bool:
-    """Whether the error, or one that caused it, comes from a mistake in the code of the model, its loss or its search.
+    """Whether the error, or its cause, comes from a mistake in the code of the model, its loss or its search.
 
-    Whoever changes these files needs the traceback. What they refuse with `raise`, and what a library refuses that
-    they call, comes from a user's input.
+    Whoever changes these files needs the traceback. What they `raise` themselves comes from a user's input, as does
+    what other libraries than torch raise in them.
     """
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if f"{os.sep}torch{os.sep}" not in one.filename]
-    if frames and Path(frames[-1].filename).name in MODEL_FILES and not frames[-1].line.startswith("raise"):
-        return "memory" not in str(error)  # of the machine
+    inside_torch = os.path.dirname(torch.__file__) + os.sep
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(inside_torch)]
+    if (
+        frames
+        and Path(frames[-1].filename).name in MODEL_FILES
+        and not (frames[-1].line or "raise").startswith("raise")
+    ):
+        return not re.search("out of memory|allocate|overflow", str(error))  # sizes that were asked for
     return error.__cause__ is not None and is_mistake_in_model(error.__cause__)
 
 
-def show_cause(error: UserError):
-    """Prints the traceback behind a sentence if VANILLA_TRANSFORMER_TRACEBACK is set."""
+def show_cause(error: Exception):
+    """Prints the traceback of an error that is shown as one sentence, if VANILLA_TRANSFORMER_TRACEBACK is set."""
     if os.environ.get("VANILLA_TRANSFORMER_TRACEBACK"):
         traceback.print_exception(error)
 
@@ -90,7 +96,7 @@ def show_cause(error: UserError):
 def explaining(message: str, *kinds: type[Exception], remedy: str = "") -> Iterator[None]:
     """Turns an error of one of the `kinds` into a UserError: `message`, the error on one line, and the `remedy`.
 
-    But not a mistake in the model's code.
+    A mistake in the model's code passes unchanged.
     """
     try:
         yield

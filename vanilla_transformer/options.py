@@ -22,9 +22,10 @@ class Number(argparse.Action):
 
     def __call__(self, parser, namespace, value, option_string=None):
         if self.auto:
-            if value != "auto" and not value.isdecimal():
-                raise UserError(f"--{self.dest} is '{value}'; give a number, or auto.")
-            value = None if value == "auto" else int(value)
+            try:
+                value = None if value == "auto" else int(value)
+            except ValueError as error:
+                raise UserError(f"--{self.dest} is '{value}'; give a number, or auto.") from error
         for number in value if isinstance(value, list) else [value]:
             if number is not None and not self.ge <= number < self.lt:
                 limit = f" and below {self.lt:g}" if self.lt < math.inf else ""

@@ -310,7 +310,8 @@ class Translator:
             ImportError: CTranslate2 is not installed.
         """
         if backend not in BACKENDS:
-            raise ValueError(f"`backend` is {backend!r}; it must be {' or '.join(map(repr, BACKENDS))}.")
+            where = "" if len(BACKENDS) > 1 else " where the package vanilla_transformer is not installed"
+            raise ValueError(f"`backend` is {backend!r}; it must be {' or '.join(map(repr, BACKENDS))}{where}.")
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kwargs.setdefault("trust_remote_code", False)  # None would prompt on the terminal
         names = [name_or_path] if isinstance(name_or_path, str | os.PathLike) else list(name_or_path)
@@ -416,6 +417,14 @@ class Translator:
             unknown += any(self.tokenizer.unk_token_id in ids[:-1] for ids in pieces)
             text_indices += [index] * len(pieces)
             sources += pieces
+        size = getattr(self.engine.config, "vocab_size", sys.maxsize)
+        for index, source in zip(text_indices, sources, strict=True):
+            if (largest := max(source, default=0)) >= size:
+                token = self.tokenizer.convert_ids_to_tokens(largest)
+                raise ValueError(
+                    f"Text {index + 1} has the token {token!r}, number {largest:,}, but the model has only {size:,} "
+                    "tokens; resize its embeddings."
+                )
         if unknown:
             warnings.warn(
                 f"{unknown:,} of {len(texts):,} texts have characters that the tokenizer does not know; they are not "
@@ -483,10 +492,10 @@ BACKENDS: dict[str, Callable[..., tuple[Engine, PreTrainedTokenizerBase]]] = {"t
 
 def pad_batch(sources: list[list[int]], pad_token_id: int | None, device: torch.device) -> dict[str, torch.Tensor]:
     """`input_ids` (B,S), padded on the right, and `attention_mask` (B,S), which is 0 at padding."""
-    lengths = torch.tensor([len(source) for source in sources], device=device)
-    ids = [torch.tensor(source, device=device) for source in sources]
+    ids = [torch.tensor(source) for source in sources]
+    mask = pad_sequence([torch.ones_like(source) for source in ids], batch_first=True)
     ids = pad_sequence(ids, batch_first=True, padding_value=pad_token_id or 0)  # the mask hides whatever it is
-    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()}
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
 def check_options(**options) -> dict:

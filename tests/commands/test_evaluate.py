@@ -287,13 +287,16 @@ def test_a_wrong_seed_of_sacrebleu_is_a_sentence(folder, monkeypatch, capsys):
     assert "cannot be scored: " in command_error(capsys, "evaluate", "--hypotheses", *FILES, *TEXT_FILES)
 
 
-def test_a_model_without_a_generation_config_is_tuned(varied_translator, tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
+def test_a_model_without_a_generation_config_is_tuned(backend, varied_translator, tmp_path, monkeypatch):
+    if backend == "ctranslate2":
+        pytest.importorskip("ctranslate2")
     monkeypatch.setattr(tuning, "NUM_BEAMS", (2,))
     model = save_translator(varied_translator, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").unlink()
     write(tmp_path / "texts.txt", TEXTS[:2])
     texts = ["--sources", tmp_path / "texts.txt", "--references", tmp_path / "texts.txt"]
-    main([*map(str, ["evaluate", "--tune", "--model", model, *texts])])
+    main([*map(str, ["evaluate", "--tune", "--backend", backend, "--model", model, *texts])])
     assert GenerationConfig.from_pretrained(model).num_beams == 2
 
 

@@ -12,6 +12,7 @@ from helpers import ROOT, assert_close, parts, python_output, table_rows
 
 from vanilla_transformer.conversion import to_native
 from vanilla_transformer.conversion.torch_transformer import from_torch_transformer
+from vanilla_transformer.training.memory import ByteDropout
 
 
 @pytest.fixture
@@ -119,6 +120,11 @@ def test_scale(run, script, tmp_path):
 
 
 @torch.no_grad()
+def test_our_step_has_the_dropout_of_train(peers):
+    training = peers.OurTraining(peers.vanilla("quick", 37), peers.make_accelerator("fp32", "cpu"))
+    assert any(isinstance(module, ByteDropout) for module in training.model.modules())
+
+
 def test_marian_has_our_loss(peers):
     """With our weights, and the smoothing of transformers' Trainer."""
     ours, marian = peers.vanilla("quick", 37).eval(), peers.Marian("quick", 37, "eager").eval()

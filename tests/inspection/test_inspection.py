@@ -122,6 +122,8 @@ def test_shapes_command_prints_a_model_of_any_size(capsys):
     assert re.search(r"encoder\.layers\.8 +the same 11 steps +51,540,459,520 ", printed)
     main(["inspect", "shapes", "--encoder_layers", "1", "--decoder_layers", "2", "--all_layers"])
     assert "decoder.layers.1.encoder_attn.weights" in capsys.readouterr().out
+    message = command_error(capsys, "inspect", "shapes", "--batch_size", "1000000", "--source_length", "10000000")
+    assert "shapes failed: " in message and "overflow" in message
 
 
 def test_shapes_command_reads_a_saved_model(make_model, tmp_path, capsys):

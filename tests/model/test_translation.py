@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import N_BEST, TEXTS, never_end, python_output, save_translator, writing_translator
+from helpers import N_BEST, TEXTS, never_end, python_output, save_translator, small_model, writing_translator
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, pipeline
@@ -515,6 +515,9 @@ def test_wrong_texts_and_arguments_are_named(translator):
             translator(["A man", wrong])
     with pytest.raises(ValueError, match="Text 2 contains a lone surrogate"):
         translator(["A man", "\udc80"])
+    small = small_model(vocab_size=len(translator.tokenizer) - 1)
+    with pytest.raises(ValueError, match="Text 2 has the token .*, number .*, but the model has only .* tokens"):
+        Translator(small, translator.tokenizer)(["", translator.tokenizer.decode([len(translator.tokenizer) - 1])])
     for name, value in [("max_tokens", 0), ("max_source_length", 0), ("too_long", "cut")]:
         with pytest.raises(ValueError, match=f"`{name}` is {value!r}"):
             Translator(translator.model, translator.tokenizer, **{name: value})

@@ -308,7 +308,7 @@ def test_conflicting_options_are_rejected(given, remedy, message):
     parse([*argv, *remedy.split()])
 
 
-@pytest.mark.parametrize("text", ["many", "Auto", "12.5", "5e3", ""])
+@pytest.mark.parametrize("text", ["many", "Auto", "12.5", "5e3", "", "9" * 5000])
 def test_other_token_budgets_are_rejected(text):
     message = refusal(["--dataset_name=x", f"--per_device_train_max_tokens={text}"])
     assert message == f"--per_device_train_max_tokens is '{text}'; give a number, or auto."

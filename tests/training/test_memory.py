@@ -12,7 +12,7 @@ from helpers import peak_of, training_options
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import memory
-from vanilla_transformer.training.memory import activation_bytes, free_memory, largest_batch, step_bytes
+from vanilla_transformer.training.memory import activation_bytes, largest_batch, memory_for, step_bytes
 from vanilla_transformer.training.optimization import compute_loss
 
 
@@ -99,8 +99,7 @@ def with_memory_for(make_model, accelerator, monkeypatch):
     def make(pairs: float):
         model = make_model()
         needed = estimate(model, training_options(), accelerator, pairs, 20)
-        free = needed / memory.USABLE - 4 * model.num_parameters()  # the weights are there before
-        monkeypatch.setattr(memory, "free_memory", lambda device: free)
+        monkeypatch.setattr(memory, "memory_for", lambda model, device: needed / memory.USABLE)
         return model
 
     return make
@@ -130,10 +129,11 @@ def test_process_with_the_least_memory_decides(with_memory_for, accelerator):
 
 
 @pytest.mark.parametrize("num_processes", [1, 4])
-def test_processes_share_the_memory_and_the_cores_of_a_machine(num_processes, monkeypatch):
+def test_processes_share_the_memory_and_the_cores_of_a_machine(num_processes, make_model, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=800))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
-    assert free_memory(torch.device("cpu")) == 800 / num_processes
+    model = make_model()
+    assert memory_for(model, torch.device("cpu")) == 800 / num_processes + 4 * model.num_parameters()
     threads = Mock()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "set_num_threads", threads)
@@ -165,7 +165,9 @@ def test_byte_dropout_drops_at_the_nearest_rate_and_keeps_the_mean(p, dropped):
 
 
 def test_every_dropout_of_a_model_is_replaced(make_model):
-    model = make_model(dropout=0.5, activation_dropout=0.5).train()
+    model = make_model(dropout=0.5, activation_dropout=0.5)
+    model.model.decoder.train()
     memory.use_byte_dropout(model)
+    assert all(module.training == ("decoder" in name) for name, module in model.named_modules() if "dropout" in name)
     kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Dropout)}
     assert kinds == {memory.ByteDropout} and model.model.encoder.layers[0].activation_dropout.p == 0.5

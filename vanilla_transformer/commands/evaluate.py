@@ -77,10 +77,10 @@ def run(options: argparse.Namespace):
         if texts is not None and len(texts) != len(references):
             counts = f"{name} has {len(texts):,} lines, but there are {len(references):,} references"
             raise UserError(f"{counts}; give files that correspond line by line.")
+    scorer = Scorer(dataset_options(options).target_language, options.bleu_tokenize, options.lowercase)
     for name, kind in options.systems:
         if kind == "model":
             load_translator(name, options)  # now, so that an error does not come after hours of translating
-    scorer = Scorer(dataset_options(options).target_language, options.bleu_tokenize, options.lowercase)
     if doubt := scorer.doubts(references):
         print(f"warning: {doubt}", file=sys.stderr)
     make_output_dir(options.output, sources, references)
@@ -227,7 +227,7 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     with explaining(f"{name} cannot be tuned", Exception):
         tried = tune(translator, sources, references, scorer)
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f", ".2f")))
-    config = translator.model.generation_config
+    config = translator.engine.generation_config
     penalty = 1.0 if config.length_penalty is None else config.length_penalty
     before = {"num_beams": config.num_beams or 1, "length_penalty": penalty}
     use_best(tried, config)

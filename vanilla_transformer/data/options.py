@@ -11,9 +11,9 @@ FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # on
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class DatasetOptions:
-    """A dataset on the Hub or on disk, and the sides of its pairs."""
+    """A dataset on the Hub or on disk, and which of its columns or languages are source and target."""
 
     dataset_name: str | None = option(None, "a Hub id, or a local directory laid out like a Hub dataset")
     dataset_config_name: str | None = option(None, "the configuration of the dataset, such as de-en")
@@ -30,7 +30,7 @@ class DatasetOptions:
 
     @property
     def target_language(self) -> str | None:
-        """The target language as far as the options name it; a column may be named after it too."""
+        """`target_lang`, or else `target_column`, which is often named after its language."""
         return self.target_lang or self.target_column
 
     def describe_languages(self) -> str:
@@ -38,7 +38,7 @@ class DatasetOptions:
         return f"--source_lang {self.source_lang} and --target_lang {self.target_lang}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataOptions(DatasetOptions):
     """Where the sentence pairs of train.py come from, and which of them it reads."""
 
@@ -86,7 +86,7 @@ class DataOptions(DatasetOptions):
         return list(map(parse_direction, self.train_file_langs or []))
 
     @property
-    def longest_side(self) -> int:
+    def length_limit(self) -> int:
         """The tokens of the longest side that a training pair may have."""
         return max(self.max_source_length, self.max_target_length)
 

@@ -1,10 +1,10 @@
-"""What a Translator may have besides our models in torch: any other model of transformers, or CTranslate2."""
+"""What runs a model for a Translator besides `TorchEngine`: `generate` of any other model, or CTranslate2."""
 
 
 def load_ctranslate2(*args, **kwargs):
-    """What [`ctranslate2.load`] returns, which needs CTranslate2 only when it is called."""
+    """Calls [`ctranslate2.load`]; CTranslate2 is imported only now."""
     try:
         from .ctranslate2 import load
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ImportError("Run `pip install ctranslate2` for this backend.") from error
     return load(*args, **kwargs)

@@ -42,7 +42,7 @@ def make_model_options() -> type:
             text = " ".join(texts.get(item.name, "").split()) + shown
             switch = {"nargs": "?", "const": True} if kind is bool else {}  # `--norm_first` and `--norm_first false`
             fields.append((item.name, kind | None, option(None, text, **switch)))
-    return dataclasses.make_dataclass("ModelOptions", fields, namespace={"_argument_group_name": "model"})
+    return dataclasses.make_dataclass("ModelOptions", fields, namespace={"_argument_group_name": "model"}, frozen=True)
 
 
 ModelOptions = make_model_options()
@@ -131,7 +131,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     check_conflicts(data, training)
     targets = {target for _, target in data.directions}
     if data.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
-        data.target_lang = targets.pop()
+        data = dataclasses.replace(data, target_lang=targets.pop())
     return data, model, training
 
 
@@ -206,7 +206,7 @@ def given_fields(model: ModelOptions) -> dict:
 
 
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"
-NOT_IN_RECIPE = {"config", "resume_from_checkpoint", "dry_run", *PUBLISHING}
+NOT_IN_RECIPE = {"resume_from_checkpoint", "dry_run", *PUBLISHING}
 
 
 def resolved_recipe(data: DataOptions, training: TrainingOptions, config: VanillaTransformerConfig) -> dict:

@@ -27,9 +27,9 @@ from .options import TrainingOptions
 def existing_tokenizer(
     options: TrainingOptions, tokenizer_name: str | None, checkpoint: Path | None
 ) -> tuple[str, str] | None:
-    """The option that names a tokenizer to load, and its value: the first of a checkpoint, model, tokenizer, teacher.
+    """The option that names the tokenizer to load, and its value; None: a new one is trained.
 
-    None if none does.
+    The first of these that is given: the checkpoint, the model to fine-tune, `--tokenizer_name`, a teacher.
     """
     named = {"--resume_from_checkpoint": checkpoint and str(checkpoint)}
     named |= {"--model_name_or_path": options.model_name_or_path, "--tokenizer_name": tokenizer_name}
@@ -99,8 +99,10 @@ def make_model(
     else:
         # Training has gradients and Adam's two moments beside the weights, which are made on the CPU.
         copies = 1 if options.dry_run or device.type != "cpu" else 4
-        model = new_model(fields, tokenizer, attention, copies, may_shrink=data.tokenizer_name is None)
-    config, longest = model.config, data.longest_side
+        model = new_model(
+            fields, tokenizer, attention, copies, may_shrink=not (data.tokenizer_name or options.teacher)
+        )
+    config, longest = model.config, data.length_limit
     if longest > config.longest_sequence:
         raise UserError(
             f"--max_position_embeddings is {config.longest_sequence}, but sentences may have {longest} tokens, "
@@ -156,10 +158,10 @@ def tokenize_splits(
     """Tokenizes all splits and prints how many pairs each has and how many were dropped.
 
     The length limits are for training. In evaluation, only pairs longer than `max_position_embeddings` are dropped.
-    Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts. If it
-    `keeps_length`, as that of a model to fine-tune, which has read longer ones, it is not lowered.
+    Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts. With
+    `keeps_length`, it is never lowered: a model to fine-tune may have read longer sources.
     """
-    limit = min(max(config.max_position_embeddings, options.longest_side), config.longest_sequence)
+    limit = min(max(config.max_position_embeddings, options.length_limit), config.longest_sequence)
     splits = {}
     for split, dataset in pairs.items():
         limits = (options.max_source_length, options.max_target_length) if split == "train" else (limit, limit)
@@ -198,7 +200,7 @@ def resolve_defaults(
     """The options with values for an unset learning rate and an `auto` batch size.
 
     The learning rate defaults to the paper's peak. A batch size of `auto` becomes that of the resumed run, or the
-    largest that fits into memory, if the longest side of any pair has `longest` tokens.
+    largest that fits into memory when the longest side of every pair has `longest` tokens.
     """
     if options.learning_rate is None:
         options = replace(options, learning_rate=paper_learning_rate(model.config.d_model, options.warmup_steps))
@@ -206,14 +208,12 @@ def resolve_defaults(
     if size is None and checkpoint is not None:
         size = load_state(checkpoint).settings["per_device_train_max_tokens"]
     elif size is None:
-        if accelerator.device.type == "cpu":
-            raise UserError("--per_device_train_max_tokens auto needs a GPU; give a number.")
         size = largest_batch(model, options, accelerator, longest)
         accelerator.print(f"--per_device_train_max_tokens auto: {size:,} tokens")
     return replace(options, per_device_train_max_tokens=size)
 
 
-def longest_side(train, limit: int) -> int:
+def longest_side_of(train, limit: int) -> int:
     """The tokens of the longest side of all pairs; for a stream, where they are unknown, the limit."""
     return int(max(side.max() for side in lengths_of(train))) if isinstance(train, Sized) else limit
 

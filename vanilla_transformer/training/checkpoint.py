@@ -181,7 +181,7 @@ def prepare_output_dir(lock: FileLock, checkpoint: Path | None, recipe: str):
     Raises UserError if another run is using it, or has written to it since this run chose its `checkpoint`.
     """
     output_dir = Path(lock.lock_file).parent
-    check_output_dir(output_dir, checkpoint)  # while a lock file can only be that of another run
+    check_output_dir(output_dir, checkpoint)  # before there is a lock file of our own
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -64,6 +64,8 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
     if launched > accelerator.num_processes:
         remedy = "as there is no GPU, set ACCELERATE_USE_CPU=true" if is_cpu else "use accelerate launch or torchrun"
         raise UserError(f"{launched} processes were started that do not know of each other; {remedy}.")
+    if is_cpu and options.per_device_train_max_tokens is None:
+        raise UserError("--per_device_train_max_tokens auto needs a GPU; give a number.")
     if is_cpu and accelerator.mixed_precision == "fp16":
         raise UserError("--mixed_precision fp16 needs a GPU; on a CPU, give accelerate launch bf16 or no.")
     if is_cpu and "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:

@@ -51,7 +51,7 @@ def configure_cpu(mixed_precision: str):
 class ByteDropout(nn.Dropout):
     """`nn.Dropout` that draws one random byte per element, which on a CPU takes a fifth of the time of a float.
 
-    The probability is then the multiple of 1/256 nearest to `p`, but not 0, and kept elements are scaled to match it.
+    `p` is rounded to the nearest multiple of 1/256, at least 1/256, and kept elements are scaled to match.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,11 +65,11 @@ class ByteDropout(nn.Dropout):
 
 
 def use_byte_dropout(model: nn.Module):
-    """Replaces each `nn.Dropout` of a model that trains on a CPU by a [`ByteDropout`]."""
+    """Replaces each `nn.Dropout` in a model by a [`ByteDropout`], for training on a CPU."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
-                setattr(module, name, ByteDropout(child.p))
+                setattr(module, name, ByteDropout(child.p).train(child.training))
 
 
 def check_model_fits(config: VanillaTransformerConfig, copies: int):
@@ -135,8 +135,7 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
     if not even one such pair fits.
     """
     constant, per_pair = step_bytes(model, options, accelerator, longest)
-    free = free_memory(accelerator.device) + 4 * model.num_parameters()  # weights are in memory already
-    usable = USABLE * free
+    usable = USABLE * memory_for(model, accelerator.device)
     pairs = int((usable - constant) // per_pair)
     fitting = torch.tensor([pairs * longest], device=accelerator.device)
     budget = min(MAX_TOKENS, int(accelerator.gather(fitting).min()))
@@ -149,8 +148,13 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
     return budget
 
 
-def free_memory(device: torch.device) -> float:
-    """Free bytes on the device of this process; on a CPU, its share of them."""
+def memory_for(model: nn.Module, device: torch.device) -> float:
+    """Bytes that this process may use on its device: what its weights take already and what is free.
+
+    On a CPU, the processes of a machine share what is free.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available / get_cpu_distributed_information().local_world_size
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available / get_cpu_distributed_information().local_world_size
+    return free + 4 * model.num_parameters()

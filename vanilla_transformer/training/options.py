@@ -7,7 +7,7 @@ from typing import Literal
 from ..options import option
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainingOptions:
     """How the model is trained and scored."""
 
@@ -37,7 +37,7 @@ class TrainingOptions:
     adam_beta1: float = option(0.9, "section 5.3", ge=0, lt=1)
     adam_beta2: float = option(0.98, "section 5.3", ge=0, lt=1)
     adam_epsilon: float = option(1e-9, "section 5.3", ge=0)
-    ema_decay: float | None = option(None, "score and save a moving average of the weights instead", ge=0, lt=1)
+    ema_decay: float | None = option(None, "decay of a moving average of the weights, to score and save", ge=0, lt=1)
     average_checkpoints: int = option(0, "average the weights of N checkpoints at the end, section 6.1", ge=0)
     average_checkpoints_by: Literal["last", "score"] = option(
         "last", "average the last N checkpoints, or the N best by metric_for_best_model"

@@ -15,7 +15,7 @@ from ..data.batches import lengths_of, padding_fraction
 from ..data.options import DataOptions
 from ..files import last_part
 from .arguments import recipe_to_yaml
-from .memory import free_memory, step_bytes
+from .memory import memory_for, step_bytes
 from .options import TrainingOptions
 
 
@@ -50,9 +50,11 @@ def dry_run_report(
         accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, {each}")
     constant, per_pair = step_bytes(model, options, accelerator, longest)
     needed = constant + per_pair * max(1, options.per_device_train_max_tokens // longest)
-    free = free_memory(accelerator.device) + 4 * model.num_parameters()  # weights are in memory already
-    kept = "; on a CPU, a process keeps several times as much" if accelerator.device.type == "cpu" else ""
-    accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for tensors{kept}")
+    usable = memory_for(model, accelerator.device)
+    kept = "; on a CPU, the allocator keeps several times as much" if accelerator.device.type == "cpu" else ""
+    accelerator.print(
+        f"about {needed / 2**30:.2f} of {usable / 2**30:.1f} GiB of memory per process for tensors{kept}"
+    )
     accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
     accelerator.print("This was a dry run: nothing was trained, and nothing written to --output_dir.")
 

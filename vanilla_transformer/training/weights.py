@@ -21,8 +21,8 @@ class Weights:
         model: Is trained, and holds the parameters of the optimizer.
         wrapped: Runs the forward passes of `model` in training: in autocast, and as one of several replicas (DDP).
         average: The moving average of `model`, or None.
-        full: Is scored and saved: `model` itself or, if that is sharded, compiled or averaged, a plain copy of it,
-            which has old weights until [`to_score`] or [`to_save`] fills it.
+        full: The model to score or save, neither wrapped nor sharded: `model` itself or, if that is sharded, compiled
+            or averaged, a copy of it. [`to_score`] and [`to_save`] fill the copy, each with other weights.
     """
 
     def __init__(self, model: nn.Module, accelerator: Accelerator, compile: bool, ema_decay: float | None):
