@@ -32,7 +32,7 @@ def test_card_requirements_and_program_name_what_they_need():
     compile(files["app.py"], "app.py", "exec")
     assert '"me/toy", revision="v2"' in files["app.py"]
     shown = {name.split("/")[1] for name in files if "/" in name}
-    assert {"demo", "inspection"} <= shown and not {"training", "hub", "commands", "conversion"} & shown
+    assert {"demo", "inspection", "engines"} <= shown and not {"training", "hub", "commands", "conversion"} & shown
 
 
 @pytest.mark.slow

@@ -10,7 +10,15 @@ from .upload import hub_errors
 
 PACKAGE = Path(__file__).parents[1]
 # The page with all that it imports; a Space does not install this package.
-PARTS = ["__init__.py", "errors.py", "files.py", "*_vanilla_transformer.py", "inspection/*.py", "demo/*.py"]
+PARTS = [
+    "__init__.py",
+    "errors.py",
+    "files.py",
+    "*_vanilla_transformer.py",
+    "engines/__init__.py",
+    "inspection/*.py",
+    "demo/*.py",
+]
 LIBRARIES = ["torch", "transformers", "tokenizers", "safetensors", "matplotlib"]
 GRADIO = "6.31.0"  # installed by the Space itself
 APP = """from vanilla_transformer import Translator
