@@ -10,6 +10,7 @@ import warnings
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -650,7 +651,7 @@ def check_sizes(name_or_path: str | os.PathLike, config: PretrainedConfig, files
         expected = list(parameter.shape)
         if (found := shapes.get(name.removeprefix(prefix), expected)) != expected:
             raise mismatch(name_or_path, f"1 mismatched (such as {name}: {found}, and {expected} by the config)")
-    described = sum(parameter.numel() for parameter in model.parameters())
+    described = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
     if described > numbers + MOST_UNSAVED:
         raise mismatch(name_or_path, f"it describes {described:,} numbers, but there are at most {numbers:,}")
 

@@ -21,6 +21,7 @@ import torch
 from helpers import TEXTS, save_translator, writing_translator
 from mutations import NESTED, Mutator, read_header, update, write_header
 from safetensors.torch import load_file
+from transformers import M2M100Config, M2M100ForConditionalGeneration
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.conversion import load_foreign
@@ -200,6 +201,17 @@ def test_other_families_are_compared_with_their_weights_too(marian, tmp_path):
     update(folder / "config.json", d_model=10**6)
     with pytest.raises(ValueError, match="do not match its config.*numbers.*download or save it again"):
         load_foreign(str(folder))
+
+
+def test_positions_that_no_file_holds_are_counted_too(tmp_path):
+    """M2M100 computes its table when it is loaded."""
+    sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1}
+    M2M100ForConditionalGeneration(M2M100Config(vocab_size=9, **sizes)).save_pretrained(tmp_path)
+    load_model(tmp_path)
+    for positions in (5_000_000, 100_000_000):
+        update(tmp_path / "config.json", max_position_embeddings=positions)
+        with pytest.raises(ValueError, match="it describes .* numbers, but there are at most .*; download"):
+            load_model(tmp_path)
 
 
 FIRST = "model.decoder.layers.0.fc1.bias"
