@@ -140,6 +140,8 @@ class GenerateEngine(Engine):
     def __init__(self, model: PreTrainedModel):
         super().__init__(model.config, model.generation_config)
         self.model = model
+        if positions := getattr(model.config, "max_position_embeddings", None):  # T5 has none
+            self.max_positions = self.default_positions = positions
 
     def translate(self, batches, options):
         options = {**options, "num_return_sequences": 1, "return_dict_in_generate": False}

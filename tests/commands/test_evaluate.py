@@ -19,7 +19,7 @@ from transformers import GenerationConfig, M2M100Config, M2M100ForConditionalGen
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.engines.generate import set_languages
+from vanilla_transformer.engines.generate import load_any, set_languages
 from vanilla_transformer.evaluation import tuning
 
 FILES = ["first.txt", "second.txt", "third.txt"]
@@ -188,6 +188,18 @@ def test_a_multilingual_model_translates_into_the_target_language(tmp_path, caps
     assert found == [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)] and any(found)
     message = command_error(capsys, "evaluate", *map(str, texts), "--source_lang", "en", "--target_lang", "deu_Latn")
     assert "nllb cannot be loaded: it translates between many languages; give --source_lang" in message
+
+
+def test_a_long_text_is_split_where_the_positions_of_another_kind_of_model_end(marian, tmp_path):
+    """Its tokenizer may have no limit."""
+    folder = shutil.copytree(marian, tmp_path / "marian")
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": 10**30}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    for allowed in (None, 1000):
+        translator = load_any(folder, max_source_length=allowed)
+        assert translator.longest_source == translator.model.config.max_position_embeddings == 512
+    assert len(translator.tokenize(["a dog " * 500], "split")[1]) > 1
+    assert translator(["a dog " * 500], num_beams=1, max_new_tokens=2)
 
 
 def test_a_bilingual_model_needs_no_languages(make_model):
