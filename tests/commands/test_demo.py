@@ -319,6 +319,21 @@ def test_a_translation_ends_when_its_time_is_over(folder, num_beams, monkeypatch
     assert "Stopped after" in part[1] and "Stopped after" not in whole[1]
 
 
+def test_with_ctranslate2_a_translation_ends_at_a_length(text_tokenizer, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from vanilla_transformer.demo.app import Page
+
+    translator = writing_translator(text_tokenizer, lm_head_bias=True)
+    translator.model.lm_head.bias.data[text_tokenizer.eos_token_id] = -1e4
+    source = len(text_tokenizer(TEXTS[0]).input_ids)
+    for max_length, tokens in [(8000, 2 * source + 50), (None, source + 50), (12, 11)]:
+        translator.model.generation_config.max_length = max_length
+        folder = save_translator(translator, tmp_path / str(max_length))
+        page = Page(*load(folder, backend="ctranslate2")[1:])
+        for num_beams in (1, 4):
+            assert list(page.translate(TEXTS[0], num_beams, 1.0))[-1][1].startswith(f"{tokens} tokens in ")
+
+
 # --------------------------------------------------------------------------------------------------------- the command
 
 

@@ -116,8 +116,7 @@ class Page:
         self.translator = translator
         self.model = model
         self.threads = ThreadPoolExecutor(max_workers=1)
-        # Even if the visitor has left; CTranslate2 has no such limit.
-        self.limit = {"max_time": MOST_SECONDS} if isinstance(translator.engine, TorchEngine) else {}
+        self.has_time_limit = isinstance(translator.engine, TorchEngine)
 
     def build(self, examples: list[str]):
         """Lays the page out; columns stand below each other on a narrow screen."""
@@ -204,7 +203,7 @@ class Page:
         except (ValueError, UserError) as error:  # an option that the backend does not have, a lone surrogate, ...
             raise gr.Error(one_line(error), print_exception=False) from error
         speed = f"{best[0].tokens} tokens in {seconds:.2f} s: {best[0].tokens / seconds:.0f} tokens/s"
-        if seconds > self.limit.get("max_time", seconds):
+        if self.has_time_limit and seconds > MOST_SECONDS:
             speed += f". Stopped after {MOST_SECONDS} s, so the end may be missing."
         yield best[0].text, speed, draw_table(best), (text, best[0].text)
 
@@ -219,12 +218,20 @@ class Page:
         try:
             num_beams = int(num_beams)  # ValueError for NaN, which the slider lets pass
             options = {"streamer": streamer} if num_beams == 1 else {"length_penalty": length_penalty}
-            options |= {"num_beams": num_beams, **self.limit}
             with catching_panics():
+                options |= {"num_beams": num_beams, **self.limit(text)}
                 best = self.translator.n_best(text, min(N_BEST, num_beams), **options)
             return best, time.perf_counter() - start
         finally:
             streamer.end()
+
+    def limit(self, text: str) -> dict:
+        """The option that ends a search that would go on, even after the visitor has left."""
+        if self.has_time_limit:
+            return {"max_time": MOST_SECONDS}
+        (source,) = self.translator.tokenize([text], "refuse")[1]
+        of_model = self.translator.engine.defaults(len(source), {})["max_length"]
+        return {"max_length": min(of_model, 1 + 2 * len(source) + 50)}  # with the start token
 
     def inspect(self, shown: tuple[str, str], kind: str, layer: int, head: int) -> tuple[str, Figure | None]:
         """The word alignment of a pair, and a picture of its attention."""
