@@ -34,6 +34,7 @@ from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
 
 UNTUNED = (*GENERATION, "num_samples")  # options that --tune has no use for
+LONGEST_LINE = 100_000  # characters, which take seconds to score; megabytes take minutes
 EXAMPLES = """
          vanilla-transformer evaluate --model outputs/first outputs/second Helsinki-NLP/opus-mt-en-de \\
              --sources test.en --references test.de --target_lang de --num_beams 5 --output evaluation
@@ -162,6 +163,10 @@ def read_lines(file: str) -> list[str]:
         texts = [line.rstrip() for line in lines]
     if not any(texts):
         raise UserError(f"{file} is empty; give a file with one text per line.")
+    for number, text in enumerate(texts, 1):
+        if len(text) > LONGEST_LINE:
+            found = f"line {number:,} of {file} has {len(text):,} characters"
+            raise UserError(f"{found}, and at most {LONGEST_LINE:,} can be scored; split or remove it.")
     return texts
 
 
