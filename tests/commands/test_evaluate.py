@@ -332,7 +332,18 @@ def test_an_interrupted_evaluation_can_be_run_again(folder, tmp_path, monkeypatc
     monkeypatch.chdir(folder)
     results = evaluate(tmp_path, "--hypotheses", "first.txt", *TEXT_FILES)
     (tmp_path / "results.json").unlink()
+    (tmp_path / "results.md").rename(tmp_path / "kept.md")
     assert evaluate(tmp_path, "--hypotheses", "first.txt", *TEXT_FILES) == results
+
+
+def test_results_that_are_not_of_an_evaluation_stay(folder, tmp_path, monkeypatch, capsys):
+    """In a directory that holds the same references."""
+    monkeypatch.chdir(folder)
+    shutil.copy("references.txt", tmp_path)
+    write(tmp_path / "results.md", ["precious"])
+    message = command_error(capsys, "evaluate", "--output", tmp_path, "--hypotheses", "first.txt", *TEXT_FILES)
+    assert "results.md would be overwritten; choose another directory for --output" in message
+    assert (tmp_path / "results.md").read_text() == "precious\n"
 
 
 BAD = {

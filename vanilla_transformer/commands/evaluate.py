@@ -106,8 +106,8 @@ def run(options: argparse.Namespace):
         if options.output:
             given = {name: value for name, value in vars(options).items() if value is not None}
             results |= {"sha256": hashes, "options": given}
-            write_text(folder / "results.md", f"{results_table(results)}\n")
             write_text(folder / "results.json", json.dumps(results, indent=2, default=str))
+            write_text(folder / "results.md", f"{results_table(results)}\n")
 
 
 def check_options(options: argparse.Namespace):
@@ -147,10 +147,12 @@ def make_output_dir(folder: Path | None, sources: list[str] | None, references: 
         folder.mkdir(parents=True, exist_ok=True)
     if (folder / "hypotheses").is_symlink():
         raise UserError(f"{folder}/hypotheses is a link; choose another directory for --output.")
-    if (folder / "results.json").exists():  # it is written last: without it, an interrupted evaluation starts again
+    if (folder / "results.json").exists():  # without it, an interrupted evaluation starts again
         raise UserError(f"{folder} already holds results of an evaluation; choose another directory.")
     if any(folder.iterdir()) and not (folder / "references.txt").exists():  # which is written first
         raise UserError(f"--output {folder} holds other files; choose another directory.")
+    if (folder / "results.md").exists():  # which is written after results.json
+        raise UserError(f"{folder}/results.md would be overwritten; choose another directory for --output.")
     for file, texts in [(folder / "references.txt", references), (folder / "sources.txt", sources)]:
         if texts and file.exists() and file.read_bytes() != to_bytes(texts):
             raise UserError(f"{file} would be overwritten with other texts; choose another directory for --output.")
