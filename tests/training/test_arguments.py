@@ -8,8 +8,11 @@ import torch
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
+from vanilla_transformer.hub import model_card
+from vanilla_transformer.hub.model_card import public_recipe
 from vanilla_transformer.training.arguments import (
     NOT_OPTIONS,
+    PATHS_OR_IDS,
     SAMPLE_RECIPE,
     given_fields,
     make_parser,
@@ -333,6 +336,26 @@ def test_written_recipe_reads_back(recipe):
     }
     # Every model field is written, also where it was left to its default.
     assert all(after[name] is not None for name in MODEL_OPTIONS)
+
+
+@pytest.mark.parametrize("given", [["--tokenizer_name", "data/pairs"], ["--model_name_or_path", "data/pairs"]])
+def test_a_path_in_a_written_recipe_is_no_hub_id_elsewhere(given, recipe, tmp_path, monkeypatch):
+    """A push from another directory publishes only its last part."""
+    (tmp_path / "data" / "pairs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    written = resolved(["--dataset_name", "data/pairs", "--teacher", "data/pairs", "me/model", *given])
+    assert written["dataset_name"] == written[given[0][2:]] == "./data/pairs"
+    assert written["teacher"] == ["./data/pairs", "me/model"]
+    again = recipe(recipe_to_yaml(written))
+    assert resolved(again) == written and Path(parse(again)["dataset_name"]).is_dir()
+    monkeypatch.chdir("/")
+    public = public_recipe(written)
+    assert {key: public[key] for key in PATHS_OR_IDS if public[key]} == {
+        "dataset_name": "pairs",
+        "teacher": ["pairs", "me/model"],
+        given[0][2:]: "pairs",
+    }
+    assert {*PATHS_OR_IDS} == {*model_card.PATHS_OR_IDS}
 
 
 def test_written_recipe_starts_a_new_run(recipe):

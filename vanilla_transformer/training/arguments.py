@@ -206,6 +206,7 @@ def given_fields(model: ModelOptions) -> dict:
 
 
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"
+PATHS_OR_IDS = ("dataset_name", "tokenizer_name", "model_name_or_path", "teacher")  # of the Hub
 NOT_IN_RECIPE = {"resume_from_checkpoint", "dry_run", *PUBLISHING}
 
 
@@ -213,7 +214,16 @@ def resolved_recipe(data: DataOptions, training: TrainingOptions, config: Vanill
     """Every option with the value that is used; a recipe that repeats the run."""
     recipe = {key: value for key, value in (vars(data) | vars(training)).items() if key not in NOT_IN_RECIPE}
     recipe["output_dir"] = str(training.output_dir)
+    for key in filter(recipe.get, PATHS_OR_IDS):
+        value = recipe[key]
+        recipe[key] = list(map(mark_path, value)) if isinstance(value, list) else mark_path(value)
     return recipe | {item.name: getattr(config, item.name) for item in dataclasses.fields(ModelOptions)}
+
+
+def mark_path(name_or_path: str) -> str:
+    """A path such as data/pairs as ./data/pairs, which looks like no Hub id from another directory either."""
+    is_path = "/" in name_or_path and Path(name_or_path).exists() and not Path(name_or_path).is_absolute()
+    return f"./{name_or_path}" if is_path and not name_or_path.startswith(".") else name_or_path
 
 
 def for_trackers(recipe: dict) -> dict:
