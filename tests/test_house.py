@@ -83,35 +83,36 @@ def test_what_travels_imports_nothing_by_name():
         assert not re.search("importlib|__import__", (PACKAGE / f"{name}.py").read_text(encoding="utf-8")), name
 
 
-# What removes or writes files, and where it may: on a temporary path that these give, or in functions that are only
-# called with the path of a new folder.
-CHANGES = """rmtree rmdir unlink rename symlink copy copyfile copytree move truncate write_text write_bytes
-save_pretrained save save_file savefig save_to_disk"""
+# What removes files, and what writes them. They may be written on a temporary path that these give, and in functions
+# that are only called with the path of a new folder.
+REMOVES = "rmtree rmdir removedirs unlink rename renames move"
+WRITES = """symlink symlink_to link hardlink_to copy copy2 copyfile copytree truncate O_TRUNC O_CREAT write_text
+write_bytes save_pretrained save savez save_file savefig save_to_disk"""
 TEMPORARY = {"new_folder", "replacing_file", "replacing_files", "tempfile.TemporaryDirectory"}
 OF_NEW_FOLDERS = {"to_ctranslate2", "to_onnx", "save_tokenizer", "link_or_copy", "write_form"}
 
 
-def changes(node: ast.AST) -> list[str]:
-    """The calls that change files elsewhere than [`TEMPORARY`] and [`OF_NEW_FOLDERS`] allow."""
-    if isinstance(node, ast.FunctionDef) and node.name in OF_NEW_FOLDERS:
-        return []
+def changes(node: ast.AST, is_new: bool = False) -> list[str]:
+    """What changes files elsewhere than [`TEMPORARY`] and [`OF_NEW_FOLDERS`] allow, where `is_new`."""
+    is_new |= isinstance(node, ast.FunctionDef) and node.name in OF_NEW_FOLDERS
     if isinstance(node, ast.With):
         opened = {ast.unparse(getattr(item.context_expr, "func", item.context_expr)) for item in node.items}
-        if opened & TEMPORARY:
-            return []
+        is_new |= bool(opened & TEMPORARY)
+    found = [change for child in ast.iter_child_nodes(node) for change in changes(child, is_new)]
+    names, is_change = REMOVES.split() + (WRITES.split() if not is_new else []), False
     if isinstance(node, ast.ImportFrom) and node.module in ("os", "shutil"):  # called by their bare names
-        return [alias.name for alias in node.names if alias.name in [*CHANGES.split(), "remove", "replace"]]
-    found = [change for child in ast.iter_child_nodes(node) for change in changes(child)]
-    if isinstance(node, ast.Call):
-        name = ast.unparse(node.func)
-        last = name.rpartition(".")[2] if isinstance(node.func, ast.Attribute) else ""
-        replaces = last == "replace" and (len(node.args) == 1 or name == "os.replace")  # not of a string
-        opens = name == "open" or last == "open"
-        writes = opens and any(set("wax+") & set(str(one.value)) for one in node.args if isinstance(one, ast.Constant))
-        is_ours = name in ("copy.copy", "checkpoint.save")
-        if (last in CHANGES.split() and not is_ours) or name == "os.remove" or replaces or writes:
-            found.append(ast.unparse(node))
-    return found
+        is_change = any(alias.name in [*names, "remove", "replace"] for alias in node.names)
+    elif isinstance(node, ast.Attribute):  # called, or given another name first
+        name, is_ours = ast.unparse(node), ast.unparse(node) in ("copy.copy", "checkpoint.save")
+        is_change = (node.attr in names and not is_ours) or name in ("os.remove", "os.replace")
+    elif isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        given = [*node.args, *(one.value for one in node.keywords if one.arg == "mode")]
+        modes = {letter for one in given if isinstance(one, ast.Constant) for letter in str(one.value)}
+        is_change = not is_new and name in ("open", "ZipFile") and bool(set("wax+") & modes)
+        if name == "replace" and isinstance(node.func, ast.Attribute):  # not of a string
+            is_change = len(node.args) == 1 or any(one.arg == "target" for one in node.keywords)
+    return [*found, ast.unparse(node)] if is_change else found
 
 
 def test_files_are_removed_and_replaced_in_one_place():
@@ -123,11 +124,15 @@ def test_files_are_removed_and_replaced_in_one_place():
     "code",
     ["shutil.rmtree(x)", "x.unlink()", "os.remove(x)", "a.replace(b)", "open(x, 'w')", "x.open('ab')"]
     + ["from shutil import rmtree", "x.write_text('')", "model.save_pretrained(x)"]
-    + ["with opening(x) as y:\n    y.rename(x)"],
+    + ["with opening(x) as y:\n    y.rename(x)", "open(x, mode='w')", "x.open(mode='w')", "f = shutil.rmtree; f(x)"]
+    + ["os.removedirs(x)", "a.replace(target=b)", "x.symlink_to(y)", "x.hardlink_to(y)", "os.open(x, os.O_TRUNC)"]
+    + ["np.savez(x)", "zipfile.ZipFile(x, 'w')", "with new_folder(x) as y:\n    shutil.rmtree(x)"]
+    + ["with tempfile.TemporaryDirectory() as y:\n    x.unlink()", "with replacing_file(x) as y:\n    y.rename(x)"],
 )
 def test_another_place_is_found(code):
     assert len(changes(ast.parse(code))) == 1
     assert changes(ast.parse("a.replace('b', 'c'); copy.copy(x); open(x); replace(x, a=1); open(x, 'rb')")) == []
+    assert changes(ast.parse("with new_folder(x) as y:\n    y.write_text(''); open(y, 'w'); np.savez(y)")) == []
 
 
 def test_no_power_over_other_modules_and_processes():
