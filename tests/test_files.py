@@ -1,5 +1,6 @@
 """What is removed and replaced is ours or was named, whole or not at all; links lead nowhere."""
 
+import importlib.util
 import os
 import re
 
@@ -132,7 +133,9 @@ def test_a_quantization_that_is_a_path_removes_nothing(value, translator, elsewh
         Translator.from_pretrained(folder, backend="ctranslate2", quantization=value)
     (tmp_path / "texts").write_text("No!\n")
     texts = ["--sources", tmp_path / "texts", "--references", tmp_path / "texts"]
-    for verb, more in [("translate", []), ("evaluate", texts)]:
+    verbs = [("translate", []), ("evaluate", texts), ("evaluate", ["--tune", *texts])]
+    verbs += [("demo", [])] if importlib.util.find_spec("gradio") else []
+    for verb, more in verbs:
         given = [verb, "--model", folder, "--backend", "ctranslate2", f"--quantization={value}", *more]
         assert "CTranslate2 knows int8" in command_error(capsys, *given)
     assert contents(tmp_path / "model") == before
