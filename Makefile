@@ -1,4 +1,4 @@
-.PHONY: style quality test docs bench
+.PHONY: style quality test mutants docs bench
 
 style:    ## rewrite the code in the project's format
 	ruff check --fix .
@@ -12,6 +12,9 @@ quality:  ## check the format, the code and the sample dataset
 test:     ## the tests that take minutes at most, of the code and then of the documentation
 	pytest
 	pytest -m "docs and not slow"
+
+mutants:  ## what the tests let through: changes of the code, one at a time; minutes
+	python tests/mutants.py
 
 docs:     ## the website, into site/
 	NO_MKDOCS_2_WARNING=1 python -m mkdocs build

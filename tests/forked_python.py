@@ -25,11 +25,12 @@ LIBRARIES = [
 ]
 LIBRARIES += ["transformers.generation", "transformers.pipelines"]
 SERVER = """
-import importlib, json, os, runpy, signal, socket, sys
+import gc, importlib, json, os, runpy, signal, socket, sys
 
 address, *libraries = sys.argv[1:]
 for library in libraries:
     importlib.import_module(library)
+gc.freeze()  # what is there now, no fork need look through
 server = socket.socket(socket.AF_UNIX)
 server.bind(address)
 server.listen()
