@@ -1,13 +1,32 @@
 """What a run is built from."""
 
+import copy
+import json
+from dataclasses import asdict
+from types import SimpleNamespace
+
 import pytest
 import torch
-from helpers import text_dataset, training_options
+from helpers import TINY, text_dataset, training_options
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from vanilla_transformer import Translator, VanillaTransformerConfig
 from vanilla_transformer.data.options import DataOptions
+from vanilla_transformer.data.pairs import tokenize_pairs
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.training.builders import existing_tokenizer, make_model, make_tokenizer
+from vanilla_transformer.training import builders
+from vanilla_transformer.training.builders import (
+    count_steps,
+    existing_tokenizer,
+    longest_side,
+    make_generation_config,
+    make_model,
+    make_tokenizer,
+    resolve_defaults,
+    tokenize_splits,
+)
 from vanilla_transformer.training.options import TrainingOptions
+from vanilla_transformer.training.state import TrainerState
 
 PAIRS = [("A dog sleeps.", "犬が寝ています。")] * 3
 
@@ -46,6 +65,38 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(siz
         make_model(fields, TrainingOptions(), DataOptions(), text_tokenizer, torch.device("cpu"))
 
 
+LIMITS = {"max_source_length": 9, "max_target_length": 30}
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
+@pytest.mark.parametrize(
+    "before, keeps_length, expected", [(999, False, 8), (999, True, 999), (3, True, 8), (VERY_LARGE_INTEGER, True, 8)]
+)
+def test_the_tokenizer_keeps_the_longest_training_source(before, keeps_length, expected, streaming, byte_tokenizer):
+    """In tokens; that of a stream is unknown, but for its limit."""
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.model_max_length = before
+    train = text_dataset([("123456", "b"), ("123456789", "b"), ("1", "b" * 20)])
+    pairs = {"train": train.to_iterable_dataset() if streaming else train, "test": train}
+    config = VanillaTransformerConfig(max_position_embeddings=19)
+    splits = tokenize_splits(pairs, tokenizer, DataOptions(**LIMITS), config, keeps_length)
+    assert [len(pair["input_ids"]) for pair in splits["train"]] == [8, 3]
+    assert len(splits["test"]) == 3  # of up to 30 tokens, the largest of the limits and of the positions
+    assert tokenizer.model_max_length == (9 if streaming and expected == 8 else expected)
+
+
+@pytest.mark.parametrize(
+    "kind, positions, length", [("sinusoidal", 12, 31), ("learned", 12, 12), ("learned", 40, 31), ("learned", 31, 31)]
+)
+def test_generation_ends_with_the_longest_target_or_the_last_position(kind, positions, length, make_model):
+    model = make_model(position_embedding_type=kind, max_position_embeddings=positions)
+    for argv, beams in [(["--num_beams=4", "--length_penalty=0.6"], (4, 0.6)), (["--num_beams=1"], (None, None))]:
+        found = make_generation_config(model, 30, training_options(*argv))
+        assert (found.max_length, found.num_beams, found.length_penalty) == (length, *beams)
+        ids = (found.pad_token_id, found.decoder_start_token_id, found.eos_token_id)
+        assert ids == (model.config.pad_token_id, model.config.decoder_start_token_id, model.config.eos_token_id)
+
+
 def test_the_first_of_checkpoint_model_tokenizer_and_teacher_has_the_tokenizer(tmp_path):
     options = training_options("--model_name_or_path=m", "--teacher", "t", "u")
     assert existing_tokenizer(options, "x", tmp_path) == ("--resume_from_checkpoint", str(tmp_path))
@@ -53,3 +104,152 @@ def test_the_first_of_checkpoint_model_tokenizer_and_teacher_has_the_tokenizer(t
     assert existing_tokenizer(training_options("--teacher", "t", "u"), "x", None) == ("--tokenizer_name", "x")
     assert existing_tokenizer(training_options("--teacher", "t", "u"), None, None) == ("--teacher", "t")
     assert existing_tokenizer(training_options(), None, None) is None
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
+def test_a_new_tokenizer_is_trained_on_both_sides(streaming, monkeypatch):
+    """The texts are counted for the progress bar, but for those of a stream."""
+    found = []
+    monkeypatch.setattr(builders, "train_tokenizer", lambda texts, *given: found.append((sorted(texts), *given)))
+    pairs = text_dataset([("a", "b"), ("c", "d")])
+    make_tokenizer(None, pairs.to_iterable_dataset() if streaming else pairs, 300)
+    make_tokenizer(None, pairs, None)
+    texts, default = ["a", "b", "c", "d"], VanillaTransformerConfig().vocab_size
+    assert found == [(texts, 300, None if streaming else 4, []), (texts, default, 4, [])]
+
+
+def test_tags_are_tokens_of_their_own(folder, text_tokenizer):
+    pairs, existing = text_dataset(PAIRS), ("--tokenizer_name", folder)
+    assert len(make_tokenizer(None, pairs, 300, ["", "<bt>", "<x>"]).tokenize("<bt>")) == 1
+    assert make_tokenizer(existing, pairs, tags=["", None]).vocab_size == text_tokenizer.vocab_size
+    for tag, message in [("<pad>", "<pad>, a special token of the tok"), ("<bt>", "<bt>, which is not one token of")]:
+        with pytest.raises(UserError, match=f"^--train_file_tags has {message}"):
+            make_tokenizer(existing, pairs, tags=[tag])
+
+
+def test_an_existing_tokenizer_keeps_its_size(folder, text_tokenizer, tmp_path, capsys):
+    pairs, size = text_dataset([("A dog sleeps.", "No!")]), len(text_tokenizer)
+    for option, vocab_size, is_said in [
+        ("--model_name_or_path", size + 1, True),
+        ("--model_name_or_path", size, False),
+        ("--model_name_or_path", None, False),
+        ("--tokenizer_name", size + 1, False),
+    ]:
+        assert len(make_tokenizer((option, folder), pairs, vocab_size)) == size
+        assert ("--vocab_size" in capsys.readouterr().out) == is_said
+    with pytest.raises(UserError, match=f"^{tmp_path} cannot be read: no tokenizer; delete it"):
+        make_tokenizer(("--resume_from_checkpoint", str(tmp_path)), pairs)
+    assert len(make_tokenizer(("--resume_from_checkpoint", folder), text_dataset(PAIRS))) == size
+
+
+# --------------------------------------------------------------------------------------------------------- the model
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SMALL = {name: size for name, size in TINY.items() if name != "vocab_size"}
+
+
+@pytest.fixture
+def build(text_tokenizer):
+    """build(*argv, **fields) -> a new model."""
+
+    def build(*argv, device=CPU, data=LIMITS, **fields):
+        return make_model(SMALL | fields, training_options(*argv), DataOptions(**data), text_tokenizer, device)
+
+    return build
+
+
+def test_a_new_model_follows_the_options(build, text_tokenizer):
+    model = build("--num_beams=3")
+    assert model.generation_config.max_length == 31 and model.generation_config.num_beams == 3
+    assert model.config.vocab_size == len(text_tokenizer) and model.dtype == torch.float32
+    assert model.config.eos_token_id == text_tokenizer.eos_token_id and not model.model.encoder.gradient_checkpointing
+    assert build("--gradient_checkpointing").model.encoder.gradient_checkpointing
+    kinds = {model.config._attn_implementation: build("--attn_implementation=sdpa").config._attn_implementation}
+    assert kinds == {"eager": "sdpa"} and build(device=GPU).config._attn_implementation == "sdpa"
+    with pytest.raises(UserError, match="^--attn_implementation flex_attention cannot train on a CPU"):
+        build("--attn_implementation=flex_attention")
+
+
+def test_learned_positions_reach_as_far_as_the_pairs(build):
+    assert build(position_embedding_type="learned", max_position_embeddings=30)
+    with pytest.raises(UserError, match="^--max_position_embeddings is 29, but sentences may have 30 tokens"):
+        build(position_embedding_type="learned", max_position_embeddings=29)
+
+
+def test_only_a_trained_tokenizer_may_have_fewer_tokens_than_asked_for(build, text_tokenizer):
+    size = len(text_tokenizer)
+    assert build(vocab_size=size + 9).config.vocab_size == size
+    assert build(vocab_size=size, data=LIMITS | {"tokenizer_name": "x"}).config.vocab_size == size
+    for asked, data in [(size - 1, LIMITS), (size + 1, LIMITS | {"tokenizer_name": "x"})]:
+        with pytest.raises(UserError, match=f"^--vocab_size is {asked}, but the tokenizer has {size} tokens"):
+            build(vocab_size=asked, data=data)
+
+
+def test_training_on_a_cpu_needs_memory_for_four_copies(build, monkeypatch):
+    copies = []
+    monkeypatch.setattr(builders, "check_model_fits", lambda config, count: copies.append(count))
+    for argv, device in [([], CPU), (["--dry_run"], CPU), ([], GPU)]:
+        build(*argv, device=device)
+    assert copies == [4, 1, 1]
+
+
+def test_a_model_to_fine_tune_takes_other_dropout_only(build, folder):
+    model = build(f"--model_name_or_path={folder}", vocab_size=9999, dropout=0.3, attention_dropout=0.2)
+    assert (model.config.dropout, model.config.attention_dropout) == (0.3, 0.2)
+    weights = Translator.from_pretrained(folder).model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    with pytest.raises(UserError, match="^--d_model is 32, but 16 in --model_name_or_path"):
+        build(f"--model_name_or_path={folder}", d_model=32)
+
+
+# ------------------------------------------------------------------------------------------------ defaults and steps
+
+
+def test_the_learning_rate_is_the_papers_unless_given(make_model, accelerator):
+    def rate(*argv):
+        options = training_options("--warmup_steps=100", *argv)
+        return resolve_defaults(options, make_model(), 20, None, accelerator).learning_rate
+
+    assert rate() == pytest.approx((16 * 100) ** -0.5) and rate("--learning_rate=0.5") == 0.5
+
+
+def test_an_automatic_batch_size_is_that_of_the_checkpoint_or_the_largest(
+    make_model, accelerator, tmp_path, monkeypatch, capsys
+):
+    def size(checkpoint, processes, size="auto"):
+        options = training_options(f"--per_device_train_max_tokens={size}")
+        return resolve_defaults(options, make_model(), 20, checkpoint, processes).per_device_train_max_tokens
+
+    state = TrainerState(settings={"per_device_train_max_tokens": 777})
+    (tmp_path / "trainer_state.json").write_text(json.dumps(asdict(state)))
+    gpu = SimpleNamespace(device=GPU, print=print)
+    monkeypatch.setattr(builders, "largest_batch", lambda model, options, processes, longest: 1000 + longest)
+    assert [size(tmp_path, accelerator), size(None, gpu)] == [777, 1020]
+    assert "auto: 1,020 tokens" in capsys.readouterr().out
+    assert [size(place, processes, 55) for place in (tmp_path, None) for processes in (accelerator, gpu)] == [55] * 4
+    with pytest.raises(UserError, match="^--per_device_train_max_tokens auto needs a GPU; give a number"):
+        size(None, accelerator)
+
+
+def test_the_longest_side_of_all_pairs(byte_tokenizer):
+    pairs = text_dataset([("1", "22"), ("333333", "4"), ("1", "4444")])
+    train, _ = tokenize_pairs(pairs, byte_tokenizer, 50, 50)
+    assert longest_side(train, 50) == max(len(side) for pair in train for side in (pair["input_ids"], pair["labels"]))
+    assert longest_side(tokenize_pairs(pairs.to_iterable_dataset(), byte_tokenizer, 50, 50)[0], 50) == 50
+
+
+def test_steps_are_given_or_counted_from_epochs(capsys):
+    batches = SimpleNamespace(epoch=lambda: range(7))
+
+    def count(*argv, done=0):
+        return count_steps(training_options("--learning_rate=0.5", *argv), batches, 2, done)
+
+    assert count("--num_train_epochs=2.5") == 9  # of 17.5 batches, two a step
+    assert count("--max_steps=6", "--warmup_steps=6", done=6) == 6
+    assert capsys.readouterr().out.splitlines() == [
+        "steps 0 to 9, learning rate up to 5.00e-01",
+        "warning: the run ends during warm-up; lower --warmup_steps, or train longer.",
+        "steps 6 to 6, learning rate up to 5.00e-01",
+    ]
+    with pytest.raises(UserError, match="^The run ends at step 6, but checkpoint-7 is past it; raise --max_steps"):
+        count("--max_steps=6", done=7)

@@ -152,6 +152,16 @@ def test_bfloat16_warning_on_a_cpu_without_it(has_bfloat16, monkeypatch, capsys)
     assert ("--mixed_precision bf16 is many times slower" in capsys.readouterr().out) == (not has_bfloat16)
 
 
+@pytest.mark.parametrize("library, calls", [("glibc", [(-4, 0), (-1, 2**31 - 1), (-2, 2**28)]), ("", [])])
+def test_glibc_keeps_freed_memory(library, calls, monkeypatch):
+    """The numbers of M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD, from malloc.h, and no mapping, no trimming."""
+    libc = Mock()
+    monkeypatch.setattr(memory.platform, "libc_ver", lambda: (library, "2"))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: libc)
+    memory.configure_malloc()
+    assert [call.args for call in libc.mallopt.call_args_list] == calls
+
+
 # -------------------------------------------------------------------------------------------------------- byte dropout
 
 

@@ -1,6 +1,5 @@
 """The optimizer step: learning rate, moving average, AdamW, losses that add up, distillation, R-Drop, clipping."""
 
-import numpy as np
 import pytest
 import torch
 from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts, small_model, training_options
@@ -10,7 +9,6 @@ from transformers import get_scheduler
 from vanilla_transformer.data.batches import SOFT_TARGETS
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import soft_targets
-from vanilla_transformer.training.weights import Weights
 
 # ------------------------------------------------------------------------------------------------------------ schedule
 
@@ -45,23 +43,6 @@ def test_other_schedules_are_those_of_transformers(name, warmup_steps, max_steps
     ours = list(map(optim.learning_rate_schedule(name, 0.25, warmup_steps, max_steps), range(1, max_steps + 1)))
     assert ours == pytest.approx(rates[skipped:], rel=1e-12) and min(ours) > 0.001 and not any(rates[:skipped])
     assert ours[min(max(warmup_steps, 1), max_steps) - 1] == max(ours)
-
-
-# ------------------------------------------------------------------------------------------------------ moving average
-
-
-@pytest.mark.parametrize("decay", [0.5, 0.9, 0.9999])
-def test_decay_of_the_moving_average_ramps_up(decay, accelerator):
-    model = nn.Linear(3, 2)
-    averaged = Weights(model, accelerator, compile=False, ema_decay=decay)
-    weights = np.random.default_rng(0).standard_normal((40, 2, 3), dtype=np.float32)
-    expected = weights[0]
-    for n, step in enumerate(weights):
-        d = min(decay, (n + 1) / (n + 10))
-        expected = d * expected + (1 - d) * step if n else step
-        model.weight.data.copy_(torch.from_numpy(step))
-        averaged.update_average(updates=n)
-        np.testing.assert_allclose(averaged.average.module.weight.detach().numpy(), expected, rtol=0, atol=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------------------- losses

@@ -1,0 +1,87 @@
+"""The weights of a run: trained, sharded, averaged, and those that are scored and saved."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import assert_close
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from vanilla_transformer.training.distributed import number_of_shards
+from vanilla_transformer.training.weights import Weights
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.9999])
+def test_decay_of_the_moving_average_ramps_up(decay, accelerator):
+    model = nn.Linear(3, 2)
+    averaged = Weights(model, accelerator, compile=False, ema_decay=decay)
+    weights = np.random.default_rng(0).standard_normal((40, 2, 3), dtype=np.float32)
+    expected = weights[0]
+    for n, step in enumerate(weights):
+        d = min(decay, (n + 1) / (n + 10))
+        expected = d * expected + (1 - d) * step if n else step
+        model.weight.data.copy_(torch.from_numpy(step))
+        averaged.update_average(updates=n)
+        np.testing.assert_allclose(averaged.average.module.weight.detach().numpy(), expected, rtol=0, atol=1e-6)
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def test_without_an_average_the_model_itself_is_scored_and_saved(make_model, accelerator):
+    model = make_model()
+    weights = Weights(model, accelerator, compile=False, ema_decay=None)
+    weights.update_average(updates=0)
+    assert weights.to_score() is weights.to_save() is weights.full is weights.model is model
+    assert weights.average is None
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("ema_decay", [None, 0.5])
+def test_the_average_is_scored_and_what_is_trained_is_saved(make_model, accelerator, compile, ema_decay, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda model, **options: compiled.append((model, options)))
+    model = make_model()
+    weights = Weights(model, accelerator, compile, ema_decay)
+    first = tensors(model)
+    weights.update_average(updates=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    weights.update_average(updates=10)  # of decay 0.5
+    shift = 0.5 if ema_decay else 1
+    assert_close(tensors(weights.to_score()), {name: value + shift for name, value in first.items()}, 1e-6)
+    assert_close(tensors(weights.to_save()), tensors(model), 0)
+    assert (weights.full is model) == (not compile and not ema_decay)
+    assert compiled == [(model, {"dynamic": True})] * compile
+
+
+@pytest.fixture
+def sharded(accelerator, monkeypatch):
+    """One process that shards its model, as if it were several."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr("vanilla_transformer.training.weights.number_of_shards", lambda _: 2)
+    yield accelerator
+    dist.destroy_process_group()
+
+
+def test_a_sharded_model_is_scored_and_saved_whole(make_model, sharded):
+    model = make_model()
+    first = tensors(model)
+    weights = Weights(model, sharded, compile=False, ema_decay=0.5)
+    weights.update_average(updates=0)
+    for one in (weights.model, weights.average.module):
+        assert all(isinstance(parameter, DTensor) for parameter in one.parameters())
+    for full in (weights.to_score(), weights.to_save()):
+        assert_close(tensors(full), first, 0)
+    layers = [*model.model.encoder.layers, *model.model.decoder.layers]
+    assert all(type(layer).__name__.startswith("FSDP") for layer in [*layers, model])
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_model_is_sharded_if_fsdp_was_launched(is_launched, accelerator, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(is_launched))
+    monkeypatch.setattr(type(accelerator), "num_processes", 3)
+    assert number_of_shards(accelerator) == (3 if is_launched else 1)
