@@ -109,6 +109,21 @@ def test_only_marked_folders_are_removed(marker, elsewhere, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == before - {"ours"}
 
 
+def test_a_folder_is_complete_or_gone_if_the_program_is_killed(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / MARKERS[0]).touch()
+
+    def kill(*_, **__):
+        raise KeyboardInterrupt
+
+    for name in ("unlink", "rmdir"):
+        monkeypatch.setattr(os, name, kill)
+    with pytest.raises(KeyboardInterrupt):
+        files.remove_folder(tmp_path / "folder", MARKERS[0])
+    monkeypatch.undo()
+    assert not (tmp_path / "folder").exists()
+
+
 def test_what_a_killed_program_left_is_removed(elsewhere, tmp_path):
     remains = tmp_path / ".unfinished-abc"
     remains.mkdir()

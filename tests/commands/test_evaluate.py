@@ -186,6 +186,10 @@ def test_a_multilingual_model_translates_into_the_target_language(tmp_path, caps
     (file,) = (tmp_path / "out" / "hypotheses").iterdir()
     found = file.read_text(encoding="utf-8").splitlines()
     assert found == [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)] and any(found)
+    read = NllbTokenizer.from_pretrained(tmp_path / "nllb")
+    assert read("b").input_ids != tokenizer("b").input_ids
+    set_languages(model, read, "fra_Latn", "deu_Latn")
+    assert read("b").input_ids == tokenizer("b").input_ids
     message = command_error(capsys, "evaluate", *map(str, texts), "--source_lang", "en", "--target_lang", "deu_Latn")
     assert "nllb cannot be loaded: it translates between many languages; give --source_lang" in message
 

@@ -41,6 +41,7 @@ def make_fsmt(vocabulary: int) -> FSMTForConditionalGeneration:
         randomise(side)
         side.embed_positions.weight.data.copy_(table)
     model.model.decoder.output_projection.weight = model.model.decoder.embed_tokens.weight
+    model.generation_config.update(num_beams=3, length_penalty=0.7)
     return model.eval()
 
 
@@ -98,6 +99,8 @@ def test_logits_beams_and_sinusoids_equal_those_of_fsmt(fsmt, layout, tmp_path):
         theirs = fsmt(**inputs, decoder_input_ids=TARGET, use_cache=False).logits
         assert_close(ours(**inputs, decoder_input_ids=TARGET).logits, theirs)
     assert ours.generate(**inputs, **BEAMS).tolist() == fsmt.generate(**inputs, **BEAMS).tolist()
+    if layout is None:
+        assert ours.generation_config == fsmt.generation_config
     assert ours.config.tie_word_embeddings and not ours.config.share_encoder_decoder_embeddings
     assert torch.equal(ours.model.encoder.embed_positions.weight, fsmt.model.encoder.embed_positions.weight[2:42])
 

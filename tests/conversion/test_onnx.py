@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import lively_model
+from helpers import MASK, SOURCE, TARGET, assert_close, lively_model
 
 pytest.importorskip("onnxruntime")
+import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 
-from vanilla_transformer.conversion.onnx import to_onnx  # noqa: E402
+from vanilla_transformer.conversion.onnx import Decoder, merge, prepare, to_onnx  # noqa: E402
 
 
 def greedy_search(folder, source, mask, start: int, steps: int, suffix: str = "") -> list[list[int]]:
@@ -32,6 +33,47 @@ def greedy_search(folder, source, mask, start: int, steps: int, suffix: str = ""
         names = [value.name for value in decoder.get_outputs()[1:]]
         feed |= {name.replace("present", "past_key_values"): new for name, new in zip(names, cache, strict=True)}
     return target.tolist()
+
+
+def test_steps_with_the_cache_as_tensors_equal_the_whole_target(make_model):
+    """The caches are in the order of the names in the graph: keys and values of the target, then of the source."""
+    model, logits, cache = make_model(), [], []
+    with torch.no_grad():
+        hidden = model.get_encoder()(SOURCE, MASK).last_hidden_state
+        for step in range(TARGET.shape[1]):
+            new, *cache = Decoder(model)(MASK, TARGET[:, step : step + 1], hidden, cache)
+            logits.append(new)
+            assert [one.shape[2] for one in cache] == [step + 1, step + 1, 6, 6] * model.config.decoder_layers
+        assert_close(torch.cat(logits, dim=1), model(SOURCE, MASK, TARGET).logits)
+
+
+@pytest.mark.parametrize("kind, rows", [("sinusoidal", 2000), ("learned", 40)])
+def test_computed_positions_reach_as_far_as_translations(kind, rows, make_model):
+    model = make_model(position_embedding_type=kind)
+    model.generation_config.max_length = 2000
+    for stack in (prepare(model).model.encoder, prepare(model).model.decoder):
+        assert (
+            sum(table.shape[0] for table in [*stack.embed_positions.buffers(), *stack.embed_positions.parameters()])
+            == rows
+        )
+
+
+def test_merged_graphs_share_their_weights_and_one_of_them_runs():
+    def graph(operator: str, name: str):
+        x, y = (onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, [2]) for value in "xy")
+        weight = onnx.numpy_helper.from_array(np.array([3, 5], dtype=np.float32), name)
+        node = onnx.helper.make_node(operator, ["x", name], ["y"])
+        opset = [onnx.helper.make_opsetid("", 20)]
+        return onnx.helper.make_model(onnx.helper.make_graph([node], name, [x], [y], [weight]), opset_imports=opset)
+
+    merged = merge(graph("Add", "a"), graph("Mul", "b"))
+    assert len(merged.graph.initializer) == 1
+    merged.ir_version = 10
+    session = onnxruntime.InferenceSession(merged.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.array([1, 2], dtype=np.float32)
+    for uses_cache, expected in [(False, [4, 7]), (True, [3, 10])]:
+        (found,) = session.run(None, {"x": x, "use_cache_branch": np.array([uses_cache])})
+        assert found.tolist() == expected
 
 
 @pytest.mark.slow

@@ -361,6 +361,18 @@ def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(write_st
     assert orders[1] != orders[2] and all(any(order != found[0] for order in found) for found in orders.values())
 
 
+def test_pools_of_a_stream_double_up_to_the_last_size(tokenizer, write_stream, monkeypatch):
+    monkeypatch.setattr(batches, "FIRST_POOL", 16)
+    monkeypatch.setattr(batches, "LAST_POOL", 50)
+    loader = load(write_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90])(), tokenizer)
+    sizes = {}
+    for pool, _ in itertools.takewhile(lambda _: loader.state["epoch"] < 6, loader.pools()):
+        sizes.setdefault(loader.state["epoch"], []).append(len(pool))
+    assert all(8 <= first <= 16 for first, *_ in sizes.values()) and len({first for first, *_ in sizes.values()}) > 2
+    for first, *others in sizes.values():
+        assert others[:-1] == [min(first << number, 50) for number in range(1, len(others))]
+
+
 def test_stream_without_usable_pairs_is_refused(tokenizer):
     stream, _ = tokenize_pairs(text_dataset([(None, "b")]).to_iterable_dataset(), tokenizer, 20, 20)
     with pytest.raises(UserError, match="The stream has no usable pair"):

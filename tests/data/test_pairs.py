@@ -677,7 +677,7 @@ def test_several_processes_tokenize_as_one(byte_tokenizer):
     shared, shared_drops = tokenize_pairs(pairs, byte_tokenizer, 20, 20, num_proc=2)
     assert shared_drops == drops == {"empty": 6 + 278, "too long": 2}
     assert list(shared) == list(alone)
-    assert fingerprint(shared) == fingerprint(alone)
+    assert fingerprint(shared) == fingerprint(alone) != fingerprint(alone.select([1, 0, *range(2, len(alone))]))
 
 
 def test_texts_of_both_sides():

@@ -259,6 +259,7 @@ def at_hub(hub, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_write")
     monkeypatch.setattr(upload, "translate_in_fresh_process", lambda *_: "")
     return hub
@@ -452,6 +453,7 @@ def test_damaged_files_are_one_sentence(trained, name, text):
 
 def test_no_network(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_write")
     with pytest.raises(UserError, match="Cannot push to me/toy: .*[Cc]onnect"):
         check_push("me/toy")

@@ -162,7 +162,7 @@ def test_one_sentence_of_one_token(model, route):
 # --------------------------------------------------------------------------------------------------------- beam search
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 def test_beam_search_equals_a_plain_one(model, early_stopping, length_penalty):
     options = {"early_stopping": early_stopping, "length_penalty": length_penalty}
@@ -226,9 +226,13 @@ def test_a_prefix_is_continued(route, positions):
 
 
 @all_positions
-@pytest.mark.parametrize("num_beams, cache", [(1, None), (1, "static"), (4, "dynamic")])
-def test_prefixes_padded_on_the_left_are_continued_as_alone(positions, num_beams, cache):
+@pytest.mark.parametrize(
+    "num_beams, cache, attention",
+    [(1, None, "sdpa"), (1, "static", "sdpa"), (1, "static", "eager"), (4, "dynamic", "sdpa")],
+)
+def test_prefixes_padded_on_the_left_are_continued_as_alone(positions, num_beams, cache, attention):
     model = make_lively(positions)
+    model.set_attn_implementation(attention)
     mask = (SHORTER != 0).long()
     search = {"cache_implementation": cache} if cache else {"use_cache": False}
     search |= {"num_beams": num_beams, "decoder_input_ids": SHORTER, "decoder_attention_mask": mask}
@@ -466,6 +470,13 @@ def test_our_searches_refuse_a_trained_prefix():
         pytest.skip("this PEFT makes no prefix with this transformers")
     with pytest.raises(ValueError, match="does not support a changed `prepare_inputs_for_generation`"):
         tuned.generate(input_ids=SOURCE, custom_generate=greedy_search)
+
+
+def test_our_searches_refuse_a_filled_cache(model):
+    cache = make_cache(model, "dynamic")
+    model.generate(SOURCE, **{CACHE: cache}, max_new_tokens=2)
+    with pytest.raises(ValueError, match="does not support a `cache` that is not empty"):
+        model.generate(SOURCE, **{CACHE: cache}, custom_generate=greedy_search)
 
 
 def test_our_searches_refuse_other_attention():

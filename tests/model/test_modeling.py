@@ -19,6 +19,7 @@ from helpers import (
     gradients,
     make_cache,
     norms,
+    peak_of,
     positions,
     randomise,
 )
@@ -386,6 +387,12 @@ def test_loss_in_double_precision_passes_gradcheck(chunks, temperature, has_logi
 
     inputs = (hidden.requires_grad_(), *lm_head.parameters())
     assert torch.autograd.gradcheck(loss, inputs, fast_mode=True, check_undefined_grad=False)
+
+
+def test_the_logits_of_a_batch_are_never_in_memory_as_a_whole():
+    lm_head, hidden, labels = nn.Linear(8, 20_000), torch.randn(1, 1000, 8), torch.ones(1, 1000, dtype=torch.long)
+    peak = peak_of(lambda: label_smoothed_cross_entropy(hidden, lm_head, labels, 0.1).backward())
+    assert peak < 4 * 1000 * 20_000
 
 
 @pytest.mark.parametrize("needs_grad", [True, False])

@@ -37,8 +37,9 @@ def directly(translator: Translator, text: str, **generation) -> str:
 
 
 @pytest.mark.parametrize("search", N_BEST, ids=str)
-def test_the_n_best_have_the_scores_that_the_model_gives_them(translator, search):
+def test_the_n_best_have_the_scores_that_the_model_gives_them(varied_translator, search):
     """The sum of the log-probabilities of their tokens, divided by the length to the power `length_penalty`."""
+    translator, ended = varied_translator, set()
     tokenizer, model = translator.tokenizer, translator.model
     n, generation = search["n"], {"num_beams": search["n"], "length_penalty": 1.0, "max_new_tokens": 12, **search}
     del generation["n"]
@@ -49,7 +50,8 @@ def test_the_n_best_have_the_scores_that_the_model_gives_them(translator, search
         found = model.generate(**source, **generation, **early, num_return_sequences=n)
         assert len(best) == len({one.text for one in best}) == len(found)
         for one, ids in zip(best, found, strict=True):
-            ids = ids[ids != tokenizer.pad_token_id]
+            ends = (ids == tokenizer.eos_token_id).nonzero().flatten().tolist()
+            ids = ids[: ends[0] + 1] if ends else ids
             with torch.no_grad():
                 logits = model(**source, decoder_input_ids=ids[None, :-1]).logits[0]
             log_probs = logits.log_softmax(dim=-1).gather(1, ids[1:, None])
@@ -57,10 +59,13 @@ def test_the_n_best_have_the_scores_that_the_model_gives_them(translator, search
             assert one.score == pytest.approx(float(score), abs=1e-5)
             assert one.text == tokenizer.decode(ids, skip_special_tokens=True)
             assert one.tokens == sum(token not in tokenizer.all_special_ids for token in ids.tolist())
+            ended.add(bool(ends))
+    assert ended == {True, False}
 
 
 @pytest.mark.parametrize("search", [*N_BEST, {"n": 3, "do_sample": True, "top_k": 1}], ids=str)
-def test_the_n_best_of_many_texts_are_those_of_each_and_of_transformers(translator, search):
+def test_the_n_best_of_many_texts_are_those_of_each_and_of_transformers(varied_translator, search):
+    translator = varied_translator
     best = translator.n_best(["", *TEXTS, " "], **search, max_new_tokens=12)
     assert best[0] == best[-1] == []
     wrapped = Translator(torch.compile(translator.model), translator.tokenizer)
@@ -128,6 +133,16 @@ def test_translations_end_where_generate_ends_them(translator, num_beams):
     longest = max(map(len, translator.encode(TEXTS)))
     limit = {"num_beams": num_beams, "max_new_tokens": longest + 50}
     assert translator(TEXTS, num_beams=num_beams) == [directly(translator, text, **limit) for text in TEXTS]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_translations_may_use_every_learned_position(text_tokenizer, num_beams):
+    sizes = {"position_embedding_type": "learned", "max_position_embeddings": 12}
+    translator = writing_translator(text_tokenizer, **sizes)
+    never_end(translator)
+    (best,) = translator.n_best("A man", 1, num_beams=num_beams, max_length=50)
+    assert best.tokens == 12
+    assert best.text == directly(translator, "A man", num_beams=num_beams, max_length=13)
 
 
 def test_beam_search_stops_early_unless_told_otherwise(translator):

@@ -315,6 +315,11 @@ def test_nothing_is_overwritten(found, name, message, tmp_path):
         resolve(tmp_path, name if name in (None, "newest") else f"{tmp_path}/{name}")
 
 
+def test_an_empty_directory_is_used(tmp_path):
+    assert resolve(tmp_path, None) is None
+    prepare(tmp_path)
+
+
 @pytest.mark.parametrize("place", ["file", "file/model"])
 def test_output_dir_that_cannot_be_one_is_refused_at_once(place, tmp_path):
     (tmp_path / "file").touch()
