@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,6 +135,17 @@ def test_a_conversion_that_fails_leaves_nothing(config, options, named, text_tok
     folder = save_translator(writing_translator(text_tokenizer, **config), tmp_path / "ours")
     assert named in command_error(capsys, "convert", folder, tmp_path / "new", *options)
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_a_generation_config_with_which_the_result_would_not_load_is_refused(text_tokenizer, tmp_path, capsys):
+    folder = Path(save_translator(writing_translator(text_tokenizer), tmp_path / "ours"))
+    saved = json.loads((folder / "generation_config.json").read_text())
+    for hostile in ({"num_beams": 2_000_000}, {"cache_implementation": "static"}, {"length_penalty": 1e6}):
+        (folder / "generation_config.json").write_text(json.dumps(saved | hostile))
+        said = [command_error(capsys, "translate", "--model", folder)]
+        said += [command_error(capsys, "convert", folder, tmp_path / "new")]
+        reasons = {one.partition(" cannot be ")[2].partition(": ")[2] for one in said}
+        assert len(reasons) == 1 and reasons != {""} and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("form", ["onnx", "ctranslate2"])

@@ -16,6 +16,7 @@ from ..conversion.native import save_tokenizer, to_native
 from ..errors import UserError, explaining, one_line
 from ..files import new_folder
 from ..training.checkpoint import copy_permissions
+from ..translation_vanilla_transformer import TorchEngine
 
 FORMS = {
     "vanilla": "a model of this package (the default)",
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace):
     # A damaged file can make the libraries raise anything.
     with explaining(f"{options.model} cannot be converted", Exception):
         model, tokenizer = load(options)
+        TorchEngine([model])  # raises ValueError for a generation config with which the result would not load
         output_dir.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(output_dir) as folder:
             write_form(model, tokenizer, folder, options)
