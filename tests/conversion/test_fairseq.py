@@ -21,7 +21,7 @@ OPTIONS = SIZES | {"encoder_normalize_before": False, "decoder_normalize_before"
 OPTIONS |= {"activation_fn": "relu", "max_source_positions": 40, "max_target_positions": 50}
 # Searches that both models know.
 BEAMS = {"num_beams": 4, "max_new_tokens": 9, "max_length": None, "min_new_tokens": None}
-BEAMS |= {"suppress_tokens": None, "forced_eos_token_id": None, "early_stopping": True}
+BEAMS |= {"suppress_tokens": None, "forced_eos_token_id": None, "early_stopping": True, "length_penalty": 1.0}
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from vanilla_transformer.training import builders
 from vanilla_transformer.training.builders import (
     count_steps,
     existing_tokenizer,
-    longest_side,
+    longest_side_of,
     make_generation_config,
     make_model,
     make_tokenizer,
@@ -234,8 +234,10 @@ def test_an_automatic_batch_size_is_that_of_the_checkpoint_or_the_largest(
 def test_the_longest_side_of_all_pairs(byte_tokenizer):
     pairs = text_dataset([("1", "22"), ("333333", "4"), ("1", "4444")])
     train, _ = tokenize_pairs(pairs, byte_tokenizer, 50, 50)
-    assert longest_side(train, 50) == max(len(side) for pair in train for side in (pair["input_ids"], pair["labels"]))
-    assert longest_side(tokenize_pairs(pairs.to_iterable_dataset(), byte_tokenizer, 50, 50)[0], 50) == 50
+    assert longest_side_of(train, 50) == max(
+        len(side) for pair in train for side in (pair["input_ids"], pair["labels"])
+    )
+    assert longest_side_of(tokenize_pairs(pairs.to_iterable_dataset(), byte_tokenizer, 50, 50)[0], 50) == 50
 
 
 def test_steps_are_given_or_counted_from_epochs(capsys):

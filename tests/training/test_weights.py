@@ -84,4 +84,4 @@ def test_a_sharded_model_is_scored_and_saved_whole(make_model, sharded):
 def test_a_model_is_sharded_if_fsdp_was_launched(is_launched, accelerator, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(is_launched))
     monkeypatch.setattr(type(accelerator), "num_processes", 3)
-    assert number_of_shards(accelerator) == (3 if is_launched else 1)
+    assert number_of_shards(accelerator.num_processes) == (3 if is_launched else 1)

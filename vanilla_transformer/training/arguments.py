@@ -1,10 +1,10 @@
 """Every option of train.py: defaults, then a recipe file, then the command line, each overriding the one before."""
 
 import argparse
-import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Set
+from dataclasses import fields, make_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, get_origin
@@ -33,16 +33,16 @@ def make_model_options() -> type:
     texts = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", docstring, re.MULTILINE))
     texts["vocab_size"] = "Maximum vocabulary size of the tokenizer to train; a small corpus may give fewer tokens."
     defaults, own = VanillaTransformerConfig(), VanillaTransformerConfig.__annotations__
-    fields = []
-    for item in dataclasses.fields(VanillaTransformerConfig):
+    options = []
+    for item in fields(VanillaTransformerConfig):
         if item.name in own and item.name not in NOT_OPTIONS:
             default = getattr(defaults, item.name)
             kind = item.type if get_origin(item.type) is Literal else type(default)
             shown = "" if item.default is None else f" (default: {default})"
             text = " ".join(texts.get(item.name, "").split()) + shown
             switch = {"nargs": "?", "const": True} if kind is bool else {}  # `--norm_first` and `--norm_first false`
-            fields.append((item.name, kind | None, option(None, text, **switch)))
-    return dataclasses.make_dataclass("ModelOptions", fields, namespace={"_argument_group_name": "model"}, frozen=True)
+            options.append((item.name, kind | None, option(None, text, **switch)))
+    return make_dataclass("ModelOptions", options, namespace={"_argument_group_name": "model"}, frozen=True)
 
 
 ModelOptions = make_model_options()
@@ -131,7 +131,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     check_conflicts(data, training)
     targets = {target for _, target in data.directions}
     if data.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
-        data = dataclasses.replace(data, target_lang=targets.pop())
+        data = replace(data, target_lang=targets.pop())
     return data, model, training
 
 
@@ -217,7 +217,7 @@ def resolved_recipe(data: DataOptions, training: TrainingOptions, config: Vanill
     for key in filter(recipe.get, PATHS_OR_IDS):
         value = recipe[key]
         recipe[key] = list(map(mark_path, value)) if isinstance(value, list) else mark_path(value)
-    return recipe | {item.name: getattr(config, item.name) for item in dataclasses.fields(ModelOptions)}
+    return recipe | {item.name: getattr(config, item.name) for item in fields(ModelOptions)}
 
 
 def mark_path(name_or_path: str) -> str:
