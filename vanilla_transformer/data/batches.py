@@ -180,10 +180,10 @@ class StreamedBatches:
     collate: PairCollator
     max_tokens: int
     seed: int
-    start: int = 0
-    process_index: int = 0
-    num_processes: int = 1
-    state: dict | None = None
+    start: int
+    process_index: int
+    num_processes: int
+    state: dict | None
     earlier: deque[dict] = field(default_factory=lambda: deque(maxlen=100), init=False)  # states, the newest last
 
     def __post_init__(self):
@@ -269,7 +269,6 @@ def training_batches(
         batch_sampler=TokenBatchSampler(*lengths_of(dataset), max_tokens, **share),
         collate_fn=collate,
         num_workers=options.dataloader_num_workers,
-        persistent_workers=options.dataloader_num_workers > 0,
         worker_init_fn=leave_signals_to_training,
     )
 
