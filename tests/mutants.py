@@ -262,7 +262,7 @@ def main():
             if not run(bar.n, file, plain, seconds=600):
                 sys.exit(f"mutants.py: the tests of {file} fail without a change:\n{(folder / 'log').read_text()}")
             found = json.loads((folder / "found.json").read_text())
-            seconds = 10 + int(5 * max(found["times"].values()))  # for one test
+            seconds = 10 + int(3 * max(found["times"].values()))  # for one test
             killed = total = 0
             for _, line, old, new in group:
                 text = mutated(trees[file], old, new)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from vanilla_transformer.data import batches
 from vanilla_transformer.data.batches import (
     PairCollator,
+    TokenBatchSampler,
     evaluation_batches,
     fill_batches,
     lengths_of,
@@ -203,6 +204,11 @@ def test_pairs_of_a_batch_are_found_again(source, tokenizer):
 def test_epoch_counts_the_batches_of_all_processes(tokenized, tokenizer):
     loader = load(tokenized, tokenizer, 5, 1, 2)
     assert as_lists(loader.epoch()) == as_lists(plan_batches(*lengths_of(tokenized), 60, 1, 0))
+
+
+def test_a_sampler_has_the_batches_of_all_processes_from_the_first(lengths):
+    sampler, plan = TokenBatchSampler(*lengths, max_tokens=400, seed=1), plan_batches(*lengths, 400, 1, 0)
+    assert list(itertools.islice(sampler, len(plan))) == as_lists(plan)
 
 
 def test_evaluation_batches_have_every_pair_once(tokenized, tokenizer):

@@ -9,9 +9,9 @@ import torch
 from helpers import assert_close, lively_model, make_cache, peak_of
 from peft import PrefixTuningConfig, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
-from transformers import StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteriaList
 
-from vanilla_transformer.decoding_vanilla_transformer import DecodingState, beam_search, greedy_search
+from vanilla_transformer.decoding_vanilla_transformer import DecodingState, Hypotheses, beam_search, greedy_search
 from vanilla_transformer.modeling_vanilla_transformer import CACHE
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0], [12, 33, 9, 9, 2, 0]])
@@ -162,7 +162,7 @@ def test_one_sentence_of_one_token(model, route):
 # --------------------------------------------------------------------------------------------------------- beam search
 
 
-@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 def test_beam_search_equals_a_plain_one(model, early_stopping, length_penalty):
     options = {"early_stopping": early_stopping, "length_penalty": length_penalty}
@@ -173,6 +173,29 @@ def test_beam_search_equals_a_plain_one(model, early_stopping, length_penalty):
         output = model.generate(SOURCE, **options, **search, return_dict_in_generate=True)
         assert [cut(row) for row in output.sequences[:, 1:].tolist()] == [sentence for _, sentence in expected]
         assert_close(output.sequences_scores.tolist(), [score for score, _ in expected])
+
+
+@pytest.mark.parametrize(
+    "early_stopping, length_penalty, running, can_improve",
+    [
+        (False, 1.0, -5.9, True),
+        (False, 1.0, -6.1, False),
+        ("never", 1.0, -19.9, True),  # which is divided by the largest length, 10, and not by 3
+        ("never", 1.0, -20.1, False),
+        (False, -1.0, -0.66, True),
+        ("never", -1.0, -0.66, True),  # the score of a longer sentence is lower
+        ("never", -1.0, -0.67, False),
+        (True, 1.0, -0.1, False),
+    ],
+)
+def test_running_beams_that_may_beat_the_worst_of_the_finished(early_stopping, length_penalty, running, can_improve):
+    config = GenerationConfig(early_stopping=early_stopping, length_penalty=length_penalty)
+    finished, first = Hypotheses(torch.ones(2, 2, 1, dtype=torch.long), config), torch.tensor([0])
+    log_probs = torch.tensor([[-1.0, -2.0]]) * 2**length_penalty  # of two tokens
+    scores = torch.tensor([[running, running - 1]])
+    finished.add(first, torch.ones(1, 2, 3, dtype=torch.long), log_probs, torch.ones(1, 2, dtype=torch.bool))
+    for sentence, improves in [(first, can_improve), (first + 1, True)]:  # the second has finished none
+        assert finished.can_improve(sentence, scores, 3, 10).tolist() == [improves]
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
@@ -290,7 +313,7 @@ OPTIONS = [{}, {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3}, {"min_n
 OPTIONS += [{"eos_token_id": [END, 7]}, {"bad_words_ids": [[11], [0, 4]]}, {"suppress_tokens": [4, 0]}]
 OPTIONS += [{"forced_bos_token_id": 9, "forced_eos_token_id": END}, {"max_new_tokens": None, "max_length": 3}]
 OPTIONS += [{"max_time": 1e-9}, {"max_time": 1e9}]
-SEARCHES = OPTIONS + [{"num_beams": 3, **options} for options in OPTIONS]
+SEARCHES = [*OPTIONS, {"num_beams": 2}, *({"num_beams": 3, **options} for options in OPTIONS)]
 SEARCHES += [{"num_beams": 5, "suppress_tokens": list(range(3, 36))}]  # fewer possible tokens than beams
 SEARCHES += [
     {"num_beams": 3, "num_return_sequences": 2, "length_penalty": penalty, "early_stopping": early}

@@ -4,6 +4,7 @@ import itertools
 import resource
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def test_weights_that_do_not_fit_are_named(make_model):
     model = make_model()
     weights = dict(model.named_parameters())
     with pytest.raises(ValueError, match="'extra' is not a weight of this model"):
-        checkpoints.load_weights(model, weights | {"extra": torch.zeros(2)})
+        checkpoints.load_weights(model, weights | dict.fromkeys(("one more", "extra"), torch.zeros(2)))
     del weights["model.shared.weight"]
     with pytest.raises(ValueError, match="'model.shared.weight' is missing"):
         checkpoints.load_weights(model, weights)
@@ -338,6 +339,17 @@ def settings(*argv: str, data="d1", validation="v1", batches=4, precision="no", 
     extra = {"data": None if options.streaming else data, "validation": validation, "batches_per_step": batches}
     recipe = resolved_recipe(options, training, VanillaTransformerConfig(**config))
     return recipe | extra | {"mixed_precision": precision}
+
+
+@pytest.mark.parametrize("teacher, soft_targets", [(["t"], ["abc"]), (None, [])])
+def test_settings_tell_the_data_and_the_soft_targets(teacher, soft_targets, monkeypatch):
+    """Soft targets by the name of their file, which has a digest of the pairs and the teachers."""
+    monkeypatch.setattr(checkpoints, "fingerprint", lambda split: split.digest)
+    files = [{"filename": "cache/abc.arrow"}]
+    splits = {name: SimpleNamespace(digest=name[:1], cache_files=files) for name in ("train", "validation")}
+    expected = {"teacher": teacher, "data": "t", "validation": "v", "soft_targets": soft_targets}
+    expected |= {"batches_per_step": 4, "mixed_precision": "bf16"}
+    assert checkpoints.run_settings({"teacher": teacher}, splits, 4, "bf16") == expected
 
 
 def test_changed_settings_are_named():
