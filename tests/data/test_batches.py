@@ -379,6 +379,12 @@ def test_pools_of_a_stream_double_up_to_the_last_size(tokenizer, write_stream, m
         assert others[:-1] == [min(first << number, 50) for number in range(1, len(others))]
 
 
+def test_the_last_pools_hold_32768_pairs(tokenized, tokenizer):
+    loader = load(tokenized.to_iterable_dataset(), tokenizer)
+    assert len(loader.read_pool(iter(range(10**5)), loader.state | {"pool": 9})) == 2**15
+    assert 2**9 <= len(loader.read_pool(iter(range(10**5)), loader.state)) <= 2**10
+
+
 def test_stream_without_usable_pairs_is_refused(tokenizer):
     stream, _ = tokenize_pairs(text_dataset([(None, "b")]).to_iterable_dataset(), tokenizer, 20, 20)
     with pytest.raises(UserError, match="The stream has no usable pair"):
