@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -39,6 +40,11 @@ def test_what_the_launcher_was_told_is_done_or_refused(environment, remedy, acce
 def test_float16_on_a_cpu_is_rejected(half):
     with pytest.raises(UserError, match="fp16 needs a GPU; .* bf16 or no"):
         distributed.make_accelerator(ARGS)
+
+
+def test_a_batch_as_large_as_fits_on_a_cpu_is_rejected(accelerator):
+    with pytest.raises(UserError, match="^--per_device_train_max_tokens auto needs a GPU; give a number"):
+        distributed.make_accelerator(replace(ARGS, per_device_train_max_tokens=None))
 
 
 @pytest.mark.parametrize(
