@@ -213,6 +213,7 @@ def test_a_sampler_has_the_batches_of_all_processes_from_the_first(lengths):
 
 def test_evaluation_batches_have_every_pair_once(tokenized, tokenizer):
     everything = sorted((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in tokenized)
+    assert sorted(itertools.chain(*take(evaluation_batches(tokenized, tokenizer, 60), 99))) == everything
     for num_processes in [1, 2, 3, 60]:
         dealt = [evaluation_batches(tokenized, tokenizer, 60, i, num_processes) for i in range(num_processes)]
         assert sorted(pair for share in dealt for batch in share for pair in as_pairs(batch)) == everything
@@ -237,6 +238,16 @@ def test_worker_ends_for_the_training_process_alone():
     worker.terminate()
     worker.join(10)
     assert worker.exitcode is not None
+
+
+@pytest.mark.filterwarnings(FORK)
+def test_worker_ends_with_its_work():
+    worker = multiprocessing.Process(target=batches.leave_signals_to_training, args=(0,))
+    worker.start()
+    worker.join(20)
+    status = worker.exitcode
+    worker.terminate()
+    assert status == 0
 
 
 # ------------------------------------------------------------------------------------------------------------- streams

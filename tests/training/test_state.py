@@ -61,6 +61,11 @@ def test_log_entry_and_results(accelerator, monkeypatch):
     assert state.recent_losses == [4.0, 2.0, 1.5]
 
 
+def test_results_of_a_run_without_a_step():
+    names = ("train_runtime", "train_steps", "train_loss", "train_target_tokens", "train_target_tokens_per_second")
+    assert TrainerState().results() == dict.fromkeys(names, 0) | {"padding_fraction": 1}
+
+
 def test_token_counts_are_exact(accelerator):
     """Sums in float32 would stop growing at 2^24."""
     state = TrainerState()
