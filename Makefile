@@ -13,7 +13,7 @@ test:     ## the tests that take minutes at most, of the code and then of the do
 	pytest
 	pytest -m "docs and not slow"
 
-mutants:  ## what the tests let through: changes of the code, one at a time; minutes
+mutants:  ## what the tests let through: changes of the code, one at a time; takes minutes
 	python tests/mutants.py
 
 docs:     ## the website, into site/

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -99,3 +100,22 @@ def test_copied_weights_are_equal():
     distributed.copy_weights(source, target)
     for model in (source, target):
         assert_close(model.state_dict(), expected, 0)
+
+
+@pytest.mark.parametrize("rank, wait", [("0", 0.1), ("1", 3)])
+def test_the_process_that_tells_the_error_ends_first(rank, wait, monkeypatch, capsys):
+    """A launcher ends all others with it."""
+    waited = []
+    monkeypatch.setattr(distributed.time, "sleep", waited.append)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    with pytest.raises(SystemExit) as ending, distributed.exit_on_error():
+        raise UserError("no such file")
+    assert ending.value.code == 2 and waited == [wait]
+    assert capsys.readouterr().err == ("train.py: error: no such file\n" if rank == "0" else "")
+
+
+def test_processes_wait_for_gloo_before_they_end(monkeypatch):
+    done = []
+    monkeypatch.setattr(distributed.time, "sleep", done.append)
+    distributed.end_processes(SimpleNamespace(end_training=lambda: done.append("end")))
+    assert done == [0.1, "end"]
