@@ -24,7 +24,7 @@ from vanilla_transformer.errors import UserError, escape_output
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
-from vanilla_transformer.files import remove_file, replacing_files, write_text
+from vanilla_transformer.files import copy_permissions, remove_file, replacing_files, write_text
 from vanilla_transformer.hub.model_card import write_model_card
 from vanilla_transformer.hub.upload import check_native, check_push, push
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
@@ -186,7 +186,7 @@ def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[
     """Writes the model, tokenizer, results, pictures and model card."""
     with replacing_files(output_dir) as folder:
         model.save_pretrained(folder)
-        checkpoint.copy_permissions(folder)
+        copy_permissions(folder)
         tokenizer.save_pretrained(folder)
     write_text(output_dir / "all_results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     plot_training_curves(history, output_dir / "training_curves.png", lowest_loss)

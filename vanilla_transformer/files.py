@@ -6,7 +6,7 @@ So nothing that a stranger put into a directory leads out of it.
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
@@ -97,3 +97,10 @@ def remove_unfinished(folder: Path):
 def last_part(path_or_url: str) -> str:
     """The name of a file, without the way there and the query of a URL, which may hold a password."""
     return Path(urlsplit(path_or_url).path if "://" in path_or_url else path_or_url).name
+
+
+def copy_permissions(folder: Path):
+    """Gives the weights of a saved model the access rights of its config; safetensors 0.8 lets only the owner read."""
+    for weights in folder.glob("*.safetensors"):
+        with suppress(OSError):  # a file system without such rights
+            shutil.copymode(folder / "config.json", weights)

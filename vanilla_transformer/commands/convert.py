@@ -14,8 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
 from ..conversion.native import save_tokenizer, to_native
 from ..errors import UserError, explaining, one_line
-from ..files import new_folder
-from ..training.checkpoint import copy_permissions
+from ..files import copy_permissions, new_folder
 from ..translation_vanilla_transformer import TorchEngine
 
 FORMS = {

@@ -226,11 +226,5 @@ def mark_path(name_or_path: str) -> str:
     return f"./{name_or_path}" if is_path and not name_or_path.startswith(".") else name_or_path
 
 
-def for_trackers(recipe: dict) -> dict:
-    """The options of a recipe that have a value, as the types that all of Accelerate's trackers take."""
-    scalars = bool | int | float | str
-    return {k: v if isinstance(v, scalars) else str(v) for k, v in recipe.items() if v is not None}
-
-
 def recipe_to_yaml(recipe: dict) -> str:
     return RECIPE_HEADER + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)

@@ -3,11 +3,9 @@
 Each is complete, whenever the run is killed.
 """
 
-import contextlib
 import json
 import os
 import re
-import shutil
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.pairs import fingerprint
 from ..errors import UserError, explaining, one_line
-from ..files import new_folder, remove_folder, remove_unfinished, write_text
+from ..files import copy_permissions, new_folder, remove_folder, remove_unfinished, write_text
 from .distributed import run_on_main
 from .options import TrainingOptions
 from .state import TrainerState, Triggers
@@ -75,13 +73,6 @@ def save(output_dir: Path, weights: Weights, optimizer: AcceleratedOptimizer, to
             raise OSError(f"{folder} could not be written: {one_line(error)}") from error
 
     run_on_main(write)
-
-
-def copy_permissions(folder: Path):
-    """Gives the weights of a saved model the access rights of its config; safetensors 0.8 lets only the owner read."""
-    for weights in folder.glob("*.safetensors"):
-        with contextlib.suppress(OSError):  # a file system without such rights
-            shutil.copymode(folder / "config.json", weights)
 
 
 def reading_checkpoint(checkpoint: Path) -> AbstractContextManager:

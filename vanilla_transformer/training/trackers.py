@@ -5,7 +5,6 @@ import os
 from accelerate import Accelerator
 
 from ..errors import UserError, one_line
-from .arguments import for_trackers
 
 PROJECT = "vanilla-transformer"
 # The variables that name the project; Accelerate itself reads those of mlflow and clearml.
@@ -41,3 +40,9 @@ def start_trackers(accelerator: Accelerator, run_name: str | None, recipe: dict)
         raise
     except Exception as error:  # each tracker has exceptions of its own
         raise UserError(f"--report_to {','.join(names)} cannot start: {one_line(error)}") from error
+
+
+def for_trackers(recipe: dict) -> dict:
+    """The options of a recipe that have a value, as the types that all of Accelerate's trackers take."""
+    scalars = bool | int | float | str
+    return {k: v if isinstance(v, scalars) else str(v) for k, v in recipe.items() if v is not None}
