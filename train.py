@@ -59,9 +59,9 @@ def main():
     # One process per machine prepares what the others then read from its disk.
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(data)
-    existing = builders.existing_tokenizer(options, data.tokenizer_name, resume_from)
-    new_tokenizer = (pairs["train"], fields.get("vocab_size"), data.train_file_tags)
-    tokenizer = distributed.run_on_main(builders.make_tokenizer, existing, *new_tokenizer)
+    existing = builders.existing_tokenizer(options, data.tokenizer_name, resume_from)  # (option, name) or None
+    arguments = (existing, pairs["train"], fields.get("vocab_size"), data.train_file_tags)
+    tokenizer = distributed.run_on_main(builders.make_tokenizer, *arguments)
     torch.manual_seed(options.seed)
     model = builders.make_model(fields, options, data, tokenizer, accelerator.device)
     if options.native:
@@ -75,7 +75,7 @@ def main():
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
     longest = builders.longest_side_of(splits["train"], data.length_limit)
     options = builders.resolve_defaults(options, model, longest, resume_from, accelerator)
-    # Shards the model if the run is sharded, so before there is an optimizer.
+    # The weights in all their forms. FSDP shards `model` in place, so the optimizer comes after them.
     weights = Weights(model, accelerator, options.torch_compile, options.ema_decay)
     optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, options))
 
@@ -86,25 +86,25 @@ def main():
     state = TrainerState(settings=settings)
     if resume_from is not None:
         state = checkpoint.resume(resume_from, settings, output_dir, weights, optimizer)
-    share = (state.position, accelerator.process_index, accelerator.num_processes)
-    content = (options.per_device_train_max_tokens, options.seed)
+    share = (state.position, accelerator.process_index, accelerator.num_processes)  # the batches of this process
+    content = (options.per_device_train_max_tokens, options.seed)  # with the pairs, decides what is in batch n
     batches = training_batches(splits["train"], tokenizer, data, *content, *share, stream_state=state.stream)
     max_steps = builders.count_steps(options, batches, batches_per_step, state.step)
-    peak = (options.learning_rate, options.warmup_steps)
-    schedule = optim.learning_rate_schedule(options.lr_scheduler_type, *peak, max_steps)
+    curve = (options.lr_scheduler_type, options.learning_rate, options.warmup_steps, max_steps)
+    schedule = optim.learning_rate_schedule(*curve)  # step -> learning rate; steps count from 1
     triggers = Triggers(options, max_steps)
     if options.dry_run:
         dry_run_report(options, recipe, model, splits["train"], longest, batches, batches_per_step, accelerator)
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
     distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
-    equal = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
-    distributed.check_same_everywhere(equal)
+    seen = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
+    distributed.check_same_everywhere(seen)  # by every machine
     distributed.run_on_main(start_trackers, accelerator, options.run_name, recipe)
-    # Translates as the model's generation config says, which has --num_beams and --length_penalty.
-    evaluation = {"tokenizer": tokenizer, "scorer": scorer, "accelerator": accelerator}
-    evaluation |= {"max_tokens": options.per_device_eval_max_tokens}
-    evaluate = partial(evaluate_split, **evaluation, num_examples=options.num_examples)
+    # The options of its search are in `model.generation_config`, where make_model has put --num_beams.
+    scoring = {"tokenizer": tokenizer, "scorer": scorer, "accelerator": accelerator}
+    scoring |= {"max_tokens": options.per_device_eval_max_tokens}
+    evaluate = partial(evaluate_split, **scoring, num_examples=options.num_examples)
 
     # -------------------------------------------------------------------------------------------------------- train
     loader, meter, stopping, saved_step = iter(batches), Meter(), False, state.step
@@ -130,7 +130,7 @@ def main():
             # One optimizer step over the batches of all processes, as if they were one large batch.
             meter.start()
             micro_batches = [next(loader) for _ in range(options.gradient_accumulation_steps)]
-            tokens = optim.count_tokens(micro_batches, accelerator)  # target, source, padded
+            tokens = optim.count_tokens(micro_batches, accelerator)  # of all processes: target, source, padded
             step_loss = torch.zeros((), device=accelerator.device)
             weights.wrapped.train()
             for i, batch in enumerate(micro_batches):
@@ -140,9 +140,9 @@ def main():
                 is_last = i == len(micro_batches) - 1  # processes exchange gradients once a step
                 with contextlib.nullcontext() if is_last else accelerator.no_sync(weights.wrapped):
                     loss = optim.compute_loss(weights.wrapped, batch, tokens[0].clamp(min=1), options)
-                    accelerator.backward(loss * accelerator.num_processes)  # DDP and FSDP average gradients; we sum
+                    accelerator.backward(loss * accelerator.num_processes)  # a sum: DDP and FSDP take the mean
                 step_loss += loss.detach()
-            grad_norm = optim.clip_grad_norm(model, optimizer, options.max_grad_norm, accelerator)
+            grad_norm = optim.clip_grad_norm(weights.model, optimizer, options.max_grad_norm, accelerator)
             optim.set_learning_rate(optimizer, schedule(state.step + 1))
             optimizer.step()
             optimizer.zero_grad()
@@ -159,10 +159,10 @@ def main():
     # ------------------------------------------------------------------------------------------------ final scores
     if state.step < max_steps:
         accelerator.print(f"early stopping after step {state.step}")
-    final = checkpoint.final_model(weights, options, state, triggers)
+    final = checkpoint.final_model(weights, options, state, triggers)  # the last, averaged or best weights
     results = state.results() | {"num_parameters": final.num_parameters()}
     if options.tune_decoding:
-        tune = partial(tune_on_split, final, splits["validation"], **evaluation)
+        tune = partial(tune_on_split, final, splits["validation"], **scoring)
         results["tuned_decoding"] = tried = distributed.run_on_main(tune)
         accelerator.print(f"tuned on the validation split: {use_best(tried, final.generation_config)}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:

@@ -1,11 +1,11 @@
-"""Mutation testing: changes one place of a file at a time, and tells which changes the fast tests let through.
+"""Mutation testing: changes one place of a file at a time, and reports the changes that the fast tests do not notice.
 
     python tests/mutants.py --number 50 --files decoding_vanilla_transformer.py training/state.py
 
-All runs are in a copy of the repository, in forks of a Python that has imported the libraries. The first run of a file
-is without a change, and records which lines each test reaches. A mutant then meets only the tests that reach its line,
-the fastest first; all of them if none does, as with a line that runs at import. In these runs, this file is a plugin
-of pytest.
+All runs use a copy of the repository, in forks of a Python that has imported the libraries. The first run for a file
+leaves it unchanged, and records which lines each test executes. A mutant is then run against the tests that execute
+its line only, the fastest first; against all if none does, as for a line that runs at import. In these runs, pytest
+loads this file as a plugin.
 """
 
 import argparse
@@ -60,7 +60,7 @@ OPPOSITES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "any": 
 
 
 def nodes(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
-    """The nodes that decide what the code does, with their lines: no annotation, no message of an exception."""
+    """The nodes that affect what the code does, with their lines; not annotations or messages of exceptions."""
     line = getattr(node, "lineno", line)
     is_repr = isinstance(node, ast.FunctionDef) and node.name == "__repr__"
     if is_repr or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
@@ -75,7 +75,7 @@ def nodes(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in place of a node."""
+    """The mutations of a node."""
 
     def changed(**fields) -> ast.AST:
         return type(node)(**dict(ast.iter_fields(node)) | fields)
@@ -109,7 +109,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
             yield from (changed(op=other()) for other in swaps)
         case ast.Break() | ast.Continue():
             yield from (other() for other in swaps)
-        case ast.Call(args=args) if getattr(node.func, "id", "") not in OPPOSITES:  # the order matters to neither
+        case ast.Call(args=args) if getattr(node.func, "id", "") not in OPPOSITES:  # min and max ignore the order
             for i in range(len(args) - 1):
                 yield changed(args=[*args[:i], args[i + 1], args[i], *args[i + 2 :]])
         case ast.Name() if node.id in OPPOSITES:
@@ -121,7 +121,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Replace(ast.NodeTransformer):
-    """Puts a node in place of another."""
+    """Replaces one node by another."""
 
     def __init__(self, old: ast.AST, new: ast.AST):
         self.old, self.new = old, new
@@ -131,7 +131,7 @@ class Replace(ast.NodeTransformer):
 
 
 def mutated(tree: ast.AST, old: ast.AST, new: ast.AST) -> str:
-    """The text of a module in which one node has been replaced: no comments, and a line for each statement."""
+    """The source of a module with one node replaced; without comments, and each statement on one line."""
     Replace(old, new).visit(tree)
     text = ast.unparse(tree)
     Replace(new, old).visit(tree)
@@ -148,7 +148,7 @@ def first_difference(before: str, after: str) -> int:
 
 
 def copy_repository(folder: Path):
-    """Copies the files that git tracks, or would."""
+    """Copies the files that git tracks, and those that it does not ignore."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, names.split("\0")):
@@ -162,7 +162,7 @@ def passes(folder: Path, python: Path, number: int, file: str, text: str, **plan
     path = folder / PACKAGE / file
     original = path.read_bytes()
     path.write_text(text, encoding="utf-8")
-    os.utime(path, (number, number))  # a time of its own, so that Python compiles it
+    os.utime(path, (number, number))  # a time of its own, so that Python does not reuse its bytecode
     (folder / "plan.json").write_text(json.dumps({"file": str(path), **plan}))
     tests = [f"tests/{one}" for one in TESTS[file].split()]
     command = [python, "-m", "pytest", "-p", "mutants", "-p", "no:cacheprovider", "-n", "0", "-xq", *tests]
@@ -173,7 +173,7 @@ def passes(folder: Path, python: Path, number: int, file: str, text: str, **plan
 
 
 class Plugin:
-    """Runs the tests of the plan in its order or, without a plan, records what each of them reaches."""
+    """Runs the tests of the plan in its order; if it has none, records the lines that each test executes."""
 
     def __init__(self):
         self.plan = json.loads(Path("plan.json").read_text())
@@ -188,8 +188,8 @@ class Plugin:
             sys.settrace(self.enter)
 
     def pytest_runtest_logstart(self, nodeid: str):
-        signal.alarm(self.plan["seconds"])  # then the process ends
-        self.test = nodeid.partition("::")[0]  # what a test sets up, others of its file may use
+        signal.alarm(self.plan["seconds"])  # ends the process if the test takes longer
+        self.test = nodeid.partition("::")[0]  # what is set up counts for the whole file, whose tests may share it
 
     def pytest_runtest_call(self, item):
         self.test = item.nodeid
@@ -214,7 +214,7 @@ class Plugin:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self):
         sys.stdout.flush()
-        os._exit(self.status)  # to take down all libraries takes longer than most tests
+        os._exit(self.status)  # unloading all libraries takes longer than most tests
 
 
 def pytest_configure(config):
@@ -222,7 +222,7 @@ def pytest_configure(config):
 
 
 def tests_at(line: int, times: dict[str, float], reached: dict[str, list[int]]) -> list[str]:
-    """The tests that reach a line, or whose files do while they set up; all if none does. File by file, fast first."""
+    """The tests that execute a line, themselves or in what is set up for them, or else all; the fastest first."""
     found = [test for test in times if {line} & {*reached.get(test, ()), *reached.get(test.partition("::")[0], ())}]
     files = list(dict.fromkeys(test.partition("::")[0] for test in times))
     return sorted(found or times, key=lambda test: (files.index(test.partition("::")[0]), times[test]))
@@ -230,12 +230,12 @@ def tests_at(line: int, times: dict[str, float], reached: dict[str, list[int]]) 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants (default: 0)")
-    parser.add_argument("--number", type=int, default=150, help="of mutants, over all files (default: 150)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for choosing the mutants (default: 0)")
+    parser.add_argument("--number", type=int, default=150, help="number of mutants, over all files (default: 150)")
     parser.add_argument(
         "--files", nargs="+", choices=TESTS, default=list(TESTS), metavar="FILE", help=", ".join(TESTS)
     )
-    parser.add_argument("--show", action="store_true", help="print the mutants that are killed too")
+    parser.add_argument("--show", action="store_true", help="also print the mutants that are killed")
     arguments = parser.parse_args()
     if arguments.number < 1:
         parser.error("--number must be at least 1")
@@ -260,7 +260,7 @@ def main():
         for file, group in itertools.groupby(chosen, key=lambda mutant: mutant[0]):
             plain = ast.unparse(trees[file])
             if not run(bar.n, file, plain, seconds=600):
-                sys.exit(f"mutants.py: the tests of {file} fail without a change:\n{(folder / 'log').read_text()}")
+                sys.exit(f"mutants.py: the tests fail on the unchanged {file}:\n{(folder / 'log').read_text()}")
             found = json.loads((folder / "found.json").read_text())
             seconds = 10 + int(3 * max(found["times"].values()))  # for one test
             killed = total = 0

@@ -201,7 +201,7 @@ def test_unknown_recipe_key_names_the_closest(recipe, key, remedy):
         ("dropout: [0.1\n", ["cannot be read", "recipe.yaml"]),
         ("a: b: c\n", ["cannot be read", "recipe.yaml"]),
         ("- d_model\n", ["recipe.yaml", "option: value"]),
-        pytest.param("seed: " + "[" * 5000, ["cannot be read", "recipe.yaml"], id="lists nested too deep"),
+        pytest.param("seed: " + "[" * 700, ["cannot be read", "recipe.yaml"], id="lists nested too deep"),
         pytest.param("seed: " + "{a: " * 5000, ["cannot be read", "recipe.yaml"], id="mappings nested too deep"),
         ("dataset_name: x\nseed: 1\nseed: 2\n", ["'seed' is given twice", "recipe.yaml"]),
         ("just text\n", ["recipe.yaml", "option: value"]),

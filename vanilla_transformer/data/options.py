@@ -19,9 +19,9 @@ class DatasetOptions:
     dataset_config_name: str | None = option(None, "the configuration of the dataset, such as de-en")
     dataset_revision: str | None = option(None, "the commit, branch or tag of the dataset on the Hub (default: main)")
     source_lang: str | None = option(None, "the source language: a column name, or a key of `translation`")
-    target_lang: str | None = option(None, "the target language, likewise")
+    target_lang: str | None = option(None, "the target language: a column name, or a key of `translation`")
     source_column: str | None = option(None, "the column with source texts, if it is not named after the language")
-    target_column: str | None = option(None, "the column with target texts, likewise")
+    target_column: str | None = option(None, "the column with target texts, if it is not named after the language")
 
     @property
     def label(self) -> str:
@@ -50,7 +50,7 @@ class DataOptions(DatasetOptions):
         ".tsv, .parquet, or .txt with source<TAB>target lines",
     )
     train_file_weights: list[float] | None = option(
-        None, "times that an epoch reads each file: 2 0.5 reads the first twice and half of the second", ge=0, lt=1000
+        None, "how often an epoch reads each file: 2 0.5 reads the first twice and half of the second", ge=0, lt=1000
     )
     train_file_tags: list[str] | None = option(
         None, 'a token put before the sources of a file, one per file: "" "<bt>" marks the second as back-translated'
@@ -87,7 +87,7 @@ class DataOptions(DatasetOptions):
 
     @property
     def length_limit(self) -> int:
-        """The tokens of the longest side that a training pair may have."""
+        """The largest number of tokens that a side of a training pair may have."""
         return max(self.max_source_length, self.max_target_length)
 
     def describe_languages(self) -> str:

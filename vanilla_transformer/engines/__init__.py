@@ -1,8 +1,8 @@
-"""What runs a model for a Translator besides `TorchEngine`: `generate` of any other model, or CTranslate2."""
+"""Engines of a Translator besides `TorchEngine`: any model of transformers with its `generate`, and CTranslate2."""
 
 
 def load_ctranslate2(*args, **kwargs):
-    """Calls [`ctranslate2.load`]; CTranslate2 is imported only now."""
+    """Calls [`ctranslate2.load`]. CTranslate2 is imported only when this is called."""
     try:
         from .ctranslate2 import load
     except ModuleNotFoundError as error:

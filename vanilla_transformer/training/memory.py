@@ -73,7 +73,7 @@ def use_byte_dropout(model: nn.Module):
 
 
 def check_model_fits(config: VanillaTransformerConfig, copies: int):
-    """Raises UserError if so many copies of the parameters do not fit into the memory of this machine."""
+    """Raises UserError if so many copies of the parameters do not fit into the free memory of this machine."""
     with torch.device("meta"):
         parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
     needed, free = 4 * copies * parameters, psutil.virtual_memory().available
@@ -121,7 +121,7 @@ def step_bytes(model: nn.Module, options: TrainingOptions, accelerator: Accelera
     copies = 4 + bool(options.ema_decay)  # weights, gradients, Adam's two moments, and the moving average
     if shards == 1 and accelerator.num_processes > 1:
         copies += 1  # the buffer in which replicas exchange gradients
-    needs_copy = options.ema_decay or options.torch_compile or shards > 1  # for evaluation
+    needs_copy = options.ema_decay or options.torch_compile or shards > 1  # for evaluation and saving
     one, two = (activation_bytes(model, options, accelerator, pairs, length) for pairs in (1, 2))
     fixed = max(0, 2 * one - two)  # extrapolated to a batch of no pairs
     constant = weights * copies // shards + (weights if needs_copy else 0) + fixed
@@ -149,7 +149,7 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
 
 
 def memory_for(model: nn.Module, device: torch.device) -> float:
-    """Bytes that this process may use on its device: what its weights take already and what is free.
+    """Bytes that this process may use on its device: what is free, and what its weights take already.
 
     On a CPU, the processes of a machine share what is free.
     """

@@ -1,4 +1,4 @@
-"""Experiment trackers: the project they report to and the name of the run."""
+"""Starts experiment trackers with a project and the name of the run."""
 
 import os
 

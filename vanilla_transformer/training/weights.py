@@ -15,14 +15,14 @@ class Weights:
     Args:
         model: The model to train, on its device. It is sharded if the run is (FSDP2).
         compile: Whether to compile it.
-        ema_decay: Of the moving average; None: there is none.
+        ema_decay: Decay of the moving average; None for no average.
 
     Attributes:
-        model: Is trained, and holds the parameters of the optimizer.
-        wrapped: Runs the forward passes of `model` in training: in autocast, and as one of several replicas (DDP).
+        model: The model that is trained; the optimizer has its parameters.
+        wrapped: `model` as it is called in training: in autocast and, in a run of several processes, in DDP.
         average: The moving average of `model`, or None.
         full: The model to score or save, neither wrapped nor sharded: `model` itself or, if that is sharded, compiled
-            or averaged, a copy of it. [`to_score`] and [`to_save`] fill the copy, each with other weights.
+            or averaged, one copy of it, which each call of [`to_score`] or [`to_save`] overwrites.
     """
 
     def __init__(self, model: nn.Module, accelerator: Accelerator, compile: bool, ema_decay: float | None):
@@ -41,9 +41,9 @@ class Weights:
     def update_average(self, updates: int):
         """Moves the average towards the weights, with a decay of min(`ema_decay`, (n + 1) / (n + 10)) after n updates.
 
-        So the decay is small at first, and a short run does not average over its start. Marian has this formula
-        (src/optimizers/exponential_smoothing.cpp); so has OpenNMT-py, with the number of the step, n + 1, in place of
-        n (`_update_average` in onmt/trainer.py). Does nothing without an average.
+        So the decay is small at first, and a short run does not average over its start. Marian uses this formula
+        (src/optimizers/exponential_smoothing.cpp), and OpenNMT-py with n + 1, the number of the step, in place of n
+        (`_update_average` in onmt/trainer.py). Does nothing without an average.
         """
         if self.average is not None:
             self.average.multi_avg_fn = get_ema_multi_avg_fn(min(self.ema_decay, (updates + 1) / (updates + 10)))
