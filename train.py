@@ -118,7 +118,7 @@ def main():
                 saved_step = state.step
             if stopping:
                 raise Stopped(state.step, shutdown.signal_number)
-            if triggers.should_evaluate(state.step) and not state.is_evaluated:
+            if triggers.should_evaluate(state.step):
                 scores = evaluate(weights.to_score(), splits["validation"], "eval")
                 state.log_scores(scores)
                 accelerator.log(scalars(scores), step=state.step)
