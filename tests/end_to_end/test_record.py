@@ -69,7 +69,12 @@ def record(tmp_path_factory) -> tuple[Path, str]:
         run["env"] = environment | {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
         first = subprocess.run(command, **run)
         assert first.returncode == 0, first.stderr
-        for file in ("student-3/all_results.json", "evaluation/results.json", "evaluation/runs.json"):
+        for file in (
+            "student-3/all_results.json",
+            "evaluation/results.json",
+            "evaluation/results.md",
+            "evaluation/runs.json",
+        ):
             (folder / file).unlink()
         again = subprocess.run(command, **run)
         assert again.returncode == 0, again.stderr

@@ -69,7 +69,7 @@ def test_a_pushed_space_serves_the_pushed_model(trained, tmp_path):
             (folder / name).write_bytes(content)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
         env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_read"}
         env |= {"HF_HUB_DISABLE_XET": "1", "GRADIO_SERVER_PORT": str(port)}
         with (tmp_path / "errors").open("w") as errors:
