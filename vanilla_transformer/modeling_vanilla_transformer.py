@@ -629,7 +629,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
         `labels` (B,T) are the target tokens, -100 where nothing is predicted. Without target ids, the decoder reads
         the labels shifted right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch`,
-        `soft_targets`, `r_drop_alpha` and `label_smoothing`. The loss does not need the logits, which
+        `soft_targets`, `r_drop_alpha` and `label_smoothing`. Without R-Drop, the loss does not need the logits, which
         in training take the memory of 3*B*T*V numbers: with labels and `output_logits=False`, as train.py passes, they
         are None and never held in memory as a whole.
         """
