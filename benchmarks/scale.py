@@ -131,7 +131,8 @@ def measure(part, *args) -> tuple[list[Phase], dict]:
     looks, phases, notes = [], [], {}
     while True:
         begin = time.time()
-        looks.append((begin, *memory_of(process.pid)))
+        if memory := memory_of(process.pid):
+            looks.append((begin, *memory))
         try:
             # Mapped files make sampling slow, and the process waits for it.
             if receiver.poll(max(INTERVAL, 10 * (time.time() - begin))):
@@ -157,17 +158,20 @@ def run_part(connection, part, *args):
         part(Reporter(connection), *args)
 
 
-def memory_of(pid: int) -> tuple[int, int]:
+def memory_of(pid: int) -> tuple[int, int] | None:
     """Bytes of a process, and of its workers, without mapped files, whose pages the system can drop.
 
-    Workers are forked; only memory they do not share is counted.
+    Workers are forked; only memory they do not share is counted. None if the system does not tell, as for a process
+    that has just ended.
     """
     try:
         process = psutil.Process(pid)
         children = process.children(recursive=True)
     except psutil.Error:
-        return 0, 0
-    return bytes_of(process, "anonymous"), sum(bytes_of(child, "private_dirty") for child in children)
+        return None
+    if main := bytes_of(process, "anonymous"):
+        return main, sum(bytes_of(child, "private_dirty") for child in children)
+    return None
 
 
 def bytes_of(process: psutil.Process, kind: str) -> int:

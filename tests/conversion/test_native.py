@@ -38,8 +38,13 @@ def model_of(family, **config):
     return small_model(**{"tie_word_embeddings": True, **FAMILIES[family], **config})
 
 
+EXTREMES = ("shared, tied", "separate, untied, bias")
+
+
 @families
-@pytest.mark.parametrize("embeddings", EMBEDDINGS)
+@pytest.mark.parametrize(
+    "embeddings", [pytest.param(name, marks=[] if name in EXTREMES else [pytest.mark.slow]) for name in EMBEDDINGS]
+)
 def test_logits_loss_and_translations_are_equal(family, embeddings, tmp_path):
     config = dict(EMBEDDINGS[embeddings])
     if family != "marian":

@@ -452,7 +452,7 @@ CARDS = {
     "a tag": "a: !!python/object/apply:os.abort []",
     "a wrong date": "a: !!timestamp x",
     "a wrong truth": "a: !!bool perhaps",
-    "nested too deep": f"a: {'[' * 5000}",
+    "nested too deep": f"a: {'[' * 1000}",
     "a wrong type": "configs: [3]",
     "another wrong type": "dataset_info: {splits: 3}",
     "no encoding": "configs: [{config_name: x, encoding: 5, data_files: train.jsonl}]",

@@ -41,7 +41,7 @@ def test_stdout_of_any_encoding_takes_every_letter(tmp_path):
     assert printed.endswith(f" files\n{ESCAPED}\n")
 
 
-@pytest.fixture(params=[0o022, 0o077], ids=oct)
+@pytest.fixture(params=[0o022, pytest.param(0o077, marks=pytest.mark.slow)], ids=oct)
 def umask(request):
     before = os.umask(request.param)
     yield request.param

@@ -86,7 +86,7 @@ def stop(argv: list[str], owner: str, name: str, call: int):
 EVERY_STEP = pytest.param([2] * LAST, id="every step", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("calls", [EVERY_STEP, pytest.param([4, 7], id="two steps")])
+@pytest.mark.parametrize("calls", [EVERY_STEP, pytest.param([4, 7], id="two steps", marks=pytest.mark.slow)])
 def test_run_stopped_within_a_step_equals_uninterrupted(calls, kind, pairs, everything, tmp_path):
     """Stopped within the accumulation of steps, two of which make more than an epoch."""
     expected = everything(pairs, kind)
@@ -99,6 +99,7 @@ def test_run_stopped_within_a_step_equals_uninterrupted(calls, kind, pairs, ever
     assert steps(tmp_path / "model") == steps(expected)  # none that was saved only because of the signal
 
 
+@pytest.mark.slow
 def test_run_stopped_around_evaluations_equals_uninterrupted(kind, pairs, everything, tmp_path):
     argv = options(pairs, tmp_path / "model", EVERYTHING + kind + RESUME)
     for where in [("train", "evaluate_split"), ("vanilla_transformer.training.state:TrainerState", "log_scores")]:

@@ -90,6 +90,7 @@ def succeed(processes) -> str:
     return processes[0].printed()
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(pairs, one, fork_two, tmp_path):
     """Each test sentence is scored once, and everything is printed and saved once."""
     two = fork_two(options(pairs, tmp_path / "model", TWELVE, model=MODEL))

@@ -208,7 +208,12 @@ def plain(pairs, tmp_path_factory):
     return weights(folder)
 
 
-@pytest.mark.parametrize("more", CHANGES)
+FAST = ("--gradient_checkpointing", "--r_drop_alpha 5")
+
+
+@pytest.mark.parametrize(
+    "more", [pytest.param(more, marks=[] if more in FAST else [pytest.mark.slow]) for more in CHANGES]
+)
 def test_option_acts_on_training(more, plain, pairs, tmp_path, monkeypatch):
     forward, calls = modeling.VanillaTransformerAttention.forward, []
 
@@ -239,6 +244,7 @@ def test_run_that_ends_in_warm_up_warns(pairs, tmp_path):
     assert "during warm-up" not in train([*argv, "--warmup_steps", "3"])
 
 
+@pytest.mark.slow
 def test_run_shows_no_sentences_if_asked(pairs, tmp_path):
     """Even if the run that it resumes has shown some, and drawn one."""
     secret, folder = "the big dog not sees not the man", tmp_path / "model"
@@ -363,6 +369,7 @@ def test_fine_tuned_marian_model_learns_and_resumes(marian, marian_data, marian_
     assert results(tmp_path / "parts")["eval_loss"] < marian_loss(marian, marian_pairs)
 
 
+@pytest.mark.slow
 def test_student_of_a_marian_model_has_its_tokenizer(marian, marian_data, marian_pairs, tmp_path):
     """And learns by its predictions alone what it knows."""
     more = f"--teacher {marian} --max_steps 80 --distillation_weight 1 --d_model 32 --encoder_layers 1"

@@ -114,7 +114,7 @@ def test_names_cannot_break_the_card(trained):
     assert cells[0] == cells[1]
 
 
-@pytest.mark.parametrize("text", ["a: !!timestamp x", "a: !!bool perhaps", "a: !!int ''", "a: !x 1", "[" * 5000])
+@pytest.mark.parametrize("text", ["a: !!timestamp x", "a: !!bool perhaps", "a: !!int ''", "a: !x 1", "[" * 1000])
 def test_a_damaged_recipe_is_one_sentence(text, trained):
     (trained / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=r"recipe.yaml cannot be read: .*; name the --output_dir of a finished train"):

@@ -283,7 +283,7 @@ def test_tokens_and_color_bar_are_drawn_once_for_all_heads(maps, heads, below):
         assert panel.get_xlim() == (-0.5, len(maps.source) - 0.5) and panel.get_ylim() == panel.get_xlim()[::-1]
 
 
-@pytest.mark.parametrize("head, one_in", [(None, 9), (0, 5)])
+@pytest.mark.parametrize("head, one_in", [pytest.param(None, 9, marks=pytest.mark.slow), (0, 5)])
 def test_picture_of_a_long_text_is_not_huge(head, one_in):
     """As many tokens are named as there is room for."""
     tokens, weights = [Token(str(number), number) for number in range(507)], torch.full((1, 4, 507, 507), 1 / 507)

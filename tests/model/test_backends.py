@@ -171,7 +171,10 @@ def test_compiled_training_equals_uncompiled(make_model, backend):
     assert_close(*losses, 2e-3)
 
 
-@pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout"])
+OTHER_DROPOUTS = [pytest.param(name, marks=pytest.mark.slow) for name in ("attention_dropout", "activation_dropout")]
+
+
+@pytest.mark.parametrize("kind", ["dropout", *OTHER_DROPOUTS])
 def test_compiled_training_applies_dropout(make_model, kind):
     model = make_model(**SHALLOW, **{kind: 0.1}).train()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -187,7 +190,7 @@ def test_compiled_training_applies_dropout(make_model, kind):
     [
         pytest.param("sinusoidal", "eager", marks=pytest.mark.slow),
         pytest.param("learned", "eager", marks=pytest.mark.slow),
-        ("rotary", "eager"),
+        pytest.param("rotary", "eager", marks=pytest.mark.slow),
         pytest.param("rotary", "inductor", marks=pytest.mark.slow),
     ],
 )
@@ -199,7 +202,7 @@ def test_compiled_evaluation_equals_uncompiled(make_model, position_embedding_ty
     assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("is_dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_one_graph_serves_all_batches(make_model, no_recompilation, mode, is_dynamic):
     """Of the same shape, or if it is dynamic, of any."""

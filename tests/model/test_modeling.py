@@ -265,6 +265,7 @@ def test_padded_equals_alone(make_model, norm_first, position_embedding_type, pa
     rows = [row[None, :length] for row, length in zip(SOURCE, lengths, strict=True)]
     shifts = [6 - length for length in lengths]
     alone = torch.cat([model(row, torch.ones_like(row), t[None]).logits for row, t in zip(rows, TARGET, strict=True)])
+    translated_alone = [model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=8)[0] for row in rows]
     right = SOURCE.masked_fill(MASK == 0, pad)
     left, left_mask = (torch.stack([*map(torch.roll, x, shifts)]) for x in (right, MASK))
     for source, mask in [(right, MASK), (right, None), (left, left_mask), (left, None), (left, left_mask.bool())]:
@@ -272,8 +273,7 @@ def test_padded_equals_alone(make_model, norm_first, position_embedding_type, pa
             model.set_attn_implementation(backend)
             assert_close(model(source, mask, TARGET).logits, alone, 1e-9)
         translated = model.generate(source, attention_mask=mask, max_new_tokens=8)
-        for translation, row in zip(translated, rows, strict=True):
-            own = model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=8)[0]
+        for translation, own in zip(translated, translated_alone, strict=True):
             assert torch.equal(translation[: len(own)], own) and (translation[len(own) :] == pad).all()
 
 
@@ -495,9 +495,12 @@ def assert_same_tensors(ours: nn.Module, theirs: nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("embeddings", "dtype"), [*((name, torch.float32) for name in EMBEDDINGS), ("shared, untied", torch.bfloat16)]
+    ("position_embedding_type", "embeddings", "dtype"),
+    [
+        *(("learned", name, torch.float32) for name in EMBEDDINGS),
+        *((name, "shared, untied", torch.bfloat16) for name in ("sinusoidal", "learned", "rotary")),
+    ],
 )
-@positions
 def test_every_tensor_is_saved_and_loaded(tmp_path, embeddings, dtype, position_embedding_type):
     options = {**EMBEDDINGS[embeddings], "norm_first": True, "position_embedding_type": position_embedding_type}
     config = VanillaTransformerConfig(**{**TINY, **options})

@@ -121,7 +121,7 @@ def test_batches_hold_every_sentence_once_and_no_more_than_fits(max_tokens):
     assert not list(batches_by_length([], max_tokens))
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("num_beams", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_translations_end_where_generate_ends_them(translator, num_beams):
     never_end(translator)
     translator.model.generation_config.max_length = 17
@@ -578,6 +578,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_models_and_pipeline_load_without_the_package(folder, translator, tmp_path):
     """And so does what is saved there, in a directory with any name."""
     task = json.dumps([folder, str(tmp_path / "my copy [v1] 纽约"), ["No!", "", *TEXTS]])

@@ -101,7 +101,10 @@ def test_cached_soft_targets_are_those_of_the_batch(run, teachers, reading, text
             torch.testing.assert_close(batch[name][kept], expected[kept], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("change", ["k", "one teacher", "data", "weights"])
+OTHER_RUNS = [pytest.param(name, marks=pytest.mark.slow) for name in ("one teacher", "data", "weights")]
+
+
+@pytest.mark.parametrize("change", ["k", *OTHER_RUNS])
 def test_soft_targets_of_another_run_are_unused(change, run, teachers, reading, text_tokenizer, accelerator, tmp_path):
     """And a resumed run says that they changed."""
 

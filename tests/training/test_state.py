@@ -119,8 +119,11 @@ def test_no_false_alarm(kind, accelerator):
     assert state.step == 2000
 
 
+EVERY_STEP = pytest.param("noisy", 1, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "kind, logging_steps", [*((kind, 50) for kind in STATIONARY), *(("noisy", n) for n in (1, 7, 500))]
+    "kind, logging_steps", [*((kind, 50) for kind in STATIONARY), *(("noisy", n) for n in (7, 500)), EVERY_STEP]
 )
 def test_lasting_spike_is_found(kind, logging_steps, accelerator):
     """For any logging interval, and right after the run was resumed."""
