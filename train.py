@@ -8,10 +8,8 @@ accelerate launch train.py --help                                               
 """
 
 import contextlib
-import json
 import sys
 from functools import partial
-from pathlib import Path
 
 import torch
 from filelock import FileLock
@@ -20,20 +18,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.pairs import load_pairs
-from vanilla_transformer.errors import UserError, escape_output
+from vanilla_transformer.errors import escape_output
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
-from vanilla_transformer.files import copy_permissions, remove_file, replacing_files, write_text
-from vanilla_transformer.hub.model_card import write_model_card
-from vanilla_transformer.hub.upload import check_native, check_push, push
-from vanilla_transformer.inspection.attention import attention_maps, draw_attention
-from vanilla_transformer.training import builders, checkpoint, distributed, memory
+from vanilla_transformer.hub import upload
+from vanilla_transformer.training import arguments, builders, checkpoint, distributed, memory, reports
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.arguments import given_fields, parse_arguments, recipe_to_yaml, resolved_recipe
 from vanilla_transformer.training.distillation import add_soft_targets
-from vanilla_transformer.training.plots import plot_training_curves
-from vanilla_transformer.training.reports import describe_run, describe_step, dry_run_report, scalars
+from vanilla_transformer.training.outputs import save_model
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
 from vanilla_transformer.training.trackers import start_trackers
@@ -41,12 +34,12 @@ from vanilla_transformer.training.weights import Weights
 
 
 def main():
-    data, model_options, options = parse_arguments(sys.argv[1:])
-    fields = given_fields(model_options)
+    data, model_options, options = arguments.parse_arguments(sys.argv[1:])
+    fields = arguments.given_fields(model_options)
     output_dir = options.output_dir
     scorer = Scorer(data.target_language, options.bleu_tokenize)  # raises now, not at the first evaluation
     if options.push_to_hub:
-        check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
+        upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
     accelerator = distributed.make_accelerator(options)
     if accelerator.device.type == "cpu":
         memory.configure_cpu(accelerator.mixed_precision)
@@ -60,12 +53,13 @@ def main():
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(data)
     existing = builders.existing_tokenizer(options, data.tokenizer_name, resume_from)  # (option, name) or None
-    arguments = (existing, pairs["train"], fields.get("vocab_size"), data.train_file_tags)
-    tokenizer = distributed.run_on_main(builders.make_tokenizer, *arguments)
+    tokenizer = distributed.run_on_main(
+        builders.make_tokenizer, existing, pairs["train"], fields.get("vocab_size"), data.train_file_tags
+    )
     torch.manual_seed(options.seed)
     model = builders.make_model(fields, options, data, tokenizer, accelerator.device)
     if options.native:
-        check_native(model.config)
+        upload.check_native(model.config)
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         keeps_length = options.model_name_or_path is not None
         splits = builders.tokenize_splits(pairs, tokenizer, data, model.config, keeps_length)
@@ -81,7 +75,7 @@ def main():
 
     # ------------------------------------------------------------------------------------ batches, schedule, resume
     batches_per_step = options.gradient_accumulation_steps * accelerator.num_processes
-    recipe = resolved_recipe(data, options, model.config)
+    recipe = arguments.resolved_recipe(data, options, model.config)
     settings = checkpoint.run_settings(recipe, splits, batches_per_step, accelerator.mixed_precision)
     state = TrainerState(settings=settings)
     if resume_from is not None:
@@ -94,10 +88,10 @@ def main():
     schedule = optim.learning_rate_schedule(*curve)  # step -> learning rate; steps count from 1
     triggers = Triggers(options, max_steps)
     if options.dry_run:
-        dry_run_report(options, recipe, model, splits["train"], longest, batches, batches_per_step, accelerator)
+        reports.dry_run_report(options, recipe, model, longest, batches, batches_per_step, accelerator)
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
-    distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
+    distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, arguments.recipe_to_yaml(recipe))
     seen = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
     distributed.check_same_everywhere(seen)  # by every machine
     distributed.run_on_main(start_trackers, accelerator, options.run_name, recipe)
@@ -121,7 +115,7 @@ def main():
             if triggers.should_evaluate(state.step):
                 scores = evaluate(weights.to_score(), splits["validation"], "eval")
                 state.log_scores(scores)
-                accelerator.log(scalars(scores), step=state.step)
+                accelerator.log(reports.scalars(scores), step=state.step)
             if triggers.should_save(state.step) and accelerator.is_main_process:
                 checkpoint.prune_checkpoints(options, state, triggers)
             if triggers.is_done(state):
@@ -153,12 +147,10 @@ def main():
             stopping = shutdown.should_stop(may_ask_others=triggers.should_log(state.step))
             if triggers.should_log(state.step) or stopping:
                 entry = meter.flush(state, accelerator, batches.pairs, options.on_divergence == "stop")  # or Diverged
-                bar.set_postfix_str(describe_step(entry))
+                bar.set_postfix_str(reports.describe_step(entry))
                 accelerator.log(entry, step=state.step)
 
     # ------------------------------------------------------------------------------------------------ final scores
-    if state.step < max_steps:
-        accelerator.print(f"early stopping after step {state.step}")
     final = checkpoint.final_model(weights, options, state, triggers)  # the last, averaged or best weights
     results = state.results() | {"num_parameters": final.num_parameters()}
     if options.tune_decoding:
@@ -170,32 +162,15 @@ def main():
             results |= evaluate(final, splits[split], prefix)
     if not state.is_evaluated:
         state.log_scores(results)
-    accelerator.log(scalars(results), step=state.step)
+    accelerator.log(reports.scalars(results), step=state.step)
     if accelerator.is_main_process:
-        results |= describe_run(data, splits)
+        results |= reports.describe_run(data, splits)
         lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
         save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
-        print(f"The model is in {output_dir}.")
         if options.push_to_hub:
-            commit = push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)
+            commit = upload.push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)
             print(f"Pushed to {commit.commit_url}")
     distributed.end_processes(accelerator)
-
-
-def save_model(output_dir: Path, model, tokenizer, results: dict, history: list[dict], lowest_loss: float | None):
-    """Writes the model, tokenizer, results, pictures and model card."""
-    with replacing_files(output_dir) as folder:
-        model.save_pretrained(folder)
-        copy_permissions(folder)
-        tokenizer.save_pretrained(folder)
-    write_text(output_dir / "all_results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    plot_training_curves(history, output_dir / "training_curves.png", lowest_loss)
-    remove_file(output_dir / "attention.png")  # from before the run was resumed
-    for shortest in sorted(results["examples"], key=lambda example: len(example["source"]))[:1]:
-        with contextlib.suppress(UserError):  # an empty translation has no attention
-            maps = attention_maps(model, tokenizer, shortest["source"], shortest["translation"])
-            draw_attention(maps, output_dir / "attention.png")
-    write_model_card(output_dir)
 
 
 if __name__ == "__main__":

@@ -234,6 +234,7 @@ def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
     assert file.read_bytes().decode().split("\n") == [*(text.replace("\n", " ").rstrip() for text in translations), ""]
 
 
+@pytest.mark.slow
 def test_models_joined_by_a_plus_are_an_ensemble(ours, text_tokenizer, folder, tmp_path):
     torch.manual_seed(7)
     other = writing_translator(text_tokenizer, decoder_layers=1)

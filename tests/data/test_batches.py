@@ -338,7 +338,8 @@ def test_stream_resumes_from_any_batch(kind, write_stream, tokenizer, monkeypatc
         assert take(loader(start=later, state=saved[later - number]), 3) == found[later : later + 3]
 
 
-@pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 3])
 def test_several_processes_resume_a_stream_from_the_state_of_the_first(
     num_processes, write_stream, tokenizer, max_tokens
 ):

@@ -248,6 +248,7 @@ def test_branches_of_early_steps_are_recorded_as_far_as_there_is_room(model, tok
     assert list(some) == list(everything)[: len(some)]
 
 
+@pytest.mark.slow
 def test_pads_must_fit_and_translations_must_have_words(make_model, tokenizer):
     length = len(tokenizer(PAIRS[0][0]).input_ids)
     options = {"vocab_size": len(tokenizer), "position_embedding_type": "learned", "lm_head_bias": True}

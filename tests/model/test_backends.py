@@ -203,7 +203,7 @@ def test_compiled_evaluation_equals_uncompiled(make_model, position_embedding_ty
 
 
 @pytest.mark.parametrize("is_dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 def test_one_graph_serves_all_batches(make_model, no_recompilation, mode, is_dynamic):
     """Of the same shape, or if it is dynamic, of any."""
     model, counter = getattr(make_model(**SHALLOW), mode)(), CompileCounter()
@@ -216,6 +216,7 @@ def test_one_graph_serves_all_batches(make_model, no_recompilation, mode, is_dyn
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @positions
 def test_generate_compiles_its_step_once(make_lively, no_recompilation, position_embedding_type):
     model, counter = make_lively(position_embedding_type), CompileCounter()

@@ -126,6 +126,7 @@ def test_soft_targets_of_another_run_are_unused(change, run, teachers, reading, 
         assert told == {"soft_targets": "the soft targets (--teacher, its weights or --teacher_top_k)"}
 
 
+@pytest.mark.slow
 def test_interrupted_reading_leaves_nothing_to_use(run, teachers, reading, tmp_path):
     reading.side_effect = [DEFAULT, DEFAULT, KeyboardInterrupt]
     with pytest.raises(KeyboardInterrupt):

@@ -186,7 +186,7 @@ def paper_distillation(logits, batch: dict, weight: float, temperature: float, s
 MIXTURES = [(1, 0, 1), (5, 0, 1), (0, 0.5, 1), (0, 0.3, 2), (0, 1, 0.7), (0, 0.5, 0.1), (2, 0.4, 1), (2, 0.4, 3)]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [0.1, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alpha, weight, temperature", MIXTURES)
 def test_distillation_and_half_of_r_drop_are_the_losses_of_their_papers(
     make_model, chunks, alpha, weight, temperature, smoothing

@@ -201,6 +201,8 @@ def prune_checkpoints(options: TrainingOptions, state: TrainerState, triggers: T
 
 def final_model(weights: Weights, options: TrainingOptions, state: TrainerState, triggers: Triggers) -> nn.Module:
     """The full model with the weights that a run ends with: its last ones, or those of [`final_checkpoints`]."""
+    if state.step < triggers.max_steps:
+        PartialState().print(f"early stopping after step {state.step}")
     model = weights.to_score()
     if chosen := run_on_main(final_checkpoints, options, state, triggers):
         load_weights(model, average_checkpoints(chosen, use_ema=weights.average is not None))

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from .. import __version__
-from ..data.batches import lengths_of, padding_fraction
+from ..data.batches import PairLoader, lengths_of, padding_fraction
 from ..data.options import DataOptions
 from ..files import last_part
 from .arguments import recipe_to_yaml
@@ -36,16 +36,15 @@ def dry_run_report(
     options: TrainingOptions,
     recipe: dict,
     model,
-    train,
     longest: int,
     batches,
     batches_per_step: int,
     accelerator: Accelerator,
 ):
     """Prints the batches of an epoch, the memory of a step whose pairs all have `longest` tokens, and the recipe."""
-    if isinstance(train, Sized):
-        plan = batches.epoch()
-        accelerator.print(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths_of(train), plan):.1%} padding")
+    if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
+        plan, lengths = batches.epoch(), lengths_of(batches.dataset)
+        accelerator.print(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths, plan):.1%} padding")
         each = f"{batches_per_step} batch{'es' if batches_per_step > 1 else ''} each"
         accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, {each}")
     constant, per_pair = step_bytes(model, options, accelerator, longest)

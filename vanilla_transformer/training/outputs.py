@@ -1,0 +1,38 @@
+"""What a finished run leaves in its output directory."""
+
+import contextlib
+import json
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..files import copy_permissions, remove_file, replacing_files, write_text
+from ..hub.model_card import write_model_card
+from ..inspection.attention import attention_maps, draw_attention
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .plots import plot_training_curves
+
+
+def save_model(
+    output_dir: Path,
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    results: dict,
+    history: list[dict],
+    lowest_loss: float | None,
+):
+    """Writes the model, tokenizer, results, pictures and model card."""
+    with replacing_files(output_dir) as folder:
+        model.save_pretrained(folder)
+        copy_permissions(folder)
+        tokenizer.save_pretrained(folder)
+    write_text(output_dir / "all_results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    plot_training_curves(history, output_dir / "training_curves.png", lowest_loss)
+    remove_file(output_dir / "attention.png")  # from before the run was resumed
+    for shortest in sorted(results["examples"], key=lambda example: len(example["source"]))[:1]:
+        with contextlib.suppress(UserError):  # an empty translation has no attention
+            maps = attention_maps(model, tokenizer, shortest["source"], shortest["translation"])
+            draw_attention(maps, output_dir / "attention.png")
+    write_model_card(output_dir)
+    print(f"The model is in {output_dir}.")
