@@ -289,6 +289,7 @@ def easy_pairs(folder: Path, **odd: str) -> Path:
     return write_pairs(folder, train=[*rows, odd] if odd else rows, validation=rows[:2])
 
 
+@pytest.mark.slow
 def test_one_odd_pair_does_not_stop_the_run(histories, tmp_path):
     """On easy pairs and one that has nothing in common with them."""
     pairs = easy_pairs(tmp_path / "pairs", en="dog " * 8, de="Ωжλ漢字ツ" * 3)

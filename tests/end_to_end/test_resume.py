@@ -108,6 +108,7 @@ def test_run_stopped_around_evaluations_equals_uninterrupted(kind, pairs, everyt
     assert_same_run(tmp_path / "model", everything(pairs, kind))
 
 
+@pytest.mark.slow
 def test_run_stopped_while_the_last_checkpoint_is_saved_only_evaluates(finished, pairs, tmp_path):
     argv = options(pairs, tmp_path / "model", "--max_steps 8 --eval_steps 4" + RESUME)
     stop(argv, *STEP, 8)
@@ -223,7 +224,10 @@ def test_scores_of_other_validation_pairs_are_not_compared(short):
     assert re.search(r"using the weights of checkpoint-[46]\n", printed) and results(Path("model"))["eval_loss"] > 0
 
 
-@pytest.mark.parametrize("done, message", [(0, "already holds a model"), (4, "checkpoint-4 is older than")])
+MEANWHILE = [(0, "already holds a model"), pytest.param(4, "checkpoint-4 is older than", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("done, message", MEANWHILE)
 def test_run_that_ends_while_another_prepares_is_not_overwritten(done, message, pairs, monkeypatch, tmp_path):
     """Both start from scratch, or from the same checkpoint."""
     folder, before = tmp_path / "model", {}

@@ -107,6 +107,7 @@ def test_averages_beams_and_held_out_validation(pairs, tmp_path):
     assert (generation["num_beams"], generation["length_penalty"]) == (2, 0.6)
 
 
+@pytest.mark.slow
 def test_decoding_is_tuned_on_the_validation_split(pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "NUM_BEAMS", (2, 3))
     train(options(pairs, tmp_path / "model", "--max_steps 8 --tune_decoding"))
@@ -122,6 +123,7 @@ def test_decoding_is_tuned_on_the_validation_split(pairs, tmp_path, monkeypatch)
     assert_scores_are_those_of_the_saved_model(tmp_path / "model", pairs)
 
 
+@pytest.mark.slow
 def test_early_stopping_by_loss_keeps_the_best_weights(pairs, histories, tmp_path):
     """The learning rate makes the loss worse after a while."""
     more = "--max_steps 40 --eval_steps 2 --early_stopping_patience 2 --metric_for_best_model loss --learning_rate 0.2"
