@@ -1,4 +1,4 @@
-"""Train an encoder-decoder Transformer on sentence pairs. The loop shows the whole optimizer step.
+"""Train an encoder-decoder Transformer on sentence pairs. `main` shows the loop, `optimizer_step` the step.
 
 A run ends at its last step, by early stopping or divergence (training/state.py), or at a signal (training/signals.py).
 
@@ -12,6 +12,7 @@ import sys
 from functools import partial
 
 import torch
+from accelerate import Accelerator
 from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
@@ -26,6 +27,7 @@ from vanilla_transformer.hub import upload
 from vanilla_transformer.training import arguments, builders, checkpoint, distributed, memory, reports
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import add_soft_targets
+from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.outputs import save_model
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
@@ -87,8 +89,11 @@ def main():
     curve = (options.lr_scheduler_type, options.learning_rate, options.warmup_steps, max_steps)
     schedule = optim.learning_rate_schedule(*curve)  # step -> learning rate; steps count from 1
     triggers = Triggers(options, max_steps)
+    take_step = partial(optimizer_step, weights, optimizer, options, accelerator)
     if options.dry_run:
-        reports.dry_run_report(options, recipe, model, longest, batches, batches_per_step, accelerator)
+        try_step, left = partial(take_step, state=state, learning_rate=0.0), max_steps - state.step
+        reports.dry_run_report(options, model, longest, batches, batches_per_step, left, try_step, accelerator)
+        accelerator.print(f"the resolved recipe:\n\n{arguments.recipe_to_yaml(recipe)}\n{reports.DRY_RUN}")
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
     distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, arguments.recipe_to_yaml(recipe))
@@ -121,28 +126,11 @@ def main():
             if triggers.is_done(state):
                 break
 
-            # One optimizer step over the batches of all processes, as if they were one large batch.
             meter.start()
             micro_batches = [next(loader) for _ in range(options.gradient_accumulation_steps)]
-            tokens = optim.count_tokens(micro_batches, accelerator)  # of all processes: target, source, padded
-            step_loss = torch.zeros((), device=accelerator.device)
-            weights.wrapped.train()
-            for i, batch in enumerate(micro_batches):
-                number = state.position + i * accelerator.num_processes + accelerator.process_index
-                optim.seed_batch(options.seed, number)
-                batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-                is_last = i == len(micro_batches) - 1  # processes exchange gradients once a step
-                with contextlib.nullcontext() if is_last else accelerator.no_sync(weights.wrapped):
-                    loss = optim.compute_loss(weights.wrapped, batch, tokens[0].clamp(min=1), options)
-                    accelerator.backward(loss * accelerator.num_processes)  # a sum: DDP and FSDP take the mean
-                step_loss += loss.detach()
-            grad_norm = optim.clip_grad_norm(weights.model, optimizer, options.max_grad_norm, accelerator)
-            optim.set_learning_rate(optimizer, schedule(state.step + 1))
-            optimizer.step()
-            optimizer.zero_grad()
-            weights.update_average(updates=state.step)
+            numbers = take_step(micro_batches, state, schedule(state.step + 1))
             state.advance(batches_per_step)
-            meter.add(state, schedule(state.step), step_loss, tokens, grad_norm)
+            meter.add(state, schedule(state.step), *numbers)
             bar.update()
             stopping = shutdown.should_stop(may_ask_others=triggers.should_log(state.step))
             if triggers.should_log(state.step) or stopping:
@@ -171,6 +159,39 @@ def main():
             commit = upload.push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)
             print(f"Pushed to {commit.commit_url}")
     distributed.end_processes(accelerator)
+
+
+def optimizer_step(
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    options: TrainingOptions,
+    accelerator: Accelerator,
+    batches: list[dict],
+    state: TrainerState,
+    learning_rate: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One step (section 5.3) over the `batches` of this process and those of all others, as if they were one.
+
+    Returns:
+        The loss of `batches` (), the counts of `count_tokens` over all processes (3,), and the gradient norm ().
+    """
+    tokens = optim.count_tokens(batches, accelerator)
+    total = torch.zeros((), device=accelerator.device)
+    weights.wrapped.train()
+    for i, batch in enumerate(batches):
+        optim.seed_batch(options.seed, state.position + i * accelerator.num_processes + accelerator.process_index)
+        batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+        is_last = i == len(batches) - 1  # processes exchange gradients once a step
+        with contextlib.nullcontext() if is_last else accelerator.no_sync(weights.wrapped):
+            loss = optim.compute_loss(weights.wrapped, batch, tokens[0].clamp(min=1), options)
+            accelerator.backward(loss * accelerator.num_processes)  # a sum: DDP and FSDP take the mean
+        total += loss.detach()
+    grad_norm = optim.clip_grad_norm(weights.model, optimizer, options.max_grad_norm, accelerator)
+    optim.set_learning_rate(optimizer, learning_rate)
+    optimizer.step()
+    optimizer.zero_grad()
+    weights.update_average(updates=state.step)
+    return total, tokens, grad_norm
 
 
 if __name__ == "__main__":

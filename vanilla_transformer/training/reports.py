@@ -1,8 +1,9 @@
 """What a run reports: progress of a step, the plan of a dry run, facts for the model card."""
 
 import platform
-from collections.abc import Sized
-from datetime import datetime, timezone
+import time
+from collections.abc import Callable, Sized
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from .. import __version__
 from ..data.batches import PairLoader, lengths_of, padding_fraction
 from ..data.options import DataOptions
 from ..files import last_part
-from .arguments import recipe_to_yaml
+from .distributed import run_on_main
 from .memory import memory_for, step_bytes
 from .options import TrainingOptions
 
@@ -32,16 +33,23 @@ def scalars(results: dict) -> dict:
     return {key: value for key, value in results.items() if isinstance(value, int | float)}
 
 
+DRY_RUN = "This was a dry run: nothing was written to --output_dir, and nothing is kept of the steps that were timed."
+
+
 def dry_run_report(
     options: TrainingOptions,
-    recipe: dict,
     model,
     longest: int,
     batches,
     batches_per_step: int,
+    steps_left: int,
+    take_step: Callable[[list[dict]], tuple[torch.Tensor, ...]],
     accelerator: Accelerator,
 ):
-    """Prints the batches of an epoch, the memory of a step whose pairs all have `longest` tokens, and the recipe."""
+    """Prints the batches of an epoch, the memory of a step whose pairs all have `longest` tokens, and the time left.
+
+    The time is measured, with some steps of `take_step`, unless they would not fit into memory.
+    """
     if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
         plan, lengths = batches.epoch(), lengths_of(batches.dataset)
         accelerator.print(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths, plan):.1%} padding")
@@ -54,8 +62,24 @@ def dry_run_report(
     accelerator.print(
         f"about {needed / 2**30:.2f} of {usable / 2**30:.1f} GiB of memory per process for tensors{kept}"
     )
-    accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}")
-    accelerator.print("This was a dry run: nothing was trained, and nothing written to --output_dir.")
+    if needed <= usable:
+        loader = iter(batches)
+        seconds = time_steps(lambda: take_step([next(loader) for _ in range(options.gradient_accumulation_steps)]))
+        left = timedelta(seconds=round(seconds * steps_left))
+        accelerator.print(f"about {seconds:.3g} s a step, so {left} for {steps_left:,} steps, without evaluations")
+
+
+def time_steps(take_step: Callable[[], tuple[torch.Tensor, ...]], limit: float = 30.0) -> float:
+    """The mean seconds of 20 steps, or of as many as end within `limit` seconds, after one that warms up.
+
+    `take_step` returns what `optimizer_step` of train.py does.
+    """
+    times = []
+    while len(times) < 2 or (len(times) <= 20 and run_on_main(lambda: times[-1] - times[0] < limit)):
+        *_, grad_norm = take_step()
+        grad_norm.item()  # waits for the device
+        times.append(time.perf_counter())
+    return (times[-1] - times[0]) / (len(times) - 1)
 
 
 def describe_run(data: DataOptions, splits: dict) -> dict:
