@@ -62,7 +62,7 @@ def test_estimate_matches_the_measured_peak(attention, length, pairs, argv, acce
     "argv, processes, is_sharded, copies",
     [
         ([], 1, False, 4),
-        ([], 4, False, 5),
+        ([], 4, False, 4),
         ([], 4, True, 2),
         (["--ema_decay=0.5"], 1, False, 6),
         (["--ema_decay=0.5"], 2, True, 3.5),

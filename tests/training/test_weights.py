@@ -1,14 +1,18 @@
 """The weights of a run: trained, sharded, averaged, and those that are scored and saved."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close
+from accelerate.utils import DistributedType
+from helpers import LABELS, MASK, SOURCE, assert_close, training_options
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from vanilla_transformer.training.distributed import number_of_shards
+from vanilla_transformer.training.distributed import make_accelerator, number_of_shards
 from vanilla_transformer.training.weights import Weights
 
 
@@ -65,6 +69,33 @@ def sharded(accelerator, monkeypatch):
     monkeypatch.setattr("vanilla_transformer.training.weights.number_of_shards", lambda _: 2)
     yield accelerator
     dist.destroy_process_group()
+
+
+def test_sharded_weights_are_exchanged_in_bfloat16_and_their_gradients_in_float32(make_model, sharded, monkeypatch):
+    batch = {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}
+    model = make_model()
+    expected = copy.deepcopy(model)
+    loss = expected(**batch).loss
+    loss.backward()
+    monkeypatch.setattr(sharded.state, "_mixed_precision", "bf16")
+    weights, dtypes = Weights(model, sharded, compile=False, ema_decay=None), []
+    part = weights.model.model.encoder.layers[0].self_attn
+    part.register_forward_hook(lambda part, *_: dtypes.append(next(part.parameters()).dtype))
+    found = weights.wrapped(**batch).loss
+    found.backward()
+    assert dtypes == [torch.bfloat16] and abs(found - loss) < 0.02
+    for one, other in zip(weights.model.parameters(), expected.parameters(), strict=True):
+        assert one.dtype == one.grad.dtype == torch.float32
+        assert (one.grad.full_tensor() - other.grad).norm() < 0.1 * (other.grad.norm() + 0.1)
+
+
+def test_replicas_exchange_their_gradients_in_place_and_no_buffers(make_model, sharded, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.training.weights.number_of_shards", lambda _: 1)
+    accelerator = make_accelerator(training_options())
+    monkeypatch.setattr(accelerator.state, "distributed_type", DistributedType.MULTI_CPU)
+    wrapped = Weights(make_model(), accelerator, compile=False, ema_decay=None).wrapped
+    assert isinstance(wrapped, DistributedDataParallel)
+    assert wrapped.gradient_as_bucket_view and not wrapped.broadcast_buffers
 
 
 def test_a_sharded_model_is_scored_and_saved_whole(make_model, sharded):

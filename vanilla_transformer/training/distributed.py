@@ -9,8 +9,10 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import psutil
+import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import (
+    DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     broadcast_object_list,
@@ -21,7 +23,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ..errors import UserError, catching_panics, explaining, one_line, show_cause
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -53,7 +55,9 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
     trackers = [name for name in options.report_to.split(",") if name != "none"]
     timeout = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
     steps = GradientAccumulationPlugin(num_steps=1)  # otherwise `backward` divides by what the environment says
-    given = {"project_dir": options.output_dir, "kwargs_handlers": [timeout], "gradient_accumulation_plugin": steps}
+    views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # gradients need no second buffer
+    given = {"project_dir": options.output_dir, "gradient_accumulation_plugin": steps}
+    given["kwargs_handlers"] = [timeout, views]
     what = f" with --report_to {options.report_to}" if trackers else ""
     with explaining(f"Accelerate cannot start{what}", ValueError):
         accelerator = Accelerator(log_with=trackers or None, **given)
@@ -128,15 +132,18 @@ def number_of_shards(num_processes: int) -> int:
     return num_processes if parse_flag_from_env("ACCELERATE_USE_FSDP") else 1
 
 
-def shard(model: VanillaTransformerForConditionalGeneration):
+def shard(model: VanillaTransformerForConditionalGeneration, mixed_precision: str = "no"):
     """Shards each layer, then the rest of the model, over all processes.
+
+    With a `mixed_precision` of bf16, weights are exchanged in bfloat16, half as many bytes, and gradients in float32,
+    so that their sum is not rounded.
 
     Accelerate's own wrapping is not used: it puts input and output embeddings into one FSDP group, and fails when it
     meets the same tied matrix in the decoder's group.
     """
-    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-        fully_shard(layer)
-    fully_shard(model)
+    dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if mixed_precision == "bf16" else {}
+    for module in (*model.model.encoder.layers, *model.model.decoder.layers, model):
+        fully_shard(module, mp_policy=MixedPrecisionPolicy(**dtypes))
 
 
 def copy_weights(source: nn.Module, target: nn.Module):

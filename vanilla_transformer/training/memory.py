@@ -119,8 +119,6 @@ def step_bytes(model: nn.Module, options: TrainingOptions, accelerator: Accelera
     """Bytes of a training step on one process: (constant, per pair) if both sides of all pairs have this length."""
     weights, shards = 4 * model.num_parameters(), number_of_shards(accelerator.num_processes)  # bytes in float32
     copies = 4 + bool(options.ema_decay)  # weights, gradients, Adam's two moments, and the moving average
-    if shards == 1 and accelerator.num_processes > 1:
-        copies += 1  # the buffer in which replicas exchange gradients
     needs_copy = options.ema_decay or options.torch_compile or shards > 1  # for evaluation and saving
     one, two = (activation_bytes(model, options, accelerator, pairs, length) for pairs in (1, 2))
     fixed = max(0, 2 * one - two)  # extrapolated to a batch of no pairs

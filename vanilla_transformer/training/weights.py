@@ -4,6 +4,7 @@ import copy
 
 from accelerate import Accelerator
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .distributed import copy_weights, number_of_shards, shard
@@ -31,12 +32,14 @@ class Weights:
         self.full = copy.deepcopy(model) if is_sharded or compile or ema_decay else model
         self.average = AveragedModel(model) if ema_decay else None
         if is_sharded:
-            shard(model)
+            shard(model, accelerator.mixed_precision)
             if self.average is not None:
                 shard(self.average.module)
         if compile:
             model.compile(dynamic=True)
         self.wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # a sharded one only gets autocast
+        if isinstance(self.wrapped, DistributedDataParallel):
+            self.wrapped.broadcast_buffers = False  # at each step; they are tables of positions, the same everywhere
 
     def update_average(self, updates: int):
         """Moves the average towards the weights, with a decay of min(`ema_decay`, (n + 1) / (n + 10)) after n updates.
