@@ -97,10 +97,10 @@ def main():
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
     distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, arguments.recipe_to_yaml(recipe))
-    seen = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
-    distributed.check_same_everywhere(seen)  # by every machine
+    must_agree = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
+    distributed.check_same_everywhere(must_agree)  # by every machine
     distributed.run_on_main(start_trackers, accelerator, options.run_name, recipe)
-    # The options of its search are in `model.generation_config`, where make_model has put --num_beams.
+    # How many beams `evaluate` takes is in `model.generation_config`, where make_model has put --num_beams.
     scoring = {"tokenizer": tokenizer, "scorer": scorer, "accelerator": accelerator}
     scoring |= {"max_tokens": options.per_device_eval_max_tokens}
     evaluate = partial(evaluate_split, **scoring, num_examples=options.num_examples)
@@ -122,7 +122,7 @@ def main():
                 state.log_scores(scores)
                 accelerator.log(reports.scalars(scores), step=state.step)
             if triggers.should_save(state.step) and accelerator.is_main_process:
-                checkpoint.prune_checkpoints(options, state, triggers)
+                checkpoint.prune_checkpoints(state, triggers)
             if triggers.is_done(state):
                 break
 
@@ -139,12 +139,13 @@ def main():
                 accelerator.log(entry, step=state.step)
 
     # ------------------------------------------------------------------------------------------------ final scores
-    final = checkpoint.final_model(weights, options, state, triggers)  # the last, averaged or best weights
+    final = checkpoint.final_model(weights, state, triggers)  # the last, averaged or best weights
     results = state.results() | {"num_parameters": final.num_parameters()}
     if options.tune_decoding:
         tune = partial(tune_on_split, final, splits["validation"], **scoring)
         results["tuned_decoding"] = tried = distributed.run_on_main(tune)
-        accelerator.print(f"tuned on the validation split: {use_best(tried, final.generation_config)}")
+        best = use_best(tried, final.generation_config)
+        accelerator.print(f"tuned on the validation split: {best}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
             results |= evaluate(final, splits[split], prefix)

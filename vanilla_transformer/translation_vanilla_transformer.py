@@ -92,13 +92,19 @@ class Engine:
         self.most_sentences(self.num_beams({}))  # raises now, not at the first text
 
     def translate(self, batches: Iterable[list[list[int]]], options: dict) -> Iterator[list[list[int]]]:
-        """The ids of the translation of each source in each batch. `options` are those of `generate`."""
+        """The ids of the translation of each source in each batch, with or without special tokens.
+
+        `options` are those of `generate`; [`stopping_options`] complete them.
+        """
         raise NotImplementedError
 
     def n_best(
         self, batches: Iterable[list[list[int]]], options: dict, n: int, streamer=None
     ) -> Iterator[list[list[tuple[list[int], float]]]]:
-        """The ids and the score of each of the `n` best translations, for each source in each batch."""
+        """The ids and the score of the `n` best translations of each source in each batch, the best first.
+
+        The score is that of a [`Hypothesis`].
+        """
         raise NotImplementedError
 
     def num_beams(self, options: dict) -> int:
@@ -117,8 +123,11 @@ class Engine:
             )
         return LARGEST_STEP // (rows * max(vocabulary, 64 * rows))
 
-    def defaults(self, source_length: int, options: dict) -> dict:
-        """The options that end translations and beam search; `max_length` never exceeds learned positions."""
+    def stopping_options(self, source_length: int, options: dict) -> dict:
+        """`max_length`, `early_stopping` and the end token of a search, which take the place of those in `options`.
+
+        They are those in `options` or, failing that, those saved with the model, within the positions of the model.
+        """
         saved = self.generation_config
         lengths = options if options.keys() & {"max_length", "max_new_tokens"} else vars(saved)
         if lengths.get("max_new_tokens") is not None:
@@ -208,10 +217,11 @@ class TorchEngine(GenerateEngine):
     def generate(self, sources: list[list[int]], options: dict) -> torch.Tensor | ModelOutput:
         """What `generate` returns, with our search, or transformers' own if ours does not support model or options."""
         if "generation_config" not in options:
-            options = options | self.defaults(max(map(len, sources)), options)
+            options = options | self.stopping_options(max(map(len, sources)), options)
         # Our searches call the layers one by one, which wrapped and sharded models do not allow.
-        unsupported, models = "wrapped models and streamers", [self.model, *self.others]
+        models = [self.model, *self.others]
         is_ours = all(type(model).__name__ == "VanillaTransformerForConditionalGeneration" for model in models)
+        unsupported = "wrapped models and streamers"
         if is_ours and options.get("streamer") is None:
             search = beam_search if self.num_beams(options) > 1 else greedy_search
             inputs = pad_batch(sources, self.config.pad_token_id, self.model.device)
@@ -489,7 +499,8 @@ def load_models(names: list[str | os.PathLike], device: torch.device, dtype="aut
     return models
 
 
-# What `Translator.from_pretrained` calls for each backend; the package adds its own.
+# What `Translator.from_pretrained` calls for each backend, which is the name of a loader: its arguments are those of
+# `load_torch`. vanilla_transformer/__init__.py adds ctranslate2.
 BACKENDS: dict[str, Callable[..., tuple[Engine, PreTrainedTokenizerBase]]] = {"torch": load_torch}
 
 

@@ -243,7 +243,8 @@ def test_too_long_validation_sentence_is_dropped(pairs, tmp_path):
 def test_run_that_ends_in_warm_up_warns(pairs, tmp_path):
     argv = options(pairs, tmp_path / "model", "--max_steps 3 --dry_run")
     assert "warning: the run ends during warm-up; lower --warmup_steps" in train(argv)
-    assert "during warm-up" not in train([*argv, "--warmup_steps", "3"])
+    for more in ("--warmup_steps=3", "--lr_scheduler_type=constant"):
+        assert "during warm-up" not in train([*argv, more])
 
 
 @pytest.mark.slow

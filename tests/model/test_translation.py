@@ -147,7 +147,7 @@ def test_translations_may_use_every_learned_position(text_tokenizer, num_beams):
 
 def test_beam_search_stops_early_unless_told_otherwise(translator):
     def early(**generation):
-        return translator.engine.defaults(5, generation).get("early_stopping")
+        return translator.engine.stopping_options(5, generation).get("early_stopping")
 
     assert early(num_beams=3) is True and early() is None and early(num_beams=3, early_stopping=False) is False
     translator.model.generation_config.update(num_beams=2, early_stopping="never")

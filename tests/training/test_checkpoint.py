@@ -190,7 +190,7 @@ def put(output_dir: Path, *steps):
     for step in steps:
         folder = output_dir / f"checkpoint-{step}"
         folder.mkdir()
-        (folder / checkpoints.MARKER).touch()
+        (folder / checkpoints.OPTIMIZER).touch()
 
 
 def state_with_bleu(scores: dict[int, float]) -> TrainerState:
@@ -211,10 +211,10 @@ def state_with_bleu(scores: dict[int, float]) -> TrainerState:
 def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
     """Step 5 was saved because of a signal, and is not kept; step 7 by transformers' Trainer."""
     put(tmp_path, 5, 7, 10, 20, 30, 40, 50, 60, "best", "60.tmp")
-    (tmp_path / "checkpoint-7" / checkpoints.MARKER).rename(tmp_path / "checkpoint-7" / STATE)
+    (tmp_path / "checkpoint-7" / checkpoints.OPTIMIZER).rename(tmp_path / "checkpoint-7" / STATE)
     options = training_options("--eval_steps=10", f"--output_dir={tmp_path}", *argv)
     state = state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0})
-    checkpoints.prune_checkpoints(options, state, Triggers(options, 100))
+    checkpoints.prune_checkpoints(state, Triggers(options, 100))
     assert [checkpoints.step_of(one) for one in checkpoints.list_checkpoints(tmp_path)] == sorted([7, *left])
 
 
@@ -231,7 +231,7 @@ def test_final_checkpoints_ignore_those_saved_by_a_signal(argv, chosen, tmp_path
     put(tmp_path, 10, 20, 30, 35)
     options = training_options("--eval_steps=10", f"--output_dir={tmp_path}", *argv)
     state = state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0})
-    found = checkpoints.final_checkpoints(options, state, Triggers(options, 100))
+    found = checkpoints.final_checkpoints(state, Triggers(options, 100))
     assert [checkpoints.step_of(one) for one in found] == chosen
 
 

@@ -38,7 +38,7 @@ def test_without_an_average_the_model_itself_is_scored_and_saved(make_model, acc
     model = make_model()
     weights = Weights(model, accelerator, compile=False, ema_decay=None)
     weights.update_average(updates=0)
-    assert weights.to_score() is weights.to_save() is weights.full is weights.model is model
+    assert weights.to_score() is weights.to_checkpoint() is weights.full is weights.model is model
     assert weights.average is None
 
 
@@ -57,7 +57,7 @@ def test_the_average_is_scored_and_what_is_trained_is_saved(make_model, accelera
     weights.update_average(updates=10)  # of decay 0.5
     shift = 0.5 if ema_decay else 1
     assert_close(tensors(weights.to_score()), {name: value + shift for name, value in first.items()}, 1e-6)
-    assert_close(tensors(weights.to_save()), tensors(model), 0)
+    assert_close(tensors(weights.to_checkpoint()), tensors(model), 0)
     assert (weights.full is model) == (not compile and not ema_decay)
     assert compiled == [(model, {"dynamic": True})] * compile
 
@@ -105,7 +105,7 @@ def test_a_sharded_model_is_scored_and_saved_whole(make_model, sharded):
     weights.update_average(updates=0)
     for one in (weights.model, weights.average.module):
         assert all(isinstance(parameter, DTensor) for parameter in one.parameters())
-    for full in (weights.to_score(), weights.to_save()):
+    for full in (weights.to_score(), weights.to_checkpoint()):
         assert_close(tensors(full), first, 0)
     layers = [*model.model.encoder.layers, *model.model.decoder.layers]
     assert all(type(layer).__name__.startswith("FSDP") for layer in [*layers, model])

@@ -230,7 +230,7 @@ class Page:
         if self.has_time_limit:
             return {"max_time": MOST_SECONDS}
         (source,) = self.translator.tokenize([text], "refuse")[1]
-        of_model = self.translator.engine.defaults(len(source), {})["max_length"]
+        of_model = self.translator.engine.stopping_options(len(source), {})["max_length"]
         return {"max_length": min(of_model, 1 + 2 * len(source) + 50)}  # with the start token
 
     def inspect(self, shown: tuple[str, str], kind: str, layer: int, head: int) -> tuple[str, Figure | None]:

@@ -1,4 +1,4 @@
-"""Engines of a Translator besides `TorchEngine`: any model of transformers with its `generate`, and CTranslate2."""
+"""Loads the engines other than `TorchEngine`, which is in translation_vanilla_transformer.py, beside `Engine`."""
 
 
 def load_ctranslate2(*args, **kwargs):

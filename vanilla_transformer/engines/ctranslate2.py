@@ -81,7 +81,7 @@ class CTranslate2Engine(Engine):
             batch_type="tokens",
             max_input_length=0,  # no limit
             end_token=self.end_names,
-            **self.engine_options({**options, **self.defaults(max(map(len, sources)), options)}),
+            **self.engine_options({**options, **self.stopping_options(max(map(len, sources)), options)}),
             **more,
         )
 

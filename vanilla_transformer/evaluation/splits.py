@@ -33,6 +33,7 @@ def evaluate_split(
     """
     shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
     batches = evaluation_batches(split, tokenizer, max_tokens, **shares)
+    model.eval()
     loss = evaluate_loss(model, batches, accelerator)
     sources, references = list(split["source"]), list(split["target"])
     longest = max(split["source_length"])  # translated whole, even where a Translator would split the text
@@ -62,7 +63,6 @@ def evaluate_split(
 @torch.no_grad()
 def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, accelerator: Accelerator) -> float:
     """Cross-entropy in nats per target token, without label smoothing, over the batches of all processes."""
-    model.eval()
     parts = [(0.0, 0)]  # sum of the loss and number of tokens of each batch; a process may have no batch
     for batch in batches:
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}

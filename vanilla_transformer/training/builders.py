@@ -56,7 +56,7 @@ def make_tokenizer(
             raise UserError(f"{name} cannot be read: no tokenizer; delete it to resume from an older one.")
         tokenizer = load_tokenizer(name, option)
         if option != "--resume_from_checkpoint":
-            report_losses(tokenizer, train_pairs, f"{option} {name}", tags)
+            report_lost_text(tokenizer, train_pairs, f"{option} {name}", tags)
         if option == "--model_name_or_path" and vocab_size not in (None, len(tokenizer)):
             print(
                 f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "
@@ -73,7 +73,7 @@ def make_tokenizer(
     return tokenizer
 
 
-def report_losses(tokenizer, train_pairs, origin: str, tags: list[str]):
+def report_lost_text(tokenizer, train_pairs, origin: str, tags: list[str]):
     """Prints how much of the training texts the tokenizer loses; `origin` is the option that gave it."""
     for side, texts in sample_texts(train_pairs).items():
         for tag in tags if side == "source" else ():
@@ -228,6 +228,6 @@ def count_steps(options: TrainingOptions, batches, batches_per_step: int, done: 
         remedy = "raise --max_steps or --num_train_epochs"
         raise UserError(f"The run ends at step {count}, but checkpoint-{done} is past it; {remedy}.")
     PartialState().print(f"steps {done:,} to {count:,}, learning rate up to {options.learning_rate:.2e}")
-    if count < options.warmup_steps:
+    if count < options.warmup_steps and options.lr_scheduler_type != "constant":
         PartialState().print("warning: the run ends during warm-up; lower --warmup_steps, or train longer.")
     return count

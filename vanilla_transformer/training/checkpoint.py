@@ -30,13 +30,13 @@ from ..data.pairs import fingerprint
 from ..errors import UserError, explaining, one_line
 from ..files import copy_permissions, new_folder, remove_folder, remove_unfinished, write_text
 from .distributed import run_on_main
-from .options import TrainingOptions
 from .state import TrainerState, Triggers
 from .weights import Weights
 
 LOCK = ".lock"
 STATE = "trainer_state.json"  # transformers' Trainer also writes such a file
-MARKER = "optimizer.safetensors"  # only our checkpoints have it
+OPTIMIZER = "optimizer.safetensors"  # only our checkpoints have it
+AVERAGE = "ema.safetensors"
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -47,7 +47,7 @@ def save(output_dir: Path, weights: Weights, optimizer: AcceleratedOptimizer, to
 
     Raises OSError if it cannot be written; the previous checkpoints are intact.
     """
-    model = weights.to_save()
+    model = weights.to_checkpoint()
     optimizer_state = get_optimizer_state_dict(weights.model, optimizer.optimizer, options=ON_MAIN)
     average = None
     if weights.average is not None:
@@ -63,10 +63,10 @@ def save(output_dir: Path, weights: Weights, optimizer: AcceleratedOptimizer, to
                 tokenizer.save_pretrained(temporary)
                 parts = optimizer_state["state"].items()
                 moments = {f"{name}/{key}": value for name, part in parts for key, value in part.items()}
-                save_file(moments, temporary / MARKER)
+                save_file(moments, temporary / OPTIMIZER)
                 if average is not None:  # each tied weight once
                     tensors = {name: average[name] for name, _ in model.named_parameters()}
-                    save_file(tensors, temporary / "ema.safetensors")
+                    save_file(tensors, temporary / AVERAGE)
                 write_text(temporary / STATE, json.dumps(asdict(state), indent=1))
                 copy_permissions(temporary)
         except (OSError, SafetensorError) as error:
@@ -150,7 +150,7 @@ def resolve_resume_checkpoint(output_dir: Path, name: str | None) -> Path | None
 def check_output_dir(output_dir: Path, checkpoint: Path | None):
     """Raises UserError if a run that resumes from `checkpoint`, or starts from scratch, would overwrite other files.
 
-    Files beside a lock file are what a run left that ended before its first checkpoint.
+    A directory with a lock file but no model may be used: a run ended there before its first checkpoint.
     """
     existing = list_checkpoints(output_dir)
     if checkpoint is not None and checkpoint.resolve() in [one.resolve() for one in existing]:
@@ -167,7 +167,7 @@ def check_output_dir(output_dir: Path, checkpoint: Path | None):
 
 
 def prepare_output_dir(lock: FileLock, checkpoint: Path | None, recipe: str):
-    """Creates the output directory, acquires its lock, deletes unfinished checkpoints, and writes `recipe.yaml`.
+    """Creates and locks the output directory, removes what a killed run was still writing, and writes `recipe.yaml`.
 
     Raises UserError if another run is using it, or has written to it since this run chose its `checkpoint`.
     """
@@ -188,30 +188,34 @@ def scheduled_checkpoints(output_dir: Path, triggers: Triggers) -> list[Path]:
     return [checkpoint for checkpoint in list_checkpoints(output_dir) if triggers.should_save(step_of(checkpoint))]
 
 
-def prune_checkpoints(options: TrainingOptions, state: TrainerState, triggers: Triggers):
+def prune_checkpoints(state: TrainerState, triggers: Triggers):
     """Deletes all but the `save_total_limit` newest checkpoints, the best, and those to be averaged at the end."""
-    output_dir = options.output_dir
+    options, output_dir = triggers.options, triggers.options.output_dir
     newest = scheduled_checkpoints(output_dir, triggers)[-options.save_total_limit :]
-    keep = [*newest, *final_checkpoints(options, state, triggers)]
+    keep = [*newest, *final_checkpoints(state, triggers)]
     best = state.ranking(options.metric_for_best_model)[:1]
     for checkpoint in list_checkpoints(output_dir)[:-1]:
         if checkpoint not in keep and step_of(checkpoint) not in best:
-            remove_folder(checkpoint, MARKER)
+            remove_folder(checkpoint, OPTIMIZER)
 
 
-def final_model(weights: Weights, options: TrainingOptions, state: TrainerState, triggers: Triggers) -> nn.Module:
-    """The full model with the weights that a run ends with: its last ones, or those of [`final_checkpoints`]."""
+def final_model(weights: Weights, state: TrainerState, triggers: Triggers) -> nn.Module:
+    """The full model with the weights that a run ends with: its last ones, or those of [`final_checkpoints`].
+
+    It is `weights.full`, whose weights it overwrites.
+    """
     if state.step < triggers.max_steps:
         PartialState().print(f"early stopping after step {state.step}")
     model = weights.to_score()
-    if chosen := run_on_main(final_checkpoints, options, state, triggers):
+    if chosen := run_on_main(final_checkpoints, state, triggers):
         load_weights(model, average_checkpoints(chosen, use_ema=weights.average is not None))
         PartialState().print(f"using the weights of {', '.join(one.name for one in chosen)}")
     return model
 
 
-def final_checkpoints(options: TrainingOptions, state: TrainerState, triggers: Triggers) -> list[Path]:
-    """The checkpoints whose mean becomes the final model; none for the weights of the last step."""
+def final_checkpoints(state: TrainerState, triggers: Triggers) -> list[Path]:
+    """The checkpoints whose mean becomes the final model; an empty list if it is the last step's."""
+    options = triggers.options
     scheduled = scheduled_checkpoints(options.output_dir, triggers)
     saved = {step_of(checkpoint): checkpoint for checkpoint in scheduled}
     best = [saved[step] for step in state.ranking(options.metric_for_best_model) if step in saved]
@@ -283,7 +287,7 @@ def resume(
     """
     state = load_state(checkpoint)
     changed = compare_settings(checkpoint, state.settings, settings)
-    average = checkpoint / "ema.safetensors"
+    average = checkpoint / AVERAGE
     if weights.average is not None and not average.exists():
         raise UserError(f"{checkpoint} was written without --ema_decay; leave that option out.")
     with reading_checkpoint(checkpoint):
@@ -292,7 +296,7 @@ def resume(
             load_weights(weights.average.module, load_file(average))
             weights.average.n_averaged.fill_(state.step)
         moments: dict[str, dict[str, torch.Tensor]] = {}
-        for key, tensor in load_file(checkpoint / MARKER).items():
+        for key, tensor in load_file(checkpoint / OPTIMIZER).items():
             name, _, moment = key.rpartition("/")
             moments.setdefault(name, {})[moment] = tensor
         ours = (weights.model, optimizer.optimizer)

@@ -41,7 +41,7 @@ UNSUPPORTED = {
     "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing is not supported; give train.py "
     "--gradient_checkpointing instead.",
 }
-# Options of `accelerate launch` that are for DeepSpeed only, and their names in train.py.
+# Options that `accelerate launch` hands only to DeepSpeed, and the options of train.py to give instead.
 NOT_HANDED_ON = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
 
 
@@ -78,7 +78,7 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
 
 
 def check_launch(options: TrainingOptions):
-    """Raises UserError if `accelerate launch` was told what train.py does not do, or does only by its own options."""
+    """Raises UserError if `accelerate launch` was told what train.py does not do, or what only its options may say."""
     for name, message in UNSUPPORTED.items():
         if parse_flag_from_env(name):
             raise UserError(message)
@@ -184,6 +184,7 @@ def exit_on_error():
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if is_first:
         print(f"train.py: {message}", file=sys.stderr, flush=True)
-    # For gloo, see end_processes. A launcher ends all processes with the first, so the one that prints must be that.
+    # For gloo, see end_processes. A launcher ends all processes when the first of them exits, which may only be the
+    # one that has printed.
     time.sleep(0.1 if is_first else 3)
     sys.exit(status)

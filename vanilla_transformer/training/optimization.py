@@ -36,9 +36,9 @@ def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
 def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps: int) -> Callable[[int], float]:
     """The learning rate as a function of the step, which counts from 1; `name` is one of transformers' schedules.
 
-    It is never 0: warm-up reaches the peak at step `warmup_steps`, and a schedule that falls to 0 would do so one step
-    after the last. Without warm-up, the rates are those of transformers' Trainer. With warm-up, our step n has the
-    rate of step n + 1 of a Trainer that runs one step longer: its first step has a rate of 0.
+    It is never 0: warm-up reaches the peak at step `warmup_steps`, and a schedule that falls to 0 would reach it at
+    step `max_steps` + 1. In warm-up, transformers' Trainer has a rate of 0 in its first step: our step n has the rate
+    of its step n + 1 in a run that is one step longer. Without warm-up, both have the same rates.
     """
     if name == "inverse_sqrt":
         return lambda step: peak * inverse_square_root(step, warmup_steps)

@@ -109,7 +109,7 @@ class Meter:
         self.steps.append((state.step, state.position, learning_rate, torch.stack([loss, *tokens, norm])))
 
     def flush(self, state: TrainerState, accelerator, read_pairs: Callable, detect_spikes: bool = True) -> dict:
-        """Adds the collected steps to `state` and returns the log entry; raises [`Diverged`] if one of them did.
+        """Adds the collected steps to `state` and returns the log entry; raises [`Diverged`] if training has diverged.
 
         `read_pairs(first, count)` returns the pairs of `count` batches from number `first`, for the message.
         """
@@ -119,7 +119,7 @@ class Meter:
         # Summed one by one, so that the result does not depend on where the run was interrupted.
         steps = zip(self.steps, numbers.tolist(), strict=True)
         for (step, position, learning_rate, _), (loss, tokens, *_, norm) in steps:
-            if problem := find_problem(state, step, loss, norm, detect_spikes):
+            if problem := record_loss(state, step, loss, norm, detect_spikes):
                 first = state.spikes[0] if math.isfinite(loss + norm) else step
                 count = position // step  # batches of a step
                 pairs = run_on_main(read_pairs, (first - 1) * count, count)
@@ -149,11 +149,11 @@ class Meter:
         return entry
 
 
-def find_problem(state: TrainerState, step: int, loss: float, norm: float, detect_spikes: bool) -> str | None:
-    """Records the loss of a step in `state`; returns a sentence if training has diverged at it, else None.
+def record_loss(state: TrainerState, step: int, loss: float, norm: float, detect_spikes: bool) -> str | None:
+    """Adds the loss of a step to `state`; returns a sentence that says how training has diverged at it, or None.
 
-    It has if the loss or the gradient norm is not finite, or if the loss spikes at nearly every step. A single spike
-    passes: in a small batch, one odd pair is enough for it.
+    It has diverged if the loss or the gradient norm is not finite, or if the loss spikes at nearly every step: after
+    [`MAX_SPIKES`], of which each step without a spike takes one back. In a small batch, one odd pair makes a spike.
     """
     if not math.isfinite(loss + norm):
         return f"the loss is {loss:.4g} and the gradient norm {norm:.4g}."

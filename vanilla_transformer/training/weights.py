@@ -20,10 +20,11 @@ class Weights:
 
     Attributes:
         model: The model that is trained; the optimizer has its parameters.
-        wrapped: `model` as it is called in training: in autocast and, in a run of several processes, in DDP.
+        wrapped: What the training step calls: `model` and, in a run of several processes, DDP around it. Autocast and
+            compilation change `model` in place.
         average: The moving average of `model`, or None.
-        full: The model to score or save, neither wrapped nor sharded: `model` itself or, if that is sharded, compiled
-            or averaged, one copy of it, which each call of [`to_score`] or [`to_save`] overwrites.
+        full: The model to score or save, without DDP and not sharded: `model` itself or, if that is sharded, compiled
+            or averaged, one copy of it, which each call of [`to_score`] or [`to_checkpoint`] overwrites.
     """
 
     def __init__(self, model: nn.Module, accelerator: Accelerator, compile: bool, ema_decay: float | None):
@@ -57,7 +58,7 @@ class Weights:
         copy_weights(self.model if self.average is None else self.average.module, self.full)
         return self.full
 
-    def to_save(self) -> nn.Module:
+    def to_checkpoint(self) -> nn.Module:
         """The full model with the weights that are trained, for a checkpoint."""
         copy_weights(self.model, self.full)
         return self.full
