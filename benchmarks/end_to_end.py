@@ -67,7 +67,7 @@ class Ours(FromText):
             loss, tokens = training.step(batch, step, schedule(step))
             target_tokens += tokens
         model.save_pretrained(self.folder)
-        return target_tokens, steps, loss.item()
+        return int(target_tokens), steps, loss.item()
 
 
 class NoTrainer(FromText):

@@ -6,6 +6,8 @@ target tokens.
 
 import json
 import math
+import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +22,11 @@ from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
 from vanilla_transformer.training import memory, optimization
 from vanilla_transformer.training.options import TrainingOptions
+from vanilla_transformer.training.state import TrainerState
+from vanilla_transformer.training.weights import Weights
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from train import optimizer_step  # noqa: E402
 
 SMOOTHING = 0.1
 DROPOUT = 0.1
@@ -62,27 +69,19 @@ def make_accelerator(precision: str, device: str) -> Accelerator:
 class OurTraining:
     """Our model with the optimizer and the training step of train.py."""
 
-    def __init__(self, model: nn.Module, accelerator: Accelerator):
-        self.accelerator = accelerator
-        self.options = TrainingOptions(label_smoothing_factor=SMOOTHING)
+    def __init__(self, model: nn.Module, accelerator: Accelerator, compile: bool = False):
+        options = TrainingOptions(label_smoothing_factor=SMOOTHING)
         model = model.to(accelerator.device)
         if accelerator.device.type == "cpu":
             memory.use_byte_dropout(model)
-        self.optimizer = accelerator.prepare_optimizer(optimization.make_optimizer(model, self.options))
-        self.model = accelerator.prepare_model(model).train()
+        self.weights = Weights(model, accelerator, compile, ema_decay=None)
+        optimizer = accelerator.prepare_optimizer(optimization.make_optimizer(model, options))
+        self.take_step = partial(optimizer_step, self.weights, optimizer, options, accelerator)
 
-    def step(self, batch: dict, number: int, learning_rate: float) -> tuple[torch.Tensor, int]:
-        """Takes a step; returns the loss and the number of target tokens."""
-        optimization.seed_batch(self.options.seed, number)
-        tokens = optimization.count_tokens([batch], self.accelerator)
-        batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
-        loss = optimization.compute_loss(self.model, batch, tokens[0], self.options)
-        self.accelerator.backward(loss)
-        optimization.clip_grad_norm(self.model, self.optimizer, self.options.max_grad_norm, self.accelerator)
-        optimization.set_learning_rate(self.optimizer, learning_rate)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss, int(tokens[0])
+    def step(self, batch: dict, number: int, learning_rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes a step; returns the loss () and the number of target tokens ()."""
+        loss, tokens, _ = self.take_step([batch], TrainerState(step=number, position=number), learning_rate)
+        return loss, tokens[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- Marian
@@ -156,8 +155,8 @@ def read_pairs(folder: str | None, split: str = "train") -> list[tuple[str, str]
     return [(row["en"], row["de"]) for row in map(json.loads, lines)]
 
 
-def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
-    """Token ids of `count` pairs: of Multi30k with a BPE of 10,000, or random ones with the same lengths.
+def token_pairs(folder: str | None, vocab_size: int, count: int, mean: float = 15.0) -> list[dict]:
+    """Token ids of `count` pairs: of Multi30k with a BPE of 10,000, or random ones of `mean` tokens on average.
 
     A vocabulary larger than the text can fill gets random ids with the lengths of the text.
     """
@@ -167,8 +166,8 @@ def token_pairs(folder: str | None, vocab_size: int, count: int) -> list[dict]:
         tokenizer = train_tokenizer([text for pair in pairs for text in pair], min(vocab_size, 10_000))
         chosen = torch.randperm(len(pairs), generator=generator)[:count].tolist()
         sides = [tokenizer([pairs[i][side] for i in chosen]).input_ids for side in (0, 1)]
-    else:  # the lengths of Multi30k: a mean of 15 tokens, a deviation of 5
-        lengths = torch.normal(15.0, 5.0, (count, 2), generator=generator).clamp(4, 40).int().tolist()
+    else:  # the lengths of Multi30k have a mean of 15 tokens and a deviation of 5
+        lengths = torch.normal(mean, mean / 3, (count, 2), generator=generator).clamp(4, 2.7 * mean).int().tolist()
         sides = [[[3] * pair[side] for pair in lengths] for side in (0, 1)]
     if not pairs or vocab_size > 10_000:
         sides = [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT, assert_close, parts, python_output, table_rows
+from runs import random_pairs
 
 from vanilla_transformer.conversion import to_native
 from vanilla_transformer.conversion.torch_transformer import from_torch_transformer
@@ -99,6 +100,21 @@ def test_initial_weights_are_compared_by_runs_that_are_not_repeated(run, tmp_pat
     assert all(number(row[column]) > 0 for row in rows for column in (3, 5)) and picture.name in page.read_text()
 
 
+# ---------------------------------------------------------------------------------------------------------------- gpu
+
+
+@pytest.mark.slow
+def test_gpu_measures_each_kind_and_the_speedrun(run, script, tmp_path):
+    """On a CPU, where kernels and synchronizations are not counted."""
+    data = random_pairs(tmp_path / "data", train=100, validation=3, test=3)
+    kinds = [kind for kind in script("gpu").KINDS if "compiled" not in kind]  # which takes a minute
+    page, printed = run("gpu", tmp_path / "page", "--quick", "--data", str(data), "--kinds", *kinds)
+    rows = [row for row in rows_of(page) if len(row) > 2]
+    assert [row[0] for row in rows] == kinds and "Evaluations ended after" in page.read_text()
+    assert all(number(row[2]) > 0 and 0 < number(row[3]) < 100 and row[6:8] == ["", ""] for row in rows)
+    assert "two products" in printed and "MATH, masked" in printed
+
+
 # -------------------------------------------------------------------------------------------------------------- scale
 
 
@@ -122,7 +138,7 @@ def test_scale(run, script, tmp_path):
 @torch.no_grad()
 def test_our_step_has_the_dropout_of_train(peers):
     training = peers.OurTraining(peers.vanilla("quick", 37), peers.make_accelerator("fp32", "cpu"))
-    assert any(isinstance(module, ByteDropout) for module in training.model.modules())
+    assert any(isinstance(module, ByteDropout) for module in training.weights.model.modules())
 
 
 def test_marian_has_our_loss(peers):
