@@ -1,6 +1,7 @@
 """Several processes and machines train the same model as one process; the files and commands that start them."""
 
 import json
+import os
 import random
 import re
 import shlex
@@ -122,6 +123,33 @@ def test_two_processes_equal_one_as_launched(name, one, pairs, tmp_path):
     command += ["--mixed_precision", "no", "train.py", *options(pairs, tmp_path / "model", TWELVE, model=MODEL)]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=300)
     assert_same_run(tmp_path / "model", one, tolerance=1e-5)
+
+
+ON_ONE_GPU = """
+import sys
+from accelerate.state import PartialState
+
+prepare = PartialState._prepare_backend  # NCCL refuses two processes on one GPU
+PartialState._prepare_backend = lambda self, cpu=False, sagemaker_dp=False, backend=None: prepare(
+    self, cpu, sagemaker_dp, "gloo"
+)
+import train
+with train.distributed.exit_on_error():
+    train.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_two_processes_on_one_gpu_equal_one(pairs, tmp_path):
+    (tmp_path / "on_one_gpu.py").write_text(ON_ONE_GPU)
+    environment = os.environ | {"ACCELERATE_BYPASS_DEVICE_MAP": "true", "PYTHONPATH": str(ROOT)}
+    del environment["ACCELERATE_USE_CPU"]
+    two = ["-m", "torch.distributed.run", "--nproc_per_node", "2", str(tmp_path / "on_one_gpu.py")]
+    for name, script, more in [("1", ["train.py"], ONE), ("2", two, TWELVE)]:
+        command = [sys.executable, *script, *options(pairs, tmp_path / name, more, model=MODEL)]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
+    assert_same_run(tmp_path / "2", tmp_path / "1", tolerance=1e-4)
 
 
 STRANGERS = r"^train.py: error: (2 processes were started.* set ACCELERATE_USE_CPU=true.*)"

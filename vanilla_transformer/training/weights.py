@@ -37,7 +37,8 @@ class Weights:
             if self.average is not None:
                 shard(self.average.module)
         if compile:
-            model.compile(dynamic=True)
+            # One graph for all shapes; only the hooks of a sharded model, between its layers, break it.
+            model.compile(dynamic=True, fullgraph=not is_sharded)
         self.wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # a sharded one only gets autocast
         if isinstance(self.wrapped, DistributedDataParallel):
             self.wrapped.broadcast_buffers = False  # at each step; they are tables of positions, the same everywhere
