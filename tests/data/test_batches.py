@@ -6,17 +6,21 @@ import multiprocessing
 import subprocess
 import time
 from collections import Counter
+from functools import partial
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from datasets import concatenate_datasets
 from helpers import data_options, text_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
 from vanilla_transformer.data import batches
 from vanilla_transformer.data.batches import (
+    SOFT_TARGETS,
     PairCollator,
     TokenBatchSampler,
     evaluation_batches,
@@ -27,9 +31,10 @@ from vanilla_transformer.data.batches import (
     training_batches,
 )
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
+from vanilla_transformer.data.pairs import PAIR_FEATURES, load_pairs, tokenize_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
+from vanilla_transformer.training.distillation import FEATURES
 
 FORK = "ignore:.*multi-threaded, use of fork"  # since Python 3.12; here a worker only reads, or waits
 
@@ -188,6 +193,58 @@ def test_training_batches(source, tokenized, tokenizer):
         share = (source, tokenizer, 6)
         dealt = [take(load(*share, i, num_processes), 10) for i in range(num_processes)]
         assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == stream[6 : 6 + 10 * num_processes]
+
+
+def row_by_row(pairs: list[dict], tokenizer) -> dict[str, torch.Tensor]:
+    """The batch of transformers' collator, and soft targets padded with zeros."""
+    sides = [{side: pair[side] for side in ("input_ids", "labels")} for pair in pairs]
+    batch = dict(DataCollatorForSeq2Seq(tokenizer)(sides))
+    for name in SOFT_TARGETS if SOFT_TARGETS[0] in pairs[0] else ():
+        rows = [torch.tensor(pair[name]).view(len(pair["labels"]), -1) for pair in pairs]
+        batch[name] = pad_sequence(rows, batch_first=True)
+    return batch
+
+
+def with_soft_targets(dataset, k: int):
+    random = np.random.default_rng(0)
+
+    def add(pair: dict) -> dict:
+        size = k * len(pair["labels"])
+        return dict(zip(SOFT_TARGETS, (random.integers(280, size=size), random.random(size)), strict=True))
+
+    return dataset.map(add, features=datasets.Features(PAIR_FEATURES | FEATURES))
+
+
+KINDS_OF_DATASETS = {
+    "one file": lambda dataset: dataset,
+    "selected": lambda dataset: dataset.select([7, 3, 3, *range(20, 30)]),
+    "a slice": lambda dataset: dataset.select(range(5, 45)),
+    "several files": lambda dataset: concatenate_datasets([dataset.select(range(9)), dataset, dataset.take(1)]),
+    "one soft target": partial(with_soft_targets, k=1),
+    "soft targets": partial(with_soft_targets, k=3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_DATASETS)
+def test_batches_are_those_of_transformers_row_by_row(kind, tokenized, tokenizer):
+    dataset = KINDS_OF_DATASETS[kind](tokenized)
+    loader, evaluated = load(dataset, tokenizer), fill_batches(*lengths_of(dataset), 60)
+    plans = itertools.chain(loader.epoch(), evaluated)
+    found = itertools.chain(itertools.islice(loader, len(loader.epoch())), evaluation_batches(dataset, tokenizer, 60))
+    for plan, batch in zip(plans, found, strict=True):
+        pairs = [dataset[int(index)] for index in plan]
+        for expected in (row_by_row(pairs, tokenizer), PairCollator(tokenizer)(pairs)):
+            assert batch.keys() == expected.keys()
+            for name, tensor in batch.items():
+                assert tensor.dtype == expected[name].dtype and torch.equal(tensor, expected[name])
+
+
+def test_no_pair_is_read_by_itself(tokenized, tokenizer, monkeypatch):
+    loader, reads = load(tokenized, tokenizer), []
+    read = datasets.Dataset.__getitem__
+    monkeypatch.setattr(datasets.Dataset, "__getitem__", lambda self, key: reads.append(key) or read(self, key))
+    take(loader, 30)
+    assert reads == [slice(None)]
 
 
 def test_pairs_of_a_batch_are_found_again(source, tokenizer):

@@ -1,5 +1,6 @@
 """Soft targets: the mean of the teachers' predictions, read once and kept in a file that fits data, teachers and k."""
 
+import itertools
 from unittest.mock import DEFAULT, Mock
 
 import datasets
@@ -91,9 +92,9 @@ def test_cached_soft_targets_are_those_of_the_batch(run, teachers, reading, text
     _, pairs = run("--teacher", *teachers, "--teacher_top_k=5")
     assert not reading.called
     models = [load_foreign(name) for name in teachers]
-    loader = iter(training_batches(pairs, text_tokenizer, DataOptions(), max_tokens=200, seed=42))
-    for _ in range(8):
-        batch = next(loader)
+    loader = training_batches(pairs, text_tokenizer, DataOptions(), max_tokens=200, seed=42)
+    assert loader.pairs(0, 1)[0]["source"]  # for a message about diverged training
+    for batch in itertools.islice(loader, 8):
         ids = {name: tensor for name, tensor in batch.items() if name not in SOFT_TARGETS}
         assert {tensor.dtype for tensor in ids.values()} == {torch.int64}
         kept = batch["labels"] != -100

@@ -16,12 +16,12 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
 from datasets.utils import logging
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
@@ -106,7 +106,7 @@ class TokenBatchSampler:
 
 
 class PairCollator:
-    """Pads a list of pairs to tensors `input_ids`, `attention_mask` (B,S) and `labels` (B,T).
+    """Pads pairs to tensors `input_ids`, `attention_mask` (B,S) and `labels` (B,T).
 
     Padding is always on the right, since the decoder reads labels from position 0. Padded labels are -100, so an
     end-of-sentence token that is also the padding token is still learned. Pairs with soft targets also give
@@ -117,17 +117,35 @@ class PairCollator:
         self.pad_token_id = tokenizer.pad_token_id
 
     def __call__(self, pairs: list[dict]) -> dict[str, torch.Tensor]:
-        sources = [torch.tensor(pair["input_ids"]) for pair in pairs]
-        targets = [torch.tensor(pair["labels"]) for pair in pairs]
+        """The batch of a list of pairs."""
+        return self.pad({name: [pair[name] for pair in pairs] for name in pairs[0]})
+
+    def pad(self, columns: dict[str, list]) -> dict[str, torch.Tensor]:
+        """The batch of pairs that are given as columns of lists or arrays."""
+        is_token = {side: padding_mask(columns[side]) for side in ("input_ids", "labels")}
         batch = {
-            "input_ids": pad_sequence(sources, batch_first=True, padding_value=self.pad_token_id),
-            "attention_mask": pad_sequence([torch.ones_like(ids) for ids in sources], batch_first=True),
-            "labels": pad_sequence(targets, batch_first=True, padding_value=-100),
+            "input_ids": scatter(np.concatenate(columns["input_ids"]), is_token["input_ids"], self.pad_token_id),
+            "attention_mask": torch.from_numpy(is_token["input_ids"].astype(np.int64)),
+            "labels": scatter(np.concatenate(columns["labels"]), is_token["labels"], -100),
         }
-        for name in SOFT_TARGETS if SOFT_TARGETS[0] in pairs[0] else ():
-            flat = [torch.tensor(pair[name]).view(len(pair["labels"]), -1) for pair in pairs]
-            batch[name] = pad_sequence(flat, batch_first=True)
+        for name in SOFT_TARGETS if SOFT_TARGETS[0] in columns else ():
+            numbers = np.concatenate(columns[name]).reshape(is_token["labels"].sum(), -1)
+            batch[name] = scatter(numbers, is_token["labels"], 0)
         return batch
+
+
+def padding_mask(rows: list) -> np.ndarray:
+    """(B,T): whether a position of the padded rows has a token."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return np.arange(lengths.max()) < lengths[:, None]
+
+
+def scatter(numbers: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tensor:
+    """Puts the numbers of all tokens, one (N) or several (N,k) each, where they are in a padded batch (B,T)."""
+    dtype = np.float32 if numbers.dtype.kind == "f" else np.int64
+    padded = np.full(is_token.shape + numbers.shape[1:], padding, dtype)
+    padded[is_token] = numbers
+    return torch.from_numpy(padded)
 
 
 class BpeDropoutCollator(PairCollator):
@@ -141,14 +159,43 @@ class BpeDropoutCollator(PairCollator):
         self.tokenizer = with_bpe_dropout(tokenizer, dropout)
         self.limits = limits
 
-    def __call__(self, pairs: list[dict]) -> dict[str, torch.Tensor]:
-        varied = [dict(pair) for pair in pairs]
+    def pad(self, columns: dict[str, list]) -> dict[str, torch.Tensor]:
+        varied = dict(columns)
         for text, side in [("source", "input_ids"), ("target", "labels")]:
-            segmented = self.tokenizer([pair[text] for pair in pairs], verbose=False).input_ids
-            for pair, ids in zip(varied, segmented, strict=True):
-                if len(ids) <= self.limits[side]:
-                    pair[side] = ids
-        return super().__call__(varied)
+            segmented = self.tokenizer(list(columns[text]), verbose=False).input_ids
+            rows = zip(segmented, columns[side], strict=True)
+            varied[side] = [ids if len(ids) <= self.limits[side] else kept for ids, kept in rows]
+        return super().pad(varied)
+
+
+class PairColumns:
+    """The token ids and soft targets of pairs, read where Arrow has mapped them into memory.
+
+    Indexing with a list of pairs gives columns for [`PairCollator.pad`]. `datasets` would make a table or Python lists
+    of each pair, and pyarrow would first join the parts of a column, which are as many as `datasets` wrote.
+    """
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    @cached_property  # made by each worker, to which the columns are not sent
+    def parts(self) -> tuple[np.ndarray, dict[str, tuple[list[np.ndarray], np.ndarray, np.ndarray]]]:
+        """The first pair of each part; for each column its numbers, part by part, and where each pair has its own."""
+        names = [name for name in ("input_ids", "labels", *SOFT_TARGETS) if name in self.dataset.column_names]
+        parts, columns = self.dataset.select_columns(names).with_format("arrow")[:].to_batches(), {}
+        for name in names:
+            offsets = [part[name].offsets.to_numpy() for part in parts]
+            begin, end = (np.concatenate([part[cut] for part in offsets]) for cut in (np.s_[:-1], np.s_[1:]))
+            columns[name] = [part[name].values.to_numpy() for part in parts], begin, end
+        return np.cumsum([0, *(part.num_rows for part in parts)]), columns
+
+    def __getitem__(self, indices: list[int]) -> dict[str, list[np.ndarray]]:
+        (first, columns), found, indices = self.parts, {}, np.asarray(indices)
+        which = (np.searchsorted(first, indices, side="right") - 1).tolist()
+        for name, (parts, begin, end) in columns.items():
+            places = zip(which, begin[indices].tolist(), end[indices].tolist(), strict=True)
+            found[name] = [parts[i][start:stop] for i, start, stop in places]
+        return found
 
 
 class PairLoader(DataLoader):
@@ -156,14 +203,19 @@ class PairLoader(DataLoader):
 
     state = None  # resuming takes nothing but the batch number
 
+    def __init__(self, pairs: Dataset, sampler: TokenBatchSampler, collate: PairCollator, **options):
+        self.all_pairs = pairs
+        dataset = pairs if isinstance(collate, BpeDropoutCollator) else PairColumns(pairs)  # with or without texts
+        super().__init__(dataset, batch_size=None, sampler=sampler, collate_fn=collate.pad, **options)
+
     def epoch(self) -> list[np.ndarray]:
         """The batches of the first epoch, as indices of pairs. Other epochs may have a few more or fewer batches."""
-        return self.batch_sampler.plan(0)
+        return self.sampler.plan(0)
 
     def pairs(self, first: int, count: int) -> list[dict]:
         """The pairs of `count` batches from number `first`, whichever process has them."""
-        sampler = replace(self.batch_sampler, start=first, process_index=0, num_processes=1)
-        return [self.dataset[index] for batch in itertools.islice(sampler, count) for index in batch]
+        sampler = replace(self.sampler, start=first, process_index=0, num_processes=1)
+        return [self.all_pairs[index] for batch in itertools.islice(sampler, count) for index in batch]
 
 
 @dataclass
@@ -266,8 +318,8 @@ def training_batches(
         return StreamedBatches(dataset, collate, max_tokens, state=stream_state, **share)
     return PairLoader(
         dataset,
-        batch_sampler=TokenBatchSampler(*lengths_of(dataset), max_tokens, **share),
-        collate_fn=collate,
+        TokenBatchSampler(*lengths_of(dataset), max_tokens, **share),
+        collate,
         num_workers=options.dataloader_num_workers,
         worker_init_fn=leave_signals_to_training,
     )
@@ -297,7 +349,8 @@ def evaluation_batches(
 ) -> DataLoader:
     """Padded batches of all pairs, sorted by length; the processes take them in turn."""
     batches = [batch.tolist() for batch in fill_batches(*lengths_of(dataset), max_tokens)]
-    return DataLoader(dataset, batch_sampler=batches[process_index::num_processes], collate_fn=PairCollator(tokenizer))
+    share, collate = batches[process_index::num_processes], PairCollator(tokenizer).pad
+    return DataLoader(PairColumns(dataset), batch_size=None, sampler=share, collate_fn=collate)
 
 
 def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:

@@ -75,7 +75,7 @@ def add_soft_targets(pairs: Dataset, tokenizer, config, options: TrainingOptions
     mass = sum(map(sum, sample["teacher_probabilities"])) / sum(sample["target_length"])
     top = f"the {options.teacher_top_k} most probable tokens"
     PartialState().print(f"soft targets: {top} have {mass:.1%} of probability")
-    return pairs.with_format("numpy", columns=["input_ids", "labels", *SOFT_TARGETS])
+    return pairs
 
 
 def load_teacher(name: str, tokenizer, config, longest: int) -> VanillaTransformerForConditionalGeneration:

@@ -51,7 +51,7 @@ def dry_run_report(
     The time is measured, with some steps of `take_step`, unless they would not fit into memory.
     """
     if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
-        plan, lengths = batches.epoch(), lengths_of(batches.dataset)
+        plan, lengths = batches.epoch(), lengths_of(batches.all_pairs)
         accelerator.print(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths, plan):.1%} padding")
         each = f"{batches_per_step} batch{'es' if batches_per_step > 1 else ''} each"
         accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, {each}")
