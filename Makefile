@@ -22,6 +22,7 @@ docs:     ## the website, into site/
 bench:    ## the speed against others; DATA is a directory like Multi30k, MODEL a model that was trained on it
 	@test -n "$(DATA)" -a -n "$(MODEL)" || { echo "give both: make bench DATA=... MODEL=..."; exit 2; }
 	python benchmarks/train_step.py --data $(DATA)
+	python benchmarks/input.py --data $(DATA)
 	python benchmarks/end_to_end.py --data $(DATA)
 	python benchmarks/decode.py --data $(DATA) --model $(MODEL)
 	python benchmarks/scale.py

@@ -178,6 +178,16 @@ def test_train_step(run, tmp_path):
 
 
 @pytest.mark.slow
+def test_input(run, script, tmp_path):
+    """Which fails if the batches differ."""
+    page, _ = run("input", tmp_path, "--quick")
+    rows, script = rows_of(page), script("input")
+    kinds = [script.PLAIN, script.SOFT, script.DROPOUT]
+    assert [row[:2] for row in rows] == [[kind, f"{size:,}"] for kind in kinds for size in script.SIZES]
+    assert all(number(cell) > 0 for row in rows for cell in row[2:])
+
+
+@pytest.mark.slow
 def test_decode(run, script, make_model, byte_tokenizer, tmp_path):
     """In float32 all engines translate alike, token by token."""
     pytest.importorskip("ctranslate2")
