@@ -671,6 +671,33 @@ def test_tokenized_pairs_are_cached(tmp_path):
     assert files[0] == files[1] != files[2]
 
 
+@pytest.mark.parametrize("kind", ["trained", "truncating"])
+def test_a_tokenizer_that_was_saved_and_loaded_finds_the_tokens(kind, tmp_path):
+    """As that of a checkpoint, with which a run resumes."""
+    path = write(tmp_path / "train.jsonl", rows(pairs=PAIRS))
+    tokenizer = train_tokenizer([text for pair in PAIRS for text in pair], 280)
+    if kind == "truncating":  # as that of BERT may be, until it is used
+        tokenizer.backend_tokenizer.enable_truncation(9)
+    files = []
+    for _ in range(2):
+        train = load(train_file=path, validation_file=path)["train"]
+        files.append(tokenize_pairs(train, tokenizer, 40, 40)[0].cache_files)
+        tokenizer.save_pretrained(tmp_path / "saved")
+        tokenizer = load_tokenizer(str(tmp_path / "saved"))
+    assert files[0] == files[1]
+
+
+def test_another_tokenizer_has_other_tokens(tmp_path):
+    """Though only in its wrapper."""
+    path = write(tmp_path / "train.jsonl", rows(pairs=PAIRS))
+    tokenizer, files = train_tokenizer([text for pair in PAIRS for text in pair], 280), []
+    for split_special_tokens in (False, True):
+        tokenizer.split_special_tokens = split_special_tokens
+        train = load(train_file=path, validation_file=path)["train"]
+        files.append(tokenize_pairs(train, tokenizer, 40, 40)[0].cache_files)
+    assert files[0] != files[1]
+
+
 def test_several_processes_tokenize_as_one(byte_tokenizer):
     pairs = text_dataset([*DIRTY, *((f"a dog {i}", f"ein Hund {i}" if i % 9 else None) for i in range(2500))])
     alone, drops = tokenize_pairs(pairs, byte_tokenizer, 20, 20)

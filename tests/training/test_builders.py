@@ -3,8 +3,11 @@
 import copy
 import json
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import DEFAULT, Mock
 
+import datasets
 import pytest
 import torch
 from helpers import TINY, text_dataset, training_options
@@ -107,15 +110,64 @@ def test_the_first_of_checkpoint_model_tokenizer_and_teacher_has_the_tokenizer(t
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
-def test_a_new_tokenizer_is_trained_on_both_sides(streaming, monkeypatch):
+def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, cache, monkeypatch):
     """The texts are counted for the progress bar, but for those of a stream."""
-    found = []
-    monkeypatch.setattr(builders, "train_tokenizer", lambda texts, *given: found.append((sorted(texts), *given)))
-    pairs = text_dataset([("a", "b"), ("c", "d")])
+    found, pairs = [], text_dataset([("a", "b"), ("c", "d")])
+    given = Mock(side_effect=lambda texts, *given: found.append((sorted(texts), *given)) or text_tokenizer)
+    monkeypatch.setattr(builders, "train_tokenizer", given)
     make_tokenizer(None, pairs.to_iterable_dataset() if streaming else pairs, 300)
     make_tokenizer(None, pairs, None)
     texts, default = ["a", "b", "c", "d"], VanillaTransformerConfig().vocab_size
     assert found == [(texts, 300, None if streaming else 4, []), (texts, default, 4, [])]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of datasets."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def contents(tokenizer, folder: Path) -> dict[str, bytes]:
+    tokenizer.save_pretrained(folder)
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_trained_tokenizer_is_found_by_the_next_run(cache, tmp_path, monkeypatch):
+    """And is the same to the bit. Other pairs, another size or other tags need another one."""
+    training = Mock(wraps=builders.train_tokenizer)
+    monkeypatch.setattr(builders, "train_tokenizer", training)
+    pairs, other = text_dataset(PAIRS), text_dataset(PAIRS[:2])
+    first = contents(make_tokenizer(None, pairs, 300, ["<bt>"]), tmp_path / "first")
+    second = contents(make_tokenizer(None, text_dataset(PAIRS), 300, ["<bt>"]), tmp_path / "second")
+    assert training.call_count == 1 and first == second
+    for number, given in enumerate([(other, 300, ["<bt>"]), (pairs, 280, ["<bt>"]), (pairs, 300, [])], start=2):
+        make_tokenizer(None, *given)
+        assert training.call_count == number
+    assert len(list((cache / "tokenizers").iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"model": 3}'])
+def test_a_damaged_file_of_a_tokenizer_is_replaced(damage, cache, tmp_path):
+    first = contents(make_tokenizer(None, text_dataset(PAIRS), 300), tmp_path / "first")
+    (file,) = (cache / "tokenizers").iterdir()
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(damage, encoding="utf-8")
+    assert contents(make_tokenizer(None, text_dataset(PAIRS), 300), tmp_path / "second") == first
+    assert file.read_text(encoding="utf-8") == whole
+
+
+def test_a_tokenizer_is_trained_without_a_cache(cache, tmp_path):
+    cache.write_text("not a folder", encoding="utf-8")
+    assert len(make_tokenizer(None, text_dataset(PAIRS), 300)) <= 300
+
+
+def test_an_interrupt_while_tokenizing_says_what_is_kept(byte_tokenizer, monkeypatch):
+    encode = Mock(wraps=tokenize_pairs, side_effect=[DEFAULT, KeyboardInterrupt])
+    monkeypatch.setattr(builders, "tokenize_pairs", encode)
+    pairs = {"train": text_dataset(PAIRS), "validation": text_dataset(PAIRS)}
+    with pytest.raises(KeyboardInterrupt, match="^stopped .* validation; .* tokens of train will be found"):
+        tokenize_splits(pairs, byte_tokenizer, DataOptions(), VanillaTransformerConfig(), False)
 
 
 def test_tags_are_tokens_of_their_own(folder, text_tokenizer):

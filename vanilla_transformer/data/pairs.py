@@ -4,6 +4,7 @@ import contextlib
 import csv
 import glob
 import itertools
+import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from accelerate import PartialState
 from datasets import Dataset, IterableDataset, ReadInstruction
 from datasets.fingerprint import Hasher
 from huggingface_hub.errors import HTTPError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, explaining, one_line
 from ..translation_vanilla_transformer import longest_text
@@ -515,7 +516,13 @@ def tokenize_pairs(
     workers = num_proc if num_proc and len(dataset) > 1000 * num_proc else None
     filled = dataset.filter(are_filled, batched=True, num_proc=workers, desc=f"Reading {split}")
     options = {"batched": True, "features": PAIR_FEATURES, "num_proc": workers, "desc": f"Tokenizing {split}"}
-    encoded = (filled if len(filled) < len(dataset) else dataset).map(encode, **options)
+    to_encode = filled if len(filled) < len(dataset) else dataset
+    if type(tokenizer) is PreTrainedTokenizerFast:
+        # `datasets` would hash its wrapper, which is another one after saving and loading, as by a resumed run.
+        content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+        key = (to_encode._fingerprint, content, tokenizer.split_special_tokens, max_source_length, max_target_length)
+        options["new_fingerprint"] = Hasher.hash((key, encode.__code__))
+    encoded = to_encode.map(encode, **options)
     drops = {"empty": len(dataset) - len(filled), "too long": len(filled) - len(encoded)}
     if len(encoded) == 0:
         names = ("--max_source_length ", "--max_target_length ") if split == "train" else ("", "")

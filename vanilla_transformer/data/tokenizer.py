@@ -67,6 +67,11 @@ def train_tokenizer(
     tokenizer.train_from_iterator((text for text in texts if len(text) <= LONGEST_TEXT), trainer, length=length)
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
+    return wrap_trained(tokenizer)
+
+
+def wrap_trained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """What [`train_tokenizer`] returns for a tokenizer that it has trained."""
     return wrap(tokenizer, clean_up_tokenization_spaces=False, split_special_tokens=False, **SPECIAL_TOKENS)
 
 

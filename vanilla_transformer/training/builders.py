@@ -1,22 +1,36 @@
 """Builds what a run needs from its options: tokenizer, model with its generation config, tokenized splits."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Sized
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
+import tokenizers
 import torch
 from accelerate import Accelerator, PartialState
+from datasets.fingerprint import Hasher
+from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
+from ..data import tokenizer as tokenizer_code
 from ..data.batches import lengths_of
 from ..data.options import DataOptions
 from ..data.pairs import iter_texts, sample_texts, tokenize_pairs
-from ..data.tokenizer import SPECIAL_TOKENS, check_coverage, load_tokenizer, special_token_ids, train_tokenizer
+from ..data.tokenizer import (
+    SPECIAL_TOKENS,
+    check_coverage,
+    load_tokenizer,
+    special_token_ids,
+    train_tokenizer,
+    wrap_trained,
+)
 from ..errors import UserError, explaining, loading
+from ..files import write_text
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .checkpoint import load_state
 from .memory import check_model_fits, largest_batch, use_byte_dropout
@@ -47,9 +61,7 @@ def make_tokenizer(
     """
     tags = [tag for tag in tags or [] if tag]
     if existing is None:
-        count = 2 * len(train_pairs) if isinstance(train_pairs, Sized) else None
-        size = vocab_size or VanillaTransformerConfig().vocab_size
-        tokenizer = train_tokenizer(iter_texts(train_pairs), size, count, tags)
+        tokenizer = trained_tokenizer(train_pairs, vocab_size or VanillaTransformerConfig().vocab_size, tags)
     else:
         option, name = existing
         if option == "--resume_from_checkpoint" and not Path(name, "tokenizer_config.json").is_file():
@@ -70,6 +82,28 @@ def make_tokenizer(
                 f"--train_file_tags has {tag}, which is not one token of the tokenizer; choose one that is, or let "
                 "a tokenizer be trained."
             )
+    return tokenizer
+
+
+def trained_tokenizer(train_pairs, size: int, tags: list[str]):
+    """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
+
+    The name of its file is a digest of the pairs, the arguments and the code. Streams have no digest, and their
+    tokenizers are always trained.
+    """
+    if not isinstance(train_pairs, Sized):
+        return train_tokenizer(iter_texts(train_pairs), size, None, tags)
+    code = Path(tokenizer_code.__file__).read_bytes(), tokenizers.__version__
+    key = Hasher.hash((train_pairs._fingerprint, size, tags, code))
+    file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
+    with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
+        tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")))
+        print(f"the tokenizer was trained by an earlier run on these pairs, which left it in {file}")
+        return tokenizer
+    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * len(train_pairs), tags)
+    with contextlib.suppress(OSError):  # then the next run trains it again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, tokenizer.backend_tokenizer.to_str())
     return tokenizer
 
 
@@ -165,7 +199,13 @@ def tokenize_splits(
     splits = {}
     for split, dataset in pairs.items():
         limits = (options.max_source_length, options.max_target_length) if split == "train" else (limit, limit)
-        splits[split], drops = tokenize_pairs(dataset, tokenizer, *limits, split, options.preprocessing_num_workers)
+        try:
+            workers = options.preprocessing_num_workers
+            splits[split], drops = tokenize_pairs(dataset, tokenizer, *limits, split, workers)
+        except KeyboardInterrupt:
+            kept = " and ".join(["the tokenizer", *(f"the tokens of {name}" for name in splits)])
+            message = f"stopped while tokenizing {split}; {kept} will be found again, {split} tokenized from its start"
+            raise KeyboardInterrupt(message) from None
         if drops is None:
             PartialState().print(f"{split}: a stream; empty and too long pairs will be dropped")
         else:

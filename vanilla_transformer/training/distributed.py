@@ -173,8 +173,9 @@ def exit_on_error():
         return
     except Stopped as stopped:
         message, status = str(stopped), stopped.exit_status
-    except KeyboardInterrupt:
-        message, status = "stopped; resume from the newest checkpoint with --resume_from_checkpoint", 130
+    except KeyboardInterrupt as stopped:
+        resuming = "stopped; resume from the newest checkpoint, if there is one, with --resume_from_checkpoint"
+        message, status = str(stopped) or resuming, 130
     except (UserError, StrictDataclassError) as error:  # the latter for a wrong value in the model's config
         show_cause(error)
         message = f"error: {one_line(error)}"
