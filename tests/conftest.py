@@ -16,6 +16,7 @@ from helpers import TEXTS, read_sample, save_translator, small_model, trained_ma
 from transformers import MarianTokenizer
 
 from vanilla_transformer import loss_vanilla_transformer as loss
+from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.data.tokenizer import train_tokenizer
 
 
@@ -63,12 +64,27 @@ def make_model():
     return small_model
 
 
-@pytest.fixture(params=[1, 100, 2**22], ids=["row by row", "in chunks of 2", "in one chunk"])
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The model and its loss read no value of a tensor."""
+    for module in (loss, modeling):
+        monkeypatch.setattr(module, "is_on_host", lambda tensor: False)
+
+
+SIZES = [("cpu", 1), ("cpu", 100), ("cpu", 2**22), ("gpu", 100), ("gpu", 2**22)]
+SIZE_NAMES = ["row by row", "in chunks of 2", "in one chunk", "in chunks of 2 on a GPU", "in one chunk on a GPU"]
+
+
+@pytest.fixture(params=SIZES, ids=SIZE_NAMES)
 def chunks(request, monkeypatch):
     """The loss for a vocabulary of 37 is computed in chunks of so many target tokens."""
-    monkeypatch.setattr(loss, "LOGITS_PER_CHUNK", request.param)
+    device, size = request.param
+    if device == "gpu":
+        request.getfixturevalue("as_on_a_gpu")
+    monkeypatch.setattr(loss, "LOGITS_PER_CHUNK", size)
+    monkeypatch.setattr(loss, "LOGITS_PER_CHUNK_OF_GPU", size)
     monkeypatch.setattr(loss, "ROWS_PER_CHUNK", 1)
-    monkeypatch.setattr(loss, "LOGITS_PER_SOFTMAX", request.param // 2)
+    monkeypatch.setattr(loss, "LOGITS_PER_SOFTMAX", size // 2)
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,11 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, MarianMTModel, MarianTokenizer, StaticCache
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import loss_vanilla_transformer as loss
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
@@ -200,6 +202,28 @@ def parts(k: int) -> list[dict[str, torch.Tensor]]:
         labels = pad_sequence(targets[start:end], batch_first=True, padding_value=-100)
         batches.append({"input_ids": source, "attention_mask": (source != 0).long(), "labels": labels})
     return batches
+
+
+class KernelCounter(TorchDispatchMode):
+    """Lists the operators in its context that compute something, each a kernel on a GPU; a view, say, is none."""
+
+    NO_KERNEL = {"detach", "empty", "empty_like", "promote_types", "_unsafe_view"}
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        with self:  # what the operator consists of
+            if operator.namespace != "aten":
+                return loss.chunked_cross_entropy._init_fn(*args, **kwargs or {})
+            result = operator.decompose(*args, **kwargs or {})
+        if result is not NotImplemented:
+            return result
+        name = operator.overloadpacket.__name__
+        if not operator.is_view and name not in self.NO_KERNEL:
+            self.kernels.append(name)
+        return operator(*args, **kwargs or {})
 
 
 def peak_of(run) -> int:

@@ -43,7 +43,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .loss_vanilla_transformer import label_smoothed_cross_entropy
+from .loss_vanilla_transformer import is_on_host, label_smoothed_cross_entropy
 
 # The name of the cache in transformers' outputs: `past_key_values` before 5.24, `cache` since.
 CACHE = fields(Seq2SeqModelOutput)[1].name
@@ -406,6 +406,22 @@ def padding_mask(input_ids: Tensor, config: VanillaTransformerConfig) -> Tensor 
     return is_token.long()
 
 
+def source_mask(
+    config: VanillaTransformerConfig, x: Tensor, attention_mask: Tensor | None, states: Tensor | None = None
+) -> Tensor | None:
+    """transformers' mask for self-attention in the encoder, or for cross-attention to its output `states` (B,S,d).
+
+    On a CPU there is none if nothing is padded. On another device, reading that would make the host wait for it.
+    """
+    options = {"encoder_hidden_states": states}
+    if attention_mask is not None and attention_mask.ndim == 2 and not is_on_host(x):
+        options["allow_is_bidirectional_skip"] = False
+        if config._attn_implementation == "flex_attention":  # it reads a mask, but not a function
+            is_token, attention_mask = attention_mask.to(x.device, torch.bool), None
+            options["and_mask_function"] = lambda batch, head, query, key: is_token[batch, key]
+    return create_bidirectional_mask(config, x, attention_mask, **options)
+
+
 class VanillaTransformerEncoder(VanillaTransformerStack):
     """N encoder layers over the embedded source (Figure 1, left)."""
 
@@ -437,7 +453,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
             found = padding_mask(input_ids, self.config)
             attention_mask = found if attention_mask is None else attention_mask
 
-        mask = create_bidirectional_mask(self.config, x, attention_mask)
+        mask = source_mask(self.config, x, attention_mask)
         x, rotary = self.add_positions(x, count_positions(x, attention_mask), x.shape[1])
         for layer in self.layers:
             x = layer(x, mask, rotary, output_attentions)
@@ -498,9 +514,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
         is_static = self_cache is not None and self_cache.is_compileable
         mask = create_causal_mask(self.config, x, attention_mask, self_cache)
-        encoder_mask = create_bidirectional_mask(
-            self.config, x, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
-        )
+        encoder_mask = source_mask(self.config, x, encoder_attention_mask, encoder_hidden_states)
         x, rotary = self.add_positions(x, count_positions(x, attention_mask, past_length, is_static), length)
         for layer in self.layers:
             x = layer(
@@ -631,7 +645,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         the labels shifted right by one. [`label_smoothed_cross_entropy`] explains `num_items_in_batch`,
         `soft_targets`, `r_drop_alpha` and `label_smoothing`. Without R-Drop, the loss does not need the logits, which
         in training take the memory of 3*B*T*V numbers: with labels and `output_logits=False`, as train.py passes, they
-        are None and never held in memory as a whole.
+        are None, and those of a large batch are never held in memory as a whole.
         """
         # Not a named parameter: Trainer would look for it in the dataset, as for every name with "label" in it.
         smoothing = kwargs.pop("label_smoothing", 0.0)

@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerAttention
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerAttention, source_mask
 
 LEFT = torch.stack([row.roll(6 - int(mask.sum())) for row, mask in zip(SOURCE, MASK, strict=True)])
 BACKENDS = ["eager", "sdpa", "flex_attention"]
@@ -94,6 +94,19 @@ def test_backends_agree(make_model, uncompiled, norm_first, position_embedding_t
     for name in ["nothing hidden", "custom mask", "custom target mask"]:  # the masks do something
         assert (eager[name] - eager["padding"]).abs().max() > 1e-2
     assert_close(torch.cat([eager[f"cached {start}"] for start in (0, 2, 3)], 1), eager["padding"], 1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masks_made_without_reading_the_padding_hide_the_same(make_model, uncompiled, request, backend):
+    model = make_model().double()
+    model.set_attn_implementation(backend)
+    expected = everything(model)
+    request.getfixturevalue("as_on_a_gpu")
+    assert_close(everything(model), expected, 1e-9)
+    ids = torch.empty(3, 6, dtype=torch.long, device="meta")  # without values, so that reading one fails
+    model.to("meta")
+    for states in (None, model.model.encoder.embed_tokens(ids)):
+        assert source_mask(model.config, model.model.encoder.embed_tokens(ids), ids, states).shape[-2:] == (6, 6)
 
 
 @positions

@@ -13,6 +13,7 @@ from helpers import (
     SOURCE,
     TARGET,
     TINY,
+    KernelCounter,
     assert_close,
     assert_same_gradients,
     assert_ties_and_sizes,
@@ -25,8 +26,13 @@ from helpers import (
 )
 from safetensors import safe_open
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+)
 from vanilla_transformer import loss_vanilla_transformer as loss_module
 from vanilla_transformer.conversion import to_native
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -395,16 +401,82 @@ def test_the_logits_of_a_batch_are_never_in_memory_as_a_whole():
     assert peak < 4 * 1000 * 20_000
 
 
+@pytest.mark.parametrize("is_on_host", [True, False])
 @pytest.mark.parametrize("needs_grad", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_loss_operator_passes_opcheck(bias, needs_grad):
+def test_loss_operator_passes_opcheck(bias, needs_grad, is_on_host, request):
     """Its schema, its fake shapes, its gradient, and all of them under dynamic shapes."""
+    if not is_on_host:
+        request.getfixturevalue("as_on_a_gpu")
     labels = torch.cat([LABELS, LABELS])
     sizes = [(6, 5, 16), (37, 16), bias and (37,)]
     hidden, weight, bias = (torch.randn(size, requires_grad=needs_grad) if size else None for size in sizes)
     targets = (labels != -100, labels[..., None].repeat(1, 1, 3), torch.full((6, 5, 3), 0.3), 0.1)
     arguments = (hidden, weight, bias, *targets, torch.float32, needs_grad)
     torch.library.opcheck(loss_module.chunked_cross_entropy, arguments)
+
+
+def chunk_arguments(K: int, bias: bool, dtype: torch.dtype) -> dict:
+    """Of `softmax_gradient`, for 8 rows, of which two are padding; some tokens have two shares."""
+    arguments = {"chunk": torch.randn(8, 37).to(dtype), "bias": torch.randn(37) if bias else None}
+    arguments |= {"ids": torch.randint(3, (8, K)), "shares": torch.rand(8, K), "kept": torch.arange(8)[:, None] < 6}
+    return arguments | {"uniform": 0.1, "loss": torch.zeros(()), "grad_bias": torch.zeros(37)}
+
+
+@pytest.mark.parametrize("K, bias", [(1, False), (4, True)])
+def test_softmax_gradient_compiled_is_the_same(K, bias):
+    """Traced as for a GPU, and run operator by operator."""
+    results = []
+    for function in (loss_module.softmax_gradient, torch.compile(loss_module.softmax_gradient, backend="eager")):
+        torch.manual_seed(0)
+        arguments = chunk_arguments(K, bias, torch.float32)
+        function(**arguments)
+        results.append([arguments[name] for name in ("chunk", "loss", "grad_bias")])
+    assert_close(*results, 1e-6)
+
+
+@pytest.mark.slow
+def test_softmax_gradient_compiles_into_one_kernel():
+    compiled = torch.compile(loss_module.softmax_gradient, dynamic=True)
+    _, (code,) = run_and_get_code(compiled, **chunk_arguments(1, False, torch.bfloat16))
+    assert code.count("async_compile.cpp_pybinding(") == 1
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_loss_is_not_compiled():
+    without = torch._inductor.config.patch({"cpp.cxx": ("no-compiler",), "force_disable_caches": True})
+    with without, pytest.warns(UserWarning, match="torch.compile does not work here"):
+        found = loss_module.compiled_softmax_gradient.__wrapped__(torch.device("cpu"))
+    assert found is loss_module.softmax_gradient
+
+
+@pytest.mark.parametrize("is_compiled, expected", [(True, 37), (False, 117)])
+def test_kernels_of_the_loss_of_a_large_batch_on_a_gpu(monkeypatch, is_compiled, expected):
+    """Forward and backward pass in float32; bfloat16 adds three casts. A compiled softmax of a chunk counts as two."""
+    if is_compiled:
+
+        def two_kernels(chunk, bias, ids, shares, kept, uniform, loss, grad_bias):
+            chunk.neg_()
+            loss.neg_()
+
+        monkeypatch.setattr(loss_module, "softmax_gradient", two_kernels)
+    with torch.device("meta"):
+        lm_head, hidden = nn.Linear(512, 37_000, bias=False), torch.empty(250, 100, 512, requires_grad=True)
+        labels, tokens = torch.empty(250, 100, dtype=torch.long), torch.empty(())
+    with KernelCounter() as counter:
+        label_smoothed_cross_entropy(hidden, lm_head, labels, 0.1, tokens).backward()
+    assert len(counter.kernels) <= expected, counter.kernels
+
+
+def test_kernels_of_the_base_model_on_a_gpu():
+    """Forward and backward pass without the loss, in float32, with eager attention."""
+    with torch.device("meta"):
+        model = VanillaTransformerModel._from_config(VanillaTransformerConfig(), attn_implementation="eager").train()
+        ids = torch.empty(250, 100, dtype=torch.long)
+    with KernelCounter() as counter:
+        hidden = model(ids, ids, ids, use_cache=False).last_hidden_state
+        hidden.backward(torch.empty_like(hidden))
+    assert len(counter.kernels) <= 1091
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
