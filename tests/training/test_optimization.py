@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts, small_model, training_options
 from torch import nn
 from transformers import get_scheduler
@@ -9,6 +10,7 @@ from transformers import get_scheduler
 from vanilla_transformer.data.batches import SOFT_TARGETS
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import soft_targets
+from vanilla_transformer.training.weights import Weights
 
 # ------------------------------------------------------------------------------------------------------------ schedule
 
@@ -116,6 +118,27 @@ def test_gradient_checkpointing_keeps_the_gradients(make_model, accelerator, arg
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     ids = batches[0]["input_ids"]
     assert model(ids, decoder_input_ids=ids).past_key_values is None  # layers that run twice would fill it twice
+
+
+@losses
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_no_step_waits_for_its_device(make_model, accelerator, monkeypatch, attention, argv):
+    """On a device whose tensors have no values, so that reading one fails. Fused AdamW is not there for it."""
+    (batch,) = batches_for(argv, 1)
+    monkeypatch.setitem(AcceleratorState._shared_state, "device", torch.device("meta"))
+    with torch.device("meta"):
+        model = make_model(**DROPOUTS, encoder_layers=1, decoder_layers=1).train()
+    model.set_attn_implementation(attention)
+    weights = Weights(model, accelerator, compile=False, ema_decay=0.9)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(2):
+        tokens = optim.count_tokens([batch], accelerator)
+        on_device = {name: tensor.to("meta") for name, tensor in batch.items()}
+        optim.compute_loss(weights.wrapped, on_device, tokens[0].clamp(min=1), training_options(*argv)).backward()
+        norm = optim.clip_grad_norm(model, optimizer, 1.0, accelerator)
+        optimizer.step()
+        weights.update_average(step)
+    assert norm.is_meta and all(p.grad.is_meta for p in model.parameters())
 
 
 @pytest.mark.parametrize("max_norm, expected", [(0, None), (1e9, None), (0.1, 0.1)])

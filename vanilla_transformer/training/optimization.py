@@ -71,11 +71,12 @@ def seed_batch(seed: int, batch_number: int):
 
 def count_tokens(batches: list[dict], accelerator: Accelerator) -> torch.Tensor:
     """Token counts (3,) of these batches on all processes: target, source, and both sides including padding."""
-    counts = torch.zeros(3)
-    for batch in batches:
-        target, source = (batch["labels"] != -100).sum(), batch["attention_mask"].sum()
-        counts += torch.tensor([target, source, batch["input_ids"].numel() + batch["labels"].numel()])
-    return accelerator.reduce(counts.to(accelerator.device))
+    target = sum((batch["labels"] != -100).sum() for batch in batches)
+    source = sum(batch["attention_mask"].sum() for batch in batches)
+    padded = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
+    counts = torch.stack([target, source, torch.full_like(target, padded)]).float()
+    # CUDA takes a copy before it returns, so the host need not wait for the device.
+    return accelerator.reduce(counts.to(accelerator.device, non_blocking=accelerator.device.type == "cuda"))
 
 
 def compute_loss(
