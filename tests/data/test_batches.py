@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections import Counter
 from functools import partial
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -245,6 +246,32 @@ def test_no_pair_is_read_by_itself(tokenized, tokenizer, monkeypatch):
     monkeypatch.setattr(datasets.Dataset, "__getitem__", lambda self, key: reads.append(key) or read(self, key))
     take(loader, 30)
     assert reads == [slice(None)]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_resume_in_a_late_epoch_plans_that_epoch_alone(num_processes, tokenized, tokenizer, monkeypatch):
+    """A checkpoint of earlier versions has no state, and the same batches."""
+    monkeypatch.setattr(batches, "POOL_SIZE", 13)  # epochs of several pools differ in their numbers of batches
+    planning = Mock(wraps=plan_batches)
+    monkeypatch.setattr(batches, "plan_batches", planning)
+    first = load(tokenized, tokenizer)
+    expected, reader = [], iter(first)
+    while planning.call_count < 17:
+        expected += take(reader, 1)
+    expected += take(reader, 9)
+    saved = json.loads(json.dumps(first.state))
+    assert len(set(np.diff(saved["epochs"]))) > 1
+    start = saved["epochs"][16] + num_processes
+    for state, plans in [(saved, 1), (None, 17)]:
+        loaders = [
+            load(tokenized, tokenizer, start, i, num_processes, stream_state=state) for i in range(num_processes)
+        ]
+        planning.reset_mock()
+        dealt = [take(loader, 3) for loader in loaders]
+        assert planning.call_count == plans * num_processes
+        resumed = [batch for turn in zip(*dealt, strict=True) for batch in turn]
+        assert resumed == expected[start : start + 3 * num_processes]
+        assert loaders[0].state == saved
 
 
 def test_pairs_of_a_batch_are_found_again(source, tokenizer):

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -82,7 +83,11 @@ def padding_fraction(source_lengths: np.ndarray, target_lengths: np.ndarray, bat
 
 @dataclass
 class TokenBatchSampler:
-    """The batches of one process as lists of indices, from batch number `start`, endlessly, epoch after epoch."""
+    """The batches of one process as lists of indices, from batch number `start`, endlessly, epoch after epoch.
+
+    `epochs` are the numbers of the first batch of each epoch, as far as they are known. Epochs have different numbers
+    of batches, so without these, all before `start` are planned to count theirs.
+    """
 
     source_lengths: np.ndarray
     target_lengths: np.ndarray
@@ -91,15 +96,19 @@ class TokenBatchSampler:
     start: int = 0
     process_index: int = 0
     num_processes: int = 1
+    epochs: list[int] = field(default_factory=lambda: [0])
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         return plan_batches(self.source_lengths, self.target_lengths, self.max_tokens, self.seed, epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = itertools.chain.from_iterable(self.plan(epoch) for epoch in itertools.count())
-        for number, batch in enumerate(batches):
-            if number >= self.start and number % self.num_processes == self.process_index:
-                yield batch.tolist()
+        for epoch in itertools.count(bisect_right(self.epochs, self.start) - 1):
+            plan, first = self.plan(epoch), self.epochs[epoch]
+            if epoch + 1 == len(self.epochs):
+                self.epochs.append(first + len(plan))
+            for number, batch in enumerate(plan, start=first):
+                if number >= self.start and number % self.num_processes == self.process_index:
+                    yield batch.tolist()
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -199,14 +208,19 @@ class PairColumns:
 
 
 class PairLoader(DataLoader):
-    """Padded training batches of a map-style dataset."""
+    """Padded training batches of a map-style dataset.
 
-    state = None  # resuming takes nothing but the batch number
+    A run resumes from a batch number. `state`, a JSON-serializable dictionary, spares it planning earlier epochs.
+    """
 
     def __init__(self, pairs: Dataset, sampler: TokenBatchSampler, collate: PairCollator, **options):
         self.all_pairs = pairs
         dataset = pairs if isinstance(collate, BpeDropoutCollator) else PairColumns(pairs)  # with or without texts
         super().__init__(dataset, batch_size=None, sampler=sampler, collate_fn=collate.pad, **options)
+
+    @property
+    def state(self) -> dict:
+        return {"epochs": self.sampler.epochs}
 
     def epoch(self) -> list[np.ndarray]:
         """The batches of the first epoch, as indices of pairs. Other epochs may have a few more or fewer batches."""
@@ -306,8 +320,8 @@ def training_batches(
 ) -> PairLoader | StreamedBatches:
     """Endless padded training batches of this process, from batch number `start`.
 
-    `max_tokens` is the size of a batch: its sentences times its longest side. For a stream, `stream_state` is the
-    `state` saved with the checkpoint; reading begins there.
+    `max_tokens` is the size of a batch: its sentences times its longest side. `stream_state` is the `state` saved with
+    the checkpoint: reading begins there. A map-style dataset needs none; with one, it resumes sooner in a late epoch.
     """
     collate = PairCollator(tokenizer)
     if options.bpe_dropout:
@@ -318,7 +332,7 @@ def training_batches(
         return StreamedBatches(dataset, collate, max_tokens, state=stream_state, **share)
     return PairLoader(
         dataset,
-        TokenBatchSampler(*lengths_of(dataset), max_tokens, **share),
+        TokenBatchSampler(*lengths_of(dataset), max_tokens, **share, **(stream_state or {})),
         collate,
         num_workers=options.dataloader_num_workers,
         worker_init_fn=leave_signals_to_training,

@@ -37,7 +37,7 @@ class TrainerState:
     scores_count_from: int = 0  # history before this index was scored differently, and is not compared
     recent_losses: list[float] = field(default_factory=list)  # of the last steps without a spike, to detect one
     spikes: list[int] = field(default_factory=list)  # steps with a spike; each step without one removes the last
-    stream: dict | None = None  # where to continue reading a stream
+    stream: dict | None = None  # where to continue reading a stream, or where the epochs of other pairs began
     scaler: dict = field(default_factory=dict)  # loss scale of float16
     settings: dict = field(default_factory=dict)  # the recipe and data fingerprints, compared on resume
 
