@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import datasets
@@ -238,6 +239,24 @@ def test_batches_are_those_of_transformers_row_by_row(kind, tokenized, tokenizer
             assert batch.keys() == expected.keys()
             for name, tensor in batch.items():
                 assert tensor.dtype == expected[name].dtype and torch.equal(tensor, expected[name])
+
+
+@pytest.mark.parametrize("options", [{}, {"bpe_dropout": 0.1}], ids=["plain", "BPE-dropout"])
+@pytest.mark.parametrize(("device", "workers"), [("cuda", 1), ("cpu", 0)])
+def test_a_gpu_has_a_worker_and_pinned_memory_by_default(device, workers, options, tokenized, tokenizer, monkeypatch):
+    monkeypatch.setattr(batches, "PartialState", lambda: SimpleNamespace(device=torch.device(device)))
+    loader = load(with_soft_targets(tokenized, 1), tokenizer, **options)
+    assert (loader.num_workers, loader.pin_memory) == (workers, device == "cuda")
+    for given in (0, 2):
+        assert load(tokenized, tokenizer, dataloader_num_workers=given, **options).num_workers == given
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", FORK)
+def test_a_worker_makes_the_same_batches(tokenized, tokenizer):
+    dataset = with_soft_targets(tokenized, 2)
+    alone, worker = (load(dataset, tokenizer, dataloader_num_workers=count) for count in (0, 1))
+    for expected, batch in itertools.islice(zip(alone, worker, strict=False), 30):
+        assert all(torch.equal(batch[name], tensor) for name, tensor in expected.items())
 
 
 def test_no_pair_is_read_by_itself(tokenized, tokenizer, monkeypatch):

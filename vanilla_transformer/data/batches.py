@@ -21,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from datasets.utils import logging
 from torch.utils.data import DataLoader
@@ -330,11 +331,13 @@ def training_batches(
     share = {"seed": seed, "start": start, "process_index": process_index, "num_processes": num_processes}
     if isinstance(dataset, IterableDataset):
         return StreamedBatches(dataset, collate, max_tokens, state=stream_state, **share)
+    on_gpu, workers = PartialState().device.type == "cuda", options.dataloader_num_workers
     return PairLoader(
         dataset,
         TokenBatchSampler(*lengths_of(dataset), max_tokens, **share, **(stream_state or {})),
         collate,
-        num_workers=options.dataloader_num_workers,
+        num_workers=int(on_gpu) if workers is None else workers,
+        pin_memory=on_gpu,
         worker_init_fn=leave_signals_to_training,
     )
 

@@ -71,7 +71,9 @@ class DataOptions(DatasetOptions):
     max_predict_samples: int | None = option(None, "use only the first N test pairs", ge=1)
     streaming: bool = option(False, "read training pairs during training, for corpora larger than the disk")
     preprocessing_num_workers: int | None = option(None, "processes for tokenizing", ge=1)
-    dataloader_num_workers: int = option(0, "processes for making batches", ge=0)
+    dataloader_num_workers: int | None = option(
+        None, "processes for making batches (default: 1 on a GPU, 0 on a CPU: in the training process)", ge=0
+    )
     tokenizer_name: str | None = option(None, "an existing tokenizer; by default a byte-level BPE is trained")
     bpe_dropout: float = option(0.0, "probability of skipping a BPE merge in training pairs (BPE-dropout)", ge=0, lt=1)
 
