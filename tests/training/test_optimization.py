@@ -7,9 +7,11 @@ from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts, s
 from torch import nn
 from transformers import get_scheduler
 
+from train import optimizer_step
 from vanilla_transformer.data.batches import SOFT_TARGETS
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import soft_targets
+from vanilla_transformer.training.state import TrainerState
 from vanilla_transformer.training.weights import Weights
 
 # ------------------------------------------------------------------------------------------------------------ schedule
@@ -132,13 +134,9 @@ def test_no_step_waits_for_its_device(make_model, accelerator, monkeypatch, atte
     weights = Weights(model, accelerator, compile=False, ema_decay=0.9)
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(2):
-        tokens = optim.count_tokens([batch], accelerator)
-        on_device = {name: tensor.to("meta") for name, tensor in batch.items()}
-        optim.compute_loss(weights.wrapped, on_device, tokens[0].clamp(min=1), training_options(*argv)).backward()
-        norm = optim.clip_grad_norm(model, optimizer, 1.0, accelerator)
-        optimizer.step()
-        weights.update_average(step)
-    assert norm.is_meta and all(p.grad.is_meta for p in model.parameters())
+        state = TrainerState(step=step, position=step)
+        numbers = optimizer_step(weights, optimizer, training_options(*argv), accelerator, [batch], state, 0.1)
+        assert all(number.is_meta for number in numbers)
 
 
 @pytest.mark.parametrize("max_norm, expected", [(0, None), (1e9, None), (0.1, 0.1)])
