@@ -26,7 +26,7 @@ from contest import PROCESSES
 from pyarrow.parquet import write_table
 
 from vanilla_transformer.commands.options import positive
-from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
+from vanilla_transformer.data.batches import LANES, lengths_of, padding_fraction, plan_batches, training_batches
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.pairs import fingerprint, iter_texts, load_pairs, tokenize_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
@@ -246,29 +246,36 @@ def plan(reporter: Reporter, folder: Path, pairs: int):
 
 
 def stream(reporter: Reporter, folder: Path, pairs: int):
-    """Streams one epoch, and resumes at two positions in it."""
+    """Streams one epoch, alone and as one of several processes, and resumes at two positions in it."""
 
     options, tokenizer = options_of(folder, streaming=True), load_tokenizer(str(folder / "tokenizer"))
-    marks, places, count = [0.1, 0.9], [], 0
+    marks, places = [0.1, 0.9], []
 
-    def open_at(number: int = 0, state: dict | None = None):
-        dataset, _ = tokenize_pairs(load_pairs(options)["train"], tokenizer, **LIMITS)
-        return training_batches(dataset, tokenizer, options, MAX_TOKENS, SEED, number, stream_state=state)
+    def open_at(number: int = 0, state: list[dict] | None = None, processes: int = 1):
+        dataset = load_pairs(options)["train"]
+        given = (tokenizer, options, MAX_TOKENS, SEED, number, 0, processes)
+        return training_batches(dataset, *given, stream_state=state)
 
-    def read_epoch():
-        nonlocal count
-        batches = open_at()
+    def read_epoch(processes: int) -> int:
+        """Reads until all lanes of the first process are in their second epoch; returns its pairs of the first."""
+        batches, count = open_at(processes=processes), 0
         for number, batch in enumerate(batches):
-            state = batches.state
-            if state["epoch"] == 1:
-                return
-            if marks and count >= marks[0] * pairs:
-                places.append((f"stream, resume at {marks.pop(0):.0%}", number, json.loads(json.dumps(state)), batch))
-            count += len(batch["labels"])
+            epochs = {state["lane"]: state["epoch"] for state in batches.state}
+            if all(epochs.values()) and len(epochs) == LANES // processes:
+                return count
+            if processes == 1 and marks and count >= marks[0] * pairs:
+                state = json.loads(json.dumps(batches.state))
+                places.append((f"stream, resume at {marks.pop(0):.0%}", number, state, batch))
+            count += len(batch["labels"]) * (epochs[number * processes % LANES] == 0)
 
     reporter.phase(FIRST, lambda: next(iter(open_at())))
-    reporter.phase(EPOCH_OF_STREAM, read_epoch, pairs)
-    reporter.note(streamed=count)
+    reporter.note(streamed=reporter.phase(EPOCH_OF_STREAM, lambda: read_epoch(1), pairs))
+    for processes in (2, 4, 8):
+        reporter.phase(
+            f"{EPOCH_OF_STREAM}, the share of 1 of {processes} processes",
+            lambda p=processes: read_epoch(p),
+            pairs // processes,
+        )
     name, number, _, batch = places[0]
     places.append((f"{name} without a state", number, None, batch))
     for name, number, state, batch in places:

@@ -166,35 +166,38 @@ def tokenized(tokenizer):
 @pytest.fixture(params=["map-style", "streamed", "streamed in small pools"])
 def source(request, tokenized, monkeypatch):
     if request.param == "streamed in small pools":
-        monkeypatch.setattr(batches, "FIRST_POOL", 8)
-        monkeypatch.setattr(batches, "LAST_POOL", 16)
+        small_pools(8, 8, monkeypatch)
     return tokenized if request.param == "map-style" else tokenized.to_iterable_dataset()
 
 
-def test_training_batches(source, tokenized, tokenizer):
-    """Every pair once an epoch, within the budget; the same from any number and for any number of processes."""
+def test_epochs(tokenized, tokenizer):
+    """Every pair once, in other batches each time."""
     everything = {(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in tokenized}
-    loader = load(source, tokenizer)
-    stream = take(loader, 60)
     epochs, seen = [[]], set()
-    for batch in stream:
+    for batch in take(load(tokenized, tokenizer), 60):
         assert not seen & set(batch)
         seen |= set(batch)
         epochs[-1].append(batch)
-        assert len(batch) * max(len(side) for pair in batch for side in pair) <= 60
         if seen == everything:
             seen = set()
             epochs.append([])
     assert len(epochs) > 3
     assert epochs[0] != epochs[1]
+
+
+def test_training_batches(source, tokenizer):
+    """Within the budget; the same from any number and for any number of processes."""
+    stream = take(load(source, tokenizer), 60)
+    assert all(len(batch) * max(len(side) for pair in batch for side in pair) <= 60 for batch in stream)
     assert take(load(source, tokenizer, seed=2), 60) != stream
 
-    for start in [1, len(epochs[0]) - 1, len(epochs[0]), len(epochs[0]) + 3]:
+    for start in [1, 15, 16, 17, 18]:
         assert take(load(source, tokenizer, start), 9) == stream[start : start + 9]
-    for num_processes in [2, 3]:
-        share = (source, tokenizer, 6)
-        dealt = [take(load(*share, i, num_processes), 10) for i in range(num_processes)]
-        assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == stream[6 : 6 + 10 * num_processes]
+    for num_processes in [2, 3, 4, 8, 16]:
+        share = (source, tokenizer, num_processes)
+        dealt = [take(load(*share, i, num_processes), 2) for i in range(num_processes)]
+        found = [batch for turn in zip(*dealt, strict=True) for batch in turn]
+        assert found == stream[num_processes : 3 * num_processes]
 
 
 def row_by_row(pairs: list[dict], tokenizer) -> dict[str, torch.Tensor]:
@@ -279,8 +282,9 @@ def test_resume_in_a_late_epoch_plans_that_epoch_alone(num_processes, tokenized,
         expected += take(reader, 1)
     expected += take(reader, 9)
     saved = json.loads(json.dumps(first.state))
-    assert len(set(np.diff(saved["epochs"]))) > 1
-    start = saved["epochs"][16] + num_processes
+    epochs = saved[0]["epochs"]
+    assert len(set(np.diff(epochs))) > 1
+    start = epochs[16] + num_processes
     for state, plans in [(saved, 1), (None, 17)]:
         loaders = [
             load(tokenized, tokenizer, start, i, num_processes, stream_state=state) for i in range(num_processes)
@@ -294,13 +298,15 @@ def test_resume_in_a_late_epoch_plans_that_epoch_alone(num_processes, tokenized,
 
 
 def test_pairs_of_a_batch_are_found_again(source, tokenizer):
-    """For a message about them: those of all processes, also from an earlier pool or epoch."""
+    """For a message about them, by the process that had them; also from an earlier pool or epoch."""
     expected = take(load(source, tokenizer), 60)
-    loader = load(source, tokenizer, 4, 1, 2)
-    take(loader, 28)
-    for number in (4, 5, 30, 58, 59):
-        pairs = loader.pairs(number, 1)
-        assert [(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs] == expected[number]
+    loaders = [load(source, tokenizer, 4, i, 2) for i in range(2)]
+    for loader in loaders:
+        take(loader, 28)
+    for first, count in [(4, 2), (30, 4), (58, 2), (5, 1)]:
+        pairs = [pair for loader in loaders for pair in loader.pairs(first, count)]
+        found = sorted((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs)
+        assert found == sorted(itertools.chain(*expected[first : first + count]))
         assert {(pair["source"], pair["target"]) for pair in pairs} <= set(PAIRS)
 
 
@@ -374,136 +380,203 @@ def write_stream(tokenizer, tmp_path):
             (rows.to_parquet if suffix == "parquet" else rows.to_json)(folder / f"{name}.{suffix}")
 
         def open_stream(**options):
-            train = load_pairs(data_options(dataset_name=folder, streaming=True, **options))["train"]
-            return tokenize_pairs(train, tokenizer, 40, 40)[0]
+            return load_pairs(data_options(dataset_name=folder, streaming=True, **options))["train"]
 
         return open_stream
 
     return write
 
 
-def small_pools(size: int, monkeypatch) -> int:
-    """The tokens of a batch for about ten batches an epoch from `size` pairs, in about four pools."""
-    monkeypatch.setattr(batches, "FIRST_POOL", size // 5)
-    monkeypatch.setattr(batches, "LAST_POOL", size // 3)
-    return int(1.3 * size)
+def small_pools(first: int, last: int, monkeypatch):
+    """Sets the sizes of pools."""
+    for name, size in {"FIRST_POOL": first, "LAST_POOL": last, "TABLE_SIZE": 2}.items():
+        monkeypatch.setattr(batches, name, size)
+
+
+LIMITS = {"max_source_length": 40, "max_target_length": 40, "max_tokens": 200}
 
 
 @pytest.fixture
-def max_tokens(monkeypatch):
-    return small_pools(len(FEW), monkeypatch)
+def load_stream(tokenizer, monkeypatch):
+    """load_stream(stream, start, process, processes, **options): its batches, of a few pairs, in small pools."""
+    small_pools(4, 10, monkeypatch)
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after each read of a parquet file
+    return lambda stream, *share, **options: load(stream, tokenizer, *share, **LIMITS | options)
 
 
-def take_with_states(loader, epochs: int, start: int = 0) -> tuple[list, list]:
-    """The batches from `start` to the first one after `epochs` epochs, and the state saved before each."""
-    found, states = [], []
-    reader = iter(loader)
-    while True:
-        states.append(json.loads(json.dumps(loader.state)))
-        if states[-1]["epoch"] == epochs:
-            return found, states
-        found.append(as_pairs(next(reader)))
+def copied(state):
+    """As a checkpoint holds it."""
+    return json.loads(json.dumps(state))
+
+
+def take_with_states(loader, epochs: int, start: int = 0) -> tuple[list, list, list]:
+    """The batches from `start` until each lane has read so many epochs, the epoch of each, and the states before."""
+    found, epochs_found, states = [], [], [copied(loader.state)]
+    for number, batch in enumerate(loader, start):
+        state = next(state for state in loader.state if state["lane"] == number % batches.LANES)
+        found.append(as_pairs(batch))
+        epochs_found.append(state["epoch"])
+        states.append(copied(loader.state))
+        if len(states[-1]) == batches.LANES and min(state["epoch"] for state in states[-1]) == epochs:
+            return found, epochs_found, states
+    raise AssertionError
 
 
 KINDS = {
-    "one file": (RAGGED, 1, "jsonl", {}),  # datasets reads 1,000 lines at once; a pool ends in the middle
+    "one file": (RAGGED, 1, "jsonl", {}),  # of more than the 1,000 rows that datasets maps at once
     "three files": (FEW, 3, "jsonl", {}),
     "parquet": (FEW, 3, "parquet", {}),
-    "some of them": (FEW, 3, "jsonl", {"max_train_samples": 230}),
+    "a file for each lane": (FEW, 11, "jsonl", {}),
+    "some of them": (FEW, 11, "jsonl", {"max_train_samples": 230}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_stream_resumes_from_any_batch(kind, write_stream, tokenizer, monkeypatch):
+def test_stream_resumes_from_any_batch(kind, write_stream, load_stream, tokenizer):
     *files, limits = KINDS[kind]
-    open_stream, max_tokens = write_stream(*files), small_pools(len(files[0]), monkeypatch)
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after each read of a parquet file
-
-    def loader(stream=None, start: int = 0, state: dict | None = None):
-        options = {"max_tokens": max_tokens, "stream_state": state}
-        return load(stream or open_stream(**limits), tokenizer, start, **options)
-
+    open_stream = write_stream(*files)
     stream = open_stream(**limits)
-    found, states = take_with_states(loader(stream), 3)
-    assert len(found) > 3 * 8 and len({json.dumps(state) for state in states}) > 3 * 3
-    everything = {(tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in stream}
-    assert Counter(pair for batch in found[:-1] for pair in batch) == dict.fromkeys(everything, 3)
-    for number, state in list(enumerate(states[:-1]))[:: 9 if files[0] is RAGGED else 1]:
-        resumed = take(loader(stream, number, state), min(3, len(found) - number))
-        assert resumed == found[number : number + 3]
+    found, epochs, states = take_with_states(load_stream(stream, **limits), 3)
+    pairs = tokenize_pairs(datasets.Dataset.from_list(list(stream)), tokenizer, 40, 40)[0]
+    everything = Counter((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs)
+    assert len(pairs) > 180
+    for epoch in range(3):
+        read = [batch for batch, number in zip(found, epochs, strict=True) if number == epoch]
+        assert Counter(itertools.chain(*read)) == everything
+    for number in range(0, len(found) - 3, len(found) // 24):
+        resumed = load_stream(open_stream(**limits), number, stream_state=states[number], **limits)
+        assert take(resumed, 3) == found[number : number + 3]
     # To the end, and from a state that a resumed run saved.
-    for number, later in [(len(found) // 3, len(found) // 2), (len(found) - 12, len(found) - 3)]:
-        resumed = loader(start=number, state=states[number])
-        assert resumed.state["batch"] > 0  # earlier pools are not read again
-        again, saved = take_with_states(resumed, 3, number)
-        assert again == found[number:]
-        assert take(loader(start=later, state=saved[later - number]), 3) == found[later : later + 3]
+    number, later = len(found) // 3, len(found) // 2
+    resumed = load_stream(stream, number, stream_state=states[number], **limits)
+    assert min(state["batch"] for state in resumed.state) > 0  # earlier pools are not read again
+    again, _, saved = take_with_states(resumed, 3, number)
+    assert again == found[number:]
+    resumed = load_stream(stream, later, stream_state=saved[later - number], **limits)
+    assert take(resumed, 9) == found[later : later + 9]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [2, 3])
-def test_several_processes_resume_a_stream_from_the_state_of_the_first(
-    num_processes, write_stream, tokenizer, max_tokens
-):
+ODD = [pytest.param(*case, marks=pytest.mark.slow) for case in [(2, 3), (3, 2), (16, 8)]]
+
+
+@pytest.mark.parametrize("before, after", [(4, 1), (1, 4), *ODD])
+def test_stream_is_resumed_by_another_number_of_processes(before, after, write_stream, load_stream):
+    stream, start = write_stream(count=3)(), 96
+    expected = take(load_stream(stream), start + 48)
+    stopped = [load_stream(stream, 0, i, before) for i in range(before)]
+    for loader in stopped:
+        take(loader, start // before)
+    state = copied([state for loader in stopped for state in loader.state])
+    assert max(state["epoch"] for state in state) > 1
+    loaders = [load_stream(stream, start, i, after, stream_state=state) for i in range(after)]
+    dealt = [take(loader, 48 // after) for loader in loaders]
+    assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == expected[start:]
+
+
+@pytest.mark.parametrize("files", [1, 9])
+def test_processes_share_the_reading_of_a_stream(files, load_stream, monkeypatch):
+    """Together they open no file and tokenize no row that a single process would not; each does its part."""
+    opened, rows, encode = [], [], batches.encode_pairs
+
+    def read(files):
+        for file in files:
+            opened.append(file)
+            yield from ({"source": f"a dog {file} {i}", "target": "ein Hund"} for i in range(180 // len(numbers)))
+
+    def note(batch: dict, **options) -> dict:
+        rows.extend(batch["source"])
+        return encode(batch, **options)
+
+    def work(process: int, num_processes: int) -> tuple[Counter, Counter]:
+        opened.clear()
+        rows.clear()
+        take(load_stream(stream, 0, process, num_processes), 48 // num_processes)
+        return Counter(opened), Counter(rows)
+
+    numbers = list(range(files))
+    stream = datasets.IterableDataset.from_generator(read, gen_kwargs={"files": numbers})
+    monkeypatch.setattr(batches, "encode_pairs", note)
+    alone = work(0, 1)
+    for num_processes in (2, 4, 8):
+        shares = [work(i, num_processes) for i in range(num_processes)]
+        for one, parts in zip(alone, zip(*shares, strict=True), strict=True):
+            assert sum(parts, Counter()) == one
+        assert max(sum(read.values()) for _, read in shares) < 1.5 * sum(alone[1].values()) / num_processes
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", FORK)
+def test_workers_read_a_stream_ahead(write_stream, load_stream):
     stream = write_stream(count=3)()
-    expected = take(load(stream, tokenizer, max_tokens=max_tokens), 40)
-    first = load(stream, tokenizer, 0, 0, num_processes, max_tokens=max_tokens)
-    reader = iter(first)
-    for start in range(0, 36 - 3 * num_processes, num_processes):
-        rest = {"max_tokens": max_tokens, "stream_state": json.loads(json.dumps(first.state))}
-        next(reader)
-        loaders = [load(stream, tokenizer, start, i, num_processes, **rest) for i in range(num_processes)]
-        dealt = [take(loader, 3) for loader in loaders]
-        found = [batch for turn in zip(*dealt, strict=True) for batch in turn]
-        assert found == expected[start : start + 3 * num_processes]
-    assert first.state["epoch"] > 1
+    expected = take(load_stream(stream), 48)
+    for workers in (1, 3):
+        loader = load_stream(stream, 0, 1, 2, dataloader_num_workers=workers)
+        assert take(loader, 12) == expected[1:24:2]
+        resumed = load_stream(stream, 24, stream_state=copied(loader.state), dataloader_num_workers=workers)
+        assert take(resumed, 12) == expected[24:36]
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_stream_of_another_number_of_files_is_refused(count, write_stream, tokenizer, max_tokens):
-    state = load(write_stream(count=3)(), tokenizer, max_tokens=max_tokens).state
+def test_stream_of_another_number_of_files_is_refused(count, write_stream, load_stream):
+    loader = load_stream(write_stream(count=3)())
+    take(loader, 1)
     with pytest.raises(UserError, match=f"^The stream has {count} files, but had 3 when the checkpoint was saved"):
-        load(write_stream(count=count)(), tokenizer, max_tokens=max_tokens, stream_state=state)
+        load_stream(write_stream(count=count)(), stream_state=loader.state)
 
 
-def test_files_of_a_stream_are_read_one_after_another_in_shuffled_order(write_stream, tokenizer, max_tokens):
-    """In parallel they would take datasets a thread for each pair."""
-    stream = write_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90], 4)()
-    files = {source: shard for shard in range(4) for source in next(iter(stream.shard(4, shard).batch(999)))["source"]}
-    orders: dict[int, list] = {1: [], 2: []}
-    for seed, found in orders.items():
-        loader = load(stream, tokenizer, max_tokens=max_tokens, seed=seed)
-        pools = ((loader.state["epoch"], pool) for pool, _ in loader.pools())
-        for _, group in itertools.islice(itertools.groupby(pools, key=lambda pair: pair[0]), 6):
-            read = [files[pair["source"]] for _, pool in group for pair in pool]
-            found.append([file for file, _ in itertools.groupby(read)])
-    assert all(sorted(order) == [0, 1, 2, 3] for found in orders.values() for order in found)
-    assert orders[1] != orders[2] and all(any(order != found[0] for order in found) for found in orders.values())
+def test_state_of_an_earlier_version_is_refused(write_stream, load_stream):
+    with pytest.raises(UserError, match="^The checkpoint is of an earlier version, which read streams in another"):
+        load_stream(write_stream()(), stream_state={"epoch": 0, "pool": 3, "batch": 120, "files": 1})
+
+
+def test_files_of_a_stream_are_read_in_another_order_by_each_seed_and_epoch(write_stream, load_stream):
+    """By other lanes in each epoch."""
+    usable = [pair for pair in FEW if pair[0] and len(pair[1]) < 90]
+    stream = write_stream(usable, 11)()
+    files = {source: file for file in range(11) for source in next(iter(stream.shard(11, file).batch(999)))["source"]}
+    orders = {}
+    for seed in (1, 2):
+        lanes = load_stream(stream, seed=seed).dataset
+        for lane in range(batches.LANES):
+            for state, pool, _ in itertools.takewhile(lambda pool: pool[0]["epoch"] < 8, lanes.pools(lane)):
+                orders.setdefault((seed, state["epoch"]), {}).setdefault(lane, []).extend(pool)
+    for found in orders.values():
+        read = {lane: [files[pair["source"]] for pair in pairs] for lane, pairs in found.items()}
+        order = [file for lane in sorted(read) for file, _ in itertools.groupby(read[lane])]
+        assert sorted(order) == list(range(11))  # each at once, by one lane
+        found["order"] = order
+    assert len({tuple(found["order"]) for found in orders.values()}) == 16
+    first = [{files[pair["source"]] for pair in orders[1, epoch][0]} for epoch in range(8)]
+    assert set.union(*first) == set(range(11))
 
 
 def test_pools_of_a_stream_double_up_to_the_last_size(tokenizer, write_stream, monkeypatch):
-    monkeypatch.setattr(batches, "FIRST_POOL", 16)
-    monkeypatch.setattr(batches, "LAST_POOL", 50)
-    loader = load(write_stream([pair for pair in FEW if pair[0] and len(pair[1]) < 90])(), tokenizer)
+    small_pools(16, 50, monkeypatch)
+    monkeypatch.setattr(batches, "TABLE_SIZE", 1)
+    pairs = [pair for pair in PAIRS if pair[0] and len(pair[1]) < 90]
+    lanes = load(write_stream(pairs)(), tokenizer).dataset
     sizes = {}
-    for pool, _ in itertools.takewhile(lambda _: loader.state["epoch"] < 6, loader.pools()):
-        sizes.setdefault(loader.state["epoch"], []).append(len(pool))
+    for state, pool, _ in itertools.takewhile(lambda pool: pool[0]["epoch"] < 6, lanes.pools(0)):
+        sizes.setdefault(state["epoch"], []).append(len(pool))
     assert all(8 <= first <= 16 for first, *_ in sizes.values()) and len({first for first, *_ in sizes.values()}) > 2
     for first, *others in sizes.values():
         assert others[:-1] == [min(first << number, 50) for number in range(1, len(others))]
 
 
-def test_the_last_pools_hold_32768_pairs(tokenized, tokenizer):
-    loader = load(tokenized.to_iterable_dataset(), tokenizer)
-    assert len(loader.read_pool(iter(range(10**5)), loader.state | {"pool": 9})) == 2**15
-    assert 2**9 <= len(loader.read_pool(iter(range(10**5)), loader.state)) <= 2**10
+def test_lanes_without_a_usable_pair_in_an_epoch_read_on(load_stream):
+    """A stream of a single pair gives each lane that pair in one epoch of eight."""
+    stream = text_dataset([("a dog", "ein Hund")]).to_iterable_dataset()
+    loader = load_stream(stream)
+    assert len(set(map(str, take(loader, 32)))) == 1
+    assert {state["epoch"] for state in loader.state} == set(range(24, 32))
 
 
-def test_stream_without_usable_pairs_is_refused(tokenizer):
-    stream, _ = tokenize_pairs(text_dataset([(None, "b")]).to_iterable_dataset(), tokenizer, 20, 20)
+@pytest.mark.filterwarnings(FORK)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_stream_without_usable_pairs_is_refused(workers, tokenizer):
+    stream = text_dataset([(None, "b")]).to_iterable_dataset()
     with pytest.raises(UserError, match="The stream has no usable pair"):
-        next(iter(load(stream, tokenizer)))
+        next(iter(load(stream, tokenizer, dataloader_num_workers=workers)))
 
 
 # --------------------------------------------------------------------------------------------------------- BPE-dropout
@@ -513,8 +586,6 @@ def test_stream_without_usable_pairs_is_refused(tokenizer):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bpe_dropout_changes_tokens_and_not_texts(source, tokenizer, workers):
     """Nor their order, which workers keep."""
-    if workers and isinstance(source, datasets.IterableDataset):
-        pytest.skip("a stream has no workers")
 
     def decode(batches):
         return [[tuple(tokenizer.batch_decode(pair, skip_special_tokens=True)) for pair in batch] for batch in batches]

@@ -54,8 +54,9 @@ LAST = 9  # where it stops early, as no loss is lower than the first
 
 @pytest.fixture(params=["map-style", pytest.param("streaming", marks=pytest.mark.slow)])
 def kind(request, monkeypatch) -> str:
-    """Map-style or streamed data; a stream of a hundred pairs is read in several pools."""
-    monkeypatch.setattr(batches, "FIRST_POOL", 32)
+    """Map-style or streamed data; each lane of a stream of a hundred pairs is read in several pools."""
+    monkeypatch.setattr(batches, "FIRST_POOL", 4)
+    monkeypatch.setattr(batches, "TABLE_SIZE", 2)
     return KINDS[request.param]
 
 

@@ -202,6 +202,20 @@ def test_run_resumed_by_another_number_of_processes(first, second, one, pairs, f
 
 
 @pytest.mark.slow
+def test_stream_resumed_by_another_number_of_processes(pairs, fork, fork_two, tmp_path):
+    """The checkpoint has the places of both processes in the stream."""
+    stream, folder = " --streaming", tmp_path / "model"
+    argv = options(pairs, folder, TWELVE + stream + " --resume_from_checkpoint", model=MODEL)
+    stopped = fork_two(argv, signal_at(*STEP, 4, signal.SIGTERM))
+    assert {run.wait() for run in stopped} == {143}, stopped[0].printed()
+    state = json.loads((folder / f"checkpoint-{steps(folder)[-1]}" / "trainer_state.json").read_text())
+    assert sorted(place["lane"] for place in state["stream"]) == list(range(8))
+    succeed([fork(options(pairs, folder, ONE + stream + " --resume_from_checkpoint", model=MODEL))])
+    train(options(pairs, tmp_path / "one", ONE + stream, model=MODEL))
+    assert_same_run(folder, tmp_path / "one", tolerance=1e-5)
+
+
+@pytest.mark.slow
 def test_two_machines_equal_one_process(one, pairs, fork_two, tmp_path):
     """Each prepares the data in a cache for itself."""
     argv = options(pairs, tmp_path / "model", TWELVE, model=MODEL)

@@ -255,7 +255,6 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         ("--validation_file=x", "--train_file=x --dataset_name=", "--validation_file needs --train_file."),
         ("--train_file_tags=<bt>", "--train_file=x --dataset_name=", "--train_file_tags needs --train_file."),
         ("--streaming", "--max_steps=5", "--streaming needs --max_steps"),
-        ("--streaming --max_steps=5 --dataloader_num_workers=1", "--streaming=0", "--streaming reads in the training"),
         ("--average_checkpoints_by=score --eval_steps=3", "--average_checkpoints=3", "--average_checkpoints_by score"),
         ("--average_checkpoints_by=score --average_checkpoints=3", "--eval_steps=3", "--average_checkpoints_by score"),
         ("--run_name=x", "--report_to=wandb", "--run_name needs --report_to."),

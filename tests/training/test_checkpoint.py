@@ -96,7 +96,7 @@ def test_resumed_run_equals_an_uninterrupted_one(config, with_ema, accelerator, 
     config = {**config, **DROPOUTS}
     run = Run(accelerator, with_ema, **config).train(2)
     run.state.history = [{"step": 2, "eval_bleu": 1.5, "eval_loss": 2.5}]
-    run.state.stream, run.state.settings = {"epoch": 1, "files": [0, None]}, {"seed": 2**62, "streaming": False}
+    run.state.stream, run.state.settings = [{"epoch": 1, "place": None}], {"seed": 2**62, "streaming": False}
     folder, before = run.save(tmp_path, byte_tokenizer), run.tensors()
     assert list(tmp_path.iterdir()) == [folder]
     assert_close(AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict(), run.model.state_dict(), 0)

@@ -122,8 +122,6 @@ class DataOptions(DatasetOptions):
             raise UserError("--train_file_weights are all 0, which leaves no training pairs; raise one.")
         if self.streaming and (files > 1 or self.train_file_weights):
             raise UserError("--streaming reads one --train_file and no --train_file_weights; join several into one.")
-        if self.streaming and self.dataloader_num_workers:
-            raise UserError("--streaming reads in the training process; leave out --dataloader_num_workers.")
 
 
 def parse_direction(direction: str) -> tuple[str, str]:

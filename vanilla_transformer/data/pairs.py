@@ -6,14 +6,16 @@ import glob
 import itertools
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
 
 import datasets
 import numpy as np
+import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset, ReadInstruction
 from datasets.fingerprint import Hasher
@@ -306,10 +308,12 @@ def mix_files(files: list[Dataset], weights: list[float] | None, tags: list[str]
 def add_tag(pairs: Dataset | IterableDataset, tag: str) -> Dataset | IterableDataset:
     """Puts the tag, if it is not empty, and a space in front of each source that is not empty."""
 
-    def tagged(batch: dict) -> dict[str, list[str | None]]:
-        return {"source": [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]}
+    return map_columns(pairs, partial(tag_sources, tag=tag), pairs.features) if tag else pairs
 
-    return pairs.map(tagged, batched=True, features=pairs.features) if tag else pairs
+
+def tag_sources(batch: dict, tag: str) -> dict[str, list[str | None]]:
+    tagged = [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]
+    return {"source": tagged, "target": batch["target"]}
 
 
 def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
@@ -320,11 +324,33 @@ def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | Iterab
     if not any("\t" in line["line"] for line in lines.take(10_000)):
         raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
     features = datasets.Features({side: PAIR_FEATURES[side] for side in ("source", "target")})
-    pairs = lines.map(split_at_tab, batched=True, remove_columns="line", features=features)
+    pairs = map_columns(lines, split_at_tab, features)
     if isinstance(lines, Dataset) and len(pairs) < len(lines):
         dropped = len(lines) - len(pairs)
         PartialState().print(f"{name}: lines with more than one tab are dropped, {dropped:,} of {len(lines):,}.")
     return pairs
+
+
+def map_columns(
+    rows: Dataset | IterableDataset, function: Callable[[dict], dict[str, list]], features: datasets.Features | None
+) -> Dataset | IterableDataset:
+    """Replaces all columns by those that the function returns for a batch of columns, `source` and `target`.
+
+    A stream is mapped in Arrow tables: in Python, `datasets` would take a hundred times as long for rows that are for
+    other processes.
+    """
+    if isinstance(rows, Dataset):
+        return rows.map(function, batched=True, remove_columns=rows.column_names, features=features)
+    mapped = rows.with_format("arrow").map(partial(map_table, function=function), batched=True, features=features)
+    return mapped.with_format(None)
+
+
+def map_table(table: pa.Table, function: Callable[[dict], dict[str, list]]) -> pa.Table:
+    columns = function(table.to_pydict())
+    texts = {
+        side: [text if isinstance(text, str) else None for text in columns[side]] for side in ("source", "target")
+    }
+    return pa.table(texts, schema=pa.schema(dict.fromkeys(texts, pa.string())))
 
 
 def split_at_tab(batch: dict) -> dict[str, list[str | None]]:
@@ -434,16 +460,23 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
     if source == target:
         raise UserError(f"Source and target are both {source}; name two different ones.")
     if isinstance(source, tuple):
+        return map_columns(dataset, partial(unnest, source=source, target=target), None)
+    pairs = dataset.select_columns([source, target])
+    if isinstance(dataset, Dataset):
+        return pairs.rename_columns({source: "source", target: "target"})
+    features = pairs.features and datasets.Features(source=pairs.features[source], target=pairs.features[target])
+    named = partial(name_columns, source=source, target=target)
+    return pairs.with_format("arrow").map(named, batched=True, features=features).with_format(None)
 
-        def unnest(batch: dict) -> dict:
-            sides = ([texts_in(row or {}, side[1]) for row in batch[side[0]]] for side in (source, target))
-            pairs = [pair for texts in zip(*sides, strict=True) for pair in itertools.product(*texts)]
-            return {"source": [text for text, _ in pairs], "target": [text for _, text in pairs]}
 
-        return dataset.map(unnest, batched=True, remove_columns=list(dataset.features or [source[0]]))
-    # In two steps, because a stream cannot give a column the name of another.
-    pairs = dataset.select_columns([source, target]).rename_columns({source: "source text", target: "target text"})
-    return pairs.rename_columns({"source text": "source", "target text": "target"})
+def name_columns(table: pa.Table, source: str, target: str) -> pa.Table:
+    return pa.table({"source": table[source], "target": table[target]})
+
+
+def unnest(batch: dict, source: tuple[str, str], target: tuple[str, str]) -> dict[str, list[str | None]]:
+    sides = ([texts_in(row or {}, side[1]) for row in batch[side[0]]] for side in (source, target))
+    pairs = [pair for texts in zip(*sides, strict=True) for pair in itertools.product(*texts)]
+    return {"source": [text for text, _ in pairs], "target": [text for _, text in pairs]}
 
 
 def texts_in(row: dict, language: str) -> list[str | None]:
@@ -477,42 +510,45 @@ def sample_texts(dataset: Dataset | IterableDataset, count: int = 1000) -> dict[
     return {side: [row[side] for row in rows if is_filled(row[side])] for side in ("source", "target")}
 
 
+def encode_pairs(
+    batch: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int
+) -> dict[str, list]:
+    """The columns of [`PAIR_FEATURES`] for the pairs of texts that are within the limits."""
+    limits = longest_text(max_source_length), longest_text(max_target_length)  # in characters
+    pairs = zip(batch["source"], batch["target"], strict=True)
+    short = [len(source) <= limits[0] and len(target) <= limits[1] for source, target in pairs]
+    if not any(short):
+        return {name: [] for name in PAIR_FEATURES}
+    batch = {name: list(itertools.compress(batch[name], short)) for name in ("source", "target")}
+    columns = batch | tokenizer(
+        batch["source"], text_target=batch["target"], return_attention_mask=False, verbose=False
+    )
+    columns["source_length"] = list(map(len, columns["input_ids"]))
+    columns["target_length"] = list(map(len, columns["labels"]))
+    lengths = zip(columns["source_length"], columns["target_length"], strict=True)
+    kept = [source <= max_source_length and target <= max_target_length for source, target in lengths]
+    return {name: list(itertools.compress(columns[name], kept)) for name in PAIR_FEATURES}
+
+
 def tokenize_pairs(
-    dataset: Dataset | IterableDataset,
+    dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     max_source_length: int,
     max_target_length: int,
     split: str = "train",
     num_proc: int | None = None,
-) -> tuple[Dataset | IterableDataset, dict[str, int] | None]:
-    """Tokenizes the pairs; returns them with the number of pairs dropped for each reason (None for a stream).
+) -> tuple[Dataset, dict[str, int]]:
+    """Tokenizes the pairs; returns them with the number of pairs dropped for each reason.
 
     Pairs with an empty or missing side, or longer than a limit in tokens (including the end-of-sentence token), are
     dropped; none is truncated. Those with far too many characters are dropped untokenized, see [`longest_text`]. Adds
     `input_ids`, `labels`, `source_length` and `target_length`. A tokenizer that treats the two languages differently
-    (Marian's) is told which side is the target. A map-style dataset is tokenized immediately and cached by `datasets`
-    on disk, and UserError is raised if no pair is left; a stream is tokenized as it is read, without that check.
+    (Marian's) is told which side is the target. `datasets` caches the result on disk. Raises UserError if no pair is
+    left.
     """
 
-    def encode(batch: dict) -> dict:
-        """Token ids and lengths of the pairs that are within the limits."""
-        limits = longest_text(max_source_length), longest_text(max_target_length)  # in characters
-        pairs = zip(batch["source"], batch["target"], strict=True)
-        short = [len(source) <= limits[0] and len(target) <= limits[1] for source, target in pairs]
-        if not any(short):
-            return {name: [] for name in PAIR_FEATURES}
-        batch = {name: list(itertools.compress(batch[name], short)) for name in ("source", "target")}
-        columns = batch | tokenizer(
-            batch["source"], text_target=batch["target"], return_attention_mask=False, verbose=False
-        )
-        columns["source_length"] = list(map(len, columns["input_ids"]))
-        columns["target_length"] = list(map(len, columns["labels"]))
-        lengths = zip(columns["source_length"], columns["target_length"], strict=True)
-        kept = [source <= max_source_length and target <= max_target_length for source, target in lengths]
-        return {name: list(itertools.compress(columns[name], kept)) for name in PAIR_FEATURES}
-
-    if isinstance(dataset, IterableDataset):
-        return dataset.filter(are_filled, batched=True).map(encode, batched=True), None
+    limits = {"max_source_length": max_source_length, "max_target_length": max_target_length}
+    encode = partial(encode_pairs, tokenizer=tokenizer, **limits)
     workers = num_proc if num_proc and len(dataset) > 1000 * num_proc else None
     filled = dataset.filter(are_filled, batched=True, num_proc=workers, desc=f"Reading {split}")
     options = {"batched": True, "features": PAIR_FEATURES, "num_proc": workers, "desc": f"Tokenizing {split}"}

@@ -10,6 +10,7 @@ import datasets
 import tokenizers
 import torch
 from accelerate import Accelerator, PartialState
+from datasets import IterableDataset
 from datasets.fingerprint import Hasher
 from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
@@ -189,7 +190,7 @@ def model_to_fine_tune(name: str, fields: dict, attention: str | None) -> Vanill
 def tokenize_splits(
     pairs: dict, tokenizer, options: DataOptions, config: VanillaTransformerConfig, keeps_length: bool
 ) -> dict:
-    """Tokenizes all splits and prints how many pairs each has and how many were dropped.
+    """Tokenizes all splits but streams, and prints how many pairs each has and how many were dropped.
 
     The length limits are for training. In evaluation, only pairs longer than `max_position_embeddings` are dropped.
     Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts. With
@@ -198,6 +199,10 @@ def tokenize_splits(
     limit = min(max(config.max_position_embeddings, options.length_limit), config.longest_sequence)
     splits = {}
     for split, dataset in pairs.items():
+        if isinstance(dataset, IterableDataset):
+            splits[split] = dataset
+            PartialState().print(f"{split}: a stream; empty and too long pairs will be dropped")
+            continue
         limits = (options.max_source_length, options.max_target_length) if split == "train" else (limit, limit)
         try:
             workers = options.preprocessing_num_workers
@@ -206,11 +211,8 @@ def tokenize_splits(
             kept = " and ".join(["the tokenizer", *(f"the tokens of {name}" for name in splits)])
             message = f"stopped while tokenizing {split}; {kept} will be found again, {split} tokenized from its start"
             raise KeyboardInterrupt(message) from None
-        if drops is None:
-            PartialState().print(f"{split}: a stream; empty and too long pairs will be dropped")
-        else:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
-            PartialState().print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
+        PartialState().print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
     train = splits["train"]
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length
     before = tokenizer.model_max_length if keeps_length else 0

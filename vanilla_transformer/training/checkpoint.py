@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import gather_object
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -52,6 +53,7 @@ def save(output_dir: Path, weights: Weights, optimizer: AcceleratedOptimizer, to
     average = None
     if weights.average is not None:
         average = get_model_state_dict(weights.average.module, options=ON_MAIN)
+    state.stream = gather_object(state.stream or [])  # each process reads other parts of a stream
     state.scaler = {} if optimizer.scaler is None else optimizer.scaler.state_dict()
 
     def write():

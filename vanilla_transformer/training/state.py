@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 from ..errors import UserError
-from .distributed import run_on_main
 from .options import TrainingOptions
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
@@ -37,7 +37,7 @@ class TrainerState:
     scores_count_from: int = 0  # history before this index was scored differently, and is not compared
     recent_losses: list[float] = field(default_factory=list)  # of the last steps without a spike, to detect one
     spikes: list[int] = field(default_factory=list)  # steps with a spike; each step without one removes the last
-    stream: dict | None = None  # where to continue reading a stream, or where the epochs of other pairs began
+    stream: list[dict] | None = None  # what the input of each process resumes from
     scaler: dict = field(default_factory=dict)  # loss scale of float16
     settings: dict = field(default_factory=dict)  # the recipe and data fingerprints, compared on resume
 
@@ -111,7 +111,8 @@ class Meter:
     def flush(self, state: TrainerState, accelerator, read_pairs: Callable, detect_spikes: bool = True) -> dict:
         """Adds the collected steps to `state` and returns the log entry; raises [`Diverged`] if training has diverged.
 
-        `read_pairs(first, count)` returns the pairs of `count` batches from number `first`, for the message.
+        `read_pairs(first, count)` returns the pairs of this process in `count` batches from number `first`, for the
+        message.
         """
         numbers = torch.stack([numbers for *_, numbers in self.steps])  # (steps,5)
         numbers[:, 0] = accelerator.reduce(numbers[:, 0].contiguous())  # each process has the loss of its batches
@@ -122,7 +123,7 @@ class Meter:
             if problem := record_loss(state, step, loss, norm, detect_spikes):
                 first = state.spikes[0] if math.isfinite(loss + norm) else step
                 count = position // step  # batches of a step
-                pairs = run_on_main(read_pairs, (first - 1) * count, count)
+                pairs = gather_object(read_pairs((first - 1) * count, count))
                 raise Diverged(
                     f"Training diverged at step {step} (learning rate {learning_rate:.2e}, batches up to number "
                     f"{position - 1}): {problem} {name_longest(pairs, first)}Checkpoints from before step {first} are "
