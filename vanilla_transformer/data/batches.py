@@ -273,11 +273,13 @@ class Lanes(TorchIterableDataset):
         first = self.first + (worker.id * self.step if worker else 0)
         step = self.step * (worker.num_workers if worker else 1)
         lanes = {lane: self.read_lane(lane, first, step) for lane in lanes_of(first, step)}
-        try:
-            for number in itertools.count(first, step):
-                yield next(lanes[number % LANES])
-        except UserError as error:  # the DataLoader would add the worker's traceback to its message
-            yield error, None
+        for number in itertools.count(first, step):
+            try:
+                item = next(lanes[number % LANES])
+            except UserError as error:  # the DataLoader would add the worker's traceback to its message
+                yield error, None
+                return
+            yield item
 
     def read_lane(self, lane: int, first: int, step: int) -> Iterator[tuple[dict, dict]]:
         """The batches of a lane that are among `first`, `first + step`, ..., each with its state."""
