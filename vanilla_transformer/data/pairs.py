@@ -557,7 +557,7 @@ def tokenize_pairs(
         # `datasets` would hash its wrapper, which is another one after saving and loading, as by a resumed run.
         content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
         key = (to_encode._fingerprint, content, tokenizer.split_special_tokens, max_source_length, max_target_length)
-        options["new_fingerprint"] = Hasher.hash((key, encode.__code__))
+        options["new_fingerprint"] = Hasher.hash((key, encode_pairs.__code__))
     encoded = to_encode.map(encode, **options)
     drops = {"empty": len(dataset) - len(filled), "too long": len(filled) - len(encoded)}
     if len(encoded) == 0:
