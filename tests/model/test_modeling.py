@@ -468,6 +468,15 @@ def test_kernels_of_the_loss_of_a_large_batch_on_a_gpu(monkeypatch, is_compiled,
     assert len(counter.kernels) <= expected, counter.kernels
 
 
+def test_the_loss_of_a_cpu_has_chunks_of_16_mebibytes():
+    """Of at least 256 rows; each is multiplied three times: to its logits, and to both gradients."""
+    for vocab_size, products in [(2**12, 3), (2**13, 6), (2**15, 12)]:
+        lm_head, hidden = nn.Linear(2, vocab_size, bias=False), torch.randn(1, 1024, 2, requires_grad=True)
+        with KernelCounter() as counter:
+            label_smoothed_cross_entropy(hidden, lm_head, torch.ones(1, 1024, dtype=torch.long), 0.1)
+        assert counter.kernels.count("mm") == products
+
+
 def test_kernels_of_the_base_model_on_a_gpu():
     """Forward and backward pass without the loss, in float32, with eager attention."""
     with torch.device("meta"):

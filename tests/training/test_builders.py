@@ -11,6 +11,7 @@ import datasets
 import pytest
 import torch
 from helpers import TINY, text_dataset, training_options
+from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from vanilla_transformer import Translator, VanillaTransformerConfig
@@ -25,6 +26,7 @@ from vanilla_transformer.training.builders import (
     make_generation_config,
     make_model,
     make_tokenizer,
+    report_lost_text,
     resolve_defaults,
     tokenize_splits,
 )
@@ -54,6 +56,13 @@ def test_existing_tokenizer_is_tried_on_the_training_texts(option, streaming, as
     make_tokenizer(existing, pairs.map(lambda pair: {"target": "Straße"}))
     said = "the tokenizer changes 3 of 3 target texts ('Straße' becomes 'Strae'); 0 of "
     assert said in capsys.readouterr().out
+
+
+def test_what_a_tokenizer_loses_of_the_tags_does_not_count(ascii_only, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(ascii_only)
+    for pairs, is_lost in [([("犬 A dog", "a")], False), ([("A dog", "犬 a")], True)]:
+        report_lost_text(tokenizer, text_dataset(pairs), "--tokenizer_name x", ["犬"])
+        assert ("warning: the tokenizer changes 1 of 1" in capsys.readouterr().out) == is_lost
 
 
 SIZES = [{"d_model": 10**6}, {"encoder_ffn_dim": 2**28}, {"max_position_embeddings": 2**28}]

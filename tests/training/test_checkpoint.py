@@ -235,6 +235,14 @@ def test_final_checkpoints_ignore_those_saved_by_a_signal(argv, chosen, tmp_path
     assert [checkpoints.step_of(one) for one in found] == chosen
 
 
+@pytest.mark.parametrize("step, said", [(40, "early stopping after step 40\n"), (100, "")])
+def test_a_run_that_ends_early_says_so(step, said, accelerator, tmp_path, capsys):
+    options = training_options(f"--output_dir={tmp_path}")
+    weights = Weights(small_model(), accelerator, compile=False, ema_decay=None)
+    final = checkpoints.final_model(weights, TrainerState(step=step), Triggers(options, 100))
+    assert final is weights.full and capsys.readouterr().out == said
+
+
 @pytest.mark.parametrize("use_ema", [False, True])
 def test_averaged_checkpoints_are_the_mean(use_ema, accelerator, byte_tokenizer, tmp_path):
     run = Run(accelerator)
@@ -381,7 +389,15 @@ BATCHES = r"batches per step \(processes times --gradient_accumulation_steps\) w
         (settings(), settings(activation_function="gelu"), "--activation_function was relu, now gelu"),
         *(
             (settings(*STREAM), settings(*STREAM, f"--{name}=9"), f"--{name} was .*, now 9")
-            for name in sorted({*checkpoints.FIXED_IN_STREAM} - {"train_file", "train_file_tags", "train_file_langs"})
+            for name in [
+                *(f"dataset_{what}" for what in ("name", "config_name", "revision")),
+                *(f"{side}_{what}" for side in ("source", "target") for what in ("lang", "column")),
+                *("train_split", "max_train_samples", "max_source_length", "max_target_length"),
+            ]
+        ),
+        *(
+            (settings(*STREAM) | {name: ["a"]}, settings(*STREAM) | {name: ["b"]}, rf"--{name} was \['a'\], now .*")
+            for name in ("train_file", "train_file_tags", "train_file_langs")
         ),
     ],
 )

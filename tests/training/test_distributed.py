@@ -4,6 +4,7 @@ import contextlib
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -92,6 +93,20 @@ def test_error_on_main_is_raised_everywhere(accelerator):
     with pytest.raises(ZeroDivisionError):
         distributed.run_on_main(lambda: 1 // 0)
     assert distributed.run_on_main(max, 2, 3) == 3
+
+
+def test_what_differs_between_machines_is_named(accelerator, monkeypatch):
+    distributed.check_same_everywhere({"The data": "a", "--output_dir": True})
+    monkeypatch.setattr(distributed, "gather_object", lambda found: [*found, True])
+    distributed.check_same_everywhere({"--output_dir": True})
+    with pytest.raises(UserError, match="^The data is not the same on all machines; let them share a disk.$"):
+        distributed.check_same_everywhere({"--output_dir": True, "The data": "a"})
+
+
+def test_an_accelerator_that_cannot_start_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(distributed, "Accelerator", Mock(side_effect=ValueError("no such device")))
+    with pytest.raises(UserError, match="^Accelerate cannot start: no such device"):
+        distributed.make_accelerator(training_options())
 
 
 def test_copied_weights_are_equal():

@@ -77,6 +77,26 @@ def test_copies_of_the_weights_per_process(argv, processes, is_sharded, copies, 
     assert step_bytes(model, training_options(*argv), several, 20)[0] == copies * 4 * model.num_parameters()
 
 
+def test_the_bytes_of_no_pairs_are_constant(make_model, accelerator, monkeypatch):
+    """A step with one pair takes 10 bytes and with two 16: so 6 a pair, and 4 for none."""
+    model, options = make_model(), training_options()
+    for two, expected in [(16, (4, 6)), (30, (0, 20)), (10, (10, 1))]:
+        monkeypatch.setattr(memory, "activation_bytes", lambda *given, two=two: {1: 10, 2: two}[given[3]])
+        constant, per_pair = step_bytes(model, options, accelerator, 20)
+        assert (constant - 16 * model.num_parameters(), per_pair) == expected
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused(monkeypatch):
+    config = VanillaTransformerConfig(vocab_size=1000)
+    free = 4 * 3 * VanillaTransformerForConditionalGeneration(config).num_parameters()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    memory.check_model_fits(config, 3)
+    with pytest.raises(
+        UserError, match=r"^A model of 4\d,\d{3},\d{3} parameters takes 0\.\d GiB, more than the 0\.\d GiB"
+    ):
+        memory.check_model_fits(config, 4)
+
+
 def test_measuring_has_no_side_effects(make_model, accelerator):
     model = make_model(dropout=0.1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -171,7 +191,7 @@ def test_byte_dropout_drops_at_the_nearest_rate_and_keeps_the_mean(p, dropped):
     found = memory.ByteDropout(p)(x)
     assert found.unique().tolist() == pytest.approx([0, 256 / (256 - dropped)])
     assert (found == 0).float().mean() == pytest.approx(dropped / 256, abs=0.002)
-    assert torch.equal(memory.ByteDropout(p).eval()(x), x)
+    assert torch.equal(memory.ByteDropout(p).eval()(x), x) and torch.equal(memory.ByteDropout(0.0)(x), x)
 
 
 def test_every_dropout_of_a_model_is_replaced(make_model):

@@ -139,6 +139,19 @@ def test_no_step_waits_for_its_device(make_model, accelerator, monkeypatch, atte
         assert all(number.is_meta for number in numbers)
 
 
+def test_without_warm_up_the_peak_is_that_of_the_first_step():
+    assert optim.paper_learning_rate(512, 0) == optim.paper_learning_rate(512, 1) == 512**-0.5
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan, -torch.inf])
+def test_the_norm_of_a_step_that_float16_skips_is_0(value, half):
+    model = torch.nn.Linear(2, 1)
+    optimizer = half.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    half.scaler.scale(model(torch.ones(2)).sum()).backward()
+    model.weight.grad.fill_(value)
+    assert optim.clip_grad_norm(model, optimizer, 1.0, half) == 0
+
+
 @pytest.mark.parametrize("max_norm, expected", [(0, None), (1e9, None), (0.1, 0.1)])
 def test_gradient_clipping(make_model, accelerator, max_norm, expected):
     model = make_model().train()

@@ -40,6 +40,12 @@ def losses_of(losses, norm=1.0):
     return [(loss, 20, 20, 40, norm) for loss in losses]
 
 
+def test_the_loss_is_summed_over_processes_and_the_counts_are_not(accelerator, monkeypatch):
+    monkeypatch.setattr(accelerator, "reduce", lambda losses: 2 * losses)
+    entry = log(TrainerState(), accelerator, [(4.0, 5, 10, 40, 6)])
+    assert (entry["loss"], entry["grad_norm"], entry["padding_fraction"]) == (8.0, 6.0, 1 - 15 / 40)
+
+
 def test_log_entry_and_results(accelerator, monkeypatch):
     """The first entry comes after 5 seconds, the second after 3 more."""
     monkeypatch.setattr(time, "perf_counter", iter([100.0, 105.0, 200.0, 203.0]).__next__)
