@@ -63,6 +63,7 @@ def evaluate_split(
 @torch.no_grad()
 def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, accelerator: Accelerator) -> float:
     """Cross-entropy in nats per target token, without label smoothing, over the batches of all processes."""
+    model.eval()
     parts = [(0.0, 0)]  # sum of the loss and number of tokens of each batch; a process may have no batch
     for batch in batches:
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
