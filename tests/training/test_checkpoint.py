@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent, resumed, pruned and averaged; the output directory; changed settings."""
 
 import itertools
+import os
 import resource
 import shutil
 from pathlib import Path
@@ -88,6 +89,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 # ----------------------------------------------------------------------------------------------------- save and resume
+
+
+def test_the_umask_decides_who_may_read_a_checkpoint(accelerator, byte_tokenizer, tmp_path):
+    before = os.umask(0o026)
+    folder = Run(accelerator).train(1).save(tmp_path, byte_tokenizer)
+    os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o640}
+
+
+def test_a_resumed_run_has_the_settings_of_now(folder, accelerator):
+    settings = {"seed": 42, "streaming": False, "logging_steps": 7}
+    assert Run(accelerator).load(folder, **settings).state.settings == settings
 
 
 @pytest.mark.parametrize("with_ema", [True, False])

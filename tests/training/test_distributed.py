@@ -103,6 +103,19 @@ def test_what_differs_between_machines_is_named(accelerator, monkeypatch):
         distributed.check_same_everywhere({"--output_dir": True, "The data": "a"})
 
 
+@pytest.mark.parametrize("trackers", ["none", "tensorboard", "all"])
+def test_trackers_that_are_installed_are_used(trackers, tmp_path):
+    options = training_options(f"--report_to={trackers}", f"--output_dir={tmp_path}")
+    found = [str(name) for name in distributed.make_accelerator(options).log_with]
+    assert ("tensorboard" in found) == (trackers != "none")
+
+
+@pytest.mark.parametrize("trackers, name", [("comet_ml", "comet_ml"), ("tensorboard,clearml", "clearml")])
+def test_a_tracker_that_is_not_installed_is_named(trackers, name, tmp_path):
+    with pytest.raises(UserError, match=f"^--report_to {name} is not installed; install it, or choose another"):
+        distributed.make_accelerator(training_options(f"--report_to={trackers}", f"--output_dir={tmp_path}"))
+
+
 def test_an_accelerator_that_cannot_start_is_one_sentence(monkeypatch):
     monkeypatch.setattr(distributed, "Accelerator", Mock(side_effect=ValueError("no such device")))
     with pytest.raises(UserError, match="^Accelerate cannot start: no such device"):
