@@ -91,9 +91,12 @@ def main():
     triggers = Triggers(options, max_steps)
     take_step = partial(optimizer_step, weights, optimizer, options, accelerator)
     if options.dry_run:
-        try_step, left = partial(take_step, state=state, learning_rate=0.0), max_steps - state.step
-        reports.dry_run_report(options, model, longest, batches, batches_per_step, left, try_step, accelerator)
-        accelerator.print(f"the resolved recipe:\n\n{arguments.recipe_to_yaml(recipe)}\n{reports.DRY_RUN}")
+        fits = reports.describe_plan(options, model, longest, batches, batches_per_step, accelerator)
+        accelerator.print(f"the resolved recipe:\n\n{arguments.recipe_to_yaml(recipe)}\n{reports.DRY_RUN}", flush=True)
+        if fits:
+            try_step = partial(take_step, state=state, learning_rate=0.0)
+            steps = (options.gradient_accumulation_steps, max_steps - state.step)
+            reports.describe_time(try_step, batches, *steps)
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
     distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, arguments.recipe_to_yaml(recipe))
@@ -181,7 +184,9 @@ def optimizer_step(
     weights.wrapped.train()
     for i, batch in enumerate(batches):
         optim.seed_batch(options.seed, state.position + i * accelerator.num_processes + accelerator.process_index)
-        batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+        # From pinned memory, CUDA copies while the host goes on; on other devices it could overtake the copy.
+        is_cuda = accelerator.device.type == "cuda"
+        batch = {name: tensor.to(accelerator.device, non_blocking=is_cuda) for name, tensor in batch.items()}
         is_last = i == len(batches) - 1  # processes exchange gradients once a step
         with contextlib.nullcontext() if is_last else accelerator.no_sync(weights.wrapped):
             loss = optim.compute_loss(weights.wrapped, batch, tokens[0].clamp(min=1), options)

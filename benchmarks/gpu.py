@@ -1,9 +1,9 @@
 """One GPU: how near the training step is to the limit of the card, and where it is not.
 
-python benchmarks/gpu.py                            # nine minutes on one GPU
-python benchmarks/gpu.py --data ../multi30k_tok     # then Multi30k to a validation BLEU of 40, at most four minutes
+python benchmarks/gpu.py                                    # eight minutes on one GPU
+python benchmarks/gpu.py --sizes --data ../multi30k_tok     # Multi30k to a validation BLEU of 40: at most four minutes
 python benchmarks/gpu.py --sizes base --kinds "ours, compiled"
-python benchmarks/gpu.py --quick                    # on any machine, to see that it runs
+python benchmarks/gpu.py --quick                            # on any machine, to see that it runs
 
 Measures the step of train.py, eager and compiled, MarianMTModel and torch.nn.Transformer, for several sizes of model
 and batch: tokens per second, the share of the card's arithmetic, kernels and synchronizations. Each measurement has a
@@ -11,11 +11,14 @@ process of its own; what no time is left for is skipped, so what matters most co
 benchmarks/results.
 """
 
+import contextlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -39,7 +42,7 @@ BATCHES = (3125, 8192, 25_000)
 LENGTHS = {"tiny": 16.0, "base": 27.0, "big": 27.0, "quick": 9.0}  # tokens of a sentence: of Multi30k, of WMT14
 VOCABULARY = {"tiny": 9712, "base": 37_000, "big": 37_000, "quick": 300}
 # FLOP/s in bfloat16 without sparsity, from NVIDIA's data sheets.
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "RTX 4090": 165e12}
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
 SHAPES = 4  # different batches, which the steps take in turn
 SECONDS = 4.0  # of a measurement
 GOAL = 40.0  # validation BLEU of the speedrun
@@ -149,7 +152,10 @@ def count_synchronizations(step) -> int:
 
 def flop_per_target_token(size: str, max_tokens: int) -> float:
     """FLOPs of the matrix products of a step, counted on some rows of each batch, by MarianMTModel on the CPU."""
-    batches = [{name: tensor[:2] for name, tensor in batch.items()} for batch in random_batches(size, max_tokens)]
+    batches = [  # rows are sorted by length
+        {name: tensor[:: max(1, len(tensor) // 8)] for name, tensor in batch.items()}
+        for batch in random_batches(size, max_tokens)
+    ]
     model = peers.Marian(size, VOCABULARY[size], "eager")
     with FlopCounterMode(display=False) as counter:
         for batch in batches:
@@ -222,17 +228,30 @@ QUICK = "--max_steps 2 --warmup_steps 1 --eval_steps 1 --d_model 16 --encoder_la
 QUICK += "--encoder_attention_heads 2 --decoder_attention_heads 2 --encoder_ffn_dim 16 --decoder_ffn_dim 16"
 
 
+def end_session(leader: int):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
 def speedrun(data: str, quick: bool, timeout: float) -> list[str]:
     """Trains on Multi30k from files to the goal by the command of a user; says when each evaluation ended."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
         command += ["--mixed_precision", "no" if quick else "bf16", "train.py"]
-        command += ["--config", "recipes/multi30k_wu2021.yaml", "--dataset_name", data, *SPEEDRUN.split()]
+        command += [
+            "--config",
+            "recipes/multi30k_wu2021.yaml",
+            "--dataset_name",
+            str(Path(data).resolve()),
+            *SPEEDRUN.split(),
+        ]
         command += [*(QUICK.split() if quick else ()), "--output_dir", f"{folder}/model"]
         environment = os.environ | {"HF_DATASETS_CACHE": f"{folder}/cache", "PYTHONUNBUFFERED": "1"}
         begin, found, reached, tail = time.perf_counter(), [], None, []
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         run = subprocess.Popen(command, cwd=Path(__file__).parents[1], env=environment, **pipes)
+        timer = threading.Timer(timeout, end_session, [run.pid])
+        timer.start()
         for line in run.stdout:
             seconds = time.perf_counter() - begin
             tail = [*tail, line.rstrip()][-20:]
@@ -242,9 +261,10 @@ def speedrun(data: str, quick: bool, timeout: float) -> list[str]:
                 print(found[-1], flush=True)
                 if bleu >= GOAL and reached is None:
                     reached = seconds
-            if (reached and not quick) or seconds > timeout:
+            if reached and not quick:
                 break
-        run.terminate()
+        timer.cancel()
+        end_session(run.pid)  # of the launcher, which does not end what it has launched
         run.wait()
     if not found:
         print("\n".join(tail), file=sys.stderr)
@@ -281,10 +301,10 @@ def peak_of(device: str) -> tuple[float, str]:
 def main():
     parser = report.make_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sizes", nargs="+", choices=list(LENGTHS), default=["base", "tiny", "big"])
+    parser.add_argument("--sizes", nargs="*", choices=list(LENGTHS), default=["base", "tiny", "big"])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--batches", nargs="+", type=positive, default=BATCHES, help="tokens of a batch and side")
-    parser.add_argument("--minutes", type=float, default=9, help="for everything but the speedrun (default: 9)")
+    parser.add_argument("--minutes", type=float, default=7, help="after which no row is begun (default: 7)")
     parser.add_argument("--data", metavar="DIR", help="Multi30k, tokenized and lowercased, for the speedrun")
     options = parser.parse_args()
     if options.quick:
@@ -292,6 +312,8 @@ def main():
     elif options.device == "cpu":
         sys.exit("There is no GPU here; --quick tries the script on a CPU.")
     deadline, seconds = time.perf_counter() + 60 * options.minutes, 0.1 if options.quick else SECONDS
+    name = "gpu" if options.sizes else "gpu-speedrun"
+    write = partial(report.write, SimpleNamespace(**vars(options) | {"device": "cpu"}), name)  # after each part
     peak, origin = peak_of(options.device)
     page = report.heading("One GPU", ["torch", "transformers", "accelerate"])
     page += [
@@ -303,26 +325,31 @@ def main():
         "compilation.",
     ]
     for size in options.sizes:
+        if time.perf_counter() > deadline:
+            break
         flop, rows = flop_per_target_token(size, max(options.batches)), []
         for max_tokens, kind in itertools.product(sorted(options.batches, reverse=True), options.kinds):
             if time.perf_counter() > deadline:
                 rows.append(row(kind, max_tokens, "no time", flop, peak))
                 continue
-            one = Contestant(kind, partial, measure, kind, size, max_tokens, options.device, seconds)
             try:
+                one = Contestant(kind, partial, measure, kind, size, max_tokens, options.device, seconds)
                 one.turn()
                 rows.append(row(kind, max_tokens, one.answers[0], flop, peak))
-            except Exception as error:  # out of memory, or what a compiler raises: the other rows go on
+                one.end()
+            except (Exception, SystemExit) as error:  # out of memory, or what a compiler raises: the others go on
                 rows.append(row(kind, max_tokens, " ".join(str(error).split())[:60], flop, peak))
-            one.end()
             print(" | ".join([size, *rows[-1]]), flush=True)
         page += ["", f"## {size}: {flop / 1e6:,.1f} MFLOP a target token", "", *report.table(COLUMNS, rows)]
-    page += ["", "## One attention of base, forward and backward", ""]
-    page += report.table(["what", "ms"], attentions(options.device))
+        write(page)
+    if options.sizes:
+        page += ["", "## One attention of base, forward and backward", ""]
+        page += report.table(["what", "ms"], attentions(options.device))
+        write(page)
     if options.data:
         page += ["", "## Multi30k from files to a translating model", "", *speedrun(options.data, options.quick, 240)]
+    write(page)
     print("\n".join(page), flush=True)
-    report.write(SimpleNamespace(**vars(options) | {"device": "cpu"}), "gpu", page)
 
 
 if __name__ == "__main__":

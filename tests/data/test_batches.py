@@ -389,7 +389,8 @@ def write_stream(tokenizer, tmp_path):
 
 def small_pools(first: int, last: int, monkeypatch):
     """Sets the sizes of pools."""
-    for name, size in {"FIRST_POOL": first, "LAST_POOL": last, "TABLE_SIZE": 2}.items():
+    sizes = {"FIRST_POOL": first, "LAST_POOL": last, "TABLE_SIZE": 2, "FILES_PER_LANE": 1}
+    for name, size in sizes.items():
         monkeypatch.setattr(batches, name, size)
 
 
@@ -420,6 +421,14 @@ def take_with_states(loader, epochs: int, start: int = 0) -> tuple[list, list, l
         if len(states[-1]) == batches.LANES and min(state["epoch"] for state in states[-1]) == epochs:
             return found, epochs_found, states
     raise AssertionError
+
+
+def test_every_pair_is_read_as_often_whatever_the_sizes_of_the_files(write_stream, load_stream, monkeypatch):
+    loader = load_stream(write_stream(RAGGED, 11)())  # the last file has a sixth of the pairs, the first a hundredth
+    monkeypatch.setattr(batches, "FILES_PER_LANE", 8)
+    found, _, _ = take_with_states(loader, 3)
+    counts = Counter(pair for batch in found for pair in batch)
+    assert max(counts.values()) - min(counts.values()) <= 2
 
 
 KINDS = {

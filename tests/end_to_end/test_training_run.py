@@ -276,7 +276,6 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
     printed = train([*argv, "--dry_run"])
     assert files(tmp_path) == {} and not (tmp_path / "model").exists()
     said, recipe, end = re.split(r"the resolved recipe:\n\n|(?=This was a dry run)", printed)
-    assert "nothing is kept" in end
 
     (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
     from_recipe = ["--config", str(tmp_path / "recipe.yaml")]
@@ -299,7 +298,7 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
     if int(count) % 2 == 0:
         assert padding == f"{found['padding_fraction']:.1%}"
     assert "about 0.00 of " in said
-    assert re.search(rf"about \d.* s a step, so 0:00:\d\d for {found['train_steps']} steps", said)
+    assert re.search(rf"about \d.* s a step, so 0:00:\d\d for {found['train_steps']} steps", end)
 
 
 def test_dry_run_of_a_resumed_stream(pairs, tmp_path):

@@ -63,6 +63,8 @@ def test_estimate_matches_the_measured_peak(attention, length, pairs, argv, acce
     [
         ([], 1, False, 4),
         ([], 4, False, 4),
+        (["--gradient_accumulation_steps=2"], 4, False, 5),
+        (["--gradient_accumulation_steps=2"], 1, False, 4),
         ([], 4, True, 2),
         (["--ema_decay=0.5"], 1, False, 6),
         (["--ema_decay=0.5"], 2, True, 3.5),

@@ -92,6 +92,14 @@ def sharded(accelerator, monkeypatch):
     dist.destroy_process_group()
 
 
+def test_the_number_of_tokens_is_not_rounded(make_model, sharded, monkeypatch):
+    monkeypatch.setattr(sharded.state, "_mixed_precision", "bf16")
+    wrapped = Weights(make_model(), sharded, compile=False, ema_decay=None).wrapped
+    batch = {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}
+    one, many = (wrapped(**batch, num_items_in_batch=torch.tensor(count)).loss for count in (1.0, 25_025.0))
+    torch.testing.assert_close(25_025 * many, one, rtol=1e-6, atol=0)  # bfloat16 has 25,088
+
+
 def test_sharded_weights_are_exchanged_in_bfloat16_and_their_gradients_in_float32(make_model, sharded, monkeypatch):
     batch = {"input_ids": SOURCE, "attention_mask": MASK, "labels": LABELS}
     model = make_model()

@@ -36,6 +36,7 @@ from .tokenizer import with_bpe_dropout
 SOFT_TARGETS = ("teacher_tokens", "teacher_probabilities")
 POOL_SIZE = 2**16  # shuffled pairs that are sorted by length together
 LANES = 8  # into which a stream is divided: the most processes that can share its reading
+FILES_PER_LANE = 8  # at least, for lanes to read whole files: sets of so many are of about one size
 # A lane yields no batch of a pool until the whole pool is read, so pools start small and double in size, in rows.
 FIRST_POOL, LAST_POOL = 2**8, 2**13
 TABLE_SIZE = 2**5  # rows of a lane that are read together; a pool has whole tables
@@ -246,9 +247,9 @@ class Lanes(TorchIterableDataset):
     the lanes of those batches are read. A lane reads its rows in pools, one after another, and begins its next epoch
     as soon as it has read its part of this one. In each epoch, all lanes together read every row once.
 
-    The parts of an epoch are sets of files, if there is a file for each lane; otherwise part p has the rows p,
-    p + LANES, ... of each file. A lane has another part in each epoch. `is_whole` tells that the stream cannot be
-    divided into files, as after `take`.
+    The parts of an epoch are sets of files, if there are [`FILES_PER_LANE`] for each lane; otherwise part p has the
+    rows p, p + LANES, ... of each file, so that lanes end their epochs together whatever the sizes of the files. A
+    lane has another part in each epoch. `is_whole` tells that the stream has no files to divide, as after `take`.
 
     The state of a batch, a JSON-serializable dictionary, is the position of its pool in its lane. Given the states of
     some lanes, reading begins there; batches before `first` are discarded. Other lanes are read from the beginning.
@@ -315,7 +316,7 @@ class Lanes(TorchIterableDataset):
         Each comes with the file and row after it, and with the stream whose state is that place until the next table.
         """
         part = (state["lane"] + state["epoch"]) % LANES
-        by_file = self.files >= LANES
+        by_file = self.files >= LANES * FILES_PER_LANE
         dealt = np.random.default_rng(self.seed).permutation(self.files)
         if by_file:
             dealt = dealt[part::LANES]

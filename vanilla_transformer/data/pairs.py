@@ -16,6 +16,8 @@ from tempfile import TemporaryFile
 import datasets
 import numpy as np
 import pyarrow as pa
+import tokenizers
+import transformers
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset, ReadInstruction
 from datasets.fingerprint import Hasher
@@ -556,8 +558,10 @@ def tokenize_pairs(
     if type(tokenizer) is PreTrainedTokenizerFast:
         # `datasets` would hash its wrapper, which is another one after saving and loading, as by a resumed run.
         content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
-        key = (to_encode._fingerprint, content, tokenizer.split_special_tokens, max_source_length, max_target_length)
-        options["new_fingerprint"] = Hasher.hash((key, encode_pairs.__code__))
+        limits |= {"characters": [longest_text(limit) for limit in limits.values()]}
+        code = (encode_pairs.__code__, transformers.__version__, tokenizers.__version__)
+        key = (to_encode._fingerprint, content, tokenizer.split_special_tokens, limits, code)
+        options["new_fingerprint"] = Hasher.hash(key)
     encoded = to_encode.map(encode, **options)
     drops = {"empty": len(dataset) - len(filled), "too long": len(filled) - len(encoded)}
     if len(encoded) == 0:

@@ -192,6 +192,8 @@ def check_conflicts(data: DataOptions, training: TrainingOptions):
             raise UserError(f"--{name} needs --{needed}.")
     if data.streaming and training.max_steps is None:
         raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")
+    if training.torch_compile and training.gradient_checkpointing:
+        raise UserError("--torch_compile cannot be combined with --gradient_checkpointing; leave one out.")
     if training.teacher and (data.streaming or data.bpe_dropout):
         raise UserError("--teacher reads all pairs before training; leave out --streaming and --bpe_dropout.")
     if training.average_checkpoints_by == "score" and not (training.average_checkpoints and training.eval_steps):

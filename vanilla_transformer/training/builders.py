@@ -18,6 +18,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
+from ..data import pairs as pairs_code
 from ..data import tokenizer as tokenizer_code
 from ..data.batches import lengths_of
 from ..data.options import DataOptions
@@ -94,7 +95,7 @@ def trained_tokenizer(train_pairs, size: int, tags: list[str]):
     """
     if not isinstance(train_pairs, Sized):
         return train_tokenizer(iter_texts(train_pairs), size, None, tags)
-    code = Path(tokenizer_code.__file__).read_bytes(), tokenizers.__version__
+    code = [Path(module.__file__).read_bytes() for module in (tokenizer_code, pairs_code)] + [tokenizers.__version__]
     key = Hasher.hash((train_pairs._fingerprint, size, tags, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
@@ -208,8 +209,10 @@ def tokenize_splits(
             workers = options.preprocessing_num_workers
             splits[split], drops = tokenize_pairs(dataset, tokenizer, *limits, split, workers)
         except KeyboardInterrupt:
-            kept = " and ".join(["the tokenizer", *(f"the tokens of {name}" for name in splits)])
-            message = f"stopped while tokenizing {split}; {kept} will be found again, {split} tokenized from its start"
+            kept = ["the tokenizer"] if isinstance(pairs["train"], Sized) else []
+            kept += [f"the tokens of {name}" for name, done in splits.items() if isinstance(done, Sized)]
+            found = f"{' and '.join(kept)} will be found again, " if kept else ""
+            message = f"stopped while tokenizing {split}; {found}{split} tokenized from its start"
             raise KeyboardInterrupt(message) from None
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
         PartialState().print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")

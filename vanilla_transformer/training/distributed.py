@@ -142,8 +142,10 @@ def shard(model: VanillaTransformerForConditionalGeneration, mixed_precision: st
     meets the same tied matrix in the decoder's group.
     """
     dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if mixed_precision == "bf16" else {}
-    for module in (*model.model.encoder.layers, *model.model.decoder.layers, model):
-        fully_shard(module, mp_policy=MixedPrecisionPolicy(**dtypes))
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        fully_shard(layer, mp_policy=MixedPrecisionPolicy(**dtypes))
+    # The inputs of the model are numbers of tokens and probabilities of teachers, which are not to be rounded.
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False))
 
 
 def copy_weights(source: nn.Module, target: nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
+from ..loss_vanilla_transformer import LOGITS_PER_CHUNK_OF_GPU
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import cpu_has_bfloat16
 from .distributed import number_of_shards
@@ -119,10 +120,14 @@ def step_bytes(model: nn.Module, options: TrainingOptions, accelerator: Accelera
     """Bytes of a training step on one process: (constant, per pair) if both sides of all pairs have this length."""
     weights, shards = 4 * model.num_parameters(), number_of_shards(accelerator.num_processes)  # bytes in float32
     copies = 4 + bool(options.ema_decay)  # weights, gradients, Adam's two moments, and the moving average
+    if shards == 1 and accelerator.num_processes > 1 and options.gradient_accumulation_steps > 1:
+        copies += 1  # the gradients of earlier batches, beside the buffer in which replicas exchange them
     needs_copy = options.ema_decay or options.torch_compile or shards > 1  # for evaluation and saving
     one, two = (activation_bytes(model, options, accelerator, pairs, length) for pairs in (1, 2))
     fixed = max(0, 2 * one - two)  # extrapolated to a batch of no pairs
     constant = weights * copies // shards + (weights if needs_copy else 0) + fixed
+    if accelerator.device.type == "cuda":  # a chunk of logits with its softmax, as long as that is not compiled
+        constant += 10 * LOGITS_PER_CHUNK_OF_GPU
     return constant, max(1, two - one)
 
 

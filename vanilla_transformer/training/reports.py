@@ -8,15 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
+from accelerate.utils import gather_object
 
 from .. import __version__
 from ..data.batches import PairLoader, lengths_of, padding_fraction
 from ..data.options import DataOptions
 from ..files import last_part
 from .distributed import run_on_main
-from .memory import memory_for, step_bytes
+from .memory import USABLE, memory_for, step_bytes
 from .options import TrainingOptions
 
 
@@ -36,19 +37,12 @@ def scalars(results: dict) -> dict:
 DRY_RUN = "This was a dry run: nothing was written to --output_dir, and nothing is kept of the steps that were timed."
 
 
-def dry_run_report(
-    options: TrainingOptions,
-    model,
-    longest: int,
-    batches,
-    batches_per_step: int,
-    steps_left: int,
-    take_step: Callable[[list[dict]], tuple[torch.Tensor, ...]],
-    accelerator: Accelerator,
-):
-    """Prints the batches of an epoch, the memory of a step whose pairs all have `longest` tokens, and the time left.
+def describe_plan(
+    options: TrainingOptions, model, longest: int, batches, batches_per_step: int, accelerator: Accelerator
+) -> bool:
+    """Prints the batches of an epoch, and the memory of a step whose pairs all have `longest` tokens.
 
-    The time is measured, with some steps of `take_step`, unless they would not fit into memory.
+    Returns whether it fits into the memory of every process.
     """
     if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
         plan, lengths = batches.epoch(), lengths_of(batches.all_pairs)
@@ -62,24 +56,28 @@ def dry_run_report(
     accelerator.print(
         f"about {needed / 2**30:.2f} of {usable / 2**30:.1f} GiB of memory per process for tensors{kept}"
     )
-    if needed <= usable:
-        loader = iter(batches)
-        seconds = time_steps(lambda: take_step([next(loader) for _ in range(options.gradient_accumulation_steps)]))
-        left = timedelta(seconds=round(seconds * steps_left))
-        accelerator.print(f"about {seconds:.3g} s a step, so {left} for {steps_left:,} steps, without evaluations")
+    return all(gather_object([needed <= USABLE * usable]))
 
 
-def time_steps(take_step: Callable[[], tuple[torch.Tensor, ...]], limit: float = 30.0) -> float:
-    """The mean seconds of 20 steps, or of as many as end within `limit` seconds, after one that warms up.
+def describe_time(
+    take_step: Callable[[list[dict]], tuple[torch.Tensor, ...]],
+    batches,
+    accumulation_steps: int,
+    steps_left: int,
+    limit: float = 30.0,
+):
+    """Prints how long the run will take: by 20 steps, or as many as end within `limit` seconds, after a first one.
 
     `take_step` returns what `optimizer_step` of train.py does.
     """
-    times = []
+    loader, times = iter(batches), []
     while len(times) < 2 or (len(times) <= 20 and run_on_main(lambda: times[-1] - times[0] < limit)):
-        *_, grad_norm = take_step()
+        *_, grad_norm = take_step([next(loader) for _ in range(accumulation_steps)])
         grad_norm.item()  # waits for the device
         times.append(time.perf_counter())
-    return (times[-1] - times[0]) / (len(times) - 1)
+    seconds = (times[-1] - times[0]) / (len(times) - 1)
+    left = timedelta(seconds=round(seconds * steps_left))
+    PartialState().print(f"about {seconds:.3g} s a step, so {left} for {steps_left:,} steps, without evaluations")
 
 
 def describe_run(data: DataOptions, splits: dict) -> dict:

@@ -37,8 +37,10 @@ class Weights:
             if self.average is not None:
                 shard(self.average.module)
         if compile:
-            # One graph for all shapes; only the hooks of a sharded model, between its layers, break it.
-            model.compile(dynamic=True, fullgraph=not is_sharded)
+            # One graph for all shapes. The hooks of a sharded model, between its layers, break it, as do the masks of
+            # flash attention.
+            is_whole = not is_sharded and "flash" not in model.config._attn_implementation
+            model.compile(dynamic=True, fullgraph=is_whole)
         self.wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # a sharded one only gets autocast
         if isinstance(self.wrapped, DistributedDataParallel):
             self.wrapped.broadcast_buffers = False  # at each step; they are tables of positions, the same everywhere
