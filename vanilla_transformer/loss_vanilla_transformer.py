@@ -30,7 +30,7 @@ def label_smoothed_cross_entropy(
     hidden: Tensor,
     lm_head: nn.Linear,
     labels: Tensor,
-    label_smoothing: float,
+    label_smoothing: float = 0.0,
     num_items_in_batch: int | Tensor | None = None,
     logits: Tensor | None = None,
     soft_targets: tuple[Tensor, Tensor, float, float] | None = None,
