@@ -69,6 +69,7 @@ def test_the_average_is_scored_and_what_is_trained_is_saved(make_model, accelera
 @pytest.mark.parametrize("more", ["", "--r_drop_alpha=5", "--teacher=x", "--teacher=x --distillation_temperature=2"])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_a_compiled_model_is_one_graph_for_all_batches(make_model, accelerator, precision, more, monkeypatch):
+    torch._dynamo.reset()  # the models of other tests fill its cache
     counter, plain = CompileCounter(), nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda model, **options: plain(model, backend=counter, **options))
     monkeypatch.setattr(accelerator.state, "_mixed_precision", precision)
