@@ -260,7 +260,8 @@ def test_resized_vocabulary(make_model, tmp_path, embeddings, asked, multiple, s
         assert model.config.decoder_vocab_size == size
     after = model(SOURCE, MASK, TARGET).logits
     same = min(before.shape[-1], after.shape[-1])
-    assert torch.equal(after[..., :same], before[..., :same])
+    # A product with another number of columns may be rounded otherwise.
+    assert_close(after[..., :same], before[..., :same])
     for output_logits in [False, True]:
         loss = model(SOURCE, MASK, labels=LABELS, output_logits=output_logits).loss
         assert all(gradient.isfinite().all() for gradient in gradients(model, loss).values())
