@@ -370,14 +370,17 @@ FEW = RAGGED[:260]
 def write_stream(tokenizer, tmp_path):
     """write_stream(pairs, number of files, suffix) -> open(**options) of a stream of new files of unequal lengths."""
 
-    def write(pairs=FEW, count: int = 1, suffix: str = "jsonl"):
+    def write(pairs=FEW, count: int = 1, suffix: str = "jsonl", row_group: int = 1000):
         folder = tmp_path / str(count)
         folder.mkdir()
         cuts = [0, *(len(pairs) * (i + 1) ** 2 // (count + 1) ** 2 for i in range(count - 1)), len(pairs)]
         parts = {f"train-{i:05d}": pairs[a:b] for i, (a, b) in enumerate(itertools.pairwise(cuts))}
         for name, part in (parts | {"validation": pairs[:1]}).items():
             rows = text_dataset(part)
-            (rows.to_parquet if suffix == "parquet" else rows.to_json)(folder / f"{name}.{suffix}")
+            if suffix == "parquet":
+                rows.to_parquet(folder / f"{name}.parquet", batch_size=row_group)
+            else:
+                rows.to_json(folder / f"{name}.jsonl")
 
         def open_stream(**options):
             return load_pairs(data_options(dataset_name=folder, streaming=True, **options))["train"]
@@ -431,10 +434,22 @@ def test_every_pair_is_read_as_often_whatever_the_sizes_of_the_files(write_strea
     assert max(counts.values()) - min(counts.values()) <= 2
 
 
+def test_row_groups_of_few_files_are_read_once(write_stream, load_stream, monkeypatch):
+    loader = load_stream(write_stream(FEW, 3, "parquet", row_group=8)())
+    assert loader.dataset.files > 32  # FEW has 260 pairs
+    dealt = []
+    shard = datasets.IterableDataset.shard
+    monkeypatch.setattr(datasets.IterableDataset, "shard", lambda s, n, i: dealt.append((n, i)) or shard(s, n, i))
+    take_with_states(loader, 1)
+    assert {files for files, _ in dealt} == {loader.dataset.files}
+    assert max(Counter(dealt).values()) <= 2  # some lanes have begun their next epoch
+
+
 KINDS = {
     "one file": (RAGGED, 1, "jsonl", {}),  # of more than the 1,000 rows that datasets maps at once
     "three files": (FEW, 3, "jsonl", {}),
     "parquet": (FEW, 3, "parquet", {}),
+    "parquet with many row groups": (FEW, 3, "parquet", 8, {}),
     "a file for each lane": (FEW, 11, "jsonl", {}),
     "some of them": (FEW, 11, "jsonl", {"max_train_samples": 230}),
 }

@@ -247,9 +247,10 @@ class Lanes(TorchIterableDataset):
     the lanes of those batches are read. A lane reads its rows in pools, one after another, and begins its next epoch
     as soon as it has read its part of this one. In each epoch, all lanes together read every row once.
 
-    The parts of an epoch are sets of files, if there are [`FILES_PER_LANE`] for each lane; otherwise part p has the
-    rows p, p + LANES, ... of each file, so that lanes end their epochs together whatever the sizes of the files. A
-    lane has another part in each epoch. `is_whole` tells that the stream has no files to divide, as after `take`.
+    The parts of an epoch are sets of files (of row groups where few parquet files have many), if there are
+    [`FILES_PER_LANE`] for each lane; otherwise part p has the rows p, p + LANES, ... of each file, so that lanes end
+    their epochs together whatever the sizes of the files. A lane has another part in each epoch. `is_whole` tells that
+    the stream has no files to divide, as after `take`.
 
     The state of a batch, a JSON-serializable dictionary, is the position of its pool in its lane. Given the states of
     some lanes, reading begins there; batches before `first` are discarded. Other lanes are read from the beginning.
@@ -436,6 +437,9 @@ def training_batches(
     loading["worker_init_fn"] = leave_signals_to_training
     if isinstance(dataset, IterableDataset):
         first, is_whole = start + (process_index - start) % num_processes, options.max_train_samples is not None
+        if not is_whole and dataset.num_shards < LANES * FILES_PER_LANE:
+            with reading_data("The stream"):
+                dataset = dataset.reshard()
         share = (first, num_processes, is_whole, stream_state or [])
         limits = {"max_source_length": options.max_source_length, "max_target_length": options.max_target_length}
         encode = partial(encode_pairs, tokenizer=tokenizer, **limits)
