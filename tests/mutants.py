@@ -57,10 +57,11 @@ SWAPS = {
     **{ast.LShift: (ast.RShift,), ast.RShift: (ast.LShift,), ast.Break: (ast.Continue,), ast.Continue: (ast.Break,)},
 }
 OPPOSITES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "any": "all", "all": "any"}
+SYMMETRIC = {*OPPOSITES, "promote_types"}  # functions that ignore the order of their arguments
 
 
 def nodes(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
-    """The nodes that affect what the code does, with their lines; not annotations or messages of exceptions."""
+    """The nodes that affect what the code does, with their lines; not annotations, messages, or `strict` of zip."""
     line = getattr(node, "lineno", line)
     is_repr = isinstance(node, ast.FunctionDef) and node.name == "__repr__"
     if is_repr or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
@@ -68,6 +69,8 @@ def nodes(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
     yield node, line
     for name, value in ast.iter_fields(node):
         if isinstance(node, ast.Raise) or name in ("annotation", "returns"):
+            continue
+        if isinstance(node, ast.keyword) and node.arg == "strict":
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
@@ -109,7 +112,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
             yield from (changed(op=other()) for other in swaps)
         case ast.Break() | ast.Continue():
             yield from (other() for other in swaps)
-        case ast.Call(args=args) if getattr(node.func, "id", "") not in OPPOSITES:  # min and max ignore the order
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args) if name not in SYMMETRIC:
             for i in range(len(args) - 1):
                 yield changed(args=[*args[:i], args[i + 1], args[i], *args[i + 2 :]])
         case ast.Name() if node.id in OPPOSITES:

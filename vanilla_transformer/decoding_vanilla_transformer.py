@@ -81,7 +81,7 @@ def greedy_search(
     while True:
         scores = logits_processor(input_ids, (mean_log_probs(logits) if others else logits[0])[:, 0])
         samples = generation_config.do_sample
-        tokens = scores.softmax(dim=-1).multinomial(1)[:, 0] if samples else scores.argmax(dim=-1)
+        tokens = scores.softmax(dim=-1).multinomial(1).squeeze(1) if samples else scores.argmax(dim=-1)
         indices = states[0].indices
         if length == output.shape[1]:  # it grows by doubling, since `max_length` may be far away
             output = torch.nn.functional.pad(output, (0, length), value=pad)

@@ -434,6 +434,15 @@ def test_every_pair_is_read_as_often_whatever_the_sizes_of_the_files(write_strea
     assert max(counts.values()) - min(counts.values()) <= 2
 
 
+def test_the_first_pairs_of_a_stream_may_come_from_several_files(write_stream, load_stream, tokenizer):
+    limits = {"max_train_samples": 90}
+    stream = write_stream(FEW, 11)(**limits)
+    pairs = tokenize_pairs(datasets.Dataset.from_list(list(stream)), tokenizer, 40, 40)[0]
+    found, epochs, _ = take_with_states(load_stream(stream, **limits), 1)
+    read = itertools.chain(*(batch for batch, epoch in zip(found, epochs, strict=True) if epoch == 0))
+    assert Counter(read) == Counter((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs)
+
+
 def test_row_groups_of_few_files_are_read_once(write_stream, load_stream, monkeypatch):
     loader = load_stream(write_stream(FEW, 3, "parquet", row_group=8)())
     assert loader.dataset.files > 32  # FEW has 260 pairs

@@ -334,6 +334,16 @@ def test_our_searches_equal_those_of_transformers(search):
             assert torch.equal(model.generate(source, **custom(options)), model.generate(source, **options))
 
 
+def test_beams_go_on_where_each_could_end_in_two_ways():
+    model = make_lively(lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[[END, 7]] += 9.0
+    search = {"num_beams": 3, "eos_token_id": [END, 7], "length_penalty": 3.0, "early_stopping": "never"}
+    expected = model.generate(SOURCE, **search, max_new_tokens=STEPS)
+    assert expected.shape[1] > 4  # most hypotheses that end at once score less
+    assert torch.equal(model.generate(SOURCE, **custom(search), max_new_tokens=STEPS), expected)
+
+
 @fast_routes
 def test_a_distant_max_length_takes_no_memory(route):
     model = make_lively()
@@ -358,6 +368,15 @@ def test_keys_without_descendants_are_pruned(positions, attention, monkeypatch):
     output = model.generate(SOURCE, **custom(options))
     assert len(keys) == 79 and max(keys) < 80 * 4 * 0.8
     assert torch.equal(output, model.generate(SOURCE, **options))
+
+
+@widths
+def test_sentences_that_all_stay_are_not_copied(num_beams, model):
+    state = DecodingState(model, num_beams, model.get_encoder()(SOURCE).last_hidden_state, MASK)
+    state.prefill(torch.full((4, 1), START))
+    source, mask = state.source, state.source_mask
+    state.select(torch.arange(4), torch.zeros(4, num_beams, dtype=torch.long))
+    assert state.source is source and state.source_mask is mask
 
 
 @widths

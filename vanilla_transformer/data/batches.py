@@ -341,7 +341,7 @@ class Lanes(TorchIterableDataset):
         size = min(int(first) << min(state["pool"], 16), LAST_POOL)
         row = state["place"]["row"] if state["place"] else 0
         with reading_data(f"The stream, after row {row:,} of a file in epoch {state['epoch']},"):
-            return list(itertools.islice(tables, max(1, size // TABLE_SIZE)))
+            return list(itertools.islice(tables, size // TABLE_SIZE))
 
     def usable_pairs(self, tables: list[pa.Table]) -> list[dict]:
         """The tokenized pairs of the rows that are neither empty nor too long."""
