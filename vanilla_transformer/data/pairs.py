@@ -1,17 +1,12 @@
 """Sentence pairs: a dataset from the Hub or from disk -> columns `source` and `target` -> token ids."""
 
-import contextlib
-import csv
-import glob
 import itertools
 import json
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import datasets
 import numpy as np
@@ -21,32 +16,21 @@ import transformers
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset, ReadInstruction
 from datasets.fingerprint import Hasher
-from huggingface_hub.errors import HTTPError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..errors import UserError, explaining, one_line
+from ..errors import UserError, one_line
 from ..translation_vanilla_transformer import longest_text
+from .files import TEXTS, load_dataset, load_file, map_columns, reading_data
 from .options import DataOptions, DatasetOptions
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
 PAIR_FEATURES = datasets.Features(
-    dict.fromkeys(("source", "target"), datasets.Value("string"))
+    TEXTS
     | dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
 )
-
-# How files are read, by suffix. In .csv and .tsv files, "None" and "null" are words; in .tsv and .txt files, a
-# quotation mark is text. Lines of .txt files end at line feeds only, and are split at tabs later; their separator is
-# NUL, which text should not have, and lines with one are dropped.
-CSV = {"keep_default_na": False}
-TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}
-TXT = {**TSV, "sep": "\0", "lineterminator": "\n", "names": ["line"], "header": None, "on_bad_lines": "warn"}
-TXT["index_col"] = False  # not what is before a NUL
-TXT["features"] = datasets.Features(line=datasets.Value("string"))
-FORMATS = {".json": ("json", {}), ".jsonl": ("json", {}), ".parquet": ("parquet", {})}
-FORMATS |= {".csv": ("csv", CSV), ".tsv": ("csv", TSV), ".txt": ("csv", TXT)}
 
 # ------------------------------------------------------------------------------------------------------------- loading
 
@@ -168,20 +152,6 @@ def load_split(options: DatasetOptions, split: str) -> Dataset:
     return datasets.concatenate_datasets([pairs, others], axis=1)
 
 
-@contextlib.contextmanager
-def reading_data(what: str, remedy: str = "", *more: type[Exception]):
-    """Turns an error in reading a dataset, or one of `more`, into a UserError that says what could not be read."""
-    expected = (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError, *more)
-    try:
-        yield
-    except expected as error:
-        cause = error.__cause__ or error  # datasets wraps it
-        reason = textwrap.shorten(f"{error} {error.__cause__ or ''}", 600, placeholder=" ...")
-        if isinstance(cause, UnicodeDecodeError):
-            reason = "it is not in UTF-8; convert it, for example with iconv."
-        raise UserError(f"{what} could not be read: {reason}{remedy}") from error
-
-
 def find_split(splits: dict, name: str, dataset: str) -> Dataset | IterableDataset:
     """A split, or the pairs that an expression of `datasets` selects, such as `train[:50%]` or `train+validation`.
 
@@ -215,81 +185,6 @@ def overlap(splits: dict, name: str, other: str) -> bool:
     return any(one[0] == two[0] and max(one[1], two[1]) < min(one[2], two[2]) for one, two in pairs)
 
 
-def check_cache():
-    """Raises UserError if `datasets` cannot write its cache, without which it loads nothing."""
-    cache = Path(datasets.config.HF_DATASETS_CACHE)
-    with explaining(f"{cache} cannot be written", OSError, remedy="set HF_HOME to a directory that can be"):
-        cache.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=cache):
-            pass
-
-
-def load_dataset(
-    options: DatasetOptions, file_options: str, streaming: bool = False
-) -> dict[str, Dataset | IterableDataset]:
-    """Loads `--dataset_name`: a Hub id, or a local directory laid out like one or written by `save_to_disk`.
-
-    A single `Dataset` that was saved is the split `train`. `file_options` are those that name files instead, for
-    messages.
-    """
-    name = options.dataset_name
-    check_cache()
-    folder = Path(name)
-    if options.dataset_revision and folder.is_dir():
-        raise UserError(f"--dataset_revision is for a dataset on the Hub; {folder} is a directory.")
-    saved = {"train": folder} if (folder / "state.json").is_file() else {}
-    if (folder / "dataset_dict.json").is_file():
-        saved = {path.parent.name: path.parent for path in sorted(folder.glob("*/state.json"))}
-    if saved:
-        # Not by `load_from_disk`, which makes `map` write its cache beside these files.
-        patterns = {split: f"{glob.escape(str(path.absolute()))}/*.arrow" for split, path in saved.items()}
-        with reading_data(f"The dataset {name}"):
-            return datasets.load_dataset("arrow", data_files=patterns, streaming=streaming)
-    if "@" in name and not Path(name).exists():
-        id, _, revision = name.partition("@")
-        raise UserError(f"{name} is not an id; give --dataset_name {id} --dataset_revision {revision}.")
-    files = [path for path in Path(name).resolve().rglob("*") if path.is_file()]
-    cache, suffixes = None, {path.suffix for path in files} & FORMATS.keys() - {".txt"}  # .txt: a README, a license
-    if files:
-        # For a directory with a dataset card, `datasets` keys its cache by name alone and would return stale rows.
-        state = sorted((str(path), path.stat().st_mtime_ns) for path in files)
-        cache = str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state))
-    remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
-    remedy += f"configurations, or name your files with {file_options}."
-    with reading_data(f"The dataset {name}", remedy, Exception):  # its card may hold anything
-        return datasets.load_dataset(
-            name,
-            options.dataset_config_name,
-            revision=options.dataset_revision,
-            streaming=streaming,
-            cache_dir=cache,
-            **(TSV if suffixes == {".tsv"} else CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
-        )
-
-
-def load_file(split: str, name: str, streaming: bool) -> Dataset | IterableDataset:
-    """Loads one file with all its columns; the files of a run may differ in format.
-
-    `name` may also be a URL, as `hf://datasets/me/pairs/train.jsonl`, or a pattern of files of one format.
-    """
-    option, path, is_url = f"--{split}_file {name}", Path(name), "://" in name
-    files = [path] if path.is_file() or is_url else sorted(map(Path, glob.glob(name, recursive=True)))
-    if not (is_url or files and all(file.is_file() for file in files)):
-        raise UserError(f"{option} {'is not a file' if path.exists() else 'does not exist'}.")
-    if not is_url and (empty := [file for file in files if file.stat().st_size == 0]):
-        raise UserError(f"--{split}_file {empty[0]} is empty.")
-    if path.suffix not in FORMATS:
-        raise UserError(f"{option} ends in '{path.suffix}'; it must end in one of: {', '.join(FORMATS)}.")
-    builder, options = FORMATS[path.suffix]
-    check_cache()
-    with reading_data(option):
-        files = {split: name if is_url else [glob.escape(str(file)) for file in files]}
-        pairs = datasets.load_dataset(builder, data_files=files, streaming=streaming, **options)[split]
-        if path.suffix == ".txt":
-            pairs = split_lines(pairs, option)
-    return pairs
-
-
 def mix_files(files: list[Dataset], weights: list[float] | None, tags: list[str] | None) -> Dataset | IterableDataset:
     """One dataset of all files: each pair as often as the weight of its file says, each source with its tag.
 
@@ -316,50 +211,6 @@ def add_tag(pairs: Dataset | IterableDataset, tag: str) -> Dataset | IterableDat
 def tag_sources(batch: dict, tag: str) -> dict[str, list[str | None]]:
     tagged = [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]
     return {"source": tagged, "target": batch["target"]}
-
-
-def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
-    """Pairs from lines `source<TAB>target`. Lines with more tabs are dropped; without one, the target is None.
-
-    Raises UserError if no line of the first 10,000 has a tab.
-    """
-    if not any("\t" in line["line"] for line in lines.take(10_000)):
-        raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
-    features = datasets.Features({side: PAIR_FEATURES[side] for side in ("source", "target")})
-    pairs = map_columns(lines, split_at_tab, features)
-    if isinstance(lines, Dataset) and len(pairs) < len(lines):
-        dropped = len(lines) - len(pairs)
-        PartialState().print(f"{name}: lines with more than one tab are dropped, {dropped:,} of {len(lines):,}.")
-    return pairs
-
-
-def map_columns(
-    rows: Dataset | IterableDataset, function: Callable[[dict], dict[str, list]], features: datasets.Features | None
-) -> Dataset | IterableDataset:
-    """Replaces all columns by those that the function returns for a batch of columns, `source` and `target`.
-
-    A stream is mapped in Arrow tables: in Python, `datasets` would take a hundred times as long for rows that are for
-    other processes.
-    """
-    if isinstance(rows, Dataset):
-        return rows.map(function, batched=True, remove_columns=rows.column_names, features=features)
-    mapped = rows.with_format("arrow").map(partial(map_table, function=function), batched=True, features=features)
-    return mapped.with_format(None)
-
-
-def map_table(table: pa.Table, function: Callable[[dict], dict[str, list]]) -> pa.Table:
-    columns = function(table.to_pydict())
-    texts = {
-        side: [text if isinstance(text, str) else None for text in columns[side]] for side in ("source", "target")
-    }
-    return pa.table(texts, schema=pa.schema(dict.fromkeys(texts, pa.string())))
-
-
-def split_at_tab(batch: dict) -> dict[str, list[str | None]]:
-    # The source, too, ends with a carriage return if `paste` took it from a file of Windows.
-    rows = [[side.rstrip("\r") for side in line.split("\t")] for line in batch["line"]]
-    rows = [(*row, None)[:2] for row in rows if len(row) <= 2]
-    return {"source": [source for source, _ in rows], "target": [target for _, target in rows]}
 
 
 def hold_out_validation(pairs: dict, options: DataOptions):
