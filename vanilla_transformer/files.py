@@ -104,3 +104,12 @@ def copy_permissions(folder: Path):
     for weights in folder.glob("*.safetensors"):
         with suppress(OSError):  # a file system without such rights
             shutil.copymode(folder / "config.json", weights)
+
+
+def link_files(folder: Path, links: Path):
+    """Makes `links` a copy of a directory, with symbolic links in place of files. Those that exist are left."""
+    for path in filter(Path.is_file, folder.rglob("*")):
+        link = links / path.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            link.symlink_to(path)

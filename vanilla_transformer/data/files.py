@@ -1,7 +1,6 @@
 """Datasets and files, on the Hub or on disk -> their rows."""
 
 import contextlib
-import csv
 import glob
 import textwrap
 from collections.abc import Callable
@@ -13,35 +12,39 @@ import datasets
 import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
+from datasets.data_files import DataFilesDict, get_data_patterns
 from datasets.fingerprint import Hasher
+from datasets.packaged_modules.csv.csv import Csv
 from huggingface_hub.errors import HTTPError
 
 from ..errors import UserError, explaining
-from .options import DatasetOptions
+from ..files import link_files
+from .options import SUFFIXES, DatasetOptions, describe_file, suffix_of
+from .readers import READERS, TextFiles
 
 TEXTS = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("string")))
 
-# How files are read, by suffix. In .csv and .tsv files, "None" and "null" are words; in .tsv and .txt files, a
-# quotation mark is text. Lines of .txt files end at line feeds only, and are split at tabs later; their separator is
-# NUL, which text should not have, and lines with one are dropped.
-CSV = {"keep_default_na": False}
-TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE, **CSV}
-TXT = {**TSV, "sep": "\0", "lineterminator": "\n", "names": ["line"], "header": None, "on_bad_lines": "warn"}
-TXT["index_col"] = False  # not what is before a NUL
-TXT["features"] = datasets.Features(line=datasets.Value("string"))
-FORMATS = {".json": ("json", {}), ".jsonl": ("json", {}), ".parquet": ("parquet", {})}
-FORMATS |= {".csv": ("csv", CSV), ".tsv": ("csv", TSV), ".txt": ("csv", TXT)}
+OF_DATASETS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # formats that `datasets` reads itself
+REMEDIES = {
+    (".xliff", ".xlf"): "convert it, for example with `xliff2po` of the Translate Toolkit",
+    (".xlsx", ".ods", ".xls"): "save it as .csv",
+    (".mo",): "take the .po file it was made of, or make one with `msgunfmt`",
+    (".zip", ".tar", ".tgz", ".7z", ".rar"): "unpack it",
+}
 
 
 @contextlib.contextmanager
 def reading_data(what: str, remedy: str = "", *more: type[Exception]):
     """Turns an error in reading a dataset, or one of `more`, into a UserError that says what could not be read."""
-    expected = (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError, *more)
+    expected = (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError)
+    expected += (SyntaxError, *more)  # of XML
     try:
         yield
     except expected as error:
         cause = error.__cause__ or error  # datasets wraps it
-        reason = textwrap.shorten(f"{error} {error.__cause__ or ''}", 600, placeholder=" ...")
+        is_general = isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
+        reason = str(cause) if is_general else f"{error} {error.__cause__ or ''}"
+        reason = textwrap.shorten(reason, 600, placeholder=" ...")
         if isinstance(cause, UnicodeDecodeError):
             reason = "it is not in UTF-8; convert it, for example with iconv."
         raise UserError(f"{what} could not be read: {reason}{remedy}") from error
@@ -81,54 +84,96 @@ def load_dataset(
         id, _, revision = name.partition("@")
         raise UserError(f"{name} is not an id; give --dataset_name {id} --dataset_revision {revision}.")
     files = [path for path in Path(name).resolve().rglob("*") if path.is_file()]
-    cache, suffixes = None, {path.suffix for path in files} & FORMATS.keys() - {".txt"}  # .txt: a README, a license
+    cache, place = None, name
     if files:
         # For a directory with a dataset card, `datasets` keys its cache by name alone and would return stale rows.
         state = sorted((str(path), path.stat().st_mtime_ns) for path in files)
-        cache = str(Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state))
+        cache = Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state)
+        if glob.has_magic(name):  # `datasets` would take the name of the directory for a pattern
+            place = str(cache / "links")
+            link_files(folder.resolve(), Path(place))
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
     remedy += f"configurations, or name your files with {file_options}."
     with reading_data(f"The dataset {name}", remedy, Exception):  # its card may hold anything
-        return datasets.load_dataset(
-            name,
-            options.dataset_config_name,
-            revision=options.dataset_revision,
-            streaming=streaming,
-            cache_dir=cache,
-            **(TSV if suffixes == {".tsv"} else CSV if suffixes and suffixes <= {".csv", ".tsv"} else {}),
-        )
+        try:
+            builder = datasets.load_dataset_builder(
+                place, options.dataset_config_name, revision=options.dataset_revision, cache_dir=cache
+            )
+            if isinstance(builder, Csv):
+                builder = TextFiles.like(builder, cache)
+        except ValueError as error:
+            if "the same data file format" not in str(error):
+                raise
+            # One split is in .csv, another in .tsv.
+            if not files:
+                place = f"hf://datasets/{name}@{options.dataset_revision or 'main'}"
+            found = DataFilesDict.from_patterns(get_data_patterns(place), place, list(READERS))
+            builder = TextFiles(cache, base_path=place, data_files=found)
+        return build(builder, streaming)
 
 
-def load_file(split: str, name: str, streaming: bool) -> Dataset | IterableDataset:
+def build(builder: datasets.DatasetBuilder, streaming: bool) -> dict[str, Dataset | IterableDataset]:
+    """All splits of a builder of `datasets`. Raises ValueError if they are empty."""
+    if streaming:
+        return builder.as_streaming_dataset()
+    builder.download_and_prepare()
+    if not any(split.num_examples for split in builder.info.splits.values()):
+        raise ValueError("it has no pairs.")
+    return builder.as_dataset()
+
+
+def load_file(split: str, name: str | tuple[str, str], streaming: bool) -> Dataset | IterableDataset:
     """Loads one file with all its columns; the files of a run may differ in format.
 
-    `name` may also be a URL, as `hf://datasets/me/pairs/train.jsonl`, or a pattern of files of one format.
+    `name` may also be a URL, as `hf://datasets/me/pairs/train.jsonl`, a pattern of files of one format, or a pair of
+    parallel files.
     """
-    option, path, is_url = f"--{split}_file {name}", Path(name), "://" in name
-    files = [path] if path.is_file() or is_url else sorted(map(Path, glob.glob(name, recursive=True)))
-    if not (is_url or files and all(file.is_file() for file in files)):
-        raise UserError(f"{option} {'is not a file' if path.exists() else 'does not exist'}.")
-    if not is_url and (empty := [file for file in files if file.stat().st_size == 0]):
-        raise UserError(f"--{split}_file {empty[0]} is empty.")
-    if path.suffix not in FORMATS:
-        raise UserError(f"{option} ends in '{path.suffix}'; it must end in one of: {', '.join(FORMATS)}.")
-    builder, options = FORMATS[path.suffix]
+    option = f"--{split}_file {describe_file(name)}"
+    is_parallel = isinstance(name, tuple)
+    files = [file for one in (name if is_parallel else [name]) for file in find_files(one, split)]
+    suffix = suffix_of(files[0])
+    if not is_parallel and suffix not in SUFFIXES:
+        remedy = next((remedy for suffixes, remedy in REMEDIES.items() if suffix in suffixes), None)
+        ends = f"{option} ends in '{suffix}'"
+        if remedy:
+            raise UserError(f"{ends}, which is not read; {remedy}.")
+        parallel = "Of two parallel files, give both: train.en train.de."
+        raise UserError(f"{ends}; it must end in one of: {', '.join(SUFFIXES)}. {parallel}")
     check_cache()
     with reading_data(option):
-        files = {split: name if is_url else [glob.escape(str(file)) for file in files]}
-        pairs = datasets.load_dataset(builder, data_files=files, streaming=streaming, **options)[split]
-        if path.suffix == ".txt":
-            pairs = split_lines(pairs, option)
-    return pairs
+        data_files = {split: [file if "://" in file else glob.escape(file) for file in files]}
+        if suffix in OF_DATASETS:
+            return datasets.load_dataset(OF_DATASETS[suffix], data_files=data_files, streaming=streaming)[split]
+        rows = build(TextFiles(data_files=data_files, is_parallel=is_parallel), streaming)[split]
+        return split_lines(rows, option) if suffix == ".txt" and not is_parallel else rows
+
+
+def find_files(name: str, split: str) -> list[str]:
+    """The URL or the existing files that a name or a pattern stands for. Raises UserError for none or an empty one."""
+    if "://" in name:
+        return [name]
+    option, path = f"--{split}_file", Path(name)
+    files = [path] if path.is_file() else sorted(map(Path, glob.glob(name, recursive=True)))
+    if not files or not all(file.is_file() for file in files):
+        raise UserError(f"{option} {name} {'is not a file' if path.exists() else 'does not exist'}.")
+    if empty := [file for file in files if file.stat().st_size == 0]:
+        raise UserError(f"{option} {empty[0]} is empty.")
+    return list(map(str, files))
 
 
 def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:
     """Pairs from lines `source<TAB>target`. Lines with more tabs are dropped; without one, the target is None.
 
-    Raises UserError if no line of the first 10,000 has a tab.
+    Raises UserError if no line of the first 10,000 has exactly one tab.
     """
-    if not any("\t" in line["line"] for line in lines.take(10_000)):
+    tabs = {line["line"].count("\t") for line in lines.take(10_000)}
+    if not tabs - {0}:
         raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
+    if 1 not in tabs:
+        raise UserError(
+            f"{name} has lines of {1 + min(tabs - {0})} columns; a .txt file has source<TAB>target lines. Keep two "
+            "columns, for example with `cut -f 1,2`, or name all in a first line and give the file the suffix .tsv."
+        )
     pairs = map_columns(lines, split_at_tab, TEXTS)
     if isinstance(lines, Dataset) and len(pairs) < len(lines):
         dropped = len(lines) - len(pairs)

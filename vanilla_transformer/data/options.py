@@ -2,12 +2,15 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from ..errors import UserError
 from ..options import option
 
 SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --dataset_name
 FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".po", ".tmx")  # of files with pairs
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # may follow them
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
 
 
@@ -47,7 +50,8 @@ class DataOptions(DatasetOptions):
     train_file: list[str] | None = option(
         None,
         "training pairs from files, URLs such as hf://... or patterns such as 'data/*.jsonl': .json(l), .csv, "
-        ".tsv, .parquet, or .txt with source<TAB>target lines",
+        ".tsv, .parquet, .po, .tmx, or .txt with source<TAB>target lines, also as .gz; or two parallel files, such as "
+        "train.en train.de, whose lines are pairs",
     )
     train_file_weights: list[float] | None = option(
         None, "how often an epoch reads each file: 2 0.5 reads the first twice and half of the second", ge=0, lt=1000
@@ -80,7 +84,11 @@ class DataOptions(DatasetOptions):
     @property
     def label(self) -> str:
         """The name of the dataset, or that of the first training file."""
-        return self.dataset_name or self.train_file[0]
+        return self.dataset_name or describe_file(self.files("train")[0])
+
+    def files(self, split: str) -> list[str | tuple[str, str]]:
+        """The files of a split; two parallel ones are one entry, a pair."""
+        return group_parallel(getattr(self, f"{split}_file") or [])
 
     @property
     def directions(self) -> list[tuple[str, str]]:
@@ -106,15 +114,17 @@ class DataOptions(DatasetOptions):
             raise UserError(
                 f"--{given[0]} is for --dataset_name; with --train_file, give --validation_file and --test_file."
             )
-        files = len(self.train_file or ())
+        files = len(self.files("train"))
         for name in FILE_LISTS:
             values = getattr(self, name)
             if values and files and len(values) != files:
                 raise UserError(f"--{name} has {len(values)} values for {files} files; give one per file.")
-        for name in ("validation_file", "test_file"):
-            count = len(getattr(self, name) or ())
+        for split in ("validation", "test"):
+            count = len(self.files(split))
             if count > 1 and count != files:
-                raise UserError(f"--{name} has {count} files for {files} training files; give one, or one for each.")
+                raise UserError(
+                    f"--{split}_file has {count} files for {files} training files; give one, or one for each."
+                )
         for tag in self.train_file_tags or []:
             if tag and not re.fullmatch(r"([^\w\s]|_)\S+([^\w\s]|_)", tag):
                 raise UserError(f"--train_file_tags has '{tag}', which may occur in texts; choose a tag such as <bt>.")
@@ -130,3 +140,33 @@ def parse_direction(direction: str) -> tuple[str, str]:
     if len(languages) != 2 or not all(languages):
         raise UserError(f"--train_file_langs has {direction}; give source and target as en-de, or as en:pt-BR.")
     return tuple(languages)
+
+
+def group_parallel(names: list[str]) -> list[str | tuple[str, str]]:
+    """Puts two names in a row together if they differ in a last part that is no format, as `train.en train.de`."""
+    groups = []
+    for name in names:
+        last = groups[-1] if groups else ""
+        if isinstance(last, str) and is_parallel(last, name):
+            groups[-1] = (last, name)
+        else:
+            groups.append(name)
+    return groups
+
+
+def is_parallel(one: str, two: str) -> bool:
+    suffixes = suffix_of(one), suffix_of(two)
+    if not all(suffixes) or suffixes[0] == suffixes[1] or set(suffixes) & set(SUFFIXES):
+        return False
+    stems = {name.lower().rpartition(suffix)[0] for name, suffix in zip((one, two), suffixes, strict=True)}
+    return len(stems) == 1
+
+
+def describe_file(name: str | tuple[str, str]) -> str:
+    return name if isinstance(name, str) else " ".join(name)
+
+
+def suffix_of(name: str) -> str:
+    """The suffix of a file in small letters, without that of its compression: `.tsv` of `PAIRS.TSV.gz`."""
+    path = PurePosixPath(name.partition("::")[0].lower())  # datasets writes gzip://pairs.tsv::pairs.tsv.gz
+    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,7 +23,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from ..errors import UserError, one_line
 from ..translation_vanilla_transformer import longest_text
 from .files import TEXTS, load_dataset, load_file, map_columns, reading_data
-from .options import DataOptions, DatasetOptions
+from .options import DataOptions, DatasetOptions, describe_file
+from .readers import TextFiles
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
@@ -47,7 +50,7 @@ def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
         raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
     names = {split: getattr(options, f"{split}_split") or split for split in SPLITS}
     if options.train_file:
-        origins = {split: getattr(options, f"{split}_file") for split in SPLITS}
+        origins = {split: options.files(split) for split in SPLITS}
         raw = {split: load_file(split, files[0], options.streaming) for split, files in origins.items() if files}
     else:
         origins, raw = (
@@ -58,13 +61,13 @@ def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
     for split, name in names.items():
         if split == "train" or getattr(options, f"{split}_split") or name in raw:
             pairs[split] = find_split(raw, name, options.label)
-    trained_on = {Path(name).resolve() for name in origins["train"]}
+    trained_on = set().union(*map(paths_of, origins["train"]))
     for split in ("validation", "test"):
         for name in origins[split] if split in pairs else ():
-            if Path(name).resolve() in trained_on if options.train_file else overlap(raw, name, names["train"]):
+            if trained_on & paths_of(name) if options.train_file else overlap(raw, name, names["train"]):
                 PartialState().print(
-                    f"Warning: the {split} pairs are the training pairs ({name}); their scores say nothing "
-                    "about unseen text."
+                    f"Warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
+                    "nothing about unseen text."
                 )
     like_train = {"train"}  # splits whose files have the languages and tags of the training files
     like_train |= {split for split in pairs if len(origins[split]) > 1}
@@ -72,7 +75,7 @@ def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
         hold_out_validation(pairs, options)
         origins["validation"] = origins["train"][:1]
         like_train.add("validation")
-    with reading_data(options.label):  # a stream is first read here
+    with reading_data(options.label):
         by_file = options_of_files(options)
         known = {}  # the columns of the first file with these languages
         for split, first in pairs.items():
@@ -89,14 +92,20 @@ def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
             if count is not None:
                 pairs[split] = pairs[split].take(count)
             if options.streaming and split != "train":
-                pairs[split] = Dataset.from_list(list(pairs[split]), features=pairs[split].features)
+                with reading_data(describe_file(origins[split][0])):
+                    pairs[split] = Dataset.from_list(list(pairs[split]), features=pairs[split].features)
     return pairs
+
+
+def paths_of(name: str | tuple[str, str]) -> set[Path]:
+    """The files of an entry of [`DataOptions.files`], by one name each."""
+    return {Path(file).resolve() for file in ([name] if isinstance(name, str) else name)}
 
 
 def options_of_files(options: DataOptions) -> list[DataOptions]:
     """The options for each training file, with its languages of `--train_file_langs` as its source and target."""
     if not options.train_file_langs:
-        return [options] * len(options.train_file or [options.dataset_name])
+        return [options] * len(options.files("train") or [options.dataset_name])
     return [replace(options, source_lang=source, target_lang=target) for source, target in options.directions]
 
 
@@ -111,7 +120,8 @@ def read_files(
     for number, (name, options) in enumerate(zip(names, by_file, strict=True)):
         dataset = load_file(split, name, options.streaming) if number else first
         languages = options.source_lang, options.target_lang
-        columns.append(choose_columns(dataset, options, name, known.get(languages, ())))
+        with reading_data(describe_file(name)):  # a stream is first read here
+            columns.append(choose_columns(dataset, options, describe_file(name), known.get(languages, ())))
         known.setdefault(languages, columns[-1])
         files.append(select_pair(dataset, *columns[-1]))
     return files, columns
@@ -232,18 +242,19 @@ def choose_columns(
 ) -> tuple:
     """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed.
 
-    Raises UserError if there are none, or if pandas took the first field of each row for an index, which shifts the
-    columns by one.
+    Raises UserError if there are none.
     """
-    if dataset.info.builder_name == "csv" and "__index_level_0__" in (dataset.features or next(iter(dataset), {})):
-        raise UserError(
-            f"The first row of {name} has more fields than its header; quote fields that contain the separator, and "
-            "remove separators at the end of rows."
-        )
     names = {column if isinstance(column, str) else column[0] for column in preferred}
     if names and names <= set(dataset.features or names):
         return preferred
     columns = find_columns(dataset, options, name)
+    are_named = any((options.source_lang, options.target_lang, options.source_column, options.target_column))
+    odd = [column for column in columns if isinstance(column, str) and not column.replace("-", "_").isidentifier()]
+    if odd and not are_named and dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]:
+        PartialState().print(
+            f"Warning: the first row of {name} is taken for the names of its columns; if it is a pair, put a row with "
+            "two names above it."
+        )
     source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
     PartialState().print(f"translating from column {source!r} to column {target!r} of {name}")
     return columns
@@ -264,8 +275,11 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
             raise UserError(f"{name} has no pairs.")
         features = dict.fromkeys(first, datasets.Value("string"))
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
+    words = text if len(text) <= 2 else columns_of_words(dataset, text)
     nested = features.get("translation")
-    if (
+    if isinstance(nested, datasets.Json):  # rows with different languages
+        nested = sorted({language for row in dataset.take(10_000) for language in row["translation"] or {}})
+    elif (
         isinstance(nested, datasets.TranslationVariableLanguages)
         or isinstance(nested, dict)
         and nested.keys() == VARIABLE_LANGUAGES
@@ -281,6 +295,8 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
     if any(columns):
         if set(columns) <= set(text):
             return columns
+        if set(features) == {"source", "target"}:  # a .txt file beside others
+            return "source", "target"
         given = f"--source_column {columns[0]} and --target_column {columns[1]}"
         raise UserError(f"{given} must both be text columns; {remedy}")
     if set(features) == {"source", "target"}:
@@ -297,12 +313,45 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
         return tuple(("translation", language) for language in nested)
     if {"source", "target"} <= set(text):
         return "source", "target"
-    if len(text) == 2:
-        return tuple(text)
+    if len(words) == 2:
+        return tuple(words)
+    if not nested:
+        check_layout(dataset, name)
     raise UserError(
         "Name the source and the target with --source_lang and --target_lang, or --source_column and --target_column; "
         + remedy
     )
+
+
+def columns_of_words(dataset: Dataset | IterableDataset, columns: list[str]) -> list[str]:
+    """Those of the columns that are not only numbers, as ids and scores are, in the first 1,000 rows."""
+    rows = list(dataset.take(1000))
+    return [name for name in columns if any(not is_number(row[name]) for row in rows)]
+
+
+def is_number(text: str | None) -> bool:
+    try:
+        float(text or 0)
+        return True
+    except ValueError:
+        return False
+
+
+def check_layout(dataset: Dataset | IterableDataset, name: str):
+    """Raises UserError if the first rows show that the file is no list of pairs, or has another separator."""
+    first, *others = dataset.take(2)
+    if len(first) == 1 and (found := re.search(r"[;|\t,]", next(iter(first)))):
+        raise UserError(
+            f"{name} has one column, {found.string!r}; its separator seems to be {found[0]!r}. Columns of a .csv file "
+            "are separated by commas, those of a .tsv file by tabs."
+        )
+    is_nested = any(isinstance(value, (list, dict)) for value in first.values())
+    if dataset.info.builder_name == "json" and (is_nested or not others):
+        keys = textwrap.shorten(", ".join(first), 100, placeholder=" ...")
+        raise UserError(
+            f"{name} is no list of pairs: its rows have the keys {keys}. A .json file has a list such as "
+            '[{"en": "one", "de": "eins"}, ...], a .jsonl file one pair in each line.'
+        )
 
 
 def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str, str]):

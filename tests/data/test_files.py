@@ -1,0 +1,309 @@
+"""Files of every kind, as people have them: .po and .tmx, parallel and compressed files, and odd tables."""
+
+import bz2
+import gzip
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import datasets
+import pytest
+from datasets import Dataset
+from helpers import data_options
+
+from vanilla_transformer.data.options import group_parallel
+from vanilla_transformer.data.pairs import load_pairs
+from vanilla_transformer.errors import UserError
+
+PAIRS = [(f"a dog {i}", f"ein Hund für {i}") for i in range(6)]
+TSV = "en\tde\n" + "".join(f"{source}\t{target}\n" for source, target in PAIRS)
+streamed = pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+def load(*files: Path, **options) -> list[tuple]:
+    """The training pairs of files, of which the first also serve for validation."""
+    options = {"train_file": list(map(str, files)), "validation_file": list(map(str, files)), **options}
+    return texts(load_pairs(data_options(**options))["train"])
+
+
+def texts(pairs) -> list[tuple]:
+    return [(pair["source"], pair["target"]) for pair in pairs]
+
+
+def error(*files: Path, **options) -> str:
+    with pytest.raises(UserError) as caught:
+        load(*files, **options)
+    return str(caught.value)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------- formats
+
+PO = r"""
+msgid ""
+msgstr "Content-Type: text/plain; charset=ISO-8859-1\n"
+
+#: window.c:12
+msgctxt "menu"
+msgid "Open \"%s\""
+msgstr "\"%s\" öffnen"
+
+msgid "Save"
+msgstr ""
+
+#, fuzzy
+msgid "Close"
+msgstr "Beenden"
+
+msgid "one dog"
+msgid_plural "%d dogs"
+msgstr[0] "ein Hund"
+msgstr[1] "%d Hunde"
+
+msgid ""
+"first line\n"
+"second line"
+msgstr "erste Zeile\nzweite Zeile"
+
+#~ msgid "old"
+#~ msgstr "alt"
+""".encode("latin-1")
+OF_PO = [('Open "%s"', '"%s" öffnen'), ("one dog", "ein Hund"), ("%d dogs", "%d Hunde")]
+OF_PO += [("first line\nsecond line", "erste Zeile\nzweite Zeile")]
+
+
+@streamed
+def test_translated_messages_of_a_po_file_are_pairs(streaming, tmp_path):
+    assert load(write(tmp_path / "ui.po", PO), streaming=streaming) == OF_PO
+
+
+def test_plurals_of_languages_with_other_forms(tmp_path):
+    forms = "".join(f'msgstr[{number}] "{text}"\n' for number, text in enumerate(["pies", "psy", "psów"]))
+    many = write(tmp_path / "pl.po", f'msgid "a dog"\nmsgid_plural "%d dogs"\n{forms}')
+    assert load(many) == [("a dog", "pies"), ("%d dogs", "psów")]
+    one = write(tmp_path / "ja.po", 'msgid "a dog"\nmsgid_plural "%d dogs"\nmsgstr[0] "犬"\n')
+    assert load(one) == [("%d dogs", "犬")]
+
+
+def tmx(units: list[dict[str, str]], source: str) -> str:
+    bodies = (
+        "".join(f'<tuv xml:lang="{language}"><seg>{text}</seg></tuv>' for language, text in unit.items())
+        for unit in units
+    )
+    body = "".join(f"<tu>{one}</tu>" for one in bodies)
+    return f'<?xml version="1.0"?><tmx version="1.4"><header srclang="{source}"/><body>{body}</body></tmx>'
+
+
+@streamed
+def test_units_of_a_translation_memory_are_pairs(streaming, tmp_path):
+    units = [{"de-DE": target, "en-US": source} for source, target in PAIRS]
+    units += [{"en-US": "press <bpt i='1'>&lt;b&gt;</bpt>Ctrl<ept i='1'>&lt;/b&gt;</ept>", "de-DE": "Strg"}]
+    file = write(tmp_path / "memory.tmx", tmx(units, "en-us"))
+    expected = [*PAIRS, ("press <b>Ctrl</b>", "Strg")]
+    assert load(file, streaming=streaming) == expected  # the source language is that of the header
+    german = load(file, source_lang="de", target_lang="en", streaming=streaming)
+    assert german == [(target, source) for source, target in expected]
+
+
+def test_regions_tell_languages_of_a_translation_memory_apart(tmp_path):
+    file = write(tmp_path / "memory.tmx", tmx([{"pt-BR": "trem", "pt-PT": "comboio"}], "pt-BR"))
+    assert load(file, source_lang="pt-br", target_lang="pt-pt") == [("trem", "comboio")]
+
+
+@pytest.mark.parametrize("content", ["<tmx><body><tu>", "no XML"])
+@streamed
+def test_a_broken_translation_memory_is_one_sentence(content, streaming, tmp_path):
+    assert "memory.tmx could not be read" in error(write(tmp_path / "memory.tmx", content), streaming=streaming)
+
+
+def write_parallel(folder: Path, suffixes=("en", "de"), pairs=PAIRS, compress=bytes, end="") -> list[Path]:
+    sides = zip(*pairs, strict=True)
+    return [
+        write(folder / f"train.{suffix}{end}", compress("".join(f"{text}\n" for text in texts).encode()))
+        for suffix, texts in zip(suffixes, sides, strict=True)
+    ]
+
+
+@streamed
+def test_lines_of_parallel_files_are_pairs(streaming, tmp_path):
+    files = write_parallel(tmp_path, pairs=[*PAIRS, ('"', "\u2028")])
+    assert load(*files, streaming=streaming) == [*PAIRS, ('"', "\u2028")]
+    back = load(*files, source_lang="de", target_lang="en", streaming=streaming)
+    assert back[:6] == [(target, source) for source, target in PAIRS]
+    packed = write_parallel(tmp_path, compress=gzip.compress, end=".gz")
+    assert load(*packed, streaming=streaming) == PAIRS
+
+
+def test_parallel_files_count_as_one_file(tmp_path):
+    one, two = write_parallel(tmp_path / "a"), write_parallel(tmp_path / "b", pairs=PAIRS[:2])
+    tabbed = write(tmp_path / "c.tsv", TSV)
+    validation = {"validation_file": [str(tabbed)]}
+    mixed = load(*one, tabbed, *two, train_file_weights=[0, 1, 1], train_file_tags=["", "", "<bt>"], **validation)
+    assert mixed == [*PAIRS, *((f"<bt> {source}", target) for source, target in PAIRS[:2])]
+
+
+def test_parallel_files_of_unequal_length_are_refused(tmp_path):
+    source, target = write_parallel(tmp_path)
+    write(target, "nur\nzwei\n")
+    assert "one of the two files ends after 2 lines, the other has more" in error(source, target)
+
+
+GROUPS = {
+    "pairs": (["a/a.en", "a/a.de", "b.en.gz", "b.de.gz"], [("a/a.en", "a/a.de"), ("b.en.gz", "b.de.gz")]),
+    "between others": (["a.tsv", "a.en", "a.de", "a.txt"], ["a.tsv", ("a.en", "a.de"), "a.txt"]),
+    "other names": (["a.en", "b.de"], ["a.en", "b.de"]),
+    "the same": (["a.en", "a.en"], ["a.en", "a.en"]),
+    "formats": (["a.json", "a.jsonl"], ["a.json", "a.jsonl"]),
+    "without": (["train", "valid"], ["train", "valid"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_names_of_parallel_files_differ_in_their_last_part(case):
+    names, groups = GROUPS[case]
+    assert group_parallel(names) == groups
+
+
+COMPRESSIONS = {".gz": gzip.compress, ".bz2": bz2.compress}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("suffix", [".tsv", ".TXT", ".jsonl", ".po"])
+@streamed
+def test_compressed_files_and_suffixes_in_capitals(streaming, suffix, compression, tmp_path):
+    lines = {
+        ".tsv": TSV,
+        ".TXT": TSV.partition("\n")[2],
+        ".jsonl": "".join(json.dumps({"en": source, "de": target}) + "\n" for source, target in PAIRS),
+        ".po": "".join(f'msgid "{source}"\nmsgstr "{target}"\n\n' for source, target in PAIRS),
+    }
+    file = write(tmp_path / f"pairs{suffix}{compression}", COMPRESSIONS[compression](lines[suffix].encode()))
+    assert load(file, streaming=streaming) == PAIRS
+
+
+REFUSED = {"ui.xliff": "xliff2po", "ui.mo": "msgunfmt", "a.zip": "unpack it", "a.xlsx": "save it as .csv"}
+REFUSED |= {"train.en": "Of two parallel files, give both", "train": "it must end in one of: .json, "}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_formats_are_refused_with_a_remedy(name, tmp_path):
+    assert REFUSED[name] in error(write(tmp_path / name, "x"))
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+NUMBERS = [("007", "zero"), ("1e5", "NA"), ("null", "True"), ("1.50", "100,000")]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+@streamed
+def test_numbers_of_tables_are_text(streaming, suffix, tmp_path):
+    rows = Dataset.from_list([{"digits": source, "words": target} for source, target in NUMBERS])
+    rows.to_csv(tmp_path / f"pairs.{suffix}", sep="\t" if suffix == "tsv" else ",")
+    assert load(tmp_path / f"pairs.{suffix}", streaming=streaming) == NUMBERS
+
+
+@streamed
+def test_numbers_and_ids_are_no_side_of_a_pair(streaming, tmp_path):
+    content = "id\ten\tscore\tde\n" + "".join(f"{i}\t{s}\t0.{i}\t{t}\n" for i, (s, t) in enumerate(PAIRS))
+    assert load(write(tmp_path / "pairs.tsv", content), streaming=streaming) == PAIRS
+
+
+def zipped(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(name, QUOTED)
+    return buffer.getvalue()
+
+
+QUOTED = 'en\tde\n"one\teins\ntwo\tzwei\n"three\tdrei\n'  # quotation marks of a .tsv file are text
+OF_QUOTED = [('"one', "eins"), ("two", "zwei"), ('"three', "drei")]
+NEIGHBOURS = {
+    "alone": {"train.tsv": QUOTED},
+    "a .json file": {"train.tsv": QUOTED, "stats.json": '{"pairs": 3}'},
+    "a hidden .json file": {"train.tsv": QUOTED, ".info.json": "{}"},
+    "a .csv file": {"train-1.tsv": QUOTED, "train-2.csv": 'en,de\n"a ""b""",c\n'},
+    "compressed": {"train.tsv.gz": gzip.compress(QUOTED.encode())},
+    "in an archive": {"train.zip": zipped("train.tsv")},
+    "in a folder with the characters of patterns": {"[v1]/train.tsv": QUOTED},
+}
+
+
+@pytest.mark.parametrize("case", NEIGHBOURS)
+@streamed
+def test_each_file_of_a_dataset_is_read_by_its_own_rules(streaming, case, tmp_path):
+    for name, content in NEIGHBOURS[case].items():
+        write(tmp_path / "set [v1]" / name, content)
+    write(tmp_path / "set [v1]" / "validation.tsv", QUOTED)
+    options = {"dataset_name": str(tmp_path / "set [v1]"), "streaming": streaming}
+    pairs = load_pairs(data_options(**options))
+    assert texts(pairs["train"]) == OF_QUOTED + [('a "b"', "c")] * (case == "a .csv file")
+    assert texts(pairs["validation"]) == OF_QUOTED
+
+
+def test_the_separator_of_a_dataset_card_is_obeyed(tmp_path):
+    write(tmp_path / "set" / "train.csv", "en;de\none;007\n")
+    write(tmp_path / "set" / "validation.csv", "en;de\none;007\n")
+    write(tmp_path / "set" / "README.md", "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
+          "    path: train.csv\n  - split: validation\n    path: validation.csv\n  sep: ;\n---\n")  # fmt: skip
+    assert texts(load_pairs(data_options(dataset_name=str(tmp_path / "set")))["train"]) == [("one", "007")]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+@pytest.mark.parametrize(
+    "header, is_odd", [("en,de", False), ("Open file,Datei öffnen", True), ("zh-CN,pt_BR", False)]
+)
+def test_a_header_that_may_be_a_pair_is_said(header, is_odd, suffix, tmp_path, capsys):
+    content = f"{header}\nSave,Sichern\nClose,Schließen\n".replace(",", "," if suffix == "csv" else "\t")
+    file = write(tmp_path / f"pairs.{suffix}", content)
+    assert load(file) == [("Save", "Sichern"), ("Close", "Schließen")]
+    assert (f"Warning: the first row of {file} is taken for the names" in capsys.readouterr().out) == is_odd
+
+
+def test_columns_are_named_for_those_files_that_have_them(tmp_path):
+    table = write(tmp_path / "qa.csv", "question,answer,id\nhow,so,1\nwhy,because,2\n")
+    lines = write(tmp_path / "more.txt", "one\teins\n")
+    named = {"source_column": "question", "target_column": "answer", "validation_file": [str(lines)]}
+    expected = [("how", "so"), ("why", "because"), ("one", "eins")]
+    assert load(table, lines, **named) == expected
+    assert load(lines, table, **named) == [expected[2], *expected[:2]]
+
+
+def test_languages_that_only_some_rows_have(tmp_path):
+    rows = [{"en": "one", "de": "eins"}, {"en": "two", "de": "zwei", "fr": "deux"}, {"de": "drei", "en": "three"}]
+    file = write(tmp_path / "rows.jsonl", "".join(json.dumps({"translation": row}) + "\n" for row in rows))
+    assert load(file, source_lang="en", target_lang="de") == [("one", "eins"), ("two", "zwei"), ("three", "drei")]
+    assert load(file, source_lang="de", target_lang="fr") == [("eins", None), ("zwei", "deux"), ("drei", None)]
+    assert "languages in translation: de, en, fr" in error(file)
+
+
+ODD = {
+    "semicolon.csv": ("en;de\na;b\n", "has one column, 'en;de'; its separator seems to be ';'"),
+    "commas.tsv": ("en,de\na,b\n", "has one column, 'en,de'; its separator seems to be ','"),
+    "columns.txt": ("a\tb\tc\n" * 9, "has lines of 3 columns"),
+    "field.json": ('{"version": 1, "data": [{"en": "a", "de": "b"}]}', "the keys version, data"),
+    "columns.json": ('{"en": ["a", "c"], "de": ["b", "d"]}', "is no list of pairs: its rows have the keys en, de"),
+    "words.json": ('{"one": "eins", "two": "zwei", "three": "drei"}', "the keys one, two, three"),
+    "android.json": ('{"k1": {"en": "a", "de": "b"}, "k2": {"en": "a", "de": "b"}}', "the keys k1, k2"),
+    "todo.po": ('msgid "Save"\nmsgstr ""\n', "it has no pairs"),
+    "empty.tmx": (tmx([], "en"), "no pairs"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_other_layouts_are_named(name, tmp_path):
+    content, expected = ODD[name]
+    assert expected in error(write(tmp_path / name, content))

@@ -1,0 +1,178 @@
+"""Files of texts -> tables of strings: .csv, .tsv, .txt, .po, .tmx, and parallel files, whose lines are pairs."""
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import polib
+import pyarrow as pa
+from datasets import DatasetBuilder
+from datasets.builder import Key
+from datasets.packaged_modules.csv.csv import Csv, CsvConfig
+
+from .options import suffix_of
+
+ROWS = 10_000  # of a table
+XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+@dataclass
+class TextFilesConfig(CsvConfig):
+    """Options of pandas, as in a dataset card, and whether two files have the sides of the same pairs."""
+
+    is_parallel: bool = False
+
+
+class TextFiles(Csv):
+    """A builder of `datasets` that reads each file by the rules of its own kind, whatever the files beside it.
+
+    All values are strings: `007`, `NA` and `null` stay as they are.
+    """
+
+    BUILDER_CONFIG_CLASS = TextFilesConfig
+
+    @classmethod
+    def like(cls, builder: DatasetBuilder, cache_dir: str | None) -> "TextFiles":
+        """Reads the files of another builder, with the options that a dataset card gave it."""
+        defaults, own = CsvConfig(), {field.name for field in fields(CsvConfig)}
+        own -= {"name", "version", "data_dir", "data_files", "description", "features"}
+        given = {name: getattr(builder.config, name) for name in own}
+        given = {name: value for name, value in given.items() if value != getattr(defaults, name)}
+        if given.get("sep") == "\t":  # by the suffix of one of the files
+            del given["sep"]
+        place = {"dataset_name": builder.dataset_name, "base_path": builder.base_path, "token": builder.token}
+        return cls(cache_dir, **place, data_files=builder.config.data_files, **given)
+
+    def __init__(self, *args, **kwargs):
+        # A digest of the code, so that files are read again by code that reads them otherwise.
+        super().__init__(*args, hash=sha256(Path(__file__).read_bytes()).hexdigest(), **kwargs)
+
+    def _split_generators(self, dl_manager):
+        splits = super()._split_generators(dl_manager)
+        for split in splits:
+            names, files = list(map(str, self.config.data_files[split.name])), split.gen_kwargs["files_iterables"]
+            if self.config.is_parallel:
+                names, files = names[:1], [[list(itertools.chain(*files))]]
+            split.gen_kwargs = {"base_files": names, "files_iterables": files}
+        return splits
+
+    def _generate_tables(self, base_files, files_iterables):
+        for number, (name, files) in enumerate(zip(base_files, files_iterables, strict=True)):
+            for file in files:
+                for part, table in enumerate(self.read(name, file)):
+                    yield Key(number, part), table
+
+    def read(self, name: str, file: str | list[str]) -> Iterator[pa.Table]:
+        """The tables of a file. `name` is where it was downloaded or extracted from."""
+        if self.config.is_parallel:
+            return tables(read_parallel(*file), [suffix_of(one).removeprefix(".") for one in file])
+        suffix = next((suffix for suffix in map(suffix_of, (file, name)) if suffix in READERS), ".csv")
+        if suffix not in (".csv", ".tsv"):
+            return READERS[suffix](file)
+        options = self.config.pd_read_csv_kwargs | {"dtype": str, "na_filter": False}
+        if suffix == ".tsv" and self.config.sep == CsvConfig.sep:
+            options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
+        return read_table(file, options)
+
+
+def tables(rows: Iterator[tuple], names: list[str]) -> Iterator[pa.Table]:
+    schema = pa.schema(dict.fromkeys(names, pa.string()))
+    yield schema.empty_table()  # without any table, `datasets` would not know the columns
+    while some := list(itertools.islice(rows, ROWS)):
+        yield pa.table([pa.array(column, pa.string()) for column in zip(*some, strict=True)], schema=schema)
+
+
+def read_table(file: str, options: dict) -> Iterator[pa.Table]:
+    """A file of columns with a header, by pandas."""
+    for frame in pd.read_csv(file, iterator=True, **options):
+        if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first field for a name of the row
+            raise ValueError(
+                "its first row has more fields than its header; quote fields that contain the separator, and remove "
+                "separators at the end of rows."
+            )
+        table = pa.Table.from_pandas(frame)
+        yield table.cast(pa.schema(dict.fromkeys(table.column_names, pa.string())))
+
+
+def read_lines(file: str) -> Iterator[pa.Table]:
+    """The lines of a text, in a column `line`, but for empty ones and those with a NUL, which no text should have."""
+    return tables(((line,) for line in lines_of(file) if line and "\0" not in line), ["line"])
+
+
+def lines_of(file: str) -> Iterator[str]:
+    """Lines end at line feeds only, and not at the other separators that Python or Unicode know."""
+    with open(file, encoding="utf-8-sig", newline="\n") as lines:
+        for line in lines:
+            yield line.removesuffix("\n").removesuffix("\r")
+
+
+def read_parallel(source: str, target: str) -> Iterator[tuple[str, str]]:
+    """The lines of two files side by side. Raises ValueError if one has more than the other."""
+    for number, pair in enumerate(itertools.zip_longest(lines_of(source), lines_of(target))):
+        if None in pair:
+            raise ValueError(f"one of the two files ends after {number:,} lines, the other has more.")
+        yield pair
+
+
+def read_po(file: str) -> Iterator[pa.Table]:
+    """The translated messages of a gettext catalogue, but for fuzzy and obsolete ones.
+
+    Of a message with plural forms, its plural and the last form are a pair; its singular and the first form are one
+    if the language has two.
+    """
+    with open(file, "rb") as opened:
+        content = opened.read()
+    charset = re.search(rb"charset=([\w-]+)", content)
+    text = content.decode("utf-8-sig" if charset is None or charset[1] == b"CHARSET" else charset[1].decode())
+    return tables(messages_of(polib.pofile(text)), ["source", "target"])
+
+
+def messages_of(catalogue: polib.POFile) -> Iterator[tuple[str, str]]:
+    for message in catalogue:
+        if not message.translated():
+            continue
+        forms = [message.msgstr_plural[number] for number in sorted(message.msgstr_plural)]
+        if len(forms) != 1:
+            yield message.msgid, forms[0] if forms else message.msgstr
+        if forms:
+            yield message.msgid_plural, forms[-1]
+
+
+def read_tmx(file: str) -> Iterator[pa.Table]:
+    """The units of a translation memory (TMX 1.4b), in a column for each language, that of the sources first.
+
+    Markup in a segment is left out, its text is kept. Languages are named without their region if that is enough to
+    tell them apart.
+    """
+    languages = list(dict.fromkeys(itertools.chain(*units_of(file))))
+    short = [language.partition("-")[0] for language in languages]
+    units = (tuple(map(unit.get, languages)) for unit in units_of(file))
+    return tables(units, short if len(set(short)) == len(short) else languages)
+
+
+def units_of(file: str) -> Iterator[dict[str, str]]:
+    """The texts of each unit by language."""
+    with ExitStack() as stack:
+        events = ElementTree.iterparse(stack.enter_context(open(file, "rb")), events=["start", "end"])
+        unit, first, body = {}, "", None
+        for event, element in events:
+            if event == "start":
+                first = element.get("srclang", "") if element.tag == "header" else first
+                body = element if element.tag == "body" else body
+            elif element.tag == "tuv" and (text := element.find("seg")) is not None:
+                language = element.get(XML_LANG) or element.get("lang", "")
+                unit.setdefault(language.lower().replace("_", "-"), "".join(text.itertext()))
+            elif element.tag == "tu":
+                yield dict(sorted(unit.items(), key=lambda one: one[0] != first.lower()))
+                unit = {}
+                body.clear()  # of the units so far, which would fill the memory
+
+
+READERS = {".csv": read_table, ".tsv": read_table, ".txt": read_lines, ".po": read_po, ".tmx": read_tmx}
