@@ -82,12 +82,14 @@ def main():
     state = TrainerState(settings=settings)
     if resume_from is not None:
         state = checkpoint.resume(resume_from, settings, output_dir, weights, optimizer)
-    share = (state.position, accelerator.process_index, accelerator.num_processes)  # the batches of this process
-    content = (options.per_device_train_max_tokens, options.seed)  # with the pairs, decides what is in batch n
-    batches = training_batches(splits["train"], tokenizer, data, *content, *share, stream_state=state.stream)
+    content = {"max_tokens": options.per_device_train_max_tokens, "seed": options.seed}  # decides what is in batch n
+    share = {"start": state.position, "num_processes": accelerator.num_processes, "stream_state": state.stream}
+    share |= {"process_index": accelerator.process_index}  # decides which batches this process reads
+    batches = training_batches(splits["train"], tokenizer, data, **content, **share)
     max_steps = builders.count_steps(options, batches, batches_per_step, state.step)
-    curve = (options.lr_scheduler_type, options.learning_rate, options.warmup_steps, max_steps)
-    schedule = optim.learning_rate_schedule(*curve)  # step -> learning rate; steps count from 1
+    schedule = optim.learning_rate_schedule(  # step, from 1 on -> learning rate
+        options.lr_scheduler_type, options.learning_rate, options.warmup_steps, max_steps
+    )
     triggers = Triggers(options, max_steps)
     take_step = partial(optimizer_step, weights, optimizer, options, accelerator)
     if options.dry_run:
@@ -95,8 +97,7 @@ def main():
         accelerator.print(f"the resolved recipe:\n\n{arguments.recipe_to_yaml(recipe)}\n{reports.DRY_RUN}", flush=True)
         if fits:
             try_step = partial(take_step, state=state, learning_rate=0.0)
-            steps = (options.gradient_accumulation_steps, max_steps - state.step)
-            reports.describe_time(try_step, batches, *steps)
+            reports.describe_time(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step)
         return distributed.end_processes(accelerator)
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
     distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, arguments.recipe_to_yaml(recipe))
@@ -113,7 +114,8 @@ def main():
     bar = tqdm(desc="Training", total=max_steps, initial=state.step, disable=not accelerator.is_local_main_process)
     with GracefulShutdown(accelerator) as shutdown, bar:
         while True:
-            # Save before evaluating, so that a run killed during an evaluation loses nothing.
+            # Save before evaluating, so that a run killed during an evaluation loses nothing. What is due after a step
+            # is done at the beginning of the next turn, so that a resumed run makes up for it.
             if (triggers.should_save(state.step) or stopping) and state.step != saved_step:
                 state.stream = batches.state
                 checkpoint.save(output_dir, weights, optimizer, tokenizer, state)
@@ -184,13 +186,13 @@ def optimizer_step(
     weights.wrapped.train()
     for i, batch in enumerate(batches):
         optim.seed_batch(options.seed, state.position + i * accelerator.num_processes + accelerator.process_index)
-        # From pinned memory, CUDA copies while the host goes on; on other devices it could overtake the copy.
+        # From pinned memory, CUDA copies while the host goes on; on other devices the step could start too early.
         is_cuda = accelerator.device.type == "cuda"
         batch = {name: tensor.to(accelerator.device, non_blocking=is_cuda) for name, tensor in batch.items()}
         is_last = i == len(batches) - 1  # processes exchange gradients once a step
         with contextlib.nullcontext() if is_last else accelerator.no_sync(weights.wrapped):
             loss = optim.compute_loss(weights.wrapped, batch, tokens[0].clamp(min=1), options)
-            accelerator.backward(loss * accelerator.num_processes)  # a sum: DDP and FSDP take the mean
+            accelerator.backward(loss * accelerator.num_processes)  # since DDP and FSDP average over the processes
         total += loss.detach()
     grad_norm = optim.clip_grad_norm(weights.model, optimizer, options.max_grad_norm, accelerator)
     optim.set_learning_rate(optimizer, learning_rate)

@@ -1,6 +1,6 @@
 """One GPU: how near the training step is to the limit of the card, and where it is not.
 
-python benchmarks/gpu.py                                    # eight minutes on one GPU
+python benchmarks/gpu.py                                    # nine minutes on one GPU
 python benchmarks/gpu.py --sizes --data ../multi30k_tok     # Multi30k to a validation BLEU of 40: at most four minutes
 python benchmarks/gpu.py --sizes base --kinds "ours, compiled"
 python benchmarks/gpu.py --quick                            # on any machine, to see that it runs
@@ -24,7 +24,6 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import peers
 import report
@@ -293,28 +292,27 @@ def peak_of(device: str) -> tuple[float, str]:
     """FLOP/s of the card by its data sheet, or else of the fastest matrix product; and where the number is from."""
     if device == "cuda":
         for name, peak in PEAKS.items():
-            if name in torch.cuda.get_device_name():
+            if f" {name} " in f" {torch.cuda.get_device_name()} ".replace("-", " "):
                 return peak, "the data sheet's"
     return matmul_limit(device), "that of the fastest matrix product found"
 
 
 def main():
     parser = report.make_parser(__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sizes", nargs="*", choices=list(LENGTHS), default=["base", "tiny", "big"])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--batches", nargs="+", type=positive, default=BATCHES, help="tokens of a batch and side")
     parser.add_argument("--minutes", type=float, default=7, help="after which no row is begun (default: 7)")
     parser.add_argument("--data", metavar="DIR", help="Multi30k, tokenized and lowercased, for the speedrun")
     options = parser.parse_args()
+    device = "cpu" if options.quick else "cuda"
     if options.quick:
-        options.sizes, options.batches, options.device = ["quick"], [64], "cpu"
-    elif options.device == "cpu":
+        options.sizes, options.batches = ["quick"], [64]
+    elif not torch.cuda.is_available():
         sys.exit("There is no GPU here; --quick tries the script on a CPU.")
     deadline, seconds = time.perf_counter() + 60 * options.minutes, 0.1 if options.quick else SECONDS
     name = "gpu" if options.sizes else "gpu-speedrun"
-    write = partial(report.write, SimpleNamespace(**vars(options) | {"device": "cpu"}), name)  # after each part
-    peak, origin = peak_of(options.device)
+    peak, origin = peak_of(device)
     page = report.heading("One GPU", ["torch", "transformers", "accelerate"])
     page += [
         "",
@@ -332,23 +330,24 @@ def main():
             if time.perf_counter() > deadline:
                 rows.append(row(kind, max_tokens, "no time", flop, peak))
                 continue
+            one = Contestant(kind, partial, measure, kind, size, max_tokens, device, seconds)
             try:
-                one = Contestant(kind, partial, measure, kind, size, max_tokens, options.device, seconds)
                 one.turn()
                 rows.append(row(kind, max_tokens, one.answers[0], flop, peak))
-                one.end()
             except (Exception, SystemExit) as error:  # out of memory, or what a compiler raises: the others go on
                 rows.append(row(kind, max_tokens, " ".join(str(error).split())[:60], flop, peak))
+            finally:
+                one.end()
             print(" | ".join([size, *rows[-1]]), flush=True)
         page += ["", f"## {size}: {flop / 1e6:,.1f} MFLOP a target token", "", *report.table(COLUMNS, rows)]
-        write(page)
+        report.write(options, name, page)  # after each part
     if options.sizes:
         page += ["", "## One attention of base, forward and backward", ""]
-        page += report.table(["what", "ms"], attentions(options.device))
-        write(page)
+        page += report.table(["what", "ms"], attentions(device))
+        report.write(options, name, page)
     if options.data:
         page += ["", "## Multi30k from files to a translating model", "", *speedrun(options.data, options.quick, 240)]
-    write(page)
+    report.write(options, name, page)
     print("\n".join(page), flush=True)
 
 

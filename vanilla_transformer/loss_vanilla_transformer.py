@@ -153,7 +153,7 @@ def softmax_gradient(
         for token, share in zip(ids.split(1, dim=1), shares.split(1, dim=1), strict=True):
             grad = grad - share * (columns == token)
     else:
-        grad.scatter_add_(1, ids, -shares.to(precision))
+        grad.scatter_add_(1, ids, -shares.to(grad.dtype))
     if kept is not None:
         grad.masked_fill_(~kept, 0)
     if bias is not None:

@@ -16,7 +16,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from vanilla_transformer import Translator, VanillaTransformerConfig
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import tokenize_pairs
+from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import builders
 from vanilla_transformer.training.builders import (
@@ -30,6 +30,7 @@ from vanilla_transformer.training.builders import (
     resolve_defaults,
     tokenize_splits,
 )
+from vanilla_transformer.training.memory import ByteDropout
 from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.state import TrainerState
 
@@ -130,6 +131,22 @@ def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, cac
     assert found == [(texts, 300, None if streaming else 4, []), (texts, default, 4, [])]
 
 
+def test_directories_with_a_card_and_the_same_name_have_their_own_tokenizers(cache, tmp_path):
+    """Of such datasets, the fingerprint of `datasets` is the same."""
+    found, fingerprints = [], set()
+    for word in ("apple", "Zebra"):
+        folder = tmp_path / word / "corpus"
+        for split in ("train", "validation"):
+            (folder / f"{split}.jsonl").parent.mkdir(parents=True, exist_ok=True)
+            (folder / f"{split}.jsonl").write_text(json.dumps({"en": f"{word} {word}", "de": word}) * 9)
+        card = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: train.jsonl\n"
+        (folder / "README.md").write_text(f"---\n{card}  - split: validation\n    path: validation.jsonl\n---\n")
+        pairs = load_pairs(DataOptions(str(folder)))["train"]
+        fingerprints.add(pairs._fingerprint)
+        found.append(make_tokenizer(None, pairs, 300).tokenize(word))
+    assert len(fingerprints) == 1 and found == [["\u0120apple"], ["\u0120Zebra"]]
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache of datasets."""
@@ -226,6 +243,8 @@ def test_a_new_model_follows_the_options(build, text_tokenizer):
     assert model.config.eos_token_id == text_tokenizer.eos_token_id and not model.model.encoder.gradient_checkpointing
     assert build("--gradient_checkpointing").model.encoder.gradient_checkpointing
     kinds = {model.config._attn_implementation: build("--attn_implementation=sdpa").config._attn_implementation}
+    assert any(isinstance(module, ByteDropout) for module in model.modules())
+    assert not any(isinstance(module, ByteDropout) for module in build(device=GPU).modules())
     assert kinds == {"eager": "sdpa"} and build(device=GPU).config._attn_implementation == "sdpa"
     with pytest.raises(UserError, match="^--attn_implementation flex_attention cannot train on a CPU"):
         build("--attn_implementation=flex_attention")

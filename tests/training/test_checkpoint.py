@@ -256,6 +256,16 @@ def test_a_run_that_ends_early_says_so(step, said, accelerator, tmp_path, capsys
     assert final is weights.full and capsys.readouterr().out == said
 
 
+def test_a_run_ends_with_the_mean_of_its_checkpoints(accelerator, byte_tokenizer, tmp_path, capsys):
+    run = Run(accelerator, with_ema=False)
+    saved = [load_file(run.train(10).save(tmp_path, byte_tokenizer) / "model.safetensors") for _ in range(2)]
+    options = training_options(f"--output_dir={tmp_path}", "--save_steps=10", "--average_checkpoints=2")
+    final = checkpoints.final_model(run.weights, run.state, Triggers(options, 20)).state_dict()
+    for name, value in saved[0].items():
+        assert_close(final[name], (value + saved[1][name]) / 2)
+    assert "using the weights of checkpoint-10, checkpoint-20\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("use_ema", [False, True])
 def test_averaged_checkpoints_are_the_mean(use_ema, accelerator, byte_tokenizer, tmp_path):
     run = Run(accelerator)

@@ -159,10 +159,12 @@ def test_processes_share_the_memory_and_the_cores_of_a_machine(num_processes, ma
     threads = Mock()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "set_num_threads", threads)
-    monkeypatch.setattr(memory, "configure_malloc", lambda: None)
+    malloc = Mock()
+    monkeypatch.setattr(memory, "configure_malloc", malloc)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
     memory.configure_cpu("no")
     threads.assert_called_once_with(12 // num_processes)
+    malloc.assert_called_once_with()
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])

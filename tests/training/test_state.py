@@ -67,6 +67,16 @@ def test_log_entry_and_results(accelerator, monkeypatch):
     assert state.recent_losses == [4.0, 2.0, 1.5]
 
 
+def test_each_log_entry_has_its_own_steps(accelerator):
+    state, meter = TrainerState(), Meter()
+    for loss in (4.0, 2.0):
+        state.advance(1)
+        meter.start()
+        meter.add(state, 0.1, torch.tensor(loss), torch.tensor([10.0, 10.0, 20.0]), torch.tensor(1.0))
+        assert meter.flush(state, accelerator, list)["loss"] == loss
+    assert state.recent_losses == [4.0, 2.0] and state.target_tokens == 20
+
+
 def test_results_of_a_run_without_a_step():
     names = ("train_runtime", "train_steps", "train_loss", "train_target_tokens", "train_target_tokens_per_second")
     assert TrainerState().results() == dict.fromkeys(names, 0) | {"padding_fraction": 1}

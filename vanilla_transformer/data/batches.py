@@ -37,8 +37,9 @@ from .tokenizer import with_bpe_dropout
 SOFT_TARGETS = ("teacher_tokens", "teacher_probabilities")
 POOL_SIZE = 2**16  # shuffled pairs that are sorted by length together
 LANES = 8  # into which a stream is divided: the most processes that can share its reading
-FILES_PER_LANE = 8  # at least, for lanes to read whole files: sets of so many are of about one size
-# A lane yields no batch of a pool until the whole pool is read, so pools start small and double in size, in rows.
+FILES_PER_LANE = 8  # at least, for lanes to read whole files: of so many, all lanes have about as many rows
+# In rows. A lane yields no batch of a pool before it has read it: the first pool is small, for a batch to come soon,
+# and each next one twice as large.
 FIRST_POOL, LAST_POOL = 2**8, 2**13
 TABLE_SIZE = 2**5  # rows of a lane that are read together; a pool has whole tables
 READ_AHEAD = 16  # batches that each worker reads ahead, to bridge the reading of a pool
@@ -195,7 +196,8 @@ class PairColumns:
 
     @cached_property  # made by each worker, to which the columns are not sent
     def parts(self) -> tuple[np.ndarray, dict[str, tuple[list[np.ndarray], np.ndarray, np.ndarray]]]:
-        """The first pair of each part; for each column its numbers, part by part, and where each pair has its own."""
+        """The index of the first pair of each part, as Arrow has cut the columns, and for each column, its numbers,
+        part by part, with the first and the last place of each pair in them."""
         names = [name for name in ("input_ids", "labels", *SOFT_TARGETS) if name in self.dataset.column_names]
         parts, columns = self.dataset.select_columns(names).with_format("arrow")[:].to_batches(), {}
         for name in names:
@@ -315,7 +317,8 @@ class Lanes(TorchIterableDataset):
     def tables(self, state: dict) -> Iterator[tuple[pa.Table, dict, IterableDataset]]:
         """The rows of a lane's part of an epoch from the place in its state, in small tables.
 
-        Each comes with the file and row after it, and with the stream whose state is that place until the next table.
+        Each comes with the place after it, a file and a row of it, and with the stream, whose `state_dict` is that
+        place as long as the next table is not taken.
         """
         part = (state["lane"] + state["epoch"]) % LANES
         by_file = self.files >= LANES * FILES_PER_LANE

@@ -22,7 +22,7 @@ from ..data import pairs as pairs_code
 from ..data import tokenizer as tokenizer_code
 from ..data.batches import lengths_of
 from ..data.options import DataOptions
-from ..data.pairs import iter_texts, sample_texts, tokenize_pairs
+from ..data.pairs import digest_texts, iter_texts, sample_texts, tokenize_pairs
 from ..data.tokenizer import (
     SPECIAL_TOKENS,
     check_coverage,
@@ -90,13 +90,13 @@ def make_tokenizer(
 def trained_tokenizer(train_pairs, size: int, tags: list[str]):
     """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
 
-    The name of its file is a digest of the pairs, the arguments and the code. Streams have no digest, and their
+    The name of its file is a digest of the texts, the arguments and the code. Streams have no digest, and their
     tokenizers are always trained.
     """
     if not isinstance(train_pairs, Sized):
         return train_tokenizer(iter_texts(train_pairs), size, None, tags)
     code = [Path(module.__file__).read_bytes() for module in (tokenizer_code, pairs_code)] + [tokenizers.__version__]
-    key = Hasher.hash((train_pairs._fingerprint, size, tags, code))
+    key = Hasher.hash((digest_texts(train_pairs), size, tags, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
         tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")))

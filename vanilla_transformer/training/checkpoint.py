@@ -216,7 +216,7 @@ def final_model(weights: Weights, state: TrainerState, triggers: Triggers) -> nn
 
 
 def final_checkpoints(state: TrainerState, triggers: Triggers) -> list[Path]:
-    """The checkpoints whose mean becomes the final model; an empty list if it is the last step's."""
+    """The checkpoints whose mean becomes the final model; none if that has the weights of the last step."""
     options = triggers.options
     scheduled = scheduled_checkpoints(options.output_dir, triggers)
     saved = {step_of(checkpoint): checkpoint for checkpoint in scheduled}
@@ -239,6 +239,7 @@ FIXED_IN_STREAM += ("train_file_tags", "train_file_langs", "dataset_revision")
 SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" not in name} - {"vocab_size"}
 # Settings that scores depend on.
 SCORING = {"metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "target_lang", "validation"}
+SCORING |= {"max_target_length"}  # the longest translation
 DESCRIPTIONS = {
     "data": "the training pairs (dataset, columns, limits or tokenizer)",
     "validation": "the validation pairs",

@@ -37,8 +37,8 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
     """The learning rate as a function of the step, which counts from 1; `name` is one of transformers' schedules.
 
     It is never 0: warm-up reaches the peak at step `warmup_steps`, and a schedule that falls to 0 would reach it at
-    step `max_steps` + 1. In warm-up, transformers' Trainer has a rate of 0 in its first step: our step n has the rate
-    of its step n + 1 in a run that is one step longer. Without warm-up, both have the same rates.
+    step `max_steps` + 1. transformers' Trainer counts steps from 0, so its first step in warm-up has a rate of 0; ours
+    takes the same curve one step later. Without warm-up, both have the same rates.
     """
     if name == "inverse_sqrt":
         return lambda step: peak * inverse_square_root(step, warmup_steps)
@@ -75,7 +75,7 @@ def count_tokens(batches: list[dict], accelerator: Accelerator) -> torch.Tensor:
     source = sum(batch["attention_mask"].sum() for batch in batches)
     padded = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
     counts = torch.stack([target, source, torch.full_like(target, padded)]).float()
-    # CUDA takes a copy before it returns, so the host need not wait for the device.
+    # CUDA copies unpinned memory to a buffer of its own before it returns, so the host need not wait for the device.
     return accelerator.reduce(counts.to(accelerator.device, non_blocking=accelerator.device.type == "cuda"))
 
 

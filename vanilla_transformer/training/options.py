@@ -14,15 +14,18 @@ class TrainingOptions:
     _argument_group_name = "training"
 
     output_dir: Path = option(Path("outputs/model"), "where the model, its checkpoints and its results are written")
-    dry_run: bool = option(False, "print what would be trained, and exit before the first step")
+    dry_run: bool = option(
+        False, "print the recipe, the memory and the time of the run, by some steps that change nothing, and exit"
+    )
     model_name_or_path: str | None = option(None, "fine-tune this model (ours or convertible); it keeps its tokenizer")
     per_device_train_max_tokens: int | None = option(
         4096,
         "tokens in a batch on each device: sentences x longest side; auto, on a GPU: as many as fit, at most 32,768",
         ge=1,
+        lt=2**31,
         auto=True,
     )
-    per_device_eval_max_tokens: int = option(4096, "tokens in a batch in evaluation", ge=1)
+    per_device_eval_max_tokens: int = option(4096, "tokens in a batch in evaluation", ge=1, lt=2**31)
     gradient_accumulation_steps: int = option(1, "batches per device in an optimizer step", ge=1)
     learning_rate: float | None = option(None, "peak learning rate (default: (d_model x warmup_steps)^-0.5)", ge=0)
     lr_scheduler_type: Literal[

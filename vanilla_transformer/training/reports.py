@@ -34,7 +34,7 @@ def scalars(results: dict) -> dict:
     return {key: value for key, value in results.items() if isinstance(value, int | float)}
 
 
-DRY_RUN = "This was a dry run: nothing was written to --output_dir, and nothing is kept of the steps that were timed."
+DRY_RUN = "This was a dry run: nothing was written to --output_dir, and no weights were changed."
 
 
 def describe_plan(
@@ -56,7 +56,13 @@ def describe_plan(
     accelerator.print(
         f"about {needed / 2**30:.2f} of {usable / 2**30:.1f} GiB of memory per process for tensors{kept}"
     )
-    return all(gather_object([needed <= USABLE * usable]))
+    fits = all(gather_object([needed <= USABLE * usable]))
+    if not fits:
+        accelerator.print(
+            f"A step may not fit, as {1 - USABLE:.0%} of the memory are for evaluation and what this estimate misses; "
+            "lower --per_device_train_max_tokens or the sizes of the model. No step is timed."
+        )
+    return fits
 
 
 def describe_time(
@@ -66,7 +72,7 @@ def describe_time(
     steps_left: int,
     limit: float = 30.0,
 ):
-    """Prints how long the run will take: by 20 steps, or as many as end within `limit` seconds, after a first one.
+    """Prints how long the run will take, by the time of up to 20 steps or `limit` seconds; a first one does not count.
 
     `take_step` returns what `optimizer_step` of train.py does.
     """

@@ -36,7 +36,7 @@ class TrainerState:
     history: list[dict] = field(default_factory=list)  # logged entries, for the curves
     scores_count_from: int = 0  # history before this index was scored differently, and is not compared
     recent_losses: list[float] = field(default_factory=list)  # of the last steps without a spike, to detect one
-    spikes: list[int] = field(default_factory=list)  # steps with a spike; each step without one removes the last
+    spikes: list[int] = field(default_factory=list)  # steps with a spike; a step without removes one
     stream: list[dict] | None = None  # what the input of each process resumes from
     scaler: dict = field(default_factory=dict)  # loss scale of float16
     settings: dict = field(default_factory=dict)  # the recipe and data fingerprints, compared on resume
@@ -153,8 +153,9 @@ class Meter:
 def record_loss(state: TrainerState, step: int, loss: float, norm: float, detect_spikes: bool) -> str | None:
     """Adds the loss of a step to `state`; returns a sentence that says how training has diverged at it, or None.
 
-    It has diverged if the loss or the gradient norm is not finite, or if the loss spikes at nearly every step: after
-    [`MAX_SPIKES`], of which each step without a spike takes one back. In a small batch, one odd pair makes a spike.
+    It has diverged if the loss or the gradient norm is not finite, or if the loss spikes at nearly every step: a step
+    with a spike adds one to a count, a step without takes one off, and at [`MAX_SPIKES`] the run ends. In a small
+    batch, one odd pair makes a spike.
     """
     if not math.isfinite(loss + norm):
         return f"the loss is {loss:.4g} and the gradient norm {norm:.4g}."

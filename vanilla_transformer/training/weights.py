@@ -37,13 +37,13 @@ class Weights:
             if self.average is not None:
                 shard(self.average.module)
         if compile:
-            # One graph for all shapes. The hooks of a sharded model, between its layers, break it, as do the masks of
-            # flash attention.
+            # One graph for all shapes. The hooks that FSDP puts between layers break it, and so do the masks of flash
+            # attention.
             is_whole = not is_sharded and "flash" not in model.config._attn_implementation
             model.compile(dynamic=True, fullgraph=is_whole)
-        self.wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # a sharded one only gets autocast
+        self.wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # no DDP around a sharded model
         if isinstance(self.wrapped, DistributedDataParallel):
-            self.wrapped.broadcast_buffers = False  # at each step; they are tables of positions, the same everywhere
+            self.wrapped.broadcast_buffers = False  # at each step: they are tables of positions, which never change
 
     def update_average(self, updates: int):
         """Moves the average towards the weights, with a decay of min(`ema_decay`, (n + 1) / (n + 10)) after n updates.
