@@ -18,6 +18,7 @@ from vanilla_transformer.data.pairs import (
     iter_texts,
     load_pairs,
     load_split,
+    point_of,
     sample_texts,
     tokenize_pairs,
 )
@@ -238,12 +239,27 @@ def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
 
 
 def test_validation_is_held_out_of_the_first_training_file(tmp_path):
-    files = [write(tmp_path / "a.jsonl", rows(pairs=PAIRS[:20])), write(tmp_path / "b.jsonl", rows(pairs=PAIRS[20:]))]
-    pairs = load(train_file=files, train_file_weights=[2, 1], validation_split_percentage=10)
-    assert texts(pairs["validation"]) == PAIRS[18:20]
-    assert texts(pairs["train"]) == [PAIRS[i // 2] for i in range(36)] + PAIRS[20:]
-    pairs = load(train_file=files, train_file_tags=["<a>", "<b>"], validation_split_percentage=10)
-    assert texts(pairs["validation"]) == [(f"<a> {source}", target) for source, target in PAIRS[18:20]]
+    """The second, whose sources may be translations by a model, loses the pairs with the same sources."""
+    files = [write(tmp_path / "a.jsonl", rows(pairs=PAIRS[:30])), write(tmp_path / "b.jsonl", rows(pairs=PAIRS[10:]))]
+    pairs = load(train_file=files, train_file_weights=[2, 1], validation_split_percentage=20)
+    train, held_out = texts(pairs["train"]), texts(pairs["validation"])
+    assert 0 < len(held_out) < 15 and set(held_out) < set(PAIRS[:30])
+    assert set(train) == {*PAIRS[:30], *PAIRS[10:]} - {*held_out} - held_out_of(PAIRS[30:], 20)
+    tagged = load(train_file=files, train_file_tags=["<a>", "<b>"], validation_split_percentage=20)
+    assert texts(tagged["validation"]) == [(f"<a> {source}", target) for source, target in held_out]
+
+
+@pytest.mark.parametrize("other, languages", [("de-en", ["en-de", "de-en"]), ("fr-en", None)])
+def test_validation_is_held_out_of_files_with_other_languages(other, languages, by_language):
+    files = {"train_file": [by_language("en-de", PAIRS[:20]), by_language(other, PAIRS[20:])]}
+    options = {"train_file_langs": languages, "train_file_tags": ["<de>", "<en>"]}
+    pairs = load(**files, **options, validation_split_percentage=30)
+    assert {source[:4] for source, _ in texts(pairs["validation"])} == {"<de>", "<en>"}
+
+
+def held_out_of(pairs: list[tuple], percentage: int) -> set[tuple]:
+    """The pairs whose sources are held out of any file."""
+    return {pair for pair in pairs if point_of(pair[0]) < percentage / 100}
 
 
 Y_TO_X = {"source_column": "y", "target_column": "x"}
@@ -262,15 +278,16 @@ def by_language(tmp_path):
 
 def test_each_training_file_has_its_own_languages(by_language, capsys):
     files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
-    options = {"train_file": files, "train_file_tags": [">>de<<", ">>fr<<"]}
+    options = {"train_file": files, "validation_file": files, "train_file_tags": [">>de<<", ">>fr<<"]}
     german, french = ([(f">>{tag}<< {s}", t) for s, t in pairs] for tag, pairs in (("de", PAIRS), ("fr", PAIRS)))
     for languages in (["en-de", "en-fr"], ["en:de", "en:fr"], None):  # None: the only two columns
         pairs = load(**options, train_file_langs=languages)
-        assert texts(pairs["train"]) == german[:19] + french[20:30] and texts(pairs["validation"]) == german[19:20]
+        assert texts(pairs["train"]) == texts(pairs["validation"]) == german[:20] + french[20:30]
     assert "different directions: en to de, en to fr." in capsys.readouterr().out
     swapped = load(**options, train_file_langs=["en-de", "fr-en"])["train"]
-    assert texts(swapped) == german[:19] + [(f">>fr<< {t}", s) for s, t in PAIRS[20:30]]
+    assert texts(swapped) == german[:20] + [(f">>fr<< {t}", s) for s, t in PAIRS[20:30]]
     named = {"source_column": "fr", "target_column": "en", "train_file": files[1:] * 2}
+    named["validation_file"] = named["train_file"]
     assert texts(load(**options | named, train_file_langs=["de-en", "fr-en"])["train"])[-1] == (
         f">>fr<< {PAIRS[29][1]}",
         PAIRS[29][0],
@@ -384,14 +401,50 @@ def test_text_column_called_translation(tmp_path):
         load(train_file=path, **ENGLISH_GERMAN)
 
 
-@pytest.mark.parametrize("percentage, held_out", [(5, 2), (50, 20), (1, 1)])
-def test_validation_is_held_out_of_training(percentage, held_out, tmp_path, capsys):
-    path = write(tmp_path / "train.jsonl", rows())
-    pairs = load(train_file=path, validation_split_percentage=percentage)
-    expected = {"train": PAIRS[:-held_out], "validation": PAIRS[-held_out:]}
-    assert {split: texts(part) for split, part in pairs.items()} == expected
-    said = capsys.readouterr().out
-    assert f"the last {held_out:,} training pairs are held out" in said and "Warning" not in said
+MANY = [(f"a dog {i % 900}", f"ein Hund {i}") for i in range(1000)]
+
+
+@pytest.mark.parametrize("percentage", [1, 5, 50])
+def test_validation_is_held_out_of_training(percentage, tmp_path, capsys):
+    """From everywhere in the file; no source is on both sides."""
+    pairs = load(train_file=write(tmp_path / "train.jsonl", rows(pairs=MANY)), validation_split_percentage=percentage)
+    train, held_out = texts(pairs["train"]), texts(pairs["validation"])
+    assert sorted(train + held_out) == sorted(MANY) and not {s for s, _ in train} & {s for s, _ in held_out}
+    assert abs(len(held_out) - 10 * percentage) < 4 * (10 * percentage) ** 0.5
+    places = sorted(MANY.index(pair) for pair in held_out)
+    assert places[0] < 300 and places[-1] > 700
+    said = f"has no validation split: {len(held_out):,} of 1,000 pairs are held out, by a hash of their sources."
+    assert said in capsys.readouterr().out
+
+
+def test_the_same_pairs_are_held_out_of_a_file_that_grows_or_is_shuffled(tmp_path):
+    def held_out(name: str, pairs: list[tuple]) -> set[tuple]:
+        return {*texts(load(train_file=write(tmp_path / name, rows(pairs=pairs)))["validation"])}
+
+    before = held_out("before.jsonl", MANY[:500])
+    assert held_out("shuffled.jsonl", MANY[499::-1]) == before
+    assert held_out("grown.jsonl", MANY) & {*MANY[:500]} == before
+    other = [(f" {source.upper()}  ", target) for source, target in MANY[:500]]  # of the same normal form
+    assert {target for _, target in held_out("other.jsonl", other)} == {target for _, target in before}
+
+
+def test_a_test_split_is_held_out_too(tmp_path, capsys):
+    path = write(tmp_path / "train.jsonl", rows(pairs=MANY))
+    pairs = load(train_file=path, test_split_percentage=10, validation_split_percentage=20)
+    sides = {split: {source for source, _ in texts(part)} for split, part in pairs.items()}
+    assert sum(map(len, sides.values())) == 900 and 60 < len(sides["test"]) < 120 < len(sides["validation"]) < 240
+    validation = load(train_file=path, validation_file=path, test_split_percentage=10)
+    assert texts(validation["test"]) == texts(pairs["test"]) and len(validation["validation"]) == 1000
+    assert "leave --test_split_percentage out" in error(
+        dataset_name="sample_dataset", test_split_percentage=10, **ENGLISH_GERMAN
+    )
+
+
+@pytest.mark.parametrize("pairs", [PAIRS[:2], [*PAIRS[:3], *[("", "leer")] * 5]])
+def test_at_least_one_pair_of_a_small_file_is_held_out(pairs, tmp_path):
+    splits = load(train_file=write(tmp_path / "train.jsonl", rows(pairs=pairs)), validation_split_percentage=1)
+    assert len(splits["validation"]) == 1 and len(splits["train"]) == len(pairs) - 1
+    assert splits["validation"][0]["source"]
 
 
 @streamed
@@ -582,8 +635,9 @@ def test_lines_with_a_nul_are_dropped_whole_and_no_others(place, streaming, tmp_
     ]
 
 
-def test_no_validation_split_to_hold_out(tmp_path):
-    path = write(tmp_path / "train.jsonl", rows(pairs=PAIRS[:1]))
+@pytest.mark.parametrize("pairs", [PAIRS[:1], PAIRS[:1] * 9, [("", "leer")] * 9])
+def test_too_few_sources_to_hold_some_out(pairs, tmp_path):
+    path = write(tmp_path / "train.jsonl", rows(pairs=pairs))
     assert "too few" in error(train_file=path)
     message = error(train_file=path, streaming=True)
     assert "--validation_split" in message and "--validation_file" in message

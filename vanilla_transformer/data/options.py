@@ -67,7 +67,10 @@ class DataOptions(DatasetOptions):
     train_split: str | None = option(None, "the split to train on, or train[:50%], train+dev, ... (default: train)")
     validation_split: str | None = option(None, "the split to validate on (default: validation)")
     test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
-    validation_split_percentage: int = option(5, "percent of train to hold out for validation if needed", ge=1, lt=100)
+    validation_split_percentage: int = option(
+        5, "percent of the training sources to hold out for validation, if there is no validation split", ge=1, lt=100
+    )
+    test_split_percentage: int | None = option(None, "percent of them to hold out for the test", ge=1, lt=100)
     max_source_length: int = option(128, "drop training pairs with a longer source (tokens, including </s>)", ge=1)
     max_target_length: int = option(128, "drop training pairs with a longer target (tokens, including </s>)", ge=1)
     max_train_samples: int | None = option(None, "use only the first N training pairs", ge=1)
@@ -125,6 +128,10 @@ class DataOptions(DatasetOptions):
                 raise UserError(
                     f"--{split}_file has {count} files for {files} training files; give one, or one for each."
                 )
+        if (self.test_split_percentage or 0) + self.validation_split_percentage >= 100:
+            raise UserError("--validation_split_percentage and --test_split_percentage leave no pairs for training.")
+        if self.test_split_percentage and (self.test_file or self.test_split):
+            raise UserError("--test_split_percentage holds out a test split; leave out --test_file and --test_split.")
         for tag in self.train_file_tags or []:
             if tag and not re.fullmatch(r"([^\w\s]|_)\S+([^\w\s]|_)", tag):
                 raise UserError(f"--train_file_tags has '{tag}', which may occur in texts; choose a tag such as <bt>.")

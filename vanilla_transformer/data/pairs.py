@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import textwrap
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -70,25 +71,22 @@ def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
                     f"Warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
                     "nothing about unseen text."
                 )
-    like_train = {"train"}  # splits whose files have the languages and tags of the training files
-    like_train |= {split for split in pairs if len(origins[split]) > 1}
-    if "validation" not in pairs:
-        hold_out_validation(pairs, options)
-        origins["validation"] = origins["train"][:1]
-        like_train.add("validation")
+    files, known = {}, {}  # the pairs of each file of a split; the columns of the first file with these languages
     with reading_data(options.label):
         by_file = options_of_files(options)
-        known = {}  # the columns of the first file with these languages
         for split, first in pairs.items():
-            own = by_file[: len(origins[split])]
-            if options.source_lang and split not in like_train:
-                own = [options]
-            files, columns = read_files(split, first, origins[split], own, known)
+            is_like_train = split == "train" or len(origins[split]) > 1 or not options.source_lang
+            own = by_file[: len(origins[split])] if is_like_train else [options]
+            files[split], columns = read_files(split, first, origins[split], own, known)
             if split == "train":
-                report_directions(columns, options)
-            tags = options.train_file_tags if split in like_train else None
-            pairs[split] = mix_files(files, options.train_file_weights if split == "train" else None, tags)
-        for split in pairs:
+                differ = report_directions(columns, options)
+        held_out = hold_out(files, options, from_all=differ)
+        files |= held_out
+        pairs = {}
+        for split in filter(files.get, SPLITS):
+            has_tags = split == "train" or split in held_out or len(origins[split]) > 1
+            tags = options.train_file_tags if has_tags else None
+            pairs[split] = mix_files(files[split], options.train_file_weights if split == "train" else None, tags)
             count = getattr(options, SPLITS[split])
             if count is not None:
                 pairs[split] = pairs[split].take(count)
@@ -128,8 +126,8 @@ def read_files(
     return files, columns
 
 
-def report_directions(columns: list[tuple], options: DataOptions):
-    """Prints the directions in which the training files translate, if they differ."""
+def report_directions(columns: list[tuple], options: DataOptions) -> bool:
+    """Prints the directions in which the training files translate, if they differ; returns whether they do."""
     directions = options.directions
     if not directions:
         directions = [tuple(side if isinstance(side, str) else side[1] for side in pair) for pair in columns]
@@ -143,6 +141,7 @@ def report_directions(columns: list[tuple], options: DataOptions):
                 "Warning: files with different target languages have the same tag, so the model cannot know which "
                 "one to write; give each its own with --train_file_tags, such as '>>de<<' '>>fr<<'."
             )
+    return len(distinct) > 1
 
 
 def load_split(options: DatasetOptions, split: str) -> Dataset:
@@ -224,18 +223,59 @@ def tag_sources(batch: dict, tag: str) -> dict[str, list[str | None]]:
     return {"source": tagged, "target": batch["target"]}
 
 
-def hold_out_validation(pairs: dict, options: DataOptions):
-    """Takes the last pairs of the training split for validation, `--validation_split_percentage` of them."""
-    name, remedy = options.label, "give validation pairs with --validation_split or --validation_file."
+def hold_out(files: dict[str, list[Dataset]], options: DataOptions, from_all: bool) -> dict[str, list[Dataset]]:
+    """Divides the training files where a split is missing: validation and, with `--test_split_percentage`, test.
+
+    A pair is held out by a hash of its normalized source, so that all pairs of a source are on the same side, the same
+    ones when a file grows or is shuffled. They are taken from the first file, or `from_all`; the others lose the pairs
+    with sources that are held out.
+    """
+    name, train = options.label, files["train"]
+    shares = {"test": options.test_split_percentage, "validation": options.validation_split_percentage}
+    shares = {split: share for split, share in shares.items() if share and split not in files}
+    if "test" in files and options.test_split_percentage:
+        raise UserError(f"{name} has a test split; leave --test_split_percentage out.")
+    if not shares:
+        return {}
+    remedy = "give validation pairs with --validation_split or --validation_file."
     if options.streaming:
-        raise UserError(f"{name} has no validation split, and a stream cannot be split; {remedy}")
-    train = pairs["train"]
-    count = max(1, len(train) * options.validation_split_percentage // 100)
-    if count >= len(train):
-        raise UserError(f"{name} has {len(train)} pair(s), too few to hold some out; {remedy}")
-    PartialState().print(f"{name} has no validation split: the last {count:,} training pairs are held out.")
-    pairs["validation"] = train.skip(len(train) - count)
-    pairs["train"] = train.take(len(train) - count)
+        raise UserError(f"{name} has no {' and no '.join(shares)} split, and a stream cannot be split; {remedy}")
+    parts = [split_by_source(pairs, shares) for pairs in train]
+    found = {split: [part[split] for part in (parts if from_all else parts[:1])] for split in shares}
+    found["train"] = [part["train"] for part in parts]
+    if not len(found["train"][0]) or not all(map(len, found["validation"] if "validation" in shares else [[1]])):
+        raise UserError(f"{name} has {len(train[0])} pair(s), too few to hold some out; {remedy}")
+    for split in shares:
+        count, total = sum(map(len, found[split])), sum(map(len, train))
+        PartialState().print(
+            f"{name} has no {split} split: {count:,} of {total:,} pairs are held out, by a hash of their sources."
+        )
+    return found
+
+
+def split_by_source(pairs: Dataset, shares: dict[str, int]) -> dict[str, Dataset]:
+    """The parts of a file with so many percent of its sources each, and the rest as `train`."""
+    points = np.array([point_of(text) for batch in pairs.iter(10_000) for text in batch["source"]])
+    found, start = {}, 0.0
+    for split, share in shares.items():
+        end = start + share / 100
+        if len(left := points[(start <= points) & (points < 1)]):  # of a small file, at least one source
+            end = max(end, np.nextafter(left.min(), 1))
+        found[split] = pairs.select(np.flatnonzero((start <= points) & (points < end)))
+        start = end
+    return found | {"train": pairs.select(np.flatnonzero(points >= start))}
+
+
+def point_of(source: str | None) -> float:
+    """A number below 1 that only depends on the normalized source; 1 for an empty one, which is never held out."""
+    if not is_filled(source):
+        return 1.0
+    return int.from_bytes(blake2b(normal_form(source).encode(), digest_size=6).digest(), "big") / 2**48
+
+
+def normal_form(text: str) -> str:
+    """The same for texts that differ in case, width or spaces only: two of them are one sentence twice."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def choose_columns(
