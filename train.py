@@ -158,7 +158,7 @@ def main():
         state.log_scores(results)
     accelerator.log(reports.scalars(results), step=state.step)
     if accelerator.is_main_process:
-        results |= reports.describe_run(data, splits)
+        results |= reports.describe_run(data, pairs, splits)
         lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
         save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
         if options.push_to_hub:

@@ -19,7 +19,7 @@ def read(path) -> str:
 
 def test_metadata(trained):
     data = ModelCard.load(write_model_card(trained)).data
-    assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "translation", "apache-2.0")
+    assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "translation", None)
     assert data.language == ["en", "de"] and "vanilla-transformer" in data.tags
     assert data.metrics == ["sacrebleu", "chrf"]
     assert data.datasets is None and data.base_model is None  # both local
@@ -34,6 +34,26 @@ def test_metadata(trained):
         ("pairs", "test", "chrf"): (54.125, chrf),
         ("pairs", "test", "loss"): (1.3, None),
     }
+
+
+def test_the_license_is_the_one_that_was_given(trained):
+    assert "has not given them a license" in ModelCard.load(write_model_card(trained)).text
+    edit(trained / "recipe.yaml", license="cc-by-4.0")
+    card = ModelCard.load(write_model_card(trained))
+    assert card.data.license == "cc-by-4.0" and "Code: Apache-2.0. Weights: cc-by-4.0." in card.text
+
+
+def test_the_data_and_where_each_split_is_from(trained):
+    counts = {"pairs": 1234, "duplicates": 5, "source_is_target": 0, "swapped": 0.0}
+    scored = {"pairs": 30, "duplicates": 0, "sources_in_train": 2, "unknown_characters": "ß"}
+    origins = {"train": "a.tsv", "validation": "held out of a.tsv", "test": "b.tsv"}
+    edit(trained / "all_results.json", survey={"train": counts, "test": scored}, origins=origins)
+    card = ModelCard.load(write_model_card(trained))
+    assert "| dev: held out of a.tsv |" in card.text and "| test: b.tsv |" in card.text
+    assert "| pairs | 1,234 | 30 |" in card.text and "| sources in train |  | 2 |" in card.text
+    assert "source is target" not in card.text  # nothing to tell
+    assert "Translations of sentences of the test split (2 of its 30 sources are in the training data):" in card.text
+    assert {result.dataset_name for result in card.data.eval_results} == {"held out of a.tsv", "b.tsv"}
 
 
 def test_all_languages_of_a_multilingual_model_are_listed(trained):

@@ -71,6 +71,8 @@ class DataOptions(DatasetOptions):
         5, "percent of the training sources to hold out for validation, if there is no validation split", ge=1, lt=100
     )
     test_split_percentage: int | None = option(None, "percent of them to hold out for the test", ge=1, lt=100)
+    deduplicate: bool = option(False, "leave out training pairs that are there before, in all but case and spaces")
+    remove_overlap: bool = option(False, "leave out training pairs whose source is in the validation or test split")
     max_source_length: int = option(128, "drop training pairs with a longer source (tokens, including </s>)", ge=1)
     max_target_length: int = option(128, "drop training pairs with a longer target (tokens, including </s>)", ge=1)
     max_train_samples: int | None = option(None, "use only the first N training pairs", ge=1)

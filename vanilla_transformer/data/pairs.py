@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import textwrap
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,14 +22,18 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, one_line
+from ..files import last_part
 from ..translation_vanilla_transformer import longest_text
 from .files import TEXTS, load_dataset, load_file, map_columns, reading_data
 from .options import DataOptions, DatasetOptions, describe_file
 from .readers import TextFiles
+from .survey import Texts, describe_survey, survey
+from .texts import is_filled, normal_form
 
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
+SURVEYED = 10_000  # of a stream
 PAIR_FEATURES = datasets.Features(
     TEXTS
     | dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
@@ -40,10 +43,22 @@ PAIR_FEATURES = datasets.Features(
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
-def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
-    """Loads the training, validation and test splits that exist, each with the columns `source` and `target`.
+class Splits(dict):
+    """The splits by name, each with the columns `source` and `target`; only `train` may be a stream.
 
-    Validation and test splits are never streams.
+    Attributes:
+        origins: By name of the split, where it is from, in words.
+        survey: What [`survey`] found in them; empty on all processes but the main one.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.origins: dict[str, str] = {}
+        self.survey: dict[str, dict] = {}
+
+
+def load_pairs(options: DataOptions) -> Splits:
+    """Loads the training, validation and test splits that exist, and prints what is odd about them.
 
     Raises UserError if the dataset, a split, a column or a language does not exist (the message lists those that do),
     or if a file cannot be read or its header does not fit its rows.
@@ -55,10 +70,8 @@ def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
         origins = {split: options.files(split) for split in SPLITS}
         raw = {split: load_file(split, files[0], options.streaming) for split, files in origins.items() if files}
     else:
-        origins, raw = (
-            {split: [name] for split, name in names.items()},
-            load_dataset(options, "--train_file", options.streaming),
-        )
+        origins = {split: [name] for split, name in names.items()}
+        raw = load_dataset(options, "--train_file", options.streaming)
     pairs = {}
     for split, name in names.items():
         if split == "train" or getattr(options, f"{split}_split") or name in raw:
@@ -78,11 +91,20 @@ def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
             is_like_train = split == "train" or len(origins[split]) > 1 or not options.source_lang
             own = by_file[: len(origins[split])] if is_like_train else [options]
             files[split], columns = read_files(split, first, origins[split], own, known)
+            if options.streaming and split != "train":
+                with reading_data(describe_file(origins[split][0])):
+                    files[split] = list(map(as_table, files[split]))
             if split == "train":
                 differ = report_directions(columns, options)
         held_out = hold_out(files, options, from_all=differ)
         files |= held_out
-        pairs = {}
+        files["train"] = leave_out(files, options)
+        pairs = Splits()
+        pairs.origins = {split: describe_origin(split, origins, held_out, options) for split in files}
+        if PartialState().is_main_process:
+            first = {split: [as_table(part, SURVEYED) for part in parts] for split, parts in files.items()}
+            pairs.survey = survey(first)
+            print(describe_survey(pairs.survey))
         for split in filter(files.get, SPLITS):
             has_tags = split == "train" or split in held_out or len(origins[split]) > 1
             tags = options.train_file_tags if has_tags else None
@@ -90,9 +112,6 @@ def load_pairs(options: DataOptions) -> dict[str, Dataset | IterableDataset]:
             count = getattr(options, SPLITS[split])
             if count is not None:
                 pairs[split] = pairs[split].take(count)
-            if options.streaming and split != "train":
-                with reading_data(describe_file(origins[split][0])):
-                    pairs[split] = Dataset.from_list(list(pairs[split]), features=pairs[split].features)
     return pairs
 
 
@@ -223,6 +242,53 @@ def tag_sources(batch: dict, tag: str) -> dict[str, list[str | None]]:
     return {"source": tagged, "target": batch["target"]}
 
 
+def describe_origin(split: str, origins: dict, held_out: dict, options: DataOptions) -> str:
+    """Where a split is from, without the paths of its files, which may be private."""
+    is_held_out = split in held_out and split != "train"
+    names = origins["train" if is_held_out else split]
+    if name := options.dataset_name:
+        where = f"{names[0]} of {last_part(name) if Path(name).exists() else name}"
+    else:
+        files = itertools.chain(*([name] if isinstance(name, str) else name for name in names))
+        where = ", ".join(file if file.startswith("hf://") else last_part(file) for file in files)
+    return f"held out of {where}" if is_held_out else where
+
+
+def as_table(pairs: Dataset | IterableDataset, count: int | None = None) -> Dataset:
+    """All pairs of a stream, or the first ones; a map-style dataset itself."""
+    if isinstance(pairs, Dataset):
+        return pairs
+    return Dataset.from_list(list(pairs if count is None else pairs.take(count)), TEXTS)
+
+
+def leave_out(files: dict[str, list[Dataset]], options: DataOptions) -> list[Dataset]:
+    """The training files without the pairs that `--deduplicate` and `--remove_overlap` leave out."""
+    if not (options.deduplicate or options.remove_overlap):
+        return files["train"]
+    if options.streaming:
+        raise UserError("--deduplicate and --remove_overlap need all pairs at once; leave out --streaming.")
+    train = Texts(files["train"])
+    is_kept = np.ones(len(train.rows), dtype=bool)
+    if options.deduplicate:
+        is_kept &= ~train.repeated()
+        PartialState().print(f"--deduplicate leaves out {(~is_kept).sum():,} training pairs that are there before.")
+    if options.remove_overlap:
+        others = [Texts(parts).source for split, parts in files.items() if split != "train"]
+        is_scored = np.isin(train.source, np.concatenate(others))
+        PartialState().print(
+            f"--remove_overlap leaves out {(is_kept & is_scored).sum():,} training pairs whose source is in the "
+            "validation or test split."
+        )
+        is_kept &= ~is_scored
+    ends = np.cumsum([0, *map(len, files["train"])])
+    rows = train.rows[is_kept]
+    cuts = np.searchsorted(rows, ends)
+    return [
+        part.select(rows[first:last] - start)
+        for part, start, first, last in zip(files["train"], ends, cuts, cuts[1:], strict=False)
+    ]
+
+
 def hold_out(files: dict[str, list[Dataset]], options: DataOptions, from_all: bool) -> dict[str, list[Dataset]]:
     """Divides the training files where a split is missing: validation and, with `--test_split_percentage`, test.
 
@@ -271,11 +337,6 @@ def point_of(source: str | None) -> float:
     if not is_filled(source):
         return 1.0
     return int.from_bytes(blake2b(normal_form(source).encode(), digest_size=6).digest(), "big") / 2**48
-
-
-def normal_form(text: str) -> str:
-    """The same for texts that differ in case, width or spaces only: two of them are one sentence twice."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def choose_columns(
@@ -517,10 +578,6 @@ def tokenize_pairs(
 
 def are_filled(batch: dict) -> list[bool]:
     return [is_filled(s) and is_filled(t) for s, t in zip(batch["source"], batch["target"], strict=True)]
-
-
-def is_filled(text) -> bool:
-    return isinstance(text, str) and bool(text.strip())
 
 
 def fingerprint(dataset: Dataset | IterableDataset) -> str | None:

@@ -45,6 +45,11 @@ def write_model_card(output_dir: str | Path) -> Path:
     return path
 
 
+COUNTED = ("pairs", "duplicates", "source_is_target", "several_targets", "odd_lengths", "sources_in_train")
+COUNTED += ("pairs_in_train", "placeholders", "placeholders_kept")
+SPLIT_NAMES = {"eval": "validation", "test": "test"}  # by the prefix of their scores
+
+
 def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCard:
     """The card from `all_results.json` and `recipe.yaml` of a finished run; `name` defaults to that of the directory.
 
@@ -65,7 +70,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
     languages = list(map(language_code, names))
     data = ModelCardData(
         language=list(dict.fromkeys(code for code in languages if code)) or None,
-        license=None if base else "apache-2.0",
+        license=recipe.get("license"),
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla-transformer", "translation", "encoder-decoder"],
@@ -91,6 +96,9 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
         base=base and public_name(base),
         native=None if config["model_type"] == VanillaTransformerConfig.model_type else config["architectures"][0],
         sentence=SENTENCE,
+        origins={split: results.get("origins", {}).get(SPLIT_NAMES[prefix]) for prefix, split in splits},
+        survey=results.get("survey"),
+        counted=[key for key in COUNTED if any(counts.get(key) for counts in results.get("survey", {}).values())],
         main_options=MAIN_OPTIONS.split(),
         pictures={path.name for path in output_dir.glob("*.png")},
     )
@@ -128,7 +136,7 @@ def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], data
             task_type="translation",
             task_name="Translation",
             dataset_type=dataset,
-            dataset_name=dataset,
+            dataset_name=results.get("origins", {}).get(SPLIT_NAMES[prefix], dataset),
             dataset_config=recipe.get("dataset_config_name"),
             dataset_split=split,
             metric_type=metric,

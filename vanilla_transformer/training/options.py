@@ -81,6 +81,7 @@ class TrainingOptions:
     bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
     report_to: str = option("none", "trackers: none, tensorboard, wandb, trackio, ...; all: each that is installed")
     run_name: str | None = option(None, "the name of the run in the trackers (default: they choose one)")
+    license: str | None = option(None, "the license of the weights, for the model card, such as cc-by-4.0")
     push_to_hub: bool = option(False, "push the trained model to the Hub")
     hub_model_id: str | None = option(None, "the repository to push to (default: the name of output_dir)")
     hub_private_repo: bool = option(False, "with push_to_hub: create a private repository; a public one is refused")

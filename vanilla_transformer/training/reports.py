@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from .. import __version__
 from ..data.batches import PairLoader, lengths_of, padding_fraction
 from ..data.options import DataOptions
+from ..data.pairs import Splits
 from ..files import last_part
 from .distributed import run_on_main
 from .memory import USABLE, memory_for, step_bytes
@@ -86,8 +87,8 @@ def describe_time(
     PartialState().print(f"about {seconds:.3g} s a step, so {left} for {steps_left:,} steps, without evaluations")
 
 
-def describe_run(data: DataOptions, splits: dict) -> dict:
-    """Data, hardware and versions of this run, for the model card."""
+def describe_run(data: DataOptions, pairs: Splits, splits: dict) -> dict:
+    """Data, hardware and versions of this run, for the model card: `splits` are the tokenized `pairs`."""
     state = AcceleratorState()
     kind = state.device.type
     device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads" if kind == "cpu" else kind
@@ -101,6 +102,8 @@ def describe_run(data: DataOptions, splits: dict) -> dict:
     datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [data.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),
+        "origins": pairs.origins,
+        "survey": pairs.survey,
         "source_lang": languages[0] or data.source_lang or data.source_column,
         "target_lang": languages[1] or data.target_language,
         "hardware": f"{state.num_processes} x {device}",

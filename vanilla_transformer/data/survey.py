@@ -1,0 +1,186 @@
+"""A look at the pairs before training: what is odd about them, and which can be left out."""
+
+import contextlib
+import json
+import textwrap
+import zlib
+from itertools import chain
+from pathlib import Path
+
+import datasets
+import numpy as np
+from datasets import Dataset
+from datasets.fingerprint import Hasher
+from tabulate import tabulate
+from tqdm.auto import tqdm
+
+from ..files import write_text
+from .texts import PLACEHOLDERS, is_filled, kept, normal_form, placeholders
+
+LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
+FEATURES = 512  # of a text: its letters and sequences of up to three letters, in so many classes
+IS_SWAPPED = -0.2  # cosine of the angle to the usual direction from target to source, at most
+RATIO = 3.0  # times the usual ratio of lengths, in characters, or a third of it, is odd in texts of at least
+LONG = 20  # characters
+
+
+class Texts:
+    """The pairs of a split as numbers, 24 bytes each: `files` are its parts. Rows with an empty side are left out.
+
+    Attributes:
+        rows: The places of the pairs, counted over all files (n,).
+        source, target: Hashes of their normal forms (n,).
+        pair: Hashes of both sides (n,).
+        lengths: Characters of the sides (2,n).
+        characters: All that occur.
+        placeholders: How many the sources have, and how many of these the targets.
+    """
+
+    def __init__(self, files: list[Dataset]):
+        rows, hashes, lengths, total = [], [], [], 0
+        self.characters, self.placeholders = set(), [0, 0]
+        batches = chain.from_iterable(pairs.iter(1000) for pairs in files)
+        count = sum(map(len, files)) // 1000
+        for batch in tqdm(batches, "Looking at the pairs", count, unit="k", leave=False, disable=count < 100):
+            for row, (source, target) in enumerate(zip(batch["source"], batch["target"], strict=True), total):
+                if is_filled(source) and is_filled(target):
+                    rows.append(row)
+                    hashes.append((hash(normal_form(source)), hash(normal_form(target))))
+                    lengths.append((len(source), len(target)))
+                    self.characters.update(source, target)
+                    if PLACEHOLDERS.search(source):
+                        found = placeholders(source)
+                        self.placeholders[0] += found.total()
+                        self.placeholders[1] += kept(found, placeholders(target))
+            total += len(batch["source"])
+        self.rows = np.array(rows, dtype=np.int64)
+        self.source, self.target = np.array(hashes, dtype=np.int64).reshape(-1, 2).T
+        self.pair = self.source * 31 + self.target  # overflows, as hashes do
+        self.lengths = np.array(lengths, dtype=np.int32).reshape(-1, 2).T
+
+    def repeated(self) -> np.ndarray:
+        """Which pairs are there before, (n,)."""
+        is_repeated = np.ones(len(self.pair), dtype=bool)
+        is_repeated[np.unique(self.pair, return_index=True)[1]] = False
+        return is_repeated
+
+    def ambiguous(self) -> int:
+        """How many pairs have a source with another target elsewhere."""
+        counts = np.unique(self.source[~self.repeated()], return_counts=True)[1]
+        return int(counts[counts > 1].sum())
+
+    def odd_lengths(self) -> int:
+        """How many pairs of long texts have a ratio of lengths that is far from the usual one."""
+        if not len(self.rows):
+            return 0
+        ratios = np.log(self.lengths[0] / self.lengths[1])
+        is_odd = np.abs(ratios - np.median(ratios)) > np.log(RATIO)
+        return int((is_odd & (self.lengths.max(axis=0) >= LONG)).sum())
+
+
+def swapped_share(pairs: list[tuple[str, str]]) -> float:
+    """The share of the pairs whose sides seem to be swapped.
+
+    The difference between the features of source and target has about the same direction in all pairs, which is
+    their first principal component, whatever side a language is on. Pairs that point the other way are swapped; those
+    between, as of names, are not counted.
+    """
+    differences = np.array([features(source) - features(target) for source, target in pairs]).reshape(-1, FEATURES)
+    norms = np.linalg.norm(differences, axis=1)
+    differences = differences[norms > 0] / norms[norms > 0, None]
+    if len(differences) < 2:
+        return 0.0
+    usual = np.linalg.eigh(differences.T @ differences)[1][:, -1]
+    cosines = differences @ usual
+    return float((cosines * (1 if np.median(cosines) >= 0 else -1) <= IS_SWAPPED).mean())
+
+
+def features(text: str) -> np.ndarray:
+    """The letters of a text, and the sequences of two and three, as a vector of length 1 (FEATURES,)."""
+    text = f" {text.casefold()[:200]} "
+    grams = (text[start : start + n] for n in (1, 2, 3) for start in range(len(text) - n + 1))
+    counts = np.bincount([zlib.crc32(gram.encode()) % FEATURES for gram in grams], minlength=FEATURES)
+    return counts / np.linalg.norm(counts)
+
+
+def survey(files: dict[str, list[Dataset]], texts: dict[str, Texts] | None = None) -> dict[str, dict]:
+    """Counts of what is odd about the splits, by split; `datasets`' cache keeps them. `texts` may be given."""
+    identity = [(split, part._fingerprint, part.cache_files) for split, parts in files.items() for part in parts]
+    key = Hasher.hash((identity, Path(__file__).read_bytes()))
+    file = Path(datasets.config.HF_DATASETS_CACHE) / "surveys" / f"{key}.json"
+    with contextlib.suppress(OSError, ValueError):  # missing or damaged
+        return json.loads(file.read_text(encoding="utf-8"))
+    texts = texts or {split: Texts(parts) for split, parts in files.items()}
+    train, found = texts["train"], {}
+    for split, some in texts.items():
+        found[split] = {
+            "pairs": len(some.rows),
+            "duplicates": int(some.repeated().sum()),
+            "source_is_target": int((some.source == some.target).sum()),
+            "several_targets": some.ambiguous(),
+            "odd_lengths": some.odd_lengths(),
+            "placeholders": some.placeholders[0],
+            "placeholders_kept": some.placeholders[1],
+        }
+        if split == "train":
+            found[split]["swapped"] = swapped_share(spread(files[split]))
+        else:
+            unknown = sorted(some.characters - train.characters)
+            found[split]["sources_in_train"] = int(np.isin(some.source, train.source).sum())
+            found[split]["pairs_in_train"] = int(np.isin(some.pair, train.pair).sum())
+            found[split]["unknown_characters"] = "".join(unknown)
+    with contextlib.suppress(OSError):  # then the next run counts again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(found))
+    return found
+
+
+def spread(files: list[Dataset]) -> list[tuple[str, str]]:
+    """Some filled pairs from everywhere in the files."""
+    pairs, total = [], sum(map(len, files))
+    for part in files:
+        some = part.select(range(0, len(part), total // LOOKED_AT + 1))
+        pairs += [(row["source"], row["target"]) for row in some]
+    return [pair for pair in pairs if all(map(is_filled, pair))]
+
+
+ROWS = {
+    "pairs": "pairs",
+    "duplicates": "duplicates",
+    "source_is_target": "source = target",
+    "several_targets": "with several targets",
+    "odd_lengths": "of odd lengths",
+    "sources_in_train": "with a source in train",
+    "pairs_in_train": "that are in train",
+    "placeholders": "placeholders",
+    "placeholders_kept": "of these, in targets",
+}
+
+
+def describe_survey(found: dict[str, dict]) -> str:
+    """The block that is printed before training, and what the options do about it."""
+    table = [
+        [name, *(f"{counts[key]:,}" if key in counts else "" for counts in found.values())]
+        for key, name in ROWS.items()
+        if any(counts.get(key) for counts in found.values()) or key == "pairs"
+    ]
+    columns = {"headers": ["the data", *found], "colalign": ["left", *["right"] * len(found)]}
+    lines = [tabulate(table, **columns, disable_numparse=True)]
+    train = found["train"]
+    if train["swapped"] >= 0.01:
+        lines.append(f"Warning: source and target seem to be swapped in about {train['swapped']:.0%} of the pairs.")
+    if train["duplicates"] >= 0.01 * train["pairs"]:
+        share = train["duplicates"] / max(1, train["pairs"])
+        lines.append(f"{share:.0%} of the training pairs are duplicates; --deduplicate leaves them out.")
+    for split, counts in found.items():
+        if counts.get("sources_in_train"):
+            share = counts["sources_in_train"] / counts["pairs"]
+            lines.append(
+                f"{'Warning: ' if share >= 0.01 else ''}{share:.1%} of the {split} sources are training sources, too, "
+                "which makes the scores look better than they are; --remove_overlap leaves them out of training."
+            )
+        if unknown := counts.get("unknown_characters"):
+            some = " ".join(unknown[:20]) + (" ..." if len(unknown) > 20 else "")
+            lines.append(f"{split} has characters that train lacks: {some}")
+    table, *notes = lines
+    return "\n".join([table, *(textwrap.fill(note, 80, subsequent_indent="  ") for note in notes)])
