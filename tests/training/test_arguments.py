@@ -102,6 +102,16 @@ def test_command_line_overrides_the_recipe(recipe):
     assert parse(["--d_model", "32", *argv])["d_model"] == 32  # on either side of --config
 
 
+def test_columns_on_the_command_line_override_the_languages_of_a_recipe(recipe):
+    """They are of other data: the card and the tokenizer of BLEU would be wrong."""
+    languages = recipe("train_file: [a.tsv]\nsource_lang: en\ntarget_lang: de\n")
+    columns = ["--source_column=english", "--target_column=zh"]
+    data = parse_arguments([*languages, "--train_file", "b.tsv", *columns])[0]
+    assert (data.source_lang, data.target_lang, data.target_language) == (None, None, "zh")
+    both = parse_arguments([*languages, "--target_lang=ja", *columns])[0]
+    assert (both.source_lang, both.target_language) == (None, "ja")
+
+
 def test_command_line_overrides_conflicting_recipe_keys(recipe):
     argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
     assert parse([*argv, "--num-train-epochs", "3"])["max_steps"] is None

@@ -1,6 +1,8 @@
 """The estimate of a training step's memory against what the step takes, and the batch size chosen by it."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -159,12 +161,34 @@ def test_processes_share_the_memory_and_the_cores_of_a_machine(num_processes, ma
     threads = Mock()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "set_num_threads", threads)
+    monkeypatch.setattr(memory, "is_thread_count_given", lambda: False)
     malloc = Mock()
     monkeypatch.setattr(memory, "configure_malloc", malloc)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
     memory.configure_cpu("no")
     threads.assert_called_once_with(12 // num_processes)
     malloc.assert_called_once_with()
+
+
+LAUNCHER = """
+import os, subprocess, sys
+os.environ |= {"OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
+sys.exit(subprocess.call([sys.executable, "-c", sys.argv[1]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_launched", [True, False])
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_number_of_threads_that_the_user_has_set_is_kept(is_given, is_launched):
+    """What a launcher sets is not in its own environment, as the system keeps it."""
+    code = "from vanilla_transformer.training.memory import is_thread_count_given; print(is_thread_count_given())"
+    command = [sys.executable, "-c", *([LAUNCHER] if is_launched else []), code]
+    launched = ("OMP_NUM_THREADS", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
+    environment = {name: value for name, value in os.environ.items() if name not in launched}
+    environment |= {"OMP_NUM_THREADS": "1"} if is_given else {}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.split()[-1] == str(is_given)
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])

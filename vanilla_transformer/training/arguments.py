@@ -91,6 +91,8 @@ PUBLISHING = {"push_to_hub", "hub_model_id", "hub_private_repo", "native"}  # on
 # Options on the command line that override keys of a recipe other than their own.
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
+    "source_column": {"source_lang", "target_lang"},
+    "target_column": {"source_lang", "target_lang"},
     "dataset_name": {"dataset_config_name", "dataset_revision"} | FILE_OPTIONS,
     "train_file": {"dataset_name", "dataset_config_name", *SPLIT_OPTIONS, "dataset_revision"} | FILE_OPTIONS,
 }

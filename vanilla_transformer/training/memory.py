@@ -1,5 +1,6 @@
 """Threads, memory allocation, and an estimate of the memory of a training step."""
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -38,7 +39,7 @@ def configure_malloc():
 
 def configure_cpu(mixed_precision: str):
     """Prepares a run on CPUs: divides the cores among its processes, speeds up malloc, warns if bfloat16 is slow."""
-    if torch.get_num_threads() == 1:  # the default of `accelerate launch`
+    if torch.get_num_threads() == 1 and not is_thread_count_given():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, cores // get_cpu_distributed_information().local_world_size))
     configure_malloc()
@@ -47,6 +48,16 @@ def configure_cpu(mixed_precision: str):
             "warning: this CPU has no bfloat16 instructions, so --mixed_precision bf16 is many times slower than "
             "float32 here; remove that option from accelerate launch."
         )
+
+
+def is_thread_count_given() -> bool:
+    """Whether the user has set OMP_NUM_THREADS; a launcher sets it to 1 for its processes if the user has not."""
+    process = psutil.Process()
+    if {"ACCELERATE_MIXED_PRECISION", "LOCAL_RANK"} & os.environ.keys():  # started by accelerate launch or torchrun
+        process = process.parent()
+    with contextlib.suppress(psutil.Error):
+        return "OMP_NUM_THREADS" in process.environ()
+    return False
 
 
 class ByteDropout(nn.Dropout):
