@@ -466,6 +466,7 @@ def test_unreadable_row_of_a_stream_is_an_error(sample, tmp_path, monkeypatch):
     (tmp_path / "validation.csv").write_text("\n".join(lines[:5]) + "\n")
     (tmp_path / "train.csv").write_text("\n".join([*lines, "a,b,c"]) + "\n")
     monkeypatch.setattr(data, "TOKENIZER_SAMPLE", sample)
+    monkeypatch.setattr(data, "SURVEYED", 100)
     more = f"--train_file {tmp_path}/train.csv --validation_file {tmp_path}/validation.csv --streaming --max_steps 99"
     message = train_fails(options("x", tmp_path / "model", more + " --per_device_train_max_tokens 20000")[2:])
     assert "line 12002" in message and ("training pairs" if sample > 100 else "after row ") in message
