@@ -61,7 +61,10 @@ SYMMETRIC = {*OPPOSITES, "promote_types"}  # functions that ignore the order of 
 
 
 def nodes(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
-    """The nodes that affect what the code does, with their lines; not annotations, messages, or `strict` of zip."""
+    """The nodes that affect what the code does, with their lines.
+
+    Not annotations, messages, `strict` of zip, or the constants of a module, which are sizes that someone chose.
+    """
     line = getattr(node, "lineno", line)
     is_repr = isinstance(node, ast.FunctionDef) and node.name == "__repr__"
     if is_repr or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
@@ -70,11 +73,21 @@ def nodes(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
     for name, value in ast.iter_fields(node):
         if isinstance(node, ast.Raise) or name in ("annotation", "returns"):
             continue
-        if isinstance(node, ast.keyword) and node.arg == "strict":
+        if isinstance(node, ast.keyword) and node.arg == "strict" or is_constant(node):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
                 yield from nodes(child, line)
+
+
+def is_constant(node: ast.AST) -> bool:
+    """Whether a statement gives values to names in capitals, as `LANES = 8`."""
+    names = (
+        [name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)]
+        if isinstance(node, ast.Assign)
+        else []
+    )
+    return bool(names) and all(name.isupper() for name in names)
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:

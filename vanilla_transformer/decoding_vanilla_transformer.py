@@ -87,7 +87,7 @@ def greedy_search(
             output = torch.nn.functional.pad(output, (0, length), value=pad)
         output[indices, length] = tokens
         if generation_config.return_dict_in_generate:
-            totals[indices] += scores.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+            totals[indices] += scores.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
             lengths[indices] += 1
         length += 1
         input_ids = torch.cat([input_ids, tokens[:, None]], dim=1)
@@ -243,7 +243,7 @@ def mean_log_probs(logits: list[Tensor]) -> Tensor:
     """The logarithm (A,n,V) of the mean of the models' probabilities, from the logits (A,n,V) of each model."""
     log_probs = [one.log_softmax(dim=-1) for one in logits]
     if len(log_probs) == 1:
-        return log_probs[0]
+        return log_probs.pop()
     log_probs = torch.stack(log_probs)
     highest = log_probs.amax(dim=0).clamp(min=NEG_INF)
     return highest + (log_probs - highest).exp().mean(dim=0).log()  # of equal models, exactly that of one
@@ -271,7 +271,6 @@ class DecodingState:
         self.indices = torch.arange(len(self.source), device=self.source.device)  # of the A sentences in the batch
         self.cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
         self.ancestors = None
-        self.length = 0  # tokens of a beam in the cache
         self.pruned_length = 0  # L after the last pruning
 
     def prefill(self, input_ids: Tensor) -> Tensor:
@@ -283,7 +282,7 @@ class DecodingState:
             cache=self.cache,
             use_cache=True,
         )
-        self.length = input_ids.shape[1]
+        self.length = input_ids.shape[1]  # tokens of a beam in the cache
         hidden = outputs.last_hidden_state[:, -1:]
         if self.num_beams > 1:
             self.ancestors = hidden.new_zeros(len(hidden), self.num_beams, self.length)

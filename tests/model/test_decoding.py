@@ -317,7 +317,7 @@ SEARCHES = [*OPTIONS, {"num_beams": 2}, *({"num_beams": 3, **options} for option
 SEARCHES += [{"num_beams": 5, "suppress_tokens": list(range(3, 36))}]  # fewer possible tokens than beams
 SEARCHES += [
     {"num_beams": 3, "num_return_sequences": 2, "length_penalty": penalty, "early_stopping": early}
-    for penalty, early in product((0.0, 1.0, -1.0), (False, True, "never"))
+    for penalty, early in product((0.0, 1.0, -0.5, -1.0), (False, True, "never"))
 ]
 
 

@@ -39,6 +39,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     CACHE,
     SinusoidalPositions,
     VanillaTransformerAttention,
+    VanillaTransformerDecoder,
+    VanillaTransformerEncoder,
     label_smoothed_cross_entropy,
     rotate,
     sinusoidal_positions,
@@ -195,6 +197,12 @@ def test_labels_without_a_start_token_are_rejected(make_model):
 
 
 # ------------------------------------------------------------------------------------------------ the model (Figure 1)
+
+
+@pytest.mark.parametrize("stack", [VanillaTransformerEncoder, VanillaTransformerDecoder])
+def test_a_stack_alone_has_the_initial_weights_of_a_model(stack, make_model):
+    layer = stack(make_model().config).layers[0]
+    assert not layer.fc1.bias.any() and layer.fc1.weight.std() > 0.1
 
 
 def test_initial_weights():

@@ -303,7 +303,12 @@ def test_an_automatic_batch_size_is_that_of_the_checkpoint_or_the_largest(
     state = TrainerState(settings={"per_device_train_max_tokens": 777})
     (tmp_path / "trainer_state.json").write_text(json.dumps(asdict(state)))
     gpu = SimpleNamespace(device=GPU, print=print)
-    monkeypatch.setattr(builders, "largest_batch", lambda model, options, processes, longest: 1000 + longest)
+
+    def largest(model, options, processes, longest: int) -> int:
+        assert isinstance(model, torch.nn.Module) and options.learning_rate
+        return 1000 + longest
+
+    monkeypatch.setattr(builders, "largest_batch", largest)
     assert [size(tmp_path, accelerator), size(None, gpu)] == [777, 1020]
     assert "auto: 1,020 tokens" in capsys.readouterr().out
     assert [size(place, processes, 55) for place in (tmp_path, None) for processes in (accelerator, gpu)] == [55] * 4

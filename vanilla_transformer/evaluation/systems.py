@@ -1,10 +1,15 @@
 """Translation systems side by side: scores, confidence intervals and paired tests of sacreBLEU, and their table."""
 
+import itertools
+
+import numpy as np
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
 from ..errors import printable
 from .scores import Scorer, explain_zero
+
+MOST_SWAPPED = 13  # sentences whose swaps are all tried, about as many as sacreBLEU's 10,000 random trials
 
 
 def score_systems(
@@ -26,10 +31,12 @@ def score_systems(
         (hypotheses to references, in tokens).
     """
     metrics = {"BLEU": scorer.bleu, "chrF2": scorer.chrf}
+    found, notes = {}, []
+    if len(references) < 2 and len(systems) > 1 and paired != "none":
+        paired, notes = "none", ["one sentence is too little to test whether systems differ"]
     test = "ar" if paired == "randomization" and len(systems) > 1 else "bs"
     resamples = 0 if test == "ar" else -1  # for intervals; 0: sacreBLEU's default number, -1: those of the test itself
     groups = [[system] for system in systems.items()] if paired == "none" else [list(systems.items())]
-    found, notes = {}, []
     for group in groups:
         signatures, columns = PairedTest(group, metrics, [references], test, num_samples or 0, resamples)()
         for name, *scores in zip(*columns.values(), strict=True):
@@ -37,13 +44,37 @@ def score_systems(
             found[name] = {"precisions": total.precisions, "brevity_penalty": total.bp, "length_ratio": total.ratio}
             for metric, score in zip(metrics, scores, strict=True):  # of NumPy's types, which JSON does not have
                 numbers = {key: value if value is None else float(value) for key, value in vars(score).items()}
-                if numbers["p_value"] is not None and score.score == found[group[0][0]][metric]["score"]:
-                    numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU's formula gives the smallest p
+                if numbers["p_value"] is not None:
+                    baseline = group[0][0]
+                    exact = exact_p_value(metrics[metric], systems[baseline], systems[name], references)
+                    if score.score == found[baseline][metric]["score"]:
+                        numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU gives the smallest p
+                    elif test == "ar" and exact is not None:
+                        numbers["p_value"] = exact
                 found[name][metric] = numbers
             note = explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], references)
             notes += [f"{name}: {note}"] if note else []
     signatures = {metric: str(signature) for metric, signature in signatures.items()}
     return {"sentences": len(references), "signatures": signatures, "systems": found, "notes": notes}
+
+
+def exact_p_value(metric, one: list[str], two: list[str], references: list[str]) -> float | None:
+    """The p-value of the randomization test over all ways to swap hypotheses; None if more than 2^13.
+
+    sacreBLEU's, by random swaps, does not count those that give the same difference, which are many if few sentences
+    differ.
+    """
+    statistics = np.array([metric._extract_corpus_statistics(texts, [references]) for texts in (one, two)])  # (2,n,k)
+    differ = np.flatnonzero((statistics[0] != statistics[1]).any(axis=-1))
+    if len(differ) > MOST_SWAPPED:
+        return None
+    totals, gains = statistics.sum(axis=1), statistics[1, differ] - statistics[0, differ]  # (2,k), (m,k)
+    differences = []
+    for swapped in itertools.product((0, 1), repeat=len(differ)):
+        moved = np.array(swapped, dtype=gains.dtype) @ gains
+        scores = (metric._aggregate_and_compute([total]).score for total in (totals[0] + moved, totals[1] - moved))
+        differences.append(abs(next(scores) - next(scores)))
+    return float(np.mean(np.array(differences) >= differences[0] - 1e-9))  # the first swaps nothing
 
 
 def results_table(results: dict) -> str:

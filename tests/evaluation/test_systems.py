@@ -1,0 +1,48 @@
+"""Paired tests of systems."""
+
+import itertools
+
+import pytest
+
+from vanilla_transformer.evaluation.scores import Scorer
+from vanilla_transformer.evaluation.systems import results_table, score_systems
+
+ANIMALS = ("cat", "dog")
+REFERENCES = [f"The {animal} number {n} sleeps under the old table today ." for n in range(30) for animal in ANIMALS]
+
+
+def systems(differences: int, both_ways: bool = False) -> dict[str, list[str]]:
+    """A baseline without faults, and a system with so many; or, both ways, the baseline has every third one."""
+    one, two = list(REFERENCES), list(REFERENCES)
+    for number in range(differences):
+        (one if both_ways and number % 3 == 2 else two)[5 * number] = f"A fault number {number} in the text"
+    return {"one": one, "two": two}
+
+
+@pytest.mark.parametrize("differences, p", [(0, 1.0), (1, 1.0), (2, 0.5), (3, 0.25), (5, 0.0625)])
+def test_the_randomization_of_few_differences_is_exact(differences, p):
+    found = score_systems(systems(differences), REFERENCES, Scorer(), "randomization", 500)
+    assert [found["systems"]["two"][metric]["p_value"] for metric in ("BLEU", "chrF2")] == [p, p]
+
+
+def test_exact_p_values_are_those_of_enumeration():
+    """Of all ways to swap hypotheses, the share whose scores differ at least as much."""
+    both, scorer = systems(6, both_ways=True), Scorer()
+    found = score_systems(both, REFERENCES, scorer, "randomization", 500)["systems"]["two"]
+    for metric, name in [(scorer.bleu, "BLEU"), (scorer.chrf, "chrF2")]:
+        differences = []
+        for swapped in itertools.product((0, 1), repeat=6):
+            one, two = list(both["one"]), list(both["two"])
+            for number in itertools.compress(range(6), swapped):
+                one[5 * number], two[5 * number] = two[5 * number], one[5 * number]
+            scores = [metric.corpus_score(texts, [REFERENCES]).score for texts in (one, two)]
+            differences.append(abs(scores[0] - scores[1]))
+        expected = sum(one >= differences[0] - 1e-9 for one in differences) / 64
+        assert found[name]["p_value"] == pytest.approx(expected) and 0 < expected < 1
+
+
+@pytest.mark.parametrize("paired", ["bootstrap", "randomization"])
+def test_one_sentence_is_not_tested(paired):
+    results = score_systems({"one": ["a b c d"], "two": ["a b c e"]}, ["a b c d"], Scorer(), paired, 100)
+    assert results["systems"]["two"]["BLEU"]["p_value"] is None
+    assert "one sentence is too little to test whether systems differ" in results_table(results)
