@@ -265,7 +265,7 @@ def assert_ties_and_sizes(model):
 
 
 N_BEST = [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "num_beams": 1}]
-TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a\tb", "Yes."]
+TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a|b", "Yes."]
 
 
 def writing_translator(tokenizer, **config) -> Translator:

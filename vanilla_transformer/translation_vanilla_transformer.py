@@ -421,7 +421,10 @@ class Translator:
         filled = [index for index, text in enumerate(texts) if text.strip()]
         beginnings = self.encode([texts[index][: self.longest_text] for index in filled])
         text_indices, sources, unknown = [], [], 0
+        nothing = self.encode([""])
         for index, source in zip(filled, beginnings, strict=True):
+            if [source] == nothing:  # of characters that the tokenizer drops
+                continue
             pieces, is_whole = [source], len(texts[index]) <= self.longest_text
             if not is_whole or len(source) > self.longest_source:
                 pieces = self.split(texts[index]) if too_long == "split" else []

@@ -1,5 +1,6 @@
 """Every text comes back and every sentence ends, with every tokenizer."""
 
+import itertools
 import json
 import pickle
 import random
@@ -19,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from vanilla_transformer.data.texts import is_filled, normalize
 from vanilla_transformer.data.tokenizer import (
     SPECIAL_TOKENS,
     check_coverage,
@@ -70,12 +72,37 @@ def tokenizer():
 @texts
 def test_every_text_comes_back_and_ends_once(tokenizer, text):
     ids = tokenizer(text).input_ids
-    expected = unicodedata.normalize("NFC", text)
+    expected = normalize(text)
     assert tokenizer.decode(ids, skip_special_tokens=True) == expected
     generated = [tokenizer.bos_token_id, *ids, *[tokenizer.pad_token_id] * 3]
     assert tokenizer.batch_decode([generated], skip_special_tokens=True) == [expected]
     assert ids[-1] == tokenizer.eos_token_id and not set(ids[:-1]) & set(tokenizer.all_special_ids)
     assert tokenizer(text_target=text).input_ids == tokenizer([text, "a"]).input_ids[0] == ids
+
+
+def test_the_tokenizer_normalizes_as_scores_do(tokenizer):
+    """Every character of Unicode, between letters and beside spaces, but for surrogates."""
+    ranges = itertools.chain(range(0xD800), range(0xE000, 0x110000, 7), range(0xFFFE - 0x200, 0xFFFF))
+    texts = [f" a{character} {character}b {character}" for character in map(chr, ranges)]
+    again = (tokenizer.backend_tokenizer.normalizer.normalize_str(text) for text in texts)
+    assert [text for text, found in zip(texts, again, strict=True) if found.removeprefix(" ") != normalize(text)] == []
+
+
+JOINED = "\u0995\u09cd\u200d\u09b7 \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # Bengali, Persian
+NORMALIZED = {
+    "spaces": (" The\u00a0 dog\t\r\n sleeps.\u3000", "The dog sleeps."),
+    "invisible": ("\ufeffThe\u200b d\u00adog\u2060", "The dog"),
+    "joiners": (JOINED, JOINED),
+    "spellings": ("5 \u2126, 300 \u212a, \u09dc", "5 \u03a9, 300 K, \u09a1\u09bc"),
+    "nothing": ("\u200b\ufeff \t", ""),
+}
+
+
+@pytest.mark.parametrize("text, expected", NORMALIZED.values(), ids=NORMALIZED)
+def test_spaces_and_invisible_characters_are_normalized(text, expected, tokenizer):
+    assert normalize(text) == expected
+    assert tokenizer(text).input_ids == tokenizer(expected).input_ids
+    assert is_filled(text) == bool(expected) and not is_filled("\u200d \u200c")
 
 
 def test_saved_tokenizer_encodes_as_before(tokenizer, tmp_path):
@@ -119,7 +146,7 @@ def test_special_tokens_of_the_training_stay_text_where_added_ones_are_matched(t
     generator = random.Random(1)
     parts = [*SPECIAL_TOKENS.values(), *"</s>", " ", "!", "ab", "\n", "\u2126", "e\u0301"]
     texts = ["".join(generator.choices(parts, k=generator.randint(2, 7))) for _ in range(2000)]
-    texts = [text for text in texts if text not in SPECIAL_TOKENS.values()]
+    texts = [text for text in texts if normalize(text) not in SPECIAL_TOKENS.values()]
     as_text = tokenizer(texts, split_special_tokens=True).input_ids  # finds no special token at all
     for each in (tokenizer, added, AutoTokenizer.from_pretrained(tmp_path / "added"), later):
         assert each(texts).input_ids == as_text
@@ -275,7 +302,7 @@ SENTENCES = [*TEXTS.values(), *corpus()[:50]]
 
 
 def test_bpe_dropout_changes_tokens_and_not_texts(tokenizer, tmp_path):
-    expected, texts = tokenizer(SENTENCES).input_ids, [unicodedata.normalize("NFC", text) for text in SENTENCES]
+    expected, texts = tokenizer(SENTENCES).input_ids, [normalize(text) for text in SENTENCES]
     varied = with_bpe_dropout(tokenizer, 0.3)
     for copy in (varied, pickle.loads(pickle.dumps(varied))):  # as workers get it
         ids = copy(SENTENCES).input_ids
@@ -290,7 +317,7 @@ def test_bpe_dropout_changes_tokens_and_not_texts(tokenizer, tmp_path):
 
 def test_bpe_dropout_of_all_merges_leaves_bytes(tokenizer):
     ids = with_bpe_dropout(tokenizer, 1.0)(list(TEXTS.values())).input_ids
-    texts = [unicodedata.normalize("NFC", text) for text in TEXTS.values()]
+    texts = [normalize(text) for text in TEXTS.values()]
     assert [len(row) - 1 for row in ids] == [len(f" {text}".encode()) if text else 0 for text in texts]
 
 

@@ -7,6 +7,7 @@ import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
 
+from vanilla_transformer.data.texts import normalize
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import scores as scoring
 from vanilla_transformer.evaluation.scores import Scorer, explain_zero, make_bleu, unfit_tokenizer
@@ -89,7 +90,7 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
         return BLEU(tokenize=tokenize, **options)
 
     without_mecab.TOKENIZERS = BLEU.TOKENIZERS
-    monkeypatch.setattr(scoring, "BLEU", without_mecab)
+    monkeypatch.setattr(scoring, "NormalizedBLEU", without_mecab)
     assert "tok:char" in score(CHINESE, CHINESE, target_lang=language)["bleu_signature"]
     with pytest.raises(UserError, match=f"--bleu_tokenize {package} cannot be used: install sacrebleu"):
         make_bleu(language, package)
@@ -97,7 +98,7 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
 
 @pytest.mark.parametrize("error", [ImportError("install sentencepiece"), OSError("no network")])
 def test_a_tokenizer_that_cannot_be_loaded_is_named(error, monkeypatch):
-    monkeypatch.setattr(scoring, "BLEU", Mock(side_effect=error, TOKENIZERS=BLEU.TOKENIZERS))
+    monkeypatch.setattr(scoring, "NormalizedBLEU", Mock(side_effect=error, TOKENIZERS=BLEU.TOKENIZERS))
     with pytest.raises(UserError, match=f"--bleu_tokenize flores200 cannot be used: {error}"):
         make_bleu("de", "flores200")
 
@@ -131,3 +132,17 @@ def test_a_bleu_of_0_is_explained_if_chrf_is_not_0():
     wrong = ["Hunde schliefen nicht immer tief"]
     assert "hardly any word of the translations is in its reference" in explain(wrong, ["Der Hund schläft"])
     assert explain(["a b c d"], ["X Y"]) is explain(REFERENCES, REFERENCES) is explain([""], ["X"]) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u0986\u09ae\u09bf \u09ac\u09be\u09dc\u09bf \u09af\u09be\u0987 \u0993",
+        "5 \u2126 at 300 \u212a is fine",
+        "a\u00a0b c\u200b d e",
+    ],
+)
+def test_references_are_normalized_as_translations_are(text):
+    """The tokenizer gives letters that have several spellings in one."""
+    scores = Scorer().score([normalize(text)], [text])
+    assert (scores["bleu"], scores["chrf"]) == (pytest.approx(100), pytest.approx(100)) and normalize(text) != text

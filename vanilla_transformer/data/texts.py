@@ -12,7 +12,17 @@ PLACEHOLDERS = re.compile(
     r"|\$?\{[\w.:!,#-]*\}"  # {name}, ${name}, {0:d}
     r"|%\(\w+\)[a-zA-Z]|%(?:\d+\$)?[-+0#]*\d*(?:\.\d+)?(?:hh?|ll?|[zjt])?[sdiufgexXcpn@]\b|%\d+"  # %(name)s, %1$s, %1
 )
+# Control characters, zero-width space, word joiner, byte order mark, soft hyphen: they carry no meaning. The joiners
+# U+200C and U+200D do in some scripts, and marks of direction where scripts are mixed.
+INVISIBLE = "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff]"
+SPACES = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
 NUMBERS = re.compile(r"\d+(?:[.,:]\d+)*")
+
+
+def normalize(text: str) -> str:
+    """A text as a tokenizer of [`train_tokenizer`] reads it: NFC, each run of spaces of any kind as one space, none at
+    the ends, without invisible characters. Scores are of such texts on both sides."""
+    return re.sub(SPACES, " ", unicodedata.normalize("NFC", re.sub(INVISIBLE, "", text))).strip(" ")
 
 
 def normal_form(text: str) -> str:
@@ -21,7 +31,7 @@ def normal_form(text: str) -> str:
 
 
 def is_filled(text) -> bool:
-    return isinstance(text, str) and bool(text.strip())
+    return isinstance(text, str) and bool(normalize(text).strip(" \u200c\u200d"))
 
 
 def placeholders(text: str) -> Counter:

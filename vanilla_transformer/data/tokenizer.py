@@ -22,6 +22,7 @@ from transformers.utils import is_sentencepiece_available
 
 from ..errors import UserError, one_line
 from ..translation_vanilla_transformer import LONGEST_TEXT
+from .texts import INVISIBLE, SPACES, normalize
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -31,8 +32,8 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer (section 5.1: byte-pair encoding with a shared vocabulary).
 
-    The alphabet is the 256 bytes, so decoding returns every text exactly (after NFC normalization) and no character is
-    unknown. `</s>` typed in a sentence stays text, see [`special_tokens_stay_text`]; special tokens that are added
+    The alphabet is the 256 bytes, so decoding returns every text exactly (as [`normalize`] makes it), and no character
+    is unknown. `</s>` typed in a sentence stays text, see [`special_tokens_stay_text`]; special tokens that are added
     later are matched, as in every tokenizer.
 
     Args:
@@ -54,7 +55,9 @@ def train_tokenizer(
         )
     tokenizer = Tokenizer(models.BPE())
     # A leading space makes the first word the same token as inside a sentence; decoding strips it.
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
+    spaces = [normalizers.Replace(Regex(SPACES), " "), normalizers.Strip()]
+    cleaning = [normalizers.Replace(Regex(INVISIBLE), ""), normalizers.NFC(), *spaces]
+    tokenizer.normalizer = normalizers.Sequence([*cleaning, normalizers.Prepend(" ")])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     specials = special_tokens_stay_text(tokenizer)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
@@ -149,7 +152,7 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
 def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: str, origin: str) -> str | None:
     """A warning if encoding and decoding changes `texts`, which are of one side of the pairs, or else None.
 
-    Spaces and equivalent forms of characters (NFC) do not count as changes, and texts of more than 10,000 characters
+    Spaces and what [`normalize`] changes do not count as changes, and texts of more than 10,000 characters
     are not tried. `origin` is the command-line option that gave the tokenizer, with its value, for messages.
 
     Raises UserError if at least four fifths of the characters are lost, as when the tokenizer lacks the script.
@@ -160,7 +163,7 @@ def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: s
     inputs = {"text_target": texts} if side == "target" else {"text": texts}
     rows = [ids[:-1] for ids in tokenizer(**inputs, verbose=False).input_ids]  # GPT-2's end of sentence is its <unk>
     pairs = list(zip(texts, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))
-    changed = [pair for pair in pairs if len({"".join(unicodedata.normalize("NFC", t).split()) for t in pair}) > 1]
+    changed = [pair for pair in pairs if len({"".join(normalize(t).split()) for t in pair}) > 1]
     if not changed:
         return None
     lost = sum(lost_characters(*pair) for pair in changed) / sum(lost_characters(text, "") for text in texts)

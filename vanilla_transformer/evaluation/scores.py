@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from sacrebleu.metrics import BLEU, CHRF
 
+from ..data.texts import normalize
 from ..errors import UserError
 from ..languages import parse_language
 
@@ -38,10 +39,10 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lower
     # With `force`, sacreBLEU does not warn of text that is tokenized already, which is what "none" is for.
     options = {"lowercase": lowercase, "force": chosen == "none"}
     try:
-        return BLEU(tokenize=chosen, **options)
+        return NormalizedBLEU(tokenize=chosen, **options)
     except (RuntimeError, ImportError, OSError) as error:  # its package or its vocabulary is not there
         if tokenize is None:
-            return BLEU(tokenize="char", **options)
+            return NormalizedBLEU(tokenize="char", **options)
         raise UserError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
 
 
@@ -71,8 +72,23 @@ def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], references: lis
     return f"BLEU is 0, and chrF {chrf:.2f}: {reason}; compare by chrF."
 
 
+class NormalizedBLEU(BLEU):
+    """sacreBLEU's, of texts as [`normalize`] makes them: a tokenizer may have normalized translations, and then no
+    reference would be equal to them that spells its letters otherwise."""
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return super()._preprocess_segment(normalize(sent))
+
+
+class NormalizedCHRF(CHRF):
+    """sacreBLEU's, of texts as [`normalize`] makes them."""
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return super()._preprocess_segment(normalize(sent))
+
+
 class Scorer:
-    """Corpus BLEU and chrF2 with one reference each, by sacreBLEU.
+    """Corpus BLEU and chrF2 with one reference each, by sacreBLEU, of texts as [`normalize`] makes them.
 
     `target_lang` and `tokenize` choose the tokenizer of BLEU, as in [`make_bleu`]. With `lowercase`, case does not
     count. Raises UserError as [`make_bleu`] does.
@@ -80,7 +96,7 @@ class Scorer:
 
     def __init__(self, target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False):
         self.bleu = make_bleu(target_lang, tokenize, lowercase)
-        self.chrf = CHRF(lowercase=lowercase)
+        self.chrf = NormalizedCHRF(lowercase=lowercase)
         self.is_told = tokenize is not None  # and then no tokenizer is advised
 
     def score(self, hypotheses: list[str], references: list[str]) -> dict:
