@@ -41,7 +41,7 @@ TESTS = {
     "training/checkpoint.py": "training/test_checkpoint.py",
     "training/distributed.py": "training/test_distributed.py training/test_weights.py",
     "training/memory.py": "training/test_memory.py",
-    "training/optimization.py": "training/test_optimization.py",
+    "training/optimization.py": "training/test_optimization.py training/test_plots.py",
     "training/state.py": "training/test_state.py",
     "training/weights.py": "training/test_weights.py",
 }

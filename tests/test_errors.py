@@ -81,8 +81,8 @@ def test_progress_bars_move_as_before():
 def hostile_dataset(folder):
     """Two text columns; their names, the name of the file and the texts have control characters."""
     file = folder / f"{NASTY}.jsonl"
-    row = {f"{NASTY}\nen": f"a dog {NASTY}", "de": f"ein Hund {NASTY}"}
-    file.write_text("".join(json.dumps(row) + "\n" for _ in range(200)))
+    rows = [{f"{NASTY}\nen": f"a dog {NASTY} {n}", "de": f"ein Hund {NASTY}"} for n in range(200)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 

@@ -85,7 +85,9 @@ LIMITS = {"max_source_length": 9, "max_target_length": 30}
 @pytest.mark.parametrize(
     "before, keeps_length, expected", [(999, False, 8), (999, True, 999), (3, True, 8), (VERY_LARGE_INTEGER, True, 8)]
 )
-def test_the_tokenizer_keeps_the_longest_training_source(before, keeps_length, expected, streaming, byte_tokenizer):
+def test_the_tokenizer_keeps_the_longest_training_source(
+    before, keeps_length, expected, streaming, byte_tokenizer, capsys
+):
     """In tokens; that of a stream is unknown, but for its limit."""
     tokenizer = copy.deepcopy(byte_tokenizer)
     tokenizer.model_max_length = before
@@ -94,6 +96,8 @@ def test_the_tokenizer_keeps_the_longest_training_source(before, keeps_length, e
     config = VanillaTransformerConfig(max_position_embeddings=19)
     splits = tokenize_splits(pairs, tokenizer, DataOptions(**LIMITS), config, keeps_length)
     assert streaming or [len(pair["input_ids"]) for pair in splits["train"]] == [8, 3]
+    said = capsys.readouterr().out
+    assert streaming or "train: 2 pairs (dropped: 0 empty, 1 too long)" in said
     assert len(splits["test"]) == 3  # of up to 30 tokens, the largest of the limits and of the positions
     assert tokenizer.model_max_length == (9 if streaming and expected == 8 else expected)
 
