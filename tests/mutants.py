@@ -15,15 +15,15 @@ import difflib
 import itertools
 import json
 import os
-import random
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -134,6 +134,16 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
             yield changed(attr=OPPOSITES[node.attr])
         case ast.Slice():
             yield from (changed(**{end: None}) for end in ("lower", "upper") if getattr(node, end) is not None)
+
+
+def draw(every: list[tuple[str, int, ast.AST, ast.AST]], number: int, seed: int) -> list[tuple]:
+    """So many random mutants, in their order; mostly the same ones after other code has changed."""
+    seen, numbers = Counter(), []
+    for file, _, old, new in every:
+        what = f"{seed} {file} {ast.unparse(old)} -> {ast.unparse(new)}"
+        seen[what] += 1
+        numbers.append(blake2b(f"{what} {seen[what]}".encode()).digest())
+    return [every[i] for i in sorted(sorted(range(len(every)), key=numbers.__getitem__)[:number])]
 
 
 class Replace(ast.NodeTransformer):
@@ -263,7 +273,7 @@ def main():
     trees = {file: ast.parse((ROOT / PACKAGE / file).read_text(encoding="utf-8")) for file in arguments.files}
     every = [(file, line, old, new) for file in trees for old, line in nodes(trees[file]) for new in variants(old)]
     number = min(arguments.number, len(every))
-    chosen = [every[i] for i in sorted(random.Random(arguments.seed).sample(range(len(every)), number))]
+    chosen = draw(every, number, arguments.seed)
     scores = []
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
