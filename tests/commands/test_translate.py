@@ -125,6 +125,37 @@ def test_of_several_models_the_one_without_a_config_is_named(folder, tmp_path, m
         run_main(monkeypatch, b"a\n", "--model", str(folder), f"{tmp_path}/empty")
 
 
+def test_lines_are_taken_as_they_arrive():
+    """From a pipe, without waiting for more; from a file, as many as are allowed."""
+    end, start = os.pipe()
+    with open(end, "rb") as stream, open(start, "wb", buffering=0) as writer:
+        found = translation.arriving_lines(stream, 3)
+        for sent, lines in [(b"a\n", [[b"a"]]), (b"b\nc\nd\ne\nf", [[b"b", b"c", b"d"], [b"e"]]), (b"g\n", [[b"fg"]])]:
+            writer.write(sent)
+            assert [next(found) for _ in lines] == lines
+        writer.write(b"h")
+        writer.close()
+        assert list(found) == [[b"h"]]
+
+
+def test_files_are_read_in_large_portions(tmp_path):
+    (tmp_path / "lines").write_bytes(b"".join(b"%d\n" % number for number in range(25)))
+    with open(tmp_path / "lines", "rb") as stream:
+        assert list(map(len, translation.arriving_lines(stream, 10))) == [10, 10, 5]
+
+
+@pytest.mark.slow
+def test_another_program_may_talk_with_the_command(folder):
+    command = [sys.executable, "-m", "vanilla_transformer", "translate", "--model", folder, "--max_new_tokens", "5"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as running:
+        for line in ("No!", "", "A man"):
+            running.stdin.write(line + "\n")
+            running.stdin.flush()
+            assert bool(running.stdout.readline().strip()) == bool(line)
+        running.stdin.close()
+
+
 @pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
     """The batch takes minutes; Ctrl-C comes when it has begun."""

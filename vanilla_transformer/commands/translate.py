@@ -1,12 +1,16 @@
 """Translate standard input to standard output, line by line, in UTF-8.
 
-Empty lines stay empty; with --n_best, nothing is written for them.
+Lines are translated as they arrive, so another program may write one and wait for its translation. Empty lines stay
+empty; with --n_best, nothing is written for them.
 """
 
 import argparse
+import io
+import select
 import sys
-from itertools import islice
+from collections.abc import Iterator
 from statistics import mean
+from typing import BinaryIO
 
 import torch
 from tqdm.auto import tqdm
@@ -18,7 +22,8 @@ from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
 from .options import GENERATION, LOADING, add_translation_options, positive
 
-LINES_AT_A_TIME = 10_000  # read, sorted by length and written together
+LINES_AT_A_TIME = 10_000  # at most, that are sorted by length and written together
+CHUNK = 2**20  # bytes that are read at once
 # Epsilon sampling: samples without unlikely tokens are better candidates (Freitag et al., 2023, arXiv:2305.09860).
 SAMPLING = {"do_sample": True, "num_beams": 1, "top_k": 0, "epsilon_cutoff": 0.02}
 
@@ -66,11 +71,10 @@ def run(options: argparse.Namespace):
 
 
 def translate_lines(translator: Translator, options: argparse.Namespace):
-    """Translates up to 10,000 lines at a time, in batches by length; input typed at a terminal, line by line."""
+    """Translates what has arrived, up to 10,000 lines at a time, in batches by length."""
     sys.stdout.reconfigure(encoding="utf-8")
-    size = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
     done, distinct = 0, []
-    while raw := list(islice(sys.stdin.buffer, size)):
+    for raw in arriving_lines(sys.stdin.buffer, LINES_AT_A_TIME):
         lines = [decode(line, number) for number, line in enumerate(raw, done + 1)]
         try:
             written = translate(translator, lines, done, options, distinct)
@@ -93,6 +97,30 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
         done += len(lines)
     if distinct:
         print(f"{mean(distinct):.1f} of {options.mbr} candidates were distinct on average", file=sys.stderr)
+
+
+def arriving_lines(stream: BinaryIO, size: int) -> Iterator[list[bytes]]:
+    """The lines of a stream, up to `size` together, and fewer if no more have arrived."""
+    lines, rest = [], b""
+    while chunk := stream.read1(CHUNK):
+        *complete, rest = (rest + chunk).split(b"\n")
+        lines += complete
+        while len(lines) >= size or (lines and not has_arrived(stream)):
+            yield lines[:size]
+            del lines[:size]
+    lines += [rest] if rest else []
+    if lines:
+        yield lines
+
+
+def has_arrived(stream: BinaryIO) -> bool:
+    """Whether more can be read without waiting, or the end of the stream; where the system cannot tell, no."""
+    try:
+        return bool(select.select([stream], [], [], 0)[0])
+    except io.UnsupportedOperation:  # it is in memory
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 def translate(
