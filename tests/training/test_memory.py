@@ -116,6 +116,17 @@ def test_measuring_has_no_side_effects(make_model, accelerator):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_memory_of_long_pairs_follows_from_shorter_ones(attention, make_model, accelerator, monkeypatch):
+    model, longest = make_model(attn_implementation=attention), []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *a, **k: longest.append(k["labels"].shape[1]) or forward(*a, **k))
+    expected = activation_bytes(model, training_options(), accelerator, 2, 400)
+    monkeypatch.setattr(memory, "MEASURED", 64)
+    assert activation_bytes(model, training_options(), accelerator, 2, 400) == pytest.approx(expected, rel=0.02)
+    assert longest == [400, 16, 32, 64]
+
+
 @pytest.fixture
 def with_memory_for(make_model, accelerator, monkeypatch):
     """with_memory_for(pairs) -> a model, where a step with so many pairs of 20 tokens takes all that is usable."""

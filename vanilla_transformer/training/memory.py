@@ -5,6 +5,7 @@ import ctypes
 import os
 import platform
 
+import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator, PartialState
@@ -21,6 +22,7 @@ from .optimization import compute_loss
 from .options import TrainingOptions
 
 USABLE = 0.8  # fraction of the free memory; the rest is for evaluation and what the estimate misses
+MEASURED = 512  # tokens of the longest pair whose memory is measured
 MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
 
 
@@ -101,8 +103,13 @@ def activation_bytes(
 ) -> int:
     """Bytes that the forward pass of a batch keeps for the backward pass, measured by running it.
 
-    The batch has `sentences` pairs with `length` tokens on both sides.
+    The batch has `sentences` pairs with `length` tokens on both sides. Of long ones, which might not fit, the bytes
+    follow from shorter ones: they are a sum of parts that grow with the length and with its square.
     """
+    if length > MEASURED:
+        lengths = (MEASURED // 4, MEASURED // 2, MEASURED)
+        measured = [activation_bytes(model, options, accelerator, sentences, shorter) for shorter in lengths]
+        return int(np.polyval(np.polyfit(lengths, measured, 2), length))
     kept: dict[int, int] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
