@@ -35,6 +35,7 @@ def scalars(results: dict) -> dict:
     return {key: value for key, value in results.items() if isinstance(value, int | float)}
 
 
+KEPT_ON_CPU = 3  # times the memory of its tensors that a step may take on a CPU, to be careful
 DRY_RUN = "This was a dry run: nothing was written to --output_dir, and no weights were changed."
 
 
@@ -53,15 +54,16 @@ def describe_plan(
     constant, per_pair = step_bytes(model, options, accelerator, longest)
     needed = constant + per_pair * max(1, options.per_device_train_max_tokens // longest)
     usable = memory_for(model, accelerator.device)
-    kept = "; on a CPU, the allocator keeps several times as much" if accelerator.device.type == "cpu" else ""
+    is_cpu = accelerator.device.type == "cpu"
+    kept = "; on a CPU, the allocator keeps several times as much" if is_cpu else ""
     accelerator.print(
         f"about {needed / 2**30:.2f} of {usable / 2**30:.1f} GiB of memory per process for tensors{kept}"
     )
-    fits = all(gather_object([needed <= USABLE * usable]))
+    fits = all(gather_object([needed * (KEPT_ON_CPU if is_cpu else 1) <= USABLE * usable]))
     if not fits:
         accelerator.print(
-            f"A step may not fit, as {1 - USABLE:.0%} of the memory are for evaluation and what this estimate misses; "
-            "lower --per_device_train_max_tokens or the sizes of the model. No step is timed."
+            "A step may not fit, so none is timed; lower --per_device_train_max_tokens, the limits of lengths, or the "
+            "sizes of the model."
         )
     return fits
 
