@@ -59,7 +59,7 @@ def eager_attention_forward(
     value: Tensor,  # (B,h,S,k)
     attention_mask: Tensor | None,  # (B,1,T,S), True to attend; or added to the scores: 0 to attend, else -inf
     scaling: float,
-    dropout: float,
+    dropout: float = 0.0,
     **kwargs,
 ) -> tuple[Tensor, Tensor]:
     """Scaled dot-product attention, `softmax(Q K^T / sqrt(d_k)) V` (section 3.2.1, Equation 1).

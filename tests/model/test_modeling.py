@@ -41,6 +41,7 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerAttention,
     VanillaTransformerDecoder,
     VanillaTransformerEncoder,
+    eager_attention_forward,
     label_smoothed_cross_entropy,
     rotate,
     sinusoidal_positions,
@@ -197,6 +198,13 @@ def test_labels_without_a_start_token_are_rejected(make_model):
 
 
 # ------------------------------------------------------------------------------------------------ the model (Figure 1)
+
+
+def test_attention_drops_nothing_unless_it_is_told():
+    query, key, value = torch.randn(3, 2, 4, 5, 8).unbind()
+    output, weights = eager_attention_forward(torch.nn.Identity().train(), query, key, value, None, scaling=0.5)
+    assert_close(weights, (query @ key.mT * 0.5).softmax(dim=-1))
+    assert_close(output, (weights @ value).transpose(1, 2))
 
 
 @pytest.mark.parametrize("stack", [VanillaTransformerEncoder, VanillaTransformerDecoder])
