@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.systems import results_table, score_systems
+from vanilla_transformer.evaluation.systems import count_kept, results_table, score_systems
 
 ANIMALS = ("cat", "dog")
 REFERENCES = [f"The {animal} number {n} sleeps under the old table today ." for n in range(30) for animal in ANIMALS]
@@ -46,3 +46,14 @@ def test_one_sentence_is_not_tested(paired):
     results = score_systems({"one": ["a b c d"], "two": ["a b c e"]}, ["a b c d"], Scorer(), paired, 100)
     assert results["systems"]["two"]["BLEU"]["p_value"] is None
     assert "one sentence is too little to test whether systems differ" in results_table(results)
+
+
+def test_placeholders_and_numbers_of_the_sources_are_counted():
+    sources = ["Open %s in 3 days", "<b>Save</b> {name}", "See https://a.b/c, 1,000 files", "Nothing here"]
+    kept = ["%s in 3 Tagen", "<b>Sichern {name}", "Siehe https://a.b/c 100 Dateien", "1 %s"]
+    assert count_kept(sources, kept) == {"placeholders": (4, 5), "numbers": (1, 2)}
+    assert count_kept(sources[-1:], kept[-1:]) == {}
+    results = score_systems({"one": kept}, kept, Scorer(), "none", None)
+    results["systems"]["one"]["kept"] = count_kept(sources, kept)
+    table = results_table(results)
+    assert "placeholders kept" in table and "4 of 5" in table and "1 of 2" in table

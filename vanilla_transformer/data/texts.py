@@ -6,7 +6,7 @@ from collections import Counter
 
 # What a translation keeps as it is. `&` marks an accelerator key before a letter or digit, and begins an entity.
 PLACEHOLDERS = re.compile(
-    r"https?://[^\s<>\"]+"
+    r"https?://[^\s<>\"]*[\w/]"
     r"|</?[A-Za-z][^<>]*>"  # tags
     r"|&#?\w+;|&(?=\w)"
     r"|\$?\{[\w.:!,#-]*\}"  # {name}, ${name}, {0:d}

@@ -1,11 +1,13 @@
 """Translation systems side by side: scores, confidence intervals and paired tests of sacreBLEU, and their table."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
+from ..data.texts import NUMBERS, PLACEHOLDERS, kept
 from ..errors import printable
 from .scores import Scorer, explain_zero
 
@@ -77,11 +79,22 @@ def exact_p_value(metric, one: list[str], two: list[str], references: list[str])
     return float(np.mean(np.array(differences) >= differences[0] - 1e-9))  # the first swaps nothing
 
 
+def count_kept(sources: list[str], hypotheses: list[str]) -> dict[str, tuple[int, int]]:
+    """By kind, how many of the sources' placeholders (with tags, entities and URLs) and numbers the hypotheses have,
+    and how many there are; only kinds that occur."""
+    found = {}
+    for kind, pattern in {"placeholders": PLACEHOLDERS, "numbers": NUMBERS}.items():
+        before, after = ([Counter(pattern.findall(text)) for text in texts] for texts in (sources, hypotheses))
+        if total := sum(map(Counter.total, before)):
+            found[kind] = (sum(map(kept, before, after)), total)
+    return found
+
+
 def results_table(results: dict) -> str:
     """A table in Markdown of what [`score_systems`] returns, with the signatures.
 
-    Optional keys: `sentences_per_second` of a system, and `notes` and `sha256` of the results, the latter with one of
-    each file.
+    Optional keys: `kept`, by [`count_kept`], and `sentences_per_second` of a system, and `notes` and `sha256` of the
+    results, the latter with one of each file.
     """
     rows = []
     for name, system in results["systems"].items():
@@ -92,6 +105,7 @@ def results_table(results: dict) -> str:
             row[f"{metric} (μ ± 95% CI)"] = f"{score:.2f} ({mean:.2f} ± {ci:.2f}){test}"
         row["precisions"] = "/".join(f"{precision:.1f}" for precision in system["precisions"])
         row |= {"BP": f"{system['brevity_penalty']:.3f}", "ratio": f"{system['length_ratio']:.3f}"}
+        row |= {f"{kind} kept": f"{kept:,} of {total:,}" for kind, (kept, total) in system.get("kept", {}).items()}
         if "sentences_per_second" in system:
             row["sentences/s"] = f"{system['sentences_per_second']:,.1f}"
         rows.append(row)
