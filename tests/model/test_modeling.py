@@ -560,6 +560,14 @@ def test_loss_without_targets_is_zero(make_model, output_logits):
     assert loss == 0 and not any(gradient.any() for gradient in gradients(model, loss).values())
 
 
+def test_loss_of_a_double_head_under_bfloat16_autocast():
+    head, hidden = torch.nn.Linear(4, 9).double(), torch.randn(1, 2, 4, dtype=torch.float64)
+    labels = torch.tensor([[1, 2]])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = label_smoothed_cross_entropy(hidden, head, labels)
+    assert_close(found.double(), torch.nn.functional.cross_entropy(head(hidden)[0], labels[0]), 0.02)
+
+
 def test_training_loss_under_bfloat16_autocast(make_model, chunks):
     model = make_model(lm_head_bias=True).train()
     results = []

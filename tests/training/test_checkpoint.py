@@ -103,6 +103,15 @@ def test_a_resumed_run_has_the_settings_of_now(folder, accelerator):
     assert Run(accelerator).load(folder, **settings).state.settings == settings
 
 
+@pytest.mark.parametrize("name, are_compared", [("seed", True), ("num_beams", False), ("max_target_length", False)])
+def test_scores_made_otherwise_are_not_compared(name, are_compared, accelerator, byte_tokenizer, tmp_path):
+    run = Run(accelerator)
+    run.state.settings, run.state.history = {"streaming": False, name: 1}, [{"step": 1}]
+    folder = run.save(tmp_path, byte_tokenizer)
+    settings = {name: 1 if name == "seed" else 2}  # another seed cannot be resumed
+    assert Run(accelerator).load(folder, **settings).state.scores_count_from == (0 if are_compared else 1)
+
+
 @pytest.mark.parametrize("with_ema", [True, False])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_resumed_run_equals_an_uninterrupted_one(config, with_ema, accelerator, byte_tokenizer, tmp_path):
