@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 from helpers import TEXTS, command_error, read_sample, save_translator, translate_by_marian, writing_translator
@@ -235,6 +236,26 @@ def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("names", [["pairs.tsv"], ["pairs.en", "pairs.de"], ["pairs.po"]])
+def test_files_that_train_py_reads_are_evaluated(names, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    pairs = [("A dog sleeps.", "Ein Hund schläft."), ("It rains today, again.", "Heute regnet es schon wieder.")]
+    sides = ("".join(f"{text}\n" for text in side) for side in zip(*pairs, strict=True))
+    contents = {
+        ".tsv": "en\tde\n" + "".join(f"{source}\t{target}\n" for source, target in pairs),
+        ".po": "".join(f'msgid "{source}"\nmsgstr "{target}"\n\n' for source, target in pairs),
+        **dict(zip((".en", ".de"), sides, strict=True)),
+    }
+    for name in names:
+        (tmp_path / name).write_text(contents[Path(name).suffix])
+    (tmp_path / "ours.txt").write_text(contents[".de"])
+    files = [str(tmp_path / name) for name in names]
+    main(["evaluate", "--hypotheses", f"{tmp_path}/ours.txt", "--test_file", *files, "--output", f"{tmp_path}/out"])
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["systems"][f"{tmp_path}/ours.txt"]["BLEU"]["score"] == pytest.approx(100)
+    assert (tmp_path / "out" / "sources.txt").read_text() == contents[".en"]
+
+
 def test_models_joined_by_a_plus_are_an_ensemble(ours, text_tokenizer, folder, tmp_path):
     torch.manual_seed(7)
     other = writing_translator(text_tokenizer, decoder_layers=1)
@@ -353,8 +374,11 @@ def test_results_that_are_not_of_an_evaluation_stay(folder, tmp_path, monkeypatc
 
 BAD = {
     "no system": (TEXT_FILES, "nothing to score; give --model or --hypotheses"),
-    "no references": (["--hypotheses", "first.txt"], "give either --dataset_name, or --references"),
-    "two test sets": (["--model", "m", "--dataset_name", "d", *TEXT_FILES], "give either --dataset_name, or --ref"),
+    "no references": (["--hypotheses", "first.txt"], "give one of --dataset_name, --test_file, and --references"),
+    "two test sets": (
+        ["--model", "m", "--dataset_name", "d", *TEXT_FILES],
+        "give one of --dataset_name, --test_file, and --ref",
+    ),
     "no sources": (["--model", "m", "--references", "references.txt"], "give --sources too"),
     "number of lines": (["--hypotheses", "short.txt", *TEXT_FILES], "short.txt has 2 lines, .* 120 references"),
     "number of sources": (["--model", "m", "--sources", "short.txt", *TEXT_FILES[2:]], "short.txt has 2 lines"),
@@ -367,7 +391,7 @@ BAD = {
     "same name": (["--hypotheses", "first.txt", "--model", "first", *TEXT_FILES], "2 .* have the same name, first;"),
     "cut file": (["--hypotheses", "cut.gz", *TEXT_FILES], "cut.gz cannot be read"),
     "damaged file": (["--hypotheses", "damaged.gz", *TEXT_FILES], "damaged.gz cannot be read"),
-    "no dataset": (["--hypotheses", "first.txt", "--dataset_name", "no/such/folder"], "your files with --sources and"),
+    "no dataset": (["--hypotheses", "first.txt", "--dataset_name", "no/such/folder"], "your files with --test_file, or"),
     "second model": (
         ["--model", "OURS", "no/such/one", "--length_penalty", "nan", *TEXT_FILES],
         "no/such/one cannot be loaded",

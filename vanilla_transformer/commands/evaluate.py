@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--model", **systems, type=lambda name: (name, "model"), metavar="DIR_OR_ID", help=models)
     add("--hypotheses", **systems, type=lambda name: (name, "file"), metavar="FILE", help="translations, one per line")
     add_dataset_options(parser, required=False)
+    add("--test_file", nargs="+", metavar="FILE", help="pairs from a file that train.py reads, instead of a dataset")
     add("--sources", metavar="FILE", help="texts to translate, one per line; with --references, instead of a dataset")
     add("--references", metavar="FILE", help="reference translations, one per line")
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
@@ -119,9 +120,11 @@ def check_options(options: argparse.Namespace):
     file, count = Counter(file_name(name) for name, _ in options.systems).most_common(1)[0]
     if count > 1:
         raise UserError(f"{count} systems have the same name, {Path(file).stem}; give each one once, or rename one.")
-    if bool(options.dataset_name) == bool(options.references) or (options.dataset_name and options.sources):
-        raise UserError("give either --dataset_name, or --references, which may come with --sources.")
-    if any(kind == "model" for _, kind in options.systems) and not (options.dataset_name or options.sources):
+    has_pairs = bool(options.dataset_name or options.test_file)
+    given = [bool(options.dataset_name), bool(options.test_file), bool(options.references)]
+    if sum(given) != 1 or (has_pairs and options.sources):
+        raise UserError("give one of --dataset_name, --test_file, and --references, which may come with --sources.")
+    if any(kind == "model" for _, kind in options.systems) and not (has_pairs or options.sources):
         raise UserError("--model needs the texts that are translated; give --sources too.")
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
@@ -135,9 +138,10 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
     """The sources, or None if there are none, and the references."""
     if options.references:
         return options.sources and read_lines(options.sources), read_lines(options.references)
-    pairs = load_split(dataset_options(options), options.split)
+    pairs = load_split(dataset_options(options), "test" if options.test_file else options.split, options.test_file)
     if not any(pairs["target"]):
-        raise UserError(f"--split {options.split} of {options.dataset_name} has no references; give one that has.")
+        what = f"--split {options.split} of {options.dataset_name}"
+        raise UserError(f"{' '.join(options.test_file or [what])} has no references; give one that has.")
     return tuple([as_line(text or "") for text in pairs[side]] for side in ("source", "target"))
 
 

@@ -25,7 +25,7 @@ from ..errors import UserError, one_line
 from ..files import last_part
 from ..translation_vanilla_transformer import longest_text
 from .files import TEXTS, load_dataset, load_file, map_columns, reading_data
-from .options import DataOptions, DatasetOptions, describe_file
+from .options import DataOptions, DatasetOptions, describe_file, group_parallel
 from .readers import TextFiles
 from .survey import Texts, describe_survey, survey
 from .texts import is_filled, normal_form
@@ -163,18 +163,26 @@ def report_directions(columns: list[tuple], options: DataOptions) -> bool:
     return len(distinct) > 1
 
 
-def load_split(options: DatasetOptions, split: str) -> Dataset:
-    """Loads a split with all its columns, and its two sides as the columns `source` and `target`.
+def load_split(options: DatasetOptions, split: str, files: list[str] | None = None) -> Dataset:
+    """Loads a split of a dataset, or `files`, one or two parallel ones, with all columns, and its two sides as the
+    columns `source` and `target`.
 
-    Other columns are dropped if a row makes several pairs. Raises UserError if the dataset, the split or a column does
-    not exist.
+    Other columns are dropped if a row makes several pairs. Raises UserError if the dataset, the split, a file or a
+    column does not exist.
     """
-    rows = find_split(load_dataset(options, "--sources and --references"), split, options.label)
-    with reading_data(options.label):
-        pairs = select_pair(rows, *find_columns(rows, options, options.label))
+    if files:
+        names = group_parallel(files)
+        if len(names) > 1:
+            raise UserError(f"--{split}_file has {len(names)} files; give one, or two parallel ones.")
+        label, rows = describe_file(names[0]), load_file(split, names[0], streaming=False)
+    else:
+        label = options.label
+        rows = find_split(load_dataset(options, "--test_file, or --sources and --references"), split, label)
+    with reading_data(label):
+        pairs = select_pair(rows, *find_columns(rows, options, label))
         for side in pairs.column_names:
             if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
-                raise UserError(f"The {side} of {options.label} is not text, but {pairs.features[side]}.")
+                raise UserError(f"The {side} of {label} is not text, but {pairs.features[side]}.")
     others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
     if len(others) != len(pairs) or not others.column_names:  # a row may make several pairs
         return pairs
