@@ -123,7 +123,7 @@ def main():
             if stopping:
                 raise Stopped(state.step, shutdown.signal_number)
             if triggers.should_evaluate(state.step):
-                scores = evaluate(weights.to_score(), splits["validation"], "eval")
+                scores = evaluate(weights.to_score(), splits["validation"], "eval", step=state.step)
                 state.log_scores(scores)
                 accelerator.log(reports.scalars(scores), step=state.step)
             if triggers.should_save(state.step) and accelerator.is_main_process:

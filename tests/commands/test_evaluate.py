@@ -391,7 +391,10 @@ BAD = {
     "same name": (["--hypotheses", "first.txt", "--model", "first", *TEXT_FILES], "2 .* have the same name, first;"),
     "cut file": (["--hypotheses", "cut.gz", *TEXT_FILES], "cut.gz cannot be read"),
     "damaged file": (["--hypotheses", "damaged.gz", *TEXT_FILES], "damaged.gz cannot be read"),
-    "no dataset": (["--hypotheses", "first.txt", "--dataset_name", "no/such/folder"], "your files with --test_file, or"),
+    "no dataset": (
+        ["--hypotheses", "first.txt", "--dataset_name", "no/such/folder"],
+        "your files with --test_file",
+    ),
     "second model": (
         ["--model", "OURS", "no/such/one", "--length_penalty", "nan", *TEXT_FILES],
         "no/such/one cannot be loaded",

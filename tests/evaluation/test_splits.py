@@ -96,8 +96,10 @@ def test_warnings_if_bleu_is_0_but_chrf_is_not_or_its_tokenizer_does_not_fit(
     split = split.add_column("source", texts).add_column("target", texts)
     monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: texts)
     options = {"tokenizer": byte_tokenizer, "scorer": Scorer("to", bleu_tokenize), "accelerator": accelerator}
-    results = evaluate_split(model, split, "eval", max_tokens=99, num_examples=2, **options)
+    results = evaluate_split(model, split, "eval", max_tokens=99, num_examples=2, step=1200, **options)
     assert results["examples"] == [dict.fromkeys(("source", "reference", "translation"), texts[0])] * 2
     assert results["eval_chrf"] > 99
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("eval: loss ") and first.endswith(" at step 1,200")
+    warnings = [line for line in lines if line.startswith("warning: ")]
     assert len(warnings) == len(said) and all(part in line for part, line in zip(said, warnings, strict=True))

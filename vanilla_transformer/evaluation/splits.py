@@ -22,10 +22,11 @@ def evaluate_split(
     accelerator: Accelerator,
     max_tokens: int,
     num_examples: int,
+    step: int | None = None,
 ) -> dict:
     """Loss (nats per target token), BLEU and chrF of a split, with some translations, which are also printed.
 
-    Every process scores its share, in batches of `max_tokens`, and returns the same results.
+    Every process scores its share, in batches of `max_tokens`, and returns the same results. `step` is printed.
 
     Returns:
         A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `bleu_signature`,
@@ -45,7 +46,8 @@ def evaluate_split(
     rows = list(zip(sources, references, translations, strict=True))[:num_examples]
     examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
     if accelerator.is_main_process:
-        lines = [f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}"]
+        when = "" if step is None else f" at step {step:,}"
+        lines = [f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}{when}"]
         lines += [f"  {key:<12} {' '.join(text.split())}" for example in examples for key, text in example.items()]
         tqdm.write("\n".join(lines))
         notes = [explain_zero(scorer.bleu, scores["chrf"], translations, references), scorer.doubts(references)]
