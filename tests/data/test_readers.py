@@ -122,7 +122,12 @@ def test_regions_tell_languages_of_a_translation_memory_apart(tmp_path):
     assert load(file, source_lang="pt-br", target_lang="pt-pt") == [("trem", "comboio")]
 
 
-@pytest.mark.parametrize("content", ["<tmx><body><tu>", "no XML"])
+ENTITIES = "".join(f'<!ENTITY e{number} "{f"&e{number - 1};" * 10}">' for number in range(1, 10))
+BOMB = f'<!DOCTYPE tmx [<!ENTITY e0 "text">{ENTITIES}]>' + tmx([{"en": "&e9;", "de": "x"}], "en").partition("?>")[2]
+FILE = BOMB.replace('<!ENTITY e0 "text">', '<!ENTITY e0 SYSTEM "file:///etc/hostname">').replace("&e9;", "&e0;")
+
+
+@pytest.mark.parametrize("content", ["<tmx><body><tu>", "no XML", BOMB, FILE], ids=["cut", "text", "bomb", "file"])
 @streamed
 def test_a_broken_translation_memory_is_one_sentence(content, streaming, tmp_path):
     assert "memory.tmx could not be read" in error(write(tmp_path / "memory.tmx", content), streaming=streaming)
