@@ -171,8 +171,8 @@ MISTAKES = {  # file, a line of it, the line with a mistake, the programs that r
     ),
     "wrong slice": (
         "decoding_vanilla_transformer.py",
-        "positions = torch.full_like(tokens[:1], self.length)",
-        "positions = torch.full_like(tokens[:1, 5], self.length)",
+        "hidden = outputs.last_hidden_state[:, -1:]",
+        "hidden = outputs.last_hidden_state[:, -1:, 0, 0]",
         ["train", "translate", "evaluate"],
     ),
     "wrong name": (
@@ -194,7 +194,7 @@ def test_a_mistake_in_the_model_is_shown_where_it_is(mistake, folder, forked_pyt
     before, after = file.read_text(encoding="utf-8").split(right)
     file.write_text(before + wrong + after, encoding="utf-8")
     texts = tmp_path / "texts.txt"
-    texts.write_text("A dog\tEin Hund\n" * 9, encoding="utf-8")
+    texts.write_text("".join(f"A dog {n}\tEin Hund\n" for n in range(9)), encoding="utf-8")
     small = f"{MODEL} --max_steps 1 --warmup_steps 1 --output_dir {tmp_path}/new --train_file {texts}"
     commands = {
         "train": ["train.py", *small.split()],
