@@ -172,7 +172,7 @@ def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
             assert (more := running.stderr.read1()), told  # nothing more: it has ended
             told += more
         running.send_signal(signal.SIGINT)
-        assert running.wait(timeout=30) == 130
+        assert running.wait(timeout=100) == 130
         assert running.stdout.read() == b"" and b"Traceback" not in running.stderr.read()
     finally:
         running.kill()
