@@ -157,6 +157,7 @@ class GenerateEngine(Engine):
         return (self.generate(sources, options).tolist() for sources in batches)
 
     def n_best(self, batches, options, n, streamer=None):
+        """As in [`Engine`]; the scores of transformers' greedy search and of its samples are computed here."""
         options = {**options, "num_return_sequences": n, "return_dict_in_generate": True, "streamer": streamer}
         for sources in batches:
             output = self.generate(sources, options)

@@ -386,18 +386,7 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
         features = dict.fromkeys(first, datasets.Value("string"))
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     words = text if len(text) <= 2 else columns_of_words(dataset, text)
-    nested = features.get("translation")
-    if isinstance(nested, datasets.Json):  # rows with different languages
-        nested = sorted({language for row in dataset.take(10_000) for language in row["translation"] or {}})
-    elif (
-        isinstance(nested, datasets.TranslationVariableLanguages)
-        or isinstance(nested, dict)
-        and nested.keys() == VARIABLE_LANGUAGES
-    ):
-        rows = [row["translation"] or {} for row in dataset.take(10_000)]
-        nested = sorted({language for row in rows for language in row.get("language") or ()})
-    else:
-        nested = list(nested) if isinstance(nested, dict) else list(getattr(nested, "languages", []))
+    nested = nested_languages(dataset, features.get("translation"))
     remedy = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
     columns = options.source_column, options.target_column
@@ -431,6 +420,17 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
         "Name the source and the target with --source_lang and --target_lang, or --source_column and --target_column; "
         + remedy
     )
+
+
+def nested_languages(dataset: Dataset | IterableDataset, feature) -> list[str]:
+    """The languages in a column `translation` with this feature; where rows differ, those of the first 10,000."""
+    if isinstance(feature, datasets.Json):  # rows with different languages
+        return sorted({language for row in dataset.take(10_000) for language in row["translation"] or {}})
+    has_keys = isinstance(feature, dict)
+    if isinstance(feature, datasets.TranslationVariableLanguages) or has_keys and feature.keys() == VARIABLE_LANGUAGES:
+        rows = [row["translation"] or {} for row in dataset.take(10_000)]
+        return sorted({language for row in rows for language in row.get("language") or ()})
+    return list(feature) if has_keys else list(getattr(feature, "languages", []))
 
 
 def columns_of_words(dataset: Dataset | IterableDataset, columns: list[str]) -> list[str]:

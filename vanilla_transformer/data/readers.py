@@ -135,6 +135,7 @@ def read_po(file: str) -> Iterator[pa.Table]:
 
 
 def messages_of(catalogue: polib.POFile) -> Iterator[tuple[str, str]]:
+    """The pairs of [`read_po`]."""
     for message in catalogue:
         if not message.translated():
             continue

@@ -25,7 +25,7 @@ LONG = 20  # characters
 
 
 class Texts:
-    """The pairs of a split as numbers, 24 bytes each: `files` are its parts. Rows with an empty side are left out.
+    """What is counted in the pairs of `files` of a split, in 40 bytes a pair; those with an empty side do not count.
 
     Attributes:
         rows: The places of the pairs, counted over all files (n,).
@@ -37,26 +37,29 @@ class Texts:
     """
 
     def __init__(self, files: list[Dataset]):
-        rows, hashes, lengths, total = [], [], [], 0
+        numbers, total = (
+            [np.empty((0, 5), dtype=np.int64)],
+            0,
+        )  # an array for each batch, as lists take far more
         self.characters, self.placeholders = set(), [0, 0]
         batches = chain.from_iterable(pairs.iter(1000) for pairs in files)
         count = sum(map(len, files)) // 1000
         for batch in tqdm(batches, "Looking at the pairs", count, unit="k", leave=False, disable=count < 100):
+            some = []
             for row, (source, target) in enumerate(zip(batch["source"], batch["target"], strict=True), total):
                 if is_filled(source) and is_filled(target):
-                    rows.append(row)
-                    hashes.append((hash(normal_form(source)), hash(normal_form(target))))
-                    lengths.append((len(source), len(target)))
+                    hashes = hash(normal_form(source)), hash(normal_form(target))
+                    some.append((row, *hashes, len(source), len(target)))
                     self.characters.update(source, target)
                     if PLACEHOLDERS.search(source):
                         found = placeholders(source)
                         self.placeholders[0] += found.total()
                         self.placeholders[1] += kept(found, placeholders(target))
+            numbers.append(np.array(some, dtype=np.int64).reshape(-1, 5))
             total += len(batch["source"])
-        self.rows = np.array(rows, dtype=np.int64)
-        self.source, self.target = np.array(hashes, dtype=np.int64).reshape(-1, 2).T
+        self.rows, self.source, self.target, *lengths = np.concatenate(numbers).T
         self.pair = self.source * 31 + self.target  # overflows, as hashes do
-        self.lengths = np.array(lengths, dtype=np.int32).reshape(-1, 2).T
+        self.lengths = np.array(lengths)
 
     def repeated(self) -> np.ndarray:
         """Which pairs are there before, (n,)."""
@@ -103,14 +106,15 @@ def features(text: str) -> np.ndarray:
     return counts / np.linalg.norm(counts)
 
 
-def survey(files: dict[str, list[Dataset]], texts: dict[str, Texts] | None = None) -> dict[str, dict]:
-    """Counts of what is odd about the splits, by split; `datasets`' cache keeps them. `texts` may be given."""
+def survey(files: dict[str, list[Dataset]]) -> dict[str, dict]:
+    """Counts of what is odd about each split, which may have several files; kept in `datasets`' cache."""
     identity = [(split, part._fingerprint, part.cache_files) for split, parts in files.items() for part in parts]
-    key = Hasher.hash((identity, Path(__file__).read_bytes()))
+    code = [Path(__file__).with_name(name).read_bytes() for name in ("survey.py", "texts.py")]
+    key = Hasher.hash((identity, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "surveys" / f"{key}.json"
     with contextlib.suppress(OSError, ValueError):  # missing or damaged
         return json.loads(file.read_text(encoding="utf-8"))
-    texts = texts or {split: Texts(parts) for split, parts in files.items()}
+    texts = {split: Texts(parts) for split, parts in files.items()}
     train, found = texts["train"], {}
     for split, some in texts.items():
         found[split] = {

@@ -61,6 +61,7 @@ class CTranslate2Engine(Engine):
             yield [[self.ids[name] for name in result.result().hypotheses[0]] for result in results]
 
     def n_best(self, batches, options, n, streamer=None):
+        """As in [`Engine`]; with a streamer, each token is handed on as CTranslate2 writes it."""
         callback = None
         if streamer is not None:
             streamer.put(torch.tensor([self.config.decoder_start_token_id]))  # the prompt, as from transformers
