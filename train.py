@@ -45,6 +45,7 @@ def main():
     accelerator = distributed.make_accelerator(options)
     if accelerator.device.type == "cpu":
         memory.configure_cpu(accelerator.mixed_precision)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # takes 0.2 s more for each new shape of batch (docs/LOG.md)
     disable_progress_bar()  # of transformers, for saving models
     resume_from = distributed.run_on_main(
         checkpoint.resolve_resume_checkpoint, output_dir, options.resume_from_checkpoint

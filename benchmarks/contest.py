@@ -74,7 +74,10 @@ def prepare(make, arguments, keeps_memory: bool):
 def work(*arguments):
     """Calls the contestant's function; returns the seconds, its answer and the peak memory in bytes."""
     begin = time.perf_counter()
-    answer = MINE["function"](*arguments)
+    try:
+        answer = MINE["function"](*arguments)
+    except Exception as error:  # a compiler's may not pass between processes
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin

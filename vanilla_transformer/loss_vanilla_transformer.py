@@ -92,7 +92,8 @@ def cross_entropy(
     is_plain = type(lm_head) is nn.Linear and type(lm_head.weight) in (nn.Parameter, Tensor)
     if logits is None and is_plain and "forward" not in vars(lm_head) and not r_drop_alpha:
         device = hidden.device.type
-        is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        # torch.compile cannot trace torch.amp.is_autocast_available before torch 2.12; "meta" has no autocast.
+        is_autocast = device != "meta" and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if is_autocast else lm_head.weight.dtype
         weight, bias = lm_head.weight, lm_head.bias
         if temperature != 1:
@@ -163,13 +164,13 @@ def softmax_gradient(
 
 @functools.cache
 def compiled_softmax_gradient(device: torch.device) -> Callable:
-    """[`softmax_gradient`] as one kernel for all shapes; as it is if torch cannot compile for the device."""
+    """[`softmax_gradient`] as one kernel for any number of rows; as it is if torch cannot compile for the device."""
     try:  # it takes Triton, a C compiler and Python's headers, and torch has no function that looks for them
         torch.compile(torch.neg)(torch.zeros(2, device=device))
     except Exception as error:
         warnings.warn(f"torch.compile does not work here, so the loss is slower. {error}", stacklevel=2)
         return softmax_gradient
-    return torch.compile(softmax_gradient, dynamic=True)
+    return torch.compile(softmax_gradient)  # dynamic=True would make V a variable too: slower by half
 
 
 # A custom operator, so that torch.compile treats it as one opaque operation for any number of tokens. Its name derives

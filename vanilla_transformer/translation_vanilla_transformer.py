@@ -497,6 +497,8 @@ def load_models(names: list[str | os.PathLike], device: torch.device, dtype="aut
     """The models in `names` on `device`, with the attention that is the fastest there."""
     if device.type == "cpu":
         kwargs.setdefault("attn_implementation", "eager")
+    # cuDNN's attention, which sdpa prefers on some GPUs, would spend up to seconds on each new shape.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     models = [load_model(name, dtype=dtype, **kwargs).to(device) for name in names]
     if device.type == "cpu" and any(model.dtype == torch.bfloat16 for model in models) and not cpu_has_bfloat16():
         warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=4)

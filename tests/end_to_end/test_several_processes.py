@@ -143,7 +143,8 @@ with train.distributed.exit_on_error():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_two_processes_on_one_gpu_equal_one(pairs, tmp_path):
     (tmp_path / "on_one_gpu.py").write_text(ON_ONE_GPU)
-    environment = os.environ | {"ACCELERATE_BYPASS_DEVICE_MAP": "true", "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"ACCELERATE_BYPASS_DEVICE_MAP": "true", "PYTHONPATH": paths}
     del environment["ACCELERATE_USE_CPU"]
     two = ["-m", "torch.distributed.run", "--nproc_per_node", "2", str(tmp_path / "on_one_gpu.py")]
     for name, script, more in [("1", ["train.py"], ONE), ("2", two, TWELVE)]:
@@ -281,7 +282,7 @@ def test_deepspeed_script_equals_one_process(pairs, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_compilation_is_bounded_and_changes_nothing(tmp_path):
-    """One graph for all batch shapes of an epoch, and one for a batch of a single pair."""
+    """A graph of each side for the batch shapes of an epoch, and some for equal lengths, one token and one pair."""
     generator = random.Random(0)
     texts = ["".join(generator.choices("abcdefgh", k=generator.randint(1, 40))) for _ in range(300)]
     rows = [{"en": source, "de": target} for source, target in zip(texts[::2], texts[1::2], strict=True)]
@@ -297,6 +298,6 @@ def test_compilation_is_bounded_and_changes_nothing(tmp_path):
     finally:
         torch.compiler.set_default_backend(None)
         torch._dynamo.reset()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 6
     assert not torch._dynamo.utils.counters["graph_break"]
     torch.testing.assert_close(weights(tmp_path / "compiled"), weights(tmp_path / "plain"), rtol=0, atol=1e-5)

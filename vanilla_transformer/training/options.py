@@ -58,7 +58,7 @@ class TrainingOptions:
     r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
-    torch_compile: bool = option(False, "compile the model, once for all batch shapes")
+    torch_compile: bool = option(False, "compile the layers, once for all batch shapes")
     gradient_checkpointing: bool = option(False, "recompute layers in the backward pass to save memory")
     eval_steps: int | None = option(None, "evaluate every N steps (default: only at the end)", ge=1)
     save_steps: int | None = option(None, "save every N steps; each evaluation and the last step also save", ge=1)

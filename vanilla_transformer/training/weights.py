@@ -37,10 +37,9 @@ class Weights:
             if self.average is not None:
                 shard(self.average.module)
         if compile:
-            # One graph for all shapes. The hooks that FSDP puts between layers break it, and so do the masks of flash
-            # attention.
-            is_whole = not is_sharded and "flash" not in model.config._attn_implementation
-            model.compile(dynamic=True, fullgraph=is_whole)
+            # The layers of a side share one graph. As a whole, even a small model would compile for minutes.
+            for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+                layer.compile(dynamic=True)
         self.wrapped = accelerator.prepare_model(model, evaluation_mode=is_sharded)  # no DDP around a sharded model
         if isinstance(self.wrapped, DistributedDataParallel):
             self.wrapped.broadcast_buffers = False  # at each step: they are tables of positions, which never change
