@@ -9,8 +9,8 @@ import sys
 import warnings
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from functools import cached_property, partial
+from itertools import chain, pairwise
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -32,11 +32,13 @@ from transformers import (
 from transformers.utils import ModelOutput, cached_file
 
 from .decoding_vanilla_transformer import Unsupported, beam_search, greedy_search
+from .sentences_vanilla_transformer import sentence_ends
 
-TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "too_long")  # the other options are those of `generate`
+# The other options are those of `generate`.
+TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "max_source_sentences", "too_long")
 VOCABULARY = ("vocab_size", "decoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 AT_LEAST_ONE = ("n", "max_tokens", "max_source_length", "num_beams", "max_length", "max_new_tokens")
-AT_LEAST_ONE += ("model_max_length",)
+AT_LEAST_ONE += ("model_max_length", "max_source_sentences")
 # What a stranger's model or text may demand.
 MOST_TOKENS = 4096  # of a text in one piece, unless `max_source_length` allows more: attention takes their square
 LONGEST_TEXT = 10_000  # characters that are always tokenized, see `longest_text`
@@ -44,8 +46,10 @@ LARGEST_STEP = 2**26  # numbers in the largest tensor of a decoding step, of whi
 LARGEST_NUMBER = 2**20  # in a generation config, but for beams and lengths
 MOST_UNSAVED = 2**24  # numbers of a model that its file lacks, as the position tables of Marian
 WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # locate a model
-# Where a long text may be split: after sentences, else after clauses, else between words.
-CUTS = [re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])"), re.compile(r"(?<=[,;:])\s+|(?<=[，；：、])"), re.compile(r"\s+")]
+LINE_BREAK = re.compile(r"[\n\r\u2028\u2029]")
+LINE = re.compile(
+    rf"[^{LINE_BREAK.pattern[1:-1]}]+(?:{LINE_BREAK.pattern}\s*)?"
+)  # and what separates it from the next
 
 
 class TextTooLong(ValueError):
@@ -242,22 +246,25 @@ class Translator:
         Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
         Translator.from_pretrained(["outputs/seed1", "outputs/seed2"])(["The dog sleeps."], num_beams=5)
 
-    Texts are translated in batches of similar length and returned in their order; an empty text stays empty.
-    Translations end at the `max_length` of the model's generation config, as in `generate`. If that is None, they end
-    50 tokens after the length of the longest source in the batch (section 6.1). Beam search stops with as many
-    finished hypotheses as beams (`early_stopping=True`, as in CTranslate2), unless the call or the generation config
-    sets `early_stopping`.
+    A text is translated line by line, and a line in pieces of as many sentences as sources had in training. The spaces
+    and line breaks around them are kept; an empty text stays empty. All pieces are translated in batches of similar
+    length. Translations end at the `max_length` of the model's generation config, as in `generate`. If that is None,
+    they end 50 tokens after the length of the longest source in the batch (section 6.1). Beam search stops with as
+    many finished hypotheses as beams (`early_stopping=True`, as in CTranslate2), unless the call or the generation
+    config sets `early_stopping`.
 
     Args:
         engine: An [`Engine`]. A vanilla_transformer model, or a list of them for an ensemble, becomes a
             [`TorchEngine`].
         tokenizer: The tokenizer of its model.
         max_tokens: Source tokens in a batch, including padding.
-        max_source_length: Tokens of the longest text that is translated in one piece. None: the smallest of the
-            tokenizer's `model_max_length`, which train.py sets to the longest training source, the
-            `max_position_embeddings` of each model, and 4,096.
-        too_long: `split` translates a longer text sentence by sentence, splitting long sentences after clauses or
-            words. `refuse` raises [`TextTooLong`].
+        max_source_length: Tokens of the longest piece. None: for several sentences, the tokenizer's
+            `model_max_length`, which train.py sets to the longest training source; for a single one that is longer,
+            the smaller of the `max_position_embeddings` of each model and 4,096.
+        max_source_sentences: The most sentences of a piece. None: as many as train.py has noted in the tokenizer or,
+            if it has not, as many as fit.
+        too_long: `split` cuts a longer sentence after clauses, else between words, else anywhere. `refuse` raises
+            [`TextTooLong`].
 
     Raises:
         ValueError: An argument is out of range, or a [`TorchEngine`] cannot have these models.
@@ -269,20 +276,26 @@ class Translator:
         tokenizer: PreTrainedTokenizerBase,
         max_tokens: int = 4096,
         max_source_length: int | None = None,
+        max_source_sentences: int | None = None,
         too_long: Literal["split", "refuse"] = "split",
     ):
         if too_long not in ("split", "refuse"):
             raise ValueError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
         if not isinstance(engine, Engine):
             engine = TorchEngine(engine if isinstance(engine, Sequence) else [engine])
-        check_options(max_tokens=max_tokens, max_source_length=max_source_length)
-        check_options(model_max_length=tokenizer.model_max_length)
+        sentences = max_source_sentences or tokenizer.init_kwargs.get("max_source_sentences")
+        own = {"max_source_length": max_source_length, "max_source_sentences": max_source_sentences}
+        check_options(max_tokens=max_tokens, model_max_length=tokenizer.model_max_length, **own)
+        check_options(max_source_sentences=sentences)
         self.engine = engine
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.too_long = too_long
-        longest = min(tokenizer.model_max_length, engine.default_positions, MOST_TOKENS)
-        self.longest_source = min(max_source_length or longest, engine.max_positions)
+        self.longest_source = min(max_source_length or engine.default_positions, engine.max_positions)
+        if max_source_length is None:
+            self.longest_source = min(self.longest_source, MOST_TOKENS)
+        self.usual_source = min(max_source_length or tokenizer.model_max_length, self.longest_source)
+        self.max_source_sentences = sentences or sys.maxsize
 
     @property
     def model(self) -> PreTrainedModel:
@@ -313,7 +326,7 @@ class Translator:
             quantization: Of the weights with `ctranslate2`: `int8`, `int8_float16`, `int16`, `float16`, ...
             device: Where to translate. None: the GPU, if there is one.
             dtype: Of the weights with `torch`. "auto": as they were saved.
-            kwargs: `max_tokens`, `max_source_length` and `too_long`. All others, such as `revision`, go to
+            kwargs: Options of a [`Translator`], such as `max_tokens`. All others, such as `revision`, go to
                 `from_pretrained` of model and tokenizer. `attn_implementation` defaults to "eager" on a CPU, where it
                 is faster for short sentences.
 
@@ -340,21 +353,21 @@ class Translator:
 
         Raises:
             TypeError: `texts` is a single string, or an item is not a string.
-            TextTooLong: A text is too long and `too_long` is "refuse", or a single word is. Nothing is translated.
+            TextTooLong: A sentence is too long and `too_long` is "refuse". Nothing is translated.
             ValueError: A text has a lone surrogate, or an option is out of range or changes what `generate` returns.
         """
         if isinstance(texts, str):
             raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
         generation = check_options(**generation)
         texts = list(texts)
-        text_indices, sources = self.tokenize(texts, self.too_long)
+        text_indices, sources, gaps = self.tokenize(texts, self.too_long)
         translate = partial(self.engine.translate, options=generation)
         found = self.run(translate, sources, self.max_tokens, self.engine.num_beams(generation), progress)
         translations = [[] for _ in texts]
         pieces = self.tokenizer.batch_decode(found, skip_special_tokens=True)
         for index, piece in zip(text_indices, pieces, strict=True):
             translations[index].append(piece)
-        return [join(parts) for parts in translations]
+        return [join(parts, between) for parts, between in zip(translations, gaps, strict=True)]
 
     def n_best(
         self, texts: str | Iterable[str], n: int = 5, streamer=None, progress: str | None = None, **generation
@@ -382,7 +395,7 @@ class Translator:
         if n > generation["num_beams"] and not samples:
             raise ValueError(f"`n` is {n}; there are only {generation['num_beams']} beams to choose from.")
         texts = list(texts)
-        text_indices, sources = self.tokenize(texts, too_long="refuse")
+        text_indices, sources, _ = self.tokenize(texts, too_long="refuse", is_whole=True)
         translate = partial(self.engine.n_best, options=generation, n=n, streamer=streamer)
         max_tokens = self.max_tokens // n if samples else self.max_tokens  # beams share their source, samples do not
         rows = max(n, generation["num_beams"])
@@ -412,28 +425,73 @@ class Translator:
                 bar.update(len(batch))
         return found
 
-    def tokenize(self, texts: list[str], too_long: str) -> tuple[list[int], list[list[int]]]:
-        """For each piece to translate, the index of its text and its token ids. Most texts are one piece."""
+    def tokenize(
+        self, texts: list[str], too_long: str, is_whole: bool = False
+    ) -> tuple[list[int], list[list[int]], list[list[str]]]:
+        """For each piece to translate, the index of its text and its token ids; and for each text, what stands before,
+        between and after its pieces. Most texts are one piece; with `is_whole`, all are.
+        """
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str):
                 raise TypeError(f"Text {number} is {text!r}, of type {type(text).__name__}; give texts only.")
             if re.search("[\ud800-\udfff]", text):
                 raise ValueError(f"Text {number} contains a lone surrogate, which is not a character; remove it.")
-        filled = [index for index, text in enumerate(texts) if text.strip()]
-        beginnings = self.encode([texts[index][: self.longest_text] for index in filled])
-        text_indices, sources, unknown = [], [], 0
+        pieces, gaps = [], []  # the index of a text, one of its pieces and what follows; what stands before the first
+        for index, text in enumerate(texts):
+            found, (before, *between) = ([text], ["", ""]) if is_whole else self.pieces_of(text)
+            pieces += [(index, piece, after) for piece, after in zip(found, between, strict=True)]
+            gaps.append([before])
+        beginnings = self.encode([piece[: self.longest_text] for _, piece, _ in pieces])
+        text_indices, sources = [], []
         nothing = self.encode([""])
-        for index, source in zip(filled, beginnings, strict=True):
+        for (index, piece, after), source in zip(pieces, beginnings, strict=True):
             if [source] == nothing:  # of characters that the tokenizer drops
+                gaps[index][-1] += after
                 continue
-            pieces, is_whole = [source], len(texts[index]) <= self.longest_text
-            if not is_whole or len(source) > self.longest_source:
-                pieces = self.split(texts[index]) if too_long == "split" else []
-            if not pieces:
+            found = [(source, after)]
+            if len(piece) > self.longest_text or len(source) > self.limit_of(piece, source, too_long):
+                found = self.split(piece, after) if too_long == "split" else []
+            if not found:
                 raise TextTooLong(index, max(len(source), self.longest_source + 1), self.longest_source)
-            unknown += any(self.tokenizer.unk_token_id in ids[:-1] for ids in pieces)
-            text_indices += [index] * len(pieces)
-            sources += pieces
+            for ids, gap in found:
+                text_indices.append(index)
+                sources.append(ids)
+                gaps[index].append(gap)
+        self.check_tokens(text_indices, sources, len(texts))
+        return text_indices, sources, gaps
+
+    def pieces_of(self, text: str) -> tuple[list[str], list[str]]:
+        """The lines of a text in pieces of at most `max_source_sentences`, each with the tags of the text; and what
+        stands before, between and after them.
+        """
+        body, tags = text.lstrip(), self.tags_of(text)
+        pieces, gaps = [], [text[: len(text) - len(body)]]
+        for line in LINE.findall(body):
+            ends = [len(line)]
+            if self.max_source_sentences < sys.maxsize:
+                ends = sentence_ends(line.rstrip())[self.max_source_sentences - 1 : -1 : self.max_source_sentences]
+                ends.append(len(line))
+            for start, end in pairwise([0, *ends]):
+                piece = line[start:end].rstrip()
+                gaps.append(line[start + len(piece) : end])
+                pieces.append(tags + piece if pieces else piece)
+        return pieces, gaps
+
+    def limit_of(self, piece: str, source: list[int], too_long: str) -> int:
+        """The tokens that a piece with the ids `source` may have. Warns if a sentence has more than usual."""
+        if len(source) <= self.usual_source or too_long == "refuse" or len(source) > self.longest_source:
+            return self.longest_source
+        if len(sentence_ends(piece)) > 1:
+            return self.usual_source
+        warnings.warn(  # always the same sentence, which Python shows only once
+            f"There are sentences of more tokens than the longest in training, of {self.usual_source:,}. They are "
+            "translated whole, and the end of their translations may be missing.",
+            stacklevel=4,
+        )
+        return self.longest_source
+
+    def check_tokens(self, text_indices: list[int], sources: list[list[int]], count: int):
+        """Raises ValueError if a source has a token that the model lacks; warns of characters without a token."""
         size = getattr(self.engine.config, "vocab_size", sys.maxsize)
         for index, source in zip(text_indices, sources, strict=True):
             if (largest := max(source, default=0)) >= size:
@@ -442,39 +500,52 @@ class Translator:
                     f"Text {index + 1} has the token {token!r}, number {largest:,}, but the model has only {size:,} "
                     "tokens; resize its embeddings."
                 )
-        if unknown:
+        unknown = self.tokenizer.unk_token_id
+        if texts := {index for index, ids in zip(text_indices, sources, strict=True) if unknown in ids[:-1]}:
             warnings.warn(
-                f"{unknown:,} of {len(texts):,} texts have characters that the tokenizer does not know; they are not "
+                f"{len(texts):,} of {count:,} texts have characters that the tokenizer does not know; they are not "
                 "translated. Remove them, or use a model that knows them.",
-                stacklevel=3,
+                stacklevel=4,
             )
-        return text_indices, sources
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return self.tokenizer(texts, return_attention_mask=False, verbose=False).input_ids if texts else []
 
-    def split(self, text: str) -> list[list[int]]:
-        """Token ids of the pieces of a text that is too long; an empty list if a single word is too long.
-
-        Tags at its beginning are repeated in each piece: tokens that were added to the tokenizer and do not begin with
-        a letter or a digit, and >>deu<< and the like of Marian models.
+    @cached_property
+    def tags(self) -> re.Pattern:
+        """Tags at the beginning of a text: tokens that were added to the tokenizer and do not begin with a letter or a
+        digit, and >>deu<< and the like of Marian models.
         """
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if not token.special]
         known = [token for token in added if not token[0].isalnum()]
         known += filter(re.compile(r">>\S+<<").fullmatch, self.tokenizer.get_vocab())
-        found = re.match(rf"\s*(({'|'.join(map(re.escape, known)) or '(?!)'})\s*)+", text)
-        tags = found[0] if found else ""
+        return re.compile(rf"\s*(?:(?:{'|'.join(map(re.escape, known)) or '(?!)'})\s*)+")
 
-        def fits(piece: str) -> bool:
-            whole = tags + piece.strip()
-            return len(whole) <= self.longest_text and len(self.encode([whole])[0]) <= self.longest_source
+    def tags_of(self, text: str) -> str:
+        """The tags at the beginning of a text, which each of its pieces repeats."""
+        found = self.tags.match(text)
+        return found[0].lstrip() if found else ""
 
-        pieces = []
-        for piece in cut(text.removeprefix(tags), fits) if fits("") else ():
-            if not fits(piece):  # a word, or the text before it
-                return []
-            pieces.append(tags + piece.strip())
-        return self.encode(pieces)
+    def split(self, piece: str, after: str) -> list[tuple[list[int], str]]:
+        """Token ids of the parts of a piece that is too long, and what stands after each, `after` at the end.
+
+        An empty list if not even a single character fits.
+        """
+        tags = self.tags_of(piece)
+
+        def has(limit: int) -> Callable[[str], bool]:
+            def fits(part: str) -> bool:
+                whole = tags + part.strip()
+                return len(whole) <= self.longest_text and len(self.encode([whole])[0]) <= limit
+
+            return fits
+
+        fits, is_possible = has(self.usual_source), has(self.longest_source)
+        parts = list(cut(piece.removeprefix(tags), fits, is_possible))
+        if not all(map(is_possible, parts)):
+            return []
+        gaps = [*(part[len(part.rstrip()) :] for part in parts[:-1]), after]
+        return list(zip(self.encode([tags + part.strip() for part in parts]), gaps, strict=True))
 
 
 def load_torch(
@@ -705,16 +776,34 @@ def batches_by_length(lengths: list[int], max_tokens: int, max_sentences: int = 
         start = end
 
 
-def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> Iterator[str]:
-    """Splits `text` into the longest pieces that fit: between sentences, else between clauses, else between words.
+def ends_of(pattern: str, text: str) -> list[int]:
+    """Where the parts of a text end that `pattern` separates; the last end is that of the text."""
+    ends = [found.end() for found in re.finditer(pattern, text)]
+    return ends if ends[-1:] == [len(text)] else [*ends, len(text)]
 
-    A piece that cannot be split is returned even if it does not fit.
+
+# Where a long text is cut: after sentences, else after clauses, else between words, else anywhere.
+SENTENCES, CLAUSES, WORDS, CHARACTERS = range(4)
+CUTS = {
+    SENTENCES: sentence_ends,
+    CLAUSES: partial(ends_of, r"(?<=[,;:])\s+|(?<=[，；：、])"),
+    WORDS: partial(ends_of, r"\s+"),
+    CHARACTERS: lambda text: list(range(1, len(text) + 1)),
+}
+
+
+def cut(
+    text: str, fits: Callable[[str], bool], is_possible: Callable[[str], bool], level: int = SENTENCES
+) -> Iterator[str]:
+    """Splits `text` into the longest pieces that fit.
+
+    A sentence or a word that does not fit is kept whole if that is possible. A piece that cannot be split is returned
+    even if it is not.
     """
-    if level == len(CUTS):
+    if level not in CUTS:
         yield text
         return
-    ends = [found.end() for found in CUTS[level].finditer(text)]
-    ends += [len(text)] if ends[-1:] != [len(text)] else []
+    ends = CUTS[level](text)
     start = first = 0
     while first < len(ends):
         # How many parts fit is found by doubling, then by bisection: few pieces are tried, and none far too long.
@@ -725,17 +814,27 @@ def cut(text: str, fits: Callable[[str], bool], level: int = 0) -> Iterator[str]
         count += bisect(tried, False, key=lambda parts: not fits(text[start : ends[first + parts - 1]]))  # noqa: B023
         piece = text[start : ends[first + count - 1]]
         # A text of one part is not tried again: the next cuts will tell.
-        if count == 1 and (len(ends) == 1 or not fits(piece)):
-            yield from cut(piece, fits, level + 1)
+        is_whole = level in (SENTENCES, WORDS) and is_possible(piece)
+        if count == 1 and not is_whole and (len(ends) == 1 or not fits(piece)):
+            yield from cut(piece, fits, is_possible, level + 1)
         elif piece.strip():
             yield piece
         start, first = ends[first + count - 1], first + count
 
 
-def join(pieces: list[str]) -> str:
-    """The translated pieces as one text, with spaces between them, but not after Chinese or Japanese punctuation."""
-    wide = tuple("。！？，；：、")
-    return "".join(piece if piece.endswith(wide) else f"{piece} " for piece in pieces).removesuffix(" ")
+def join(translations: list[str], gaps: list[str]) -> str:
+    """The translations of the pieces of a text, with what stood before, between and after them.
+
+    Where nothing did, as between Chinese sentences, stands a space, and nothing after Chinese or Japanese punctuation.
+    """
+    if not translations:
+        return ""
+    before, *between = gaps
+    for number, (translation, gap) in enumerate(zip(translations, between, strict=True), 1):
+        if number < len(translations) and not LINE_BREAK.search(gap):
+            gap = "" if translation.endswith(tuple("。！？，；：、")) else gap or " "
+        before += translation + gap
+    return before
 
 
 class VanillaTranslationPipeline(Pipeline):

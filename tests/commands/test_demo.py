@@ -101,6 +101,16 @@ def test_translation_table_and_speed_are_those_of_the_translator(page, num_beams
     assert speed.startswith(f"{best[0].tokens} tokens in ") and shown == (TEXTS[1], text)
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_sentences_are_translated_and_shown_one_by_one(page, num_beams, monkeypatch):
+    monkeypatch.setattr(page.translator, "max_source_sentences", 1)
+    text = f"  {TEXTS[1]} {TEXTS[0]}\n\n{TEXTS[2]}"
+    *_, (translation, _, table, shown) = page.translate(text, num_beams, 1.0)
+    single = page.translator([TEXTS[1], TEXTS[0], TEXTS[2]], num_beams=num_beams, length_penalty=1.0)
+    assert translation == f"  {single[0]} {single[1]}\n\n{single[2]}"
+    assert table.count("<table>") == 3 and set(single) <= set(cells(table)) and shown == (TEXTS[1], single[0])
+
+
 @backends
 def test_with_one_beam_the_translation_is_shown_as_it_is_written(make_page, backend):
     pytest.importorskip(backend)
@@ -110,7 +120,7 @@ def test_with_one_beam_the_translation_is_shown_as_it_is_written(make_page, back
     assert all(after.startswith(before) for before, after in pairwise(written))
     parts = []
     streamer = SimpleNamespace(put=lambda tokens: parts.append(tokens.flatten().tolist()), end=lambda: None)
-    page.search(TEXTS[1], 1, 1.0, streamer)
+    page.search([TEXTS[1]], 1, 1.0, streamer)
     tokens = [token for part in parts for token in part]
     assert len(parts) > 5 and page.translator.tokenizer.decode(tokens, skip_special_tokens=True) == written[-1]
 
@@ -297,7 +307,7 @@ def test_the_api_waits_in_the_queue_and_the_queue_ends(address, monkeypatch):
     from vanilla_transformer.demo.app import MOST_WAITING
 
     may_end = threading.Event()
-    monkeypatch.setattr(Translator, "n_best", lambda *_, **__: may_end.wait(30) and [Hypothesis("Ja.", 0.0, 1)])
+    monkeypatch.setattr(Translator, "n_best", lambda *_, **__: may_end.wait(30) and [[Hypothesis("Ja.", 0.0, 1)]])
     try:
         body = json.dumps({"data": ["Yes.", 2, 1]})
         assert ask(address, "POST", "/gradio_api/run/translate", body).status == 404  # which would not wait

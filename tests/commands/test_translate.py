@@ -65,7 +65,8 @@ WRONG = {  # options, or bytes that are read instead of two lines: part of the m
     "--device abacus": "device string: abacus",
     "--dtype int8": "invalid choice: 'int8'",
     b"a\n\xff\n": "line 2 is not UTF-8",
-    "--max_source_length 5": "line 2 has 8 tokens, more than the 5 that are translated in one piece; shorten it, or",
+    "--max_source_length 5 --too_long refuse": "line 2 has 8 tokens, more than the 5 that are translated in one "
+    "piece; shorten it, use --too_long split, or raise --max_source_length",
     "--n_best 3 --max_source_length 5 --too_long refuse": "translated in one piece; shorten it, or raise",
     "--n_best 3 --num_beams 2": "3 translations of a line need as many beams; raise --num_beams",
     "--mbr 3 --mbr_candidates beams --num_beams 2": "3 translations of a line need as many beams; raise --num_beams",

@@ -118,7 +118,7 @@ def test_order_empty_texts_and_pieces(folder, max_tokens):
     texts = ["", *TEXTS, " ", "A dog sleeps. No! Two men, and a man. Yes."]
     assert theirs(texts, max_new_tokens=8) == ours(texts, max_new_tokens=8)
     with pytest.raises(TextTooLong, match="Text 1 has "):
-        load(folder, max_source_length=3)(["abcdefgh"])
+        load(folder, max_source_length=3, too_long="refuse")(["abcdefgh"])
 
 
 def test_learned_positions_end_translations(text_tokenizer, tmp_path):

@@ -46,6 +46,19 @@ def test_what_is_odd_is_counted():
     assert expected.items() <= found.items() and found["odd_lengths"] == 1 and found["swapped"] == 0
 
 
+@pytest.mark.parametrize("share, expected", [(0.09, 1), (0.11, 3)])
+def test_sources_usually_have_as_many_sentences_as_a_tenth_of_them(share, expected):
+    long = int(share * 1000)
+    found = counts([("One. Two. Three.", "Eins. Zwei. Drei.")] * long + [("One.", "Eins.")] * (1000 - long))
+    assert (found["train"]["usual_sentences"], found["train"]["several_sentences"]) == (expected, long)
+    assert f"with several sentences {long}" in " ".join(describe_survey(found).split())
+
+
+def test_documents_have_more_sentences_than_are_counted():
+    assert counts([("One. " * 12, "Eins.")] * 10)["train"]["usual_sentences"] is None
+    assert counts([])["train"]["usual_sentences"] is None
+
+
 def test_splits_are_compared_with_training():
     validation = [PAIRS[0], (PAIRS[1][0], "Eine andere Übersetzung."), ("What is a Ж?", "Was ist ein Ж?")]
     found = counts(PAIRS, validation=validation, test=[("New.", "Neu.")])

@@ -72,6 +72,7 @@ def assert_scores_are_those_of_the_saved_model(folder, pairs):
 
 def test_scores_are_those_of_the_saved_model(finished, pairs):
     assert_scores_are_those_of_the_saved_model(finished[0], pairs)
+    assert AutoTokenizer.from_pretrained(finished[0]).init_kwargs["max_source_sentences"] == 1
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ PAIRS = [
     ('The "dog" | sleeps.\n```\n# not a heading', "Der Hund schläft."),
     ("Where is the house?", "Wo ist das Haus?"),
 ]
-CODE = [f"{name}_vanilla_transformer.py" for name in ["configuration", "decoding", "loss", "modeling", "translation"]]
+CODE = ["configuration", "decoding", "loss", "modeling", "sentences", "translation"]
+CODE = [f"{name}_vanilla_transformer.py" for name in CODE]
 FILES = "README.md all_results.json attention.png config.json generation_config.json model.safetensors recipe.yaml"
 FILES = sorted([*FILES.split(), "tokenizer.json", "tokenizer_config.json", "training_curves.png", *CODE])
 RESULTS = {"train_runtime": 3725.4, "train_steps": 12345, "train_loss": 2.5, "train_target_tokens": 67891011}

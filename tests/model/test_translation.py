@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -309,12 +310,13 @@ def learned(text_tokenizer):
     return writing_translator(text_tokenizer, position_embedding_type="learned", max_position_embeddings=14)
 
 
-@pytest.mark.parametrize("too_long", ["split", "refuse"])
-def test_a_word_beyond_learned_positions_is_named(learned, too_long):
-    learned.too_long = too_long
+def test_a_word_beyond_learned_positions_is_cut_or_named(learned):
     longest = "b" * 12
     assert len(learned.tokenizer(longest).input_ids) == 14
-    assert learned([longest])[0]
+    assert len(learned.tokenize(["", longest], "split")[1]) == 1
+    assert learned(["No!", longest + "b", "Yes."])[::2] == learned(["No!", "Yes."])
+    assert learned.tokenize([longest + "bc"], "split")[1] == learned.encode([longest, "bc"])
+    learned.too_long = "refuse"
     for texts in [["", "No!", longest + "b"], ["No!", longest, longest + "b", longest]]:
         with pytest.raises(TextTooLong, match="Text 3 has 15 tokens; at most 14 can") as caught:
             learned(texts)
@@ -334,7 +336,8 @@ def test_a_text_that_is_too_long_is_translated_in_pieces(translator):
         " ".join(directly(translator, piece, max_new_tokens=8) for piece in pieces),
         "",
     ]
-    assert join(["今日は晴れ。", "You?", "", "He."]) == "今日は晴れ。You?  He."
+    assert join(["今日は晴れ。", "You?", "", "He."], [" ", "", " ", "", "\n"]) == " 今日は晴れ。You?  He.\n"
+    assert join(["今日は晴れ。", "今日は。"], ["", "\n\n", "  "]) == "今日は晴れ。\n\n今日は。  "
     refusing = Translator(translator.model, translator.tokenizer, max_source_length=limit, too_long="refuse")
     with pytest.raises(TextTooLong, match="Text 2 has "):
         refusing(["Yes.", PARAGRAPH, ""])
@@ -346,10 +349,10 @@ TO_CUT = [PARAGRAPH, "他走了。我来了，你呢？好！", "a" * 6, "One tw
 @pytest.mark.parametrize("longest", [4, 7, 10, 20, 30, 45, 100])
 @pytest.mark.parametrize("text", TO_CUT, ids=["English", "Chinese", "one word", "words", "many sentences"])
 def test_pieces_fit_and_make_up_the_text(text, longest):
-    pieces = list(cut(text, lambda piece: len(piece.strip()) <= longest))
+    pieces = list(cut(text, lambda piece: len(piece.strip()) <= longest, lambda piece: False))
     assert "".join(pieces) == text
     for piece in pieces:
-        assert len(piece.strip()) <= longest or not piece.strip().count(" ")
+        assert len(piece.strip()) <= longest
     if longest >= 40:
         assert all(piece.strip()[-1] in ".!。！？" for piece in pieces[:-1])  # whole sentences
 
@@ -359,7 +362,7 @@ def one_by_one(text: str, fits, level: int = 0) -> list[str]:
     if fits(text) or level == len(CUTS):
         return [text]
     pieces, piece = [], ""
-    for start, end in pairwise([0, *(found.end() for found in CUTS[level].finditer(text)), len(text)]):
+    for start, end in pairwise([0, *CUTS[level](text)]):
         if piece and not fits(piece + text[start:end]):
             pieces.append(piece)
             piece = ""
@@ -374,7 +377,15 @@ def test_pieces_are_as_long_as_those_of_a_plain_search(longest):
     texts = ["".join(generator.choices(parts, k=generator.randint(1, 60))) for _ in range(200)]
     for text in filter(str.strip, [*TO_CUT, *texts]):
         fits = lambda piece: len(piece.strip()) <= longest  # noqa: E731
-        assert list(cut(text, fits)) == one_by_one(text, fits)
+        assert list(cut(text, fits, fits)) == one_by_one(text, fits)
+
+
+def test_a_sentence_or_a_word_longer_than_usual_stays_whole_if_it_can():
+    fits, is_possible = (partial(lambda longest, piece: len(piece.strip()) <= longest, longest) for longest in (8, 20))
+    assert list(cut("One. Two three four. Five.", fits, is_possible)) == ["One. ", "Two three four. ", "Five."]
+    text = "No. " + 3 * "seven, " + 15 * "x" + " " + 21 * "y"
+    pieces = ["No. ", *3 * ["seven, "], 15 * "x" + " ", *2 * [8 * "y"], 5 * "y"]
+    assert list(cut(text, fits, is_possible)) == pieces
 
 
 def tokenized(translator: Translator, text: str, **options) -> tuple[int, int]:
@@ -391,7 +402,7 @@ MONSTERS = {  # twice as long as what is tokenized whole, and more
     "clauses": 3_000 * "a dog, ",
     "Chinese": 2_500 * "纽约是一座城市，",
     "one letter words": 10_000 * "a ",
-    "a word after spaces": 300_000 * " " + "park",
+    "a word after spaces": "a" + 300_000 * " " + "park",
     "words far apart": 10 * ("park" + 50_000 * " "),
 }
 
@@ -404,18 +415,20 @@ def test_a_monstrous_text_is_split_in_linear_time(translator, text):
     assert twice < 2.1 * once and once < 40 * len(text.replace(" ", "")) + 20_000
 
 
-MONSTROUS_WORDS = [2_000_000 * "x", 2_000 * "a dog. " + 2_000_000 * "x", 200_000 * "犬"]
+MONSTROUS_WORDS = [20_000 * "x", 2_000 * "a dog. " + 20_000 * "x", 10_000 * "犬"]
 
 
 @pytest.mark.parametrize("text", MONSTROUS_WORDS, ids=["Latin", "after sentences", "Chinese"])
-def test_a_monstrous_word_is_refused_before_it_is_tokenized(translator, text):
-    translator.longest_source = 20
-    with pytest.raises(TextTooLong, match="Text 1 has [0-9]+ tokens; at most 20 can") as caught:
-        tokenized(translator, text)
-    assert caught.value.tokens > 7_000
+def test_a_monstrous_word_is_cut_in_linear_time(translator, text):
+    translator.usual_source = translator.longest_source = 20
+    once, pieces = tokenized(translator, text)
+    twice, more = tokenized(translator, text + text)
+    assert 2 * pieces - 1 <= more <= 2 * pieces + 1
+    assert twice < 2.1 * once and once < 40 * len(text) + 20_000
     translator.too_long = "refuse"
-    with pytest.raises(TextTooLong):
+    with pytest.raises(TextTooLong, match="Text 2 has [0-9]+ tokens; at most 20 can") as caught:
         translator(["No!", text])
+    assert caught.value.tokens > 7_000
 
 
 def test_tags_without_end_are_refused():
@@ -449,7 +462,7 @@ def test_a_batch_has_so_many_sentences_that_their_beams_fit(translator, monkeypa
 def test_each_piece_begins_with_the_language(marian):
     translator = Translator(load_foreign(str(marian)), AutoTokenizer.from_pretrained(marian), max_source_length=9)
     pieces = ["He is a teacher.", "We are friends.", "They are happy."]
-    numbers, ids = translator.tokenize([f">>deu<< {' '.join(pieces)}", " ".join(pieces)], "split")
+    numbers, ids, _ = translator.tokenize([f">>deu<< {' '.join(pieces)}", " ".join(pieces)], "split")
     language = translator.tokenizer.convert_tokens_to_ids(">>deu<<")
     expected = translator.encode(pieces)
     assert max(map(len, expected)) < 9
@@ -469,7 +482,7 @@ def test_each_piece_begins_with_the_tags_of_the_text():
     pieces = ["House and dog.", "Two children play,", "in the park."]
     for tags in ["<bt>", ">>de<<", "__formal__ ", "[de]", "<bt> >>de<<", " [de]  <bt>__formal__ "]:
         expected = translator.encode([f"{tags} {piece}" for piece in pieces])
-        translator.longest_source = max(map(len, expected))
+        translator.usual_source = translator.longest_source = max(map(len, expected))
         assert translator.tokenize([f"{tags} {' '.join(pieces)}"], "split")[1] == expected
     for other in ["House", "<mark>", "<x>", "de"]:
         *_, last = translator.tokenize([f"{other} {' '.join(pieces)}"], "split")[1]
@@ -493,8 +506,9 @@ def test_texts_are_split_at_the_longest_training_source(translator):
     assert translator.longest_source == model.config.max_position_embeddings == 40
     assert Translator(model, trained, max_source_length=99).longest_source == 99
     trained.model_max_length = 9
-    assert Translator(model, trained).longest_source == 9
-    assert Translator(model, trained, max_source_length=12).longest_source == 12
+    assert (Translator(model, trained).usual_source, Translator(model, trained).longest_source) == (9, 40)
+    longer = Translator(model, trained, max_source_length=12)
+    assert longer.longest_source == longer.usual_source == 12
     trained.model_max_length = model.config.max_position_embeddings = 10**8
     assert Translator(model, trained).longest_source == 4096
     assert Translator(model, trained, max_source_length=5000).longest_source == 5000

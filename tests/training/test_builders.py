@@ -26,6 +26,7 @@ from vanilla_transformer.training.builders import (
     make_generation_config,
     make_model,
     make_tokenizer,
+    note_sentences,
     report_lost_text,
     resolve_defaults,
     tokenize_splits,
@@ -100,6 +101,26 @@ def test_the_tokenizer_keeps_the_longest_training_source(
     assert streaming or "train: 2 pairs (dropped: 0 empty, 1 too long)" in said
     assert len(splits["test"]) == 3  # of up to 30 tokens, the largest of the limits and of the positions
     assert tokenizer.model_max_length == (9 if streaming and expected == 8 else expected)
+
+
+@pytest.mark.parametrize(
+    "before, keeps_more, found, expected",
+    [
+        (None, False, 2, 2),
+        (3, False, 2, 2),
+        (3, True, 2, 3),
+        (1, True, 2, 2),
+        (None, True, 2, 2),
+        (3, True, None, None),
+        (3, False, None, None),
+    ],
+)
+def test_the_tokenizer_notes_how_many_sentences_sources_have(text_tokenizer, before, keeps_more, found, expected):
+    tokenizer = copy.deepcopy(text_tokenizer)
+    if before:
+        tokenizer.init_kwargs["max_source_sentences"] = before
+    note_sentences(tokenizer, {"train": {"usual_sentences": found}}, keeps_more)
+    assert tokenizer.init_kwargs.get("max_source_sentences") == expected
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
 from .options import GENERATION, LOADING, add_translation_options, positive
 
-LINES_AT_A_TIME = 10_000  # at most, that are sorted by length and written together
+LINES_AT_A_TIME = 1_000  # at most, that are sorted by length and written together
 CHUNK = 2**20  # bytes that are read at once
 # Epsilon sampling: samples without unlikely tokens are better candidates (Freitag et al., 2023, arXiv:2305.09860).
 SAMPLING = {"do_sample": True, "num_beams": 1, "top_k": 0, "epsilon_cutoff": 0.02}
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace):
 
 
 def translate_lines(translator: Translator, options: argparse.Namespace):
-    """Translates what has arrived, up to 10,000 lines at a time, in batches by length."""
+    """Translates what has arrived, up to 1,000 lines at a time, in batches by length."""
     sys.stdout.reconfigure(encoding="utf-8")
     done, distinct = 0, []
     for raw in arriving_lines(sys.stdin.buffer, LINES_AT_A_TIME):

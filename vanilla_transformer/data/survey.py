@@ -15,6 +15,7 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 
 from ..files import write_text
+from ..sentences_vanilla_transformer import sentence_ends
 from .texts import PLACEHOLDERS, is_filled, kept, normal_form, placeholders
 
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
@@ -32,15 +33,14 @@ class Texts:
         source, target: Hashes of their normal forms (n,).
         pair: Hashes of both sides (n,).
         lengths: Characters of the sides (2,n).
+        sentences: How many of the sources have 1, 2, ... 9, or more sentences (10,).
         characters: All that occur.
         placeholders: How many the sources have, and how many of these the targets.
     """
 
     def __init__(self, files: list[Dataset]):
-        numbers, total = (
-            [np.empty((0, 5), dtype=np.int64)],
-            0,
-        )  # an array for each batch, as lists take far more
+        numbers, total = [np.empty((0, 5), dtype=np.int64)], 0  # an array for each batch, as lists take far more
+        self.sentences = np.zeros(10, dtype=np.int64)
         self.characters, self.placeholders = set(), [0, 0]
         batches = chain.from_iterable(pairs.iter(1000) for pairs in files)
         count = sum(map(len, files)) // 1000
@@ -50,6 +50,7 @@ class Texts:
                 if is_filled(source) and is_filled(target):
                     hashes = hash(normal_form(source)), hash(normal_form(target))
                     some.append((row, *hashes, len(source), len(target)))
+                    self.sentences[min(len(sentence_ends(source)), 10) - 1] += 1
                     self.characters.update(source, target)
                     if PLACEHOLDERS.search(source):
                         found = placeholders(source)
@@ -71,6 +72,12 @@ class Texts:
         """How many pairs have a source with another target elsewhere."""
         counts = np.unique(self.source[~self.repeated()], return_counts=True)[1]
         return int(counts[counts > 1].sum())
+
+    def usual_sentences(self) -> int | None:
+        """The most sentences that a tenth of the sources have; None if that is more than can be counted."""
+        at_least = self.sentences[::-1].cumsum()[::-1]  # so many sources have 1, 2, ... sentences or more
+        most = int((at_least >= 0.1 * len(self.rows)).sum())
+        return most if 0 < most < 10 else None
 
     def odd_lengths(self) -> int:
         """How many pairs of long texts have a ratio of lengths that is far from the usual one."""
@@ -109,7 +116,8 @@ def features(text: str) -> np.ndarray:
 def survey(files: dict[str, list[Dataset]]) -> dict[str, dict]:
     """Counts of what is odd about each split, which may have several files; kept in `datasets`' cache."""
     identity = [(split, part._fingerprint, part.cache_files) for split, parts in files.items() for part in parts]
-    code = [Path(__file__).with_name(name).read_bytes() for name in ("survey.py", "texts.py")]
+    names = ("survey.py", "texts.py", "../sentences_vanilla_transformer.py")
+    code = [Path(__file__).parent.joinpath(name).read_bytes() for name in names]
     key = Hasher.hash((identity, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "surveys" / f"{key}.json"
     with contextlib.suppress(OSError, ValueError):  # missing or damaged
@@ -127,6 +135,8 @@ def survey(files: dict[str, list[Dataset]]) -> dict[str, dict]:
             "placeholders_kept": some.placeholders[1],
         }
         if split == "train":
+            found[split]["usual_sentences"] = some.usual_sentences()
+            found[split]["several_sentences"] = int(some.sentences[1:].sum())
             found[split]["swapped"] = swapped_share(spread(files[split]))
         else:
             unknown = sorted(some.characters - train.characters)
@@ -154,6 +164,7 @@ ROWS = {
     "source_is_target": "source = target",
     "several_targets": "with several targets",
     "odd_lengths": "of odd lengths",
+    "several_sentences": "with several sentences",
     "sources_in_train": "with a source in train",
     "pairs_in_train": "that are in train",
     "placeholders": "placeholders",

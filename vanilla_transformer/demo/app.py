@@ -19,7 +19,7 @@ from transformers.utils import cached_file
 from ..errors import UserError, catching_panics, explaining, one_line
 from ..inspection.alignment import align_words
 from ..inspection.attention import KINDS, AttentionMaps, attention_figure, attention_maps
-from ..translation_vanilla_transformer import Hypothesis, TextTooLong, TorchEngine, Translator
+from ..translation_vanilla_transformer import Hypothesis, TextTooLong, TorchEngine, Translator, join
 
 N_BEST = 5  # rows of the table, if there are as many beams
 MOST_BEAMS = 10
@@ -190,7 +190,8 @@ class Page:
         if len(text) > CHARACTERS_PER_TOKEN * longest:
             raise gr.Error(f"The text has {len(text):,} characters; shorten it.", print_exception=False)
         streamer = TextIteratorStreamer(self.translator.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        running = self.threads.submit(self.search, text, num_beams, length_penalty, streamer)
+        pieces, gaps = self.translator.pieces_of(text)
+        running = self.threads.submit(self.search, pieces, num_beams, length_penalty, streamer)
         written = ""
         for part in filter(None, streamer):
             written += part
@@ -202,36 +203,40 @@ class Page:
             raise gr.Error(f"{sentence}; shorten it.", print_exception=False) from error
         except (ValueError, UserError) as error:  # an option that the backend does not have, a lone surrogate, ...
             raise gr.Error(one_line(error), print_exception=False) from error
-        speed = f"{best[0].tokens} tokens in {seconds:.2f} s: {best[0].tokens / seconds:.0f} tokens/s"
+        tokens = sum(hypotheses[0].tokens for hypotheses in best if hypotheses)
+        speed = f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} tokens/s"
         if self.has_time_limit and seconds > MOST_SECONDS:
             speed += f". Stopped after {MOST_SECONDS} s, so the end may be missing."
-        yield best[0].text, speed, draw_table(best), (text, best[0].text)
+        written = [hypotheses[0].text if hypotheses else "" for hypotheses in best]
+        yield join(written, gaps), speed, "".join(map(draw_table, best)), (pieces[0], written[0])
 
     def search(
-        self, text: str, num_beams: float, length_penalty: float, streamer: TextIteratorStreamer
-    ) -> tuple[list[Hypothesis], float]:
-        """The n best translations, and the seconds that they took.
+        self, pieces: list[str], num_beams: float, length_penalty: float, streamer: TextIteratorStreamer
+    ) -> tuple[list[list[Hypothesis]], float]:
+        """The n best translations of each piece of a text, and the seconds that they took.
 
         Always ends `streamer`, even after an error, because the page waits for that.
         """
         start = time.perf_counter()
         try:
             num_beams = int(num_beams)  # ValueError for NaN, which the slider lets pass
-            options = {"streamer": streamer} if num_beams == 1 else {"length_penalty": length_penalty}
+            options = {} if num_beams == 1 else {"length_penalty": length_penalty}
+            if num_beams == len(pieces) == 1:
+                options["streamer"] = streamer
             with catching_panics():
-                options |= {"num_beams": num_beams, **self.limit(text)}
-                best = self.translator.n_best(text, min(N_BEST, num_beams), **options)
+                options |= {"num_beams": num_beams, **self.limit(pieces)}
+                best = self.translator.n_best(pieces, min(N_BEST, num_beams), **options)
             return best, time.perf_counter() - start
         finally:
             streamer.end()
 
-    def limit(self, text: str) -> dict:
+    def limit(self, pieces: list[str]) -> dict:
         """The option that ends a search that would go on, even after the visitor has left."""
         if self.has_time_limit:
             return {"max_time": MOST_SECONDS}
-        (source,) = self.translator.tokenize([text], "refuse")[1]
-        of_model = self.translator.engine.stopping_options(len(source), {})["max_length"]
-        return {"max_length": min(of_model, 1 + 2 * len(source) + 50)}  # with the start token
+        longest = max(map(len, self.translator.tokenize(pieces, "refuse", is_whole=True)[1]), default=1)
+        of_model = self.translator.engine.stopping_options(longest, {})["max_length"]
+        return {"max_length": min(of_model, 1 + 2 * longest + 50)}  # with the start token
 
     def inspect(self, shown: tuple[str, str], kind: str, layer: int, head: int) -> tuple[str, Figure | None]:
         """The word alignment of a pair, and a picture of its attention."""

@@ -37,8 +37,7 @@ def evaluate_split(
     model.eval()
     loss = evaluate_loss(model, batches, accelerator)
     sources, references = list(split["source"]), list(split["target"])
-    longest = max(split["source_length"])  # translated whole, even where a Translator would split the text
-    translator = Translator(model, tokenizer, max_tokens, max_source_length=longest)
+    translator = Translator(model, tokenizer, max_tokens)
     with accelerator.autocast():
         label = f"Translating {len(sources):,}" if accelerator.is_local_main_process else None
         translations = translate_split(translator, sources, label, **shares)

@@ -29,7 +29,7 @@ PACKAGE = Path(__file__).parents[1]
 # What is published, file by file. Whatever else is in the directory stays on disk.
 RUN_FILES = ["README.md", "LICENSE", "recipe.yaml", "all_results.json", "training_curves.png", "attention.png"]
 MODEL_FILES = ["model.safetensors", "config.json", "generation_config.json"]
-CODE_FILES = ["configuration", "decoding", "loss", "modeling", "translation"]
+CODE_FILES = ["configuration", "decoding", "loss", "modeling", "sentences", "translation"]
 CODE_FILES = [f"{name}_vanilla_transformer.py" for name in CODE_FILES]
 # Of every tokenizer; its class names the files of the vocabulary.
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]

@@ -220,7 +220,16 @@ def tokenize_splits(
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length
     before = tokenizer.model_max_length if keeps_length else 0
     tokenizer.model_max_length = max(int(longest), before if before < VERY_LARGE_INTEGER else 0)
+    note_sentences(tokenizer, getattr(pairs, "survey", {}), keeps_length)
     return splits
+
+
+def note_sentences(tokenizer, survey: dict, keeps_more: bool):
+    """Notes in the tokenizer how many sentences a training source may have; the Translator cuts texts accordingly."""
+    sentences = survey["train"]["usual_sentences"] if "train" in survey else None
+    before = tokenizer.init_kwargs.pop("max_source_sentences", None)
+    if sentences is not None:
+        tokenizer.init_kwargs["max_source_sentences"] = max(sentences, (before or 0) if keeps_more else 0)
 
 
 # Kept from a Marian model: its decoder starts with the padding token, which these options keep out of the output.

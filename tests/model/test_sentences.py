@@ -1,0 +1,148 @@
+"""Where sentences end, and what a Translator makes of lines and sentences."""
+
+import copy
+import time
+
+import pytest
+from helpers import ROOT, TEXTS, save_translator, writing_translator
+
+from vanilla_transformer import Translator
+from vanilla_transformer.sentences_vanilla_transformer import GAP, NUMBERED, TITLES, sentence_ends
+
+# A bar stands between two sentences.
+SPLIT = """
+The cat sleeps under the table. | The dog sleeps.
+What? | No! | Yes... | "Stop!" | (He ran.) | 'Why?' | ¿Qué? | ¡Nada! | “Really?” | 3 dogs ran.
+“Why?” she asked. | Wait... what? | It cost 1.5 million in 1990. | Then it rose.
+Dr. Smith, Mr. and Mrs. Jones and Prof. Lee wait. | J. R. R. Tolkien wrote it. | He is in the U.S. Army.
+It is late, e.g. midnight, i.e. 12 o'clock. | He left at 5 p.m. | She stayed.
+See Fig. 3 and Nos. 5 and 6 of it. | There is no. | Go.
+Am I? | So am I. | You are.
+Version 2.0 is out. | Visit www.example.com. | Open file.txt now.
+Save it? | %s was saved. | {name} left. | <b>Bold.</b> | <i>Next</i>
+Er mag Tiere, z. B. Hunde, d. h. Dackel. | Sie auch, z.B. Katzen. | Nur Prof. Dr. Müller kommt.
+Am 3. Oktober kommen ca. 5 Mio. Gäste.
+M. Dupont et Mme Durand arrivent. | Mme. Durand part.
+Sr. López y Dra. Ruiz llegaron. | Ud. también.
+Sig. Rossi e dott. Bianchi. | Ecco.
+Проф. Иванов спит. | Это я. | Он пришёл, т. е. всё.
+هل جئت؟ | نعم. | لا.
+यह एक वाक्य है। | यह दूसरा है।
+他来了。|她走了！|“你好。”|他说：「好。」|再见。
+a man runs . | he stops . | why ? | the end .
+it rains. | we stay. | dr. smith, too.
+"""
+SPLIT = SPLIT.strip().splitlines()
+
+
+def split(text: str) -> list[str]:
+    ends = sentence_ends(text)
+    return [text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@pytest.mark.parametrize("marked", SPLIT)
+def test_sentences_of_many_languages(marked):
+    expected = [part.strip() for part in marked.split("|")]
+    text = marked.replace(" | ", " ").replace("|", "")
+    assert split(text) == expected
+    assert split(text.replace(" ", "  ")) == [part.replace(" ", "  ") for part in expected] or "z. B." in text
+
+
+def test_no_abbreviation_ends_a_sentence():
+    words = [form for word in TITLES.split() for form in (word, word.capitalize())]
+    cut = [word for word in words if len(sentence_ends(f"Here is {word}. Miller.")) > 1]
+    numbered = [form for word in NUMBERED.split() for form in (word, word.capitalize())]
+    cut += [word for word in numbered if len(sentence_ends(f"Here is {word}. 12 of it.")) > 1]
+    assert len(words) + len(numbered) > 200 and not cut
+    assert all(len(sentence_ends(f"Here is {word}x. Miller.")) == 2 for word in words)
+
+
+STRANGE = {
+    "dots": ".",
+    "letters": "A. ",
+    "quotes": '."',
+    "brackets": ". (",
+    "tokens": ". ",
+    "spaces": " ",
+    "stops": "。",
+}
+
+
+@pytest.mark.parametrize("part", STRANGE.values(), ids=STRANGE)
+def test_strange_texts_take_no_longer(part):
+    begin = time.perf_counter()
+    assert sentence_ends(100_000 * part)[-1] == 100_000 * len(part)
+    assert time.perf_counter() - begin < 20  # a dot took a millisecond
+
+
+# ------------------------------------------------------------------------------------------------- in a Translator
+
+
+@pytest.fixture
+def translator(text_tokenizer):
+    return writing_translator(copy.deepcopy(text_tokenizer))  # which tests change
+
+
+LIMIT = {"max_new_tokens": 6}
+
+
+def one_at_a_time(translator: Translator, **more) -> Translator:
+    return Translator(translator.model, translator.tokenizer, max_source_sentences=1, **more)
+
+
+def test_lines_and_sentences_are_translated_one_by_one_and_spaces_stay(translator):
+    first, second, third = translator(["A dog sleeps.", "No!", "Two children play."], **LIMIT)
+    texts = {
+        "A dog sleeps. No!": f"{first} {second}",
+        "  A dog sleeps.\t No!  ": f"  {first}\t {second}  ",
+        "A dog sleeps.\nNo!\r\n\r\n  Two children play.\n": f"{first}\n{second}\r\n\r\n  {third}\n",
+        "A dog sleeps. No!\u2028Two children play. A dog sleeps.": f"{first} {second}\u2028{third} {first}",
+        "\u3000No!\xa0": f"\u3000{second}\xa0",
+        "No!": second,
+        "\n": "",
+    }
+    assert one_at_a_time(translator)(texts, **LIMIT) == list(texts.values())
+
+
+@pytest.mark.parametrize(
+    "most, groups", [(2, [[0, 1], [2, 3], [4]]), (3, [[0, 1, 2], [3, 4]]), (9, [[0, 1, 2, 3, 4]])]
+)
+def test_pieces_have_as_many_sentences_as_in_training(translator, most, groups):
+    sentences = ["A dog.", "No!", "Yes.", "A man?", "No."]
+    pieces = [" ".join(sentences[number] for number in group) for group in groups]
+    noted = Translator(translator.model, translator.tokenizer, max_source_sentences=most)
+    assert noted.tokenize([" ".join(sentences)], "split")[1] == translator.encode(pieces)
+
+
+def test_the_tokenizer_says_how_many_sentences_unless_an_option_does(translator, tmp_path):
+    text = "A dog sleeps. No!"
+    assert len(translator.tokenize([text], "split")[1]) == 1
+    translator.tokenizer.init_kwargs["max_source_sentences"] = 1
+    folder = save_translator(translator, tmp_path / "model")
+    assert len(Translator.from_pretrained(folder).tokenize([text], "split")[1]) == 2
+    assert len(Translator.from_pretrained(folder, max_source_sentences=2).tokenize([text], "split")[1]) == 1
+    assert len(Translator.from_pretrained(folder).n_best([text], 2, **LIMIT)[0]) == 2  # of the whole text
+    for wrong in (0, "one"):
+        translator.tokenizer.init_kwargs["max_source_sentences"] = wrong
+        with pytest.raises(ValueError, match="`max_source_sentences` is"):
+            Translator(translator.model, translator.tokenizer)
+
+
+def test_a_sentence_longer_than_any_in_training_is_translated_whole_and_said(translator):
+    translator.tokenizer.model_max_length = 5
+    usual = one_at_a_time(translator)
+    with pytest.warns(UserWarning, match="^There are sentences of more tokens than the longest in training, of 5. Th"):
+        sources = usual.tokenize(["No! " + TEXTS[0]], "split")[1]
+    assert sources == translator.encode(["No!", TEXTS[0]])
+
+
+def test_a_refusing_translator_refuses_single_sentences_only(translator):
+    refusing = one_at_a_time(translator, max_source_length=8, too_long="refuse")
+    assert refusing(["No! A dog. No! A dog."], **LIMIT)[0]
+    with pytest.raises(ValueError, match="Text 2 has"):
+        refusing(["No!", "No! " + TEXTS[0]])
+
+
+def test_the_browser_page_has_the_same_pattern():
+    page = (ROOT / "examples" / "browser" / "index.html").read_text(encoding="utf-8")
+    assert f"String.raw`{GAP}`" in page
