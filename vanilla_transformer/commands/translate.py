@@ -1,4 +1,4 @@
-"""Translate standard input to standard output, line by line, in UTF-8.
+"""Translate standard input to standard output, line by line, in UTF-8, or a gettext catalogue.
 
 Lines are translated as they arrive, so another program may write one and wait for its translation. Empty lines stay
 empty; with --n_best, nothing is written for them.
@@ -9,6 +9,7 @@ import io
 import select
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import mean
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ from ..errors import UserError, explaining, is_mistake_in_model, loading, one_li
 from ..evaluation.mbr import most_similar
 from ..training.memory import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
+from .catalogue import fill_catalogue
 from .options import GENERATION, LOADING, add_translation_options, positive
 
 LINES_AT_A_TIME = 1_000  # at most, that are sorted by length and written together
@@ -36,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     add_translation_options(parser)
     policy = "a line over --max_source_length: translate it in pieces, or stop and name it (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
+    add("--catalogue", type=Path, metavar="FILE.po", help="translate the messages of it that are untranslated")
+    add("--output", type=Path, metavar="FILE.po", help="the catalogue with the translations; may be the same file")
     add = parser.add_mutually_exclusive_group().add_argument
     add("--n_best", type=positive, metavar="N", help="write the N best of each line: its number TAB score TAB text")
     add("--mbr", type=positive, metavar="N", help="of N candidates, write the one most similar to all of them")
@@ -63,10 +67,17 @@ def run(options: argparse.Namespace):
         raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")
     if not 0 <= options.seed < 2**63:
         raise UserError(f"--seed is {options.seed}; it must be at least 0 and below 2^63.")
+    if (options.catalogue is None) != (options.output is None):
+        raise UserError("--catalogue and --output go together; other texts come from stdin and go to stdout.")
+    if options.catalogue and (options.n_best or options.mbr):
+        raise UserError("--n_best and --mbr translate lines; leave them out, or --catalogue.")
     torch.manual_seed(options.seed)
     given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
     with loading(*options.model):
         translator = Translator.from_pretrained(options.model, **given)
+    if options.catalogue:
+        generation = {name: getattr(options, name) for name in GENERATION}
+        return fill_catalogue(translator, options.catalogue, options.output, **generation)
     translate_lines(translator, options)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -127,11 +128,16 @@ def read_po(file: str) -> Iterator[pa.Table]:
     Of a message with plural forms, its plural and the last form are a pair; its singular and the first form are one
     if the language has two.
     """
+    return tables(messages_of(open_po(file)), ["source", "target"])
+
+
+def open_po(file: str | os.PathLike) -> polib.POFile:
+    """A gettext catalogue in the encoding that it names."""
     with open(file, "rb") as opened:
         content = opened.read()
     charset = re.search(rb"charset=([\w-]+)", content)
     text = content.decode("utf-8-sig" if charset is None or charset[1] == b"CHARSET" else charset[1].decode())
-    return tables(messages_of(polib.pofile(text)), ["source", "target"])
+    return polib.pofile(text)
 
 
 def messages_of(catalogue: polib.POFile) -> Iterator[tuple[str, str]]:
