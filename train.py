@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from accelerate import Accelerator
 from filelock import FileLock
-from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer.data.batches import training_batches
@@ -112,7 +111,7 @@ def main():
 
     # -------------------------------------------------------------------------------------------------------- train
     loader, meter, stopping, saved_step = iter(batches), Meter(), False, state.step
-    bar = tqdm(desc="Training", total=max_steps, initial=state.step, disable=not accelerator.is_local_main_process)
+    bar = reports.progress_bar(state.step, max_steps, accelerator.is_local_main_process)
     with GracefulShutdown(accelerator) as shutdown, bar:
         while True:
             # Save before evaluating, so that a run killed during an evaluation loses nothing. What is due after a step
@@ -141,7 +140,7 @@ def main():
             stopping = shutdown.should_stop(may_ask_others=triggers.should_log(state.step))
             if triggers.should_log(state.step) or stopping:
                 entry = meter.flush(state, accelerator, batches.pairs, options.on_divergence == "stop")  # or Diverged
-                bar.set_postfix_str(reports.describe_step(entry))
+                reports.show_progress(bar, entry, state, max_steps, accelerator.is_local_main_process)
                 accelerator.log(entry, step=state.step)
 
     # ------------------------------------------------------------------------------------------------ final scores

@@ -57,7 +57,7 @@ SWAPS = {
     **{ast.LShift: (ast.RShift,), ast.RShift: (ast.LShift,), ast.Break: (ast.Continue,), ast.Continue: (ast.Break,)},
 }
 OPPOSITES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "any": "all", "all": "any"}
-SYMMETRIC = {*OPPOSITES, "promote_types"}  # functions that ignore the order of their arguments
+SYMMETRIC = {*OPPOSITES, "promote_types", "paper_learning_rate"}  # functions that ignore the order of their arguments
 
 
 def nodes(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:

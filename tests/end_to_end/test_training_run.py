@@ -58,7 +58,10 @@ def test_results_and_progress_describe_the_run(finished):
     assert 0 < found["eval_loss"] < found["train_loss"] * 1.5 < 12
     assert "tok:13a" in found["bleu_signature"]
     assert printed.count("  translation ") == 3 * 3  # of three sentences at each evaluation
-    assert re.search(r"loss \d.*, [\d,]+ target tokens/s, padding .*%, lr ", printed)
+    lines = re.findall(
+        r"^(\d)/8: loss \d\.\d{3}, [\d,]+ tokens/s, lr \d\.\de-\d\d, (\d\d:\d\d) left$", printed, re.MULTILINE
+    )
+    assert [int(step) for step, _ in lines] == [3, 4, 6, 8] and all(left < "01" for _, left in lines)
 
 
 def assert_scores_are_those_of_the_saved_model(folder, pairs):

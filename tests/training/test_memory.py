@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 from helpers import peak_of, training_options
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
@@ -231,6 +232,21 @@ def test_byte_dropout_drops_at_the_nearest_rate_and_keeps_the_mean(p, dropped):
     assert found.unique().tolist() == pytest.approx([0, 256 / (256 - dropped)])
     assert (found == 0).float().mean() == pytest.approx(dropped / 256, abs=0.002)
     assert torch.equal(memory.ByteDropout(p).eval()(x), x) and torch.equal(memory.ByteDropout(0.0)(x), x)
+
+
+@pytest.mark.parametrize("elements", [1, 8, 1001])
+def test_byte_dropout_draws_a_byte_for_each_element(elements):
+    drawn = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if "random" in str(function):
+                drawn.append(args[0].nbytes)
+            return function(*args, **kwargs or {})
+
+    with Recorder():
+        memory.ByteDropout(0.5)(torch.ones(elements))
+    assert len(drawn) == 1 and elements <= drawn[0] < elements + 8
 
 
 def test_every_dropout_of_a_model_is_replaced(make_model):

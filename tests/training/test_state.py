@@ -211,6 +211,7 @@ def test_ties_go_to_the_lower_loss_then_the_earlier_step(metric, ranking, waited
     for one in (state, reload(state)):
         assert one.ranking(metric) == ranking
         assert one.evaluations_without_improvement(metric) == waited
+    assert TrainerState().evaluations_without_improvement(metric) == 0
 
 
 def test_chrf_ranks_where_bleu_says_nothing():

@@ -488,4 +488,4 @@ def evaluation_batches(
 def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """The source and target lengths of all pairs in tokens."""
     table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
-    return tuple(table[name].to_numpy().astype(np.int32, copy=False) for name in table.column_names)
+    return tuple(np.asarray(table[name], dtype=np.int32) for name in table.column_names)

@@ -64,7 +64,7 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
     for name in trackers:
         if name not in map(str, accelerator.log_with) and (name != "all" or not accelerator.log_with):
             raise UserError(f"--report_to {name} is not installed; install it, or choose another tracker.")
-    is_cpu, launched = accelerator.device.type == "cpu", int(os.environ.get("WORLD_SIZE", 1))
+    is_cpu, launched = accelerator.device.type == "cpu", int(os.environ.get("WORLD_SIZE", "1"))
     if launched > accelerator.num_processes:
         remedy = "as there is no GPU, set ACCELERATE_USE_CPU=true" if is_cpu else "use accelerate launch or torchrun"
         raise UserError(f"{launched} processes were started that do not know of each other; {remedy}.")

@@ -66,7 +66,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):
 
 def seed_batch(seed: int, batch_number: int):
     """Makes the dropout of a batch a pure function of (seed, batch number), so that no generator state is saved."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, batch_number]).generate_state(1, np.uint64)[0] >> 1))
+    torch.manual_seed(np.random.SeedSequence([seed, batch_number]).generate_state(1, np.uint64).item() >> 1)
 
 
 def count_tokens(batches: list[dict], accelerator: Accelerator) -> torch.Tensor:

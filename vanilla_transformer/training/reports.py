@@ -1,6 +1,7 @@
 """What a run reports: progress of a step, the plan of a dry run, facts for the model card."""
 
 import platform
+import sys
 import time
 from collections.abc import Callable, Sized
 from datetime import datetime, timedelta, timezone
@@ -11,6 +12,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
+from tqdm.auto import tqdm
 
 from .. import __version__
 from ..data.batches import PairLoader, lengths_of, padding_fraction
@@ -20,14 +22,24 @@ from ..files import last_part
 from .distributed import run_on_main
 from .memory import USABLE, memory_for, step_bytes
 from .options import TrainingOptions
+from .state import TrainerState
 
 
-def describe_step(entry: dict) -> str:
-    """A log entry as shown by the progress bar."""
-    return (
-        f"loss {entry['loss']:.3f}, {entry['target_tokens_per_second']:,.0f} target tokens/s, "
-        f"padding {entry['padding_fraction']:.1%}, lr {entry['learning_rate']:.1e}"
-    )
+def progress_bar(step: int, max_steps: int, is_shown: bool) -> tqdm:
+    """Shows on a terminal how far a run is, in 80 columns."""
+    bar_format = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+    disable = None if is_shown else True  # None: unless it is a terminal
+    return tqdm(total=max_steps, initial=step, disable=disable, bar_format=bar_format)
+
+
+def show_progress(bar: tqdm, entry: dict, state: TrainerState, max_steps: int, is_shown: bool):
+    """Shows a log entry on the bar or, where stderr is no terminal, as a line."""
+    shown = f"loss {entry['loss']:.3f}, {entry['target_tokens_per_second']:,.0f} tokens/s, "
+    shown += f"lr {entry['learning_rate']:.1e}"
+    bar.set_postfix_str(shown)
+    if bar.disable and is_shown:
+        left = tqdm.format_interval(state.train_runtime / state.step * (max_steps - state.step))
+        print(f"{state.step:,}/{max_steps:,}: {shown}, {left} left", file=sys.stderr, flush=True)
 
 
 def scalars(results: dict) -> dict:
