@@ -29,7 +29,7 @@ def fill_catalogue(translator: Translator, source: Path, target: Path, **generat
         empty = [one for one in catalogue.untranslated_entries() if one.msgid.strip()]
         write_text(target, str(catalogue))  # raises now, not after the first thousand messages
         doubtful = 0
-        with tqdm(total=len(empty), desc="Translating", unit="message", leave=False) as bar:
+        with tqdm(total=len(empty), desc="Translating", unit="message", disable=None, leave=False) as bar:
             for start in range(0, len(empty), MESSAGES_AT_A_TIME):
                 some = empty[start : start + MESSAGES_AT_A_TIME]
                 doubtful += fill(translator, some, **generation)

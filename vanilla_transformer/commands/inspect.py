@@ -194,7 +194,7 @@ def print_alignments(options: argparse.Namespace):
     references = [read_links(text, number) for number, text in enumerate(column, start=1)]
     predicted, scored, skipped = [], [], 0
     rows = zip(pairs["source"], pairs["target"], references, strict=True)
-    for source, target, reference in tqdm(rows, "Aligning", len(pairs), leave=False):
+    for source, target, reference in tqdm(rows, "Aligning", len(pairs), disable=None, leave=False):
         try:
             links = align_words(attention_maps(model, tokenizer, source, target or ""), layer)
         except UserError:

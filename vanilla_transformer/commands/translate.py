@@ -149,7 +149,7 @@ def translate(
         return [f"{line}\t{one.score:.4f}\t{one.text}" for line, best in enumerate(found, done + 1) for one in best]
     candidates = [[one.text for one in hypotheses] for hypotheses in found]
     distinct += [len(set(texts)) for texts in candidates if texts]
-    rated = tqdm(candidates, "Choosing the most similar", unit="sentence", leave=False)
+    rated = tqdm(candidates, "Choosing the most similar", unit="sentence", disable=None, leave=False)
     return [most_similar(texts, options.mbr_utility or "chrf") for texts in rated]
 
 

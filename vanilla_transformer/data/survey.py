@@ -44,7 +44,7 @@ class Texts:
         self.characters, self.placeholders = set(), [0, 0]
         batches = chain.from_iterable(pairs.iter(1000) for pairs in files)
         count = sum(map(len, files)) // 1000
-        for batch in tqdm(batches, "Looking at the pairs", count, unit="k", leave=False, disable=count < 100):
+        for batch in tqdm(batches, "Looking at the pairs", count, unit="k", leave=False, disable=None):
             some = []
             for row, (source, target) in enumerate(zip(batch["source"], batch["target"], strict=True), total):
                 if is_filled(source) and is_filled(target):
