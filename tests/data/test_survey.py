@@ -177,6 +177,16 @@ def test_nothing_is_left_out_of_a_stream(option, tmp_path):
 
 def test_where_held_out_pairs_are_from_is_told_without_the_path(tmp_path):
     train = write(tmp_path / "train.txt", PAIRS)
+    many = [str(tmp_path / f"{number}.tsv") for number in range(10)]
+    for number, file in enumerate(many):
+        Path(file).write_text("source\ttarget\n" + "".join(f"s{number}{row}\tt\n" for row in range(1 + 40 * number)))
+    found = load(train_file=many)
+    assert 70 < len(found["validation"]) < 110 and len({row["source"][:2] for row in found["validation"]}) > 5
+    assert found.origins["train"] == ", ".join(f"{number}.tsv" for number in range(8)) + " and 2 more"
+    assert found.origins["validation"] == f"held out of {found.origins['train']}"
+    marked = load(train_file=many[:0:-1], train_file_weights=[2.0] + [1.0] * 8)
+    assert {row["source"][:2] for row in marked["validation"]} == {"s9"}
+    assert marked.origins["validation"] == "held out of 9.tsv"
     assert load(train_file=train).origins == {"train": "train.txt", "validation": "held out of train.txt"}
     folder = tmp_path / "corpus"
     folder.mkdir()

@@ -91,6 +91,11 @@ class DataOptions(DatasetOptions):
         """The name of the dataset, or that of the first training file."""
         return self.dataset_name or describe_file(self.files("train")[0])
 
+    @property
+    def has_special_files(self) -> bool:
+        """Whether the training files are not all alike, as tags or weights say."""
+        return bool(self.train_file_tags or self.train_file_weights)
+
     def files(self, split: str) -> list[str | tuple[str, str]]:
         """The files of a split; two parallel ones are one entry, a pair."""
         return group_parallel(getattr(self, f"{split}_file") or [])

@@ -33,6 +33,7 @@ from .texts import is_filled, normal_form
 SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
+NAMED = 8  # files that the origin of a split names
 SURVEYED = 10_000  # of a stream
 PAIR_FEATURES = datasets.Features(
     TEXTS
@@ -96,7 +97,7 @@ def load_pairs(options: DataOptions) -> Splits:
                     files[split] = list(map(as_table, files[split]))
             if split == "train":
                 differ = report_directions(columns, options)
-        held_out = hold_out(files, options, from_all=differ)
+        held_out = hold_out(files, options, differ)
         files |= held_out
         files["train"] = leave_out(files, options)
         pairs = Splits()
@@ -254,11 +255,13 @@ def describe_origin(split: str, origins: dict, held_out: dict, options: DataOpti
     """Where a split is from, without the paths of its files, which may be private."""
     is_held_out = split in held_out and split != "train"
     names = origins["train" if is_held_out else split]
+    names = names[: len(held_out[split])] if is_held_out else names
     if name := options.dataset_name:
         where = f"{names[0]} of {last_part(name) if Path(name).exists() else name}"
     else:
-        files = itertools.chain(*([name] if isinstance(name, str) else name for name in names))
-        where = ", ".join(file if file.startswith("hf://") else last_part(file) for file in files)
+        files = list(itertools.chain(*([name] if isinstance(name, str) else name for name in names)))
+        where = ", ".join(file if file.startswith("hf://") else last_part(file) for file in files[:NAMED])
+        where += f" and {len(files) - NAMED:,} more" if len(files) > NAMED else ""
     return f"held out of {where}" if is_held_out else where
 
 
@@ -297,12 +300,13 @@ def leave_out(files: dict[str, list[Dataset]], options: DataOptions) -> list[Dat
     ]
 
 
-def hold_out(files: dict[str, list[Dataset]], options: DataOptions, from_all: bool) -> dict[str, list[Dataset]]:
+def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool) -> dict[str, list[Dataset]]:
     """Divides the training files where a split is missing: validation and, with `--test_split_percentage`, test.
 
     A pair is held out by a hash of its normalized source, so that all pairs of a source are on the same side, the same
-    ones when a file grows or is shuffled. They are taken from the first file, or `from_all`; the others lose the pairs
-    with sources that are held out.
+    ones when a file grows or is shuffled. They are taken from all files, of each at least one if these `differ` in
+    their languages. Files with tags or weights, such as back-translations, are not all alike: then they are taken from
+    the first, and the others lose the pairs with sources that are held out.
     """
     name, train = options.label, files["train"]
     shares = {"test": options.test_split_percentage, "validation": options.validation_split_percentage}
@@ -314,30 +318,37 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, from_all: bo
     remedy = "give validation pairs with --validation_split or --validation_file."
     if options.streaming:
         raise UserError(f"{name} has no {' and no '.join(shares)} split, and a stream cannot be split; {remedy}")
-    parts = [split_by_source(pairs, shares) for pairs in train]
-    found = {split: [part[split] for part in (parts if from_all else parts[:1])] for split in shares}
-    found["train"] = [part["train"] for part in parts]
-    if not len(found["train"][0]) or not all(map(len, found["validation"] if "validation" in shares else [[1]])):
-        raise UserError(f"{name} has {len(train[0])} pair(s), too few to hold some out; {remedy}")
-    for split in shares:
-        count, total = sum(map(len, found[split])), sum(map(len, train))
-        PartialState().print(
-            f"{name} has no {split} split: {count:,} of {total:,} pairs are held out, by a hash of their sources."
-        )
+    points = [np.array([point_of(text) for part in pairs.iter(10_000) for text in part["source"]]) for pairs in train]
+    count = len(train) if differ or not options.has_special_files else 1
+    name += f" and {count - 1:,} more" if count > 1 else ""
+    if differ:
+        bounds = [bounds_of(of_file, shares) for of_file in points]
+    else:
+        bounds = [bounds_of(np.concatenate(points[:count]), shares)] * len(train)
+    found: dict[str, list[Dataset]] = {split: [] for split in ("train", *shares)}
+    for number, (pairs, of_file, within) in enumerate(zip(train, points, bounds, strict=True)):
+        for split, (start, end) in within.items():
+            if split == "train" or number < count:
+                found[split].append(pairs.select(np.flatnonzero((start <= of_file) & (of_file < end))))
+    held_out = {split: [len(part) for part in found[split]] for split in shares}
+    if not any(map(len, found["train"])) or not all(map(all if differ else any, held_out.values())):
+        raise UserError(f"{name} has {sum(map(len, train[:count]))} pair(s), too few to hold some out; {remedy}")
+    total = sum(map(len, train[:count]))
+    for split, counts in held_out.items():
+        how_many = f"{sum(counts):,} of {total:,} pairs are held out, by a hash of their sources"
+        PartialState().print(f"{name} {'has' if count == 1 else 'have'} no {split} split: {how_many}.")
     return found
 
 
-def split_by_source(pairs: Dataset, shares: dict[str, int]) -> dict[str, Dataset]:
-    """The parts of a file with so many percent of its sources each, and the rest as `train`."""
-    points = np.array([point_of(text) for batch in pairs.iter(10_000) for text in batch["source"]])
-    found, start = {}, 0.0
+def bounds_of(points: np.ndarray, shares: dict[str, int]) -> dict[str, tuple[float, float]]:
+    """Between which points each split has its sources: so many percent of them but, of a few, at least one."""
+    bounds, start = {}, 0.0
     for split, share in shares.items():
         end = start + share / 100
-        if len(left := points[(start <= points) & (points < 1)]):  # of a small file, at least one source
+        if len(left := points[(start <= points) & (points < 1)]):
             end = max(end, np.nextafter(left.min(), 1))
-        found[split] = pairs.select(np.flatnonzero((start <= points) & (points < end)))
-        start = end
-    return found | {"train": pairs.select(np.flatnonzero(points >= start))}
+        bounds[split], start = (start, end), end
+    return bounds | {"train": (start, 2.0)}
 
 
 def point_of(source: str | None) -> float:
