@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from accelerate import Accelerator
 from filelock import FileLock
-from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.pairs import load_pairs
@@ -42,10 +41,8 @@ def main():
     if options.push_to_hub:
         upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
     accelerator = distributed.make_accelerator(options)
-    if accelerator.device.type == "cpu":
-        memory.configure_cpu(accelerator.mixed_precision)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # takes 0.2 s more for each new shape of batch (docs/LOG.md)
-    disable_progress_bar()  # of transformers, for saving models
+    memory.configure(accelerator)
+    reports.hide_bars()
     resume_from = distributed.run_on_main(
         checkpoint.resolve_resume_checkpoint, output_dir, options.resume_from_checkpoint
     )

@@ -349,7 +349,7 @@ class Translator:
         """Translates `texts`; `generation` goes to `generate` (`num_beams`, `length_penalty`, `max_new_tokens`, ...).
 
         Args:
-            progress: The label of a progress bar on stderr, if that is a terminal; None: no bar.
+            progress: The label of a progress bar on stderr; None: no bar.
 
         Raises:
             TypeError: `texts` is a single string, or an item is not a string.
@@ -418,8 +418,7 @@ class Translator:
         found = [None] * len(sources)
         batches = list(batches_by_length(list(map(len, sources)), max_tokens, self.engine.most_sentences(rows)))
         inputs = ([sources[index] for index in batch] for batch in batches)
-        disable = None if progress else True  # None: only on a terminal
-        with tqdm(total=len(sources), desc=progress, unit="sentence", disable=disable, leave=False) as bar:
+        with tqdm(total=len(sources), desc=progress, unit="sentence", disable=progress is None, leave=False) as bar:
             for batch, results in zip(batches, translate(inputs), strict=True):
                 for index, result in zip(batch, results, strict=True):
                     found[index] = result

@@ -140,6 +140,7 @@ def translate(
     """What is written for `lines`, which follow `done` others. Adds the distinct candidates of each to `distinct`."""
     generation = {name: getattr(options, name) for name in GENERATION}
     label = f"Translating from line {done + 1:,}" if done else "Translating"
+    label = label if sys.stderr.isatty() else None
     if not (options.n_best or options.mbr):
         return translator(lines, label, **generation)
     if options.mbr and options.mbr_candidates != "beams":

@@ -1,5 +1,7 @@
 """Evaluates a model on a split: its loss, and its translations against the references."""
 
+import sys
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -39,7 +41,8 @@ def evaluate_split(
     sources, references = list(split["source"]), list(split["target"])
     translator = Translator(model, tokenizer, max_tokens)
     with accelerator.autocast():
-        label = f"Translating {len(sources):,}" if accelerator.is_local_main_process else None
+        is_shown = accelerator.is_local_main_process and sys.stderr.isatty()
+        label = f"Translating {len(sources):,}" if is_shown else None
         translations = translate_split(translator, sources, label, **shares)
     scores = scorer.score(translations, references)
     rows = list(zip(sources, references, translations, strict=True))[:num_examples]

@@ -39,6 +39,13 @@ def configure_malloc():
         libc.mallopt(m_top_pad, 2**28)
 
 
+def configure(accelerator: Accelerator):
+    """Prepares this process for a run on its device."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # takes 0.2 s more for each new shape of batch (docs/LOG.md)
+    if accelerator.device.type == "cpu":
+        configure_cpu(accelerator.mixed_precision)
+
+
 def configure_cpu(mixed_precision: str):
     """Prepares a run on CPUs: divides the cores among its processes, speeds up malloc, warns if bfloat16 is slow."""
     if torch.get_num_threads() == 1 and not is_thread_count_given():
