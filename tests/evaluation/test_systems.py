@@ -1,11 +1,18 @@
 """Paired tests of systems."""
 
 import itertools
+import random
 
 import pytest
 
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.systems import count_kept, results_table, score_systems
+from vanilla_transformer.evaluation.systems import (
+    count_errors,
+    count_kept,
+    edit_distance,
+    results_table,
+    score_systems,
+)
 
 ANIMALS = ("cat", "dog")
 REFERENCES = [f"The {animal} number {n} sleeps under the old table today ." for n in range(30) for animal in ANIMALS]
@@ -57,3 +64,25 @@ def test_placeholders_and_numbers_of_the_sources_are_counted():
     results["systems"]["one"]["kept"] = count_kept(sources, kept)
     table = results_table(results)
     assert "placeholders kept" in table and "4 of 5" in table and "1 of 2" in table
+
+
+def test_exact_matches_and_word_errors_are_counted():
+    hypotheses = ["a b c", "A  cat\u00a0sat", "", "one two three four", "\u2126"]
+    references = ["a x c d", "a cat sat", "new words", "two three", "\u03a9"]
+    found = count_errors(hypotheses, references)
+    assert found == {"exact_match": 20.0, "word_error_rate": pytest.approx(100 * (2 + 1 + 2 + 2 + 0) / 12)}
+    assert count_errors(hypotheses, references, lowercase=True)["exact_match"] == 40.0
+    assert count_errors(["a"], [""]) == {"exact_match": 0.0, "word_error_rate": 100.0}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_edit_distance_is_the_shortest_of_all_alignments(seed):
+    def plain(one: str, two: str) -> int:
+        if not (one and two):
+            return len(one) + len(two)
+        replaced = plain(one[1:], two[1:]) + (one[0] != two[0])
+        return min(replaced, plain(one[1:], two) + 1, plain(one, two[1:]) + 1)
+
+    generator = random.Random(seed)
+    one, two = ("".join(generator.choices("abc", k=generator.randint(0, 6))) for _ in range(2))
+    assert edit_distance(list(one), list(two)) == plain(one, two)

@@ -229,7 +229,7 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
     start = time.perf_counter()
     generation = {key: getattr(options, key) for key in GENERATION}
     with explaining(f"{name} cannot translate this", Exception):  # its generation config may hold anything
-        translations = translator(sources, f"Translating with {name}", **generation)
+        translations = translator(sources, f"Translating with {name}" if sys.stderr.isatty() else None, **generation)
     return list(map(as_line, translations)), len(sources) / (time.perf_counter() - start)
 
 

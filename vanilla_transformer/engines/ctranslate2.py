@@ -107,7 +107,7 @@ class CTranslate2Engine(Engine):
         max_length = options["max_length"] - 1 - ("forced_eos_token_id" in options)
         return {
             "beam_size": options.get("num_beams", 1),
-            "length_penalty": options.get("length_penalty", 1.0),
+            "length_penalty": options.get("length_penalty", 1.0) or 1e-9,  # at 0, CTranslate2 ends a search earlier
             "max_decoding_length": max(max_length, 1),
             "min_decoding_length": max(options.get("min_new_tokens", 0), options.get("min_length", 1) - 1),
             "no_repeat_ngram_size": options.get("no_repeat_ngram_size", 0),

@@ -7,7 +7,7 @@ import numpy as np
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
-from ..data.texts import NUMBERS, PLACEHOLDERS, kept
+from ..data.texts import NUMBERS, PLACEHOLDERS, kept, normalize
 from ..errors import printable
 from .scores import Scorer, explain_zero
 
@@ -29,8 +29,9 @@ def score_systems(
     Returns:
         The number of `sentences`; `signatures`, by metric; `notes`, on a BLEU that is 0 although chrF is not; and
         `systems`, by name. Each has `BLEU` and `chrF2` with the `score`, its 95 % interval as `mean` ± `ci`, and the
-        `p_value` (None: not tested); and for BLEU the `precisions`, the `brevity_penalty` and the `length_ratio`
-        (hypotheses to references, in tokens).
+        `p_value` (None: not tested); for BLEU the `precisions`, the `brevity_penalty` and the `length_ratio`
+        (hypotheses to references, in tokens); and in percent the `exact_match`, the share of hypotheses that equal
+        their references, and the `word_error_rate`.
     """
     metrics = {"BLEU": scorer.bleu, "chrF2": scorer.chrf}
     found, notes = {}, []
@@ -44,6 +45,7 @@ def score_systems(
         for name, *scores in zip(*columns.values(), strict=True):
             total = scorer.bleu.corpus_score(systems[name], [references])
             found[name] = {"precisions": total.precisions, "brevity_penalty": total.bp, "length_ratio": total.ratio}
+            found[name] |= count_errors(systems[name], references, scorer.bleu.lowercase)
             for metric, score in zip(metrics, scores, strict=True):  # of NumPy's types, which JSON does not have
                 numbers = {key: value if value is None else float(value) for key, value in vars(score).items()}
                 if numbers["p_value"] is not None:
@@ -79,6 +81,31 @@ def exact_p_value(metric, one: list[str], two: list[str], references: list[str])
     return float(np.mean(np.array(differences) >= differences[0] - 1e-9))  # the first swaps nothing
 
 
+def count_errors(hypotheses: list[str], references: list[str], lowercase: bool = False) -> dict[str, float]:
+    """`exact_match` and `word_error_rate` in percent, of texts as [`normalize`] makes them.
+
+    The word error rate is the number of words to insert, delete or replace, divided by that of the words in the
+    references; where words are phonemes, it is the phoneme error rate.
+    """
+    exact = errors = words = 0
+    for pair in zip(hypotheses, references, strict=True):
+        hypothesis, reference = (normalize(text.lower() if lowercase else text).split() for text in pair)
+        exact += hypothesis == reference
+        errors += edit_distance(hypothesis, reference)
+        words += len(reference)
+    return {"exact_match": 100 * exact / len(references), "word_error_rate": 100 * errors / max(1, words)}
+
+
+def edit_distance(one: list[str], two: list[str]) -> int:
+    """How many words must be inserted, deleted or replaced to make `two` of `one` (Levenshtein, 1966)."""
+    row = list(range(len(two) + 1))  # the distances of the words so far to the first 0, 1, ... words of `two`
+    for count, word in enumerate(one, 1):
+        before, row = row, [count]
+        for i, other in enumerate(two):
+            row.append(min(before[i] + (word != other), before[i + 1] + 1, row[i] + 1))
+    return row[-1]
+
+
 def count_kept(sources: list[str], hypotheses: list[str]) -> dict[str, tuple[int, int]]:
     """By kind, how many of the sources' placeholders (with tags, entities and URLs) and numbers the hypotheses have,
     and how many there are; only kinds that occur."""
@@ -105,6 +132,7 @@ def results_table(results: dict) -> str:
             row[f"{metric} (μ ± 95% CI)"] = f"{score:.2f} ({mean:.2f} ± {ci:.2f}){test}"
         row["precisions"] = "/".join(f"{precision:.1f}" for precision in system["precisions"])
         row |= {"BP": f"{system['brevity_penalty']:.3f}", "ratio": f"{system['length_ratio']:.3f}"}
+        row |= {"exact": f"{system['exact_match']:.1f} %", "WER": f"{system['word_error_rate']:.1f} %"}
         row |= {f"{kind} kept": f"{kept:,} of {total:,}" for kind, (kept, total) in system.get("kept", {}).items()}
         if "sentences_per_second" in system:
             row["sentences/s"] = f"{system['sentences_per_second']:,.1f}"
