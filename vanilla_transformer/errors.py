@@ -31,6 +31,13 @@ def printable(text: str) -> str:
     return CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+def open_closed_streams():
+    """Gives closed standard streams the null device, or a file that is opened later would take their place."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def escape_output(as_data: bool = False):
     """Lets stdout and stderr spell out control characters, and characters that their encoding lacks.
 
@@ -39,6 +46,7 @@ def escape_output(as_data: bool = False):
 
     With `as_data`, control characters stay in what another program or a file gets of stdout.
     """
+    open_closed_streams()
     os.environ["PYTHON_COLORS"] = "0"  # Python's own colors would be spelled out too
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):  # that of Jupyter, which takes everything

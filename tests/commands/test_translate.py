@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -209,3 +210,21 @@ def test_mbr_chooses_among_candidates(folder, translator, candidates, utility, m
     distinct = sum(len(set(one)) for one in texts) / 3
     assert f"{distinct:.1f} of 8 candidates were distinct on average" in capsys.readouterr().err
     assert found != [one[0] if one else "" for one in texts]
+
+
+@pytest.mark.slow
+def test_closed_streams_are_no_traceback(folder):
+    closed = run_in_bash("echo a | TRANSLATE >&-", folder)
+    assert closed.returncode == 1 and closed.stderr.endswith("standard output is closed; redirect it to a file.\n")
+    empty = run_in_bash("TRANSLATE <&-", folder)
+    assert (empty.returncode, empty.stdout) == (0, "")
+    silent = run_in_bash("echo a | TRANSLATE 2>&-", folder)
+    assert silent.returncode == 0 and silent.stdout.count("\n") == 1
+
+
+def test_warnings_are_a_line(folder, monkeypatch, capsys):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(Translator, "__call__", lambda *_, **__: warnings.warn("Look out.", stacklevel=2) or ["A"])
+    monkeypatch.setattr(warnings, "showwarning", lambda *given, **_: sys.stderr.write(warnings.formatwarning(*given)))
+    run_main(monkeypatch, b"a\n", "--model", folder)
+    assert "warning: Look out.\n" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Files of every kind, as people have them: .po and .tmx, parallel and compressed files, and odd tables."""
 
 import bz2
+import errno
 import gzip
 import io
 import json
@@ -12,6 +13,7 @@ import pytest
 from datasets import Dataset
 from helpers import data_options
 
+from vanilla_transformer.data.files import reading_data
 from vanilla_transformer.data.options import group_parallel
 from vanilla_transformer.data.pairs import load_pairs
 from vanilla_transformer.errors import UserError
@@ -312,3 +314,8 @@ ODD = {
 def test_other_layouts_are_named(name, tmp_path):
     content, expected = ODD[name]
     assert expected in error(write(tmp_path / name, content))
+
+
+def test_a_message_that_cannot_be_written_is_not_blamed_on_the_data():
+    with pytest.raises(OSError, match="No space left"), reading_data("pairs.tsv"):
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -105,12 +105,13 @@ def run(options: argparse.Namespace):
             results["systems"][name]["sentences_per_second"] = speed
         for name in systems if sources else ():
             results["systems"][name]["kept"] = count_kept(sources, systems[name])
-        print(results_table(results))
+        table = results_table(results)
         if options.output:
             given = {name: value for name, value in vars(options).items() if value is not None}
             results |= {"sha256": hashes, "options": given}
             write_text(folder / "results.json", json.dumps(results, indent=2, default=str))
             write_text(folder / "results.md", f"{results_table(results)}\n")
+        print(table)
 
 
 def check_options(options: argparse.Namespace):

@@ -1,6 +1,7 @@
 """Datasets and files, on the Hub or on disk -> their rows."""
 
 import contextlib
+import errno
 import glob
 import textwrap
 from collections.abc import Callable
@@ -41,6 +42,8 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
     try:
         yield
     except expected as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EPIPE):  # of writing, such as a message
+            raise
         cause = error.__cause__ or error  # datasets wraps it
         is_general = isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
         reason = str(cause) if is_general else f"{error} {error.__cause__ or ''}"

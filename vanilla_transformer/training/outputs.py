@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -12,6 +13,13 @@ from ..hub.model_card import write_model_card
 from ..inspection.attention import attention_maps, draw_attention
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .plots import plot_training_curves
+
+NEXT = """The model is in {0}. Now you can translate, try it in a browser, and publish it:
+
+  vanilla-transformer translate --model {1} < in.txt > out.txt
+  vanilla-transformer demo --model {1}
+  python push_to_hub.py {1} --repo_id you/name
+"""
 
 
 def save_model(
@@ -35,4 +43,4 @@ def save_model(
             maps = attention_maps(model, tokenizer, shortest["source"], shortest["translation"])
             draw_attention(maps, output_dir / "attention.png")
     write_model_card(output_dir)
-    print(f"The model is in {output_dir}.")
+    print(NEXT.format(output_dir, shlex.quote(str(output_dir))), end="")
