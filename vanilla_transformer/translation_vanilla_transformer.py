@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import unicodedata
 import warnings
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -445,7 +446,7 @@ class Translator:
         text_indices, sources = [], []
         nothing = self.encode([""])
         for (index, piece, after), source in zip(pieces, beginnings, strict=True):
-            if [source] == nothing:  # of characters that the tokenizer drops
+            if [source] == nothing or all(unicodedata.category(letter) == "Cf" for letter in piece):  # invisible
                 gaps[index][-1] += after
                 continue
             found = [(source, after)]

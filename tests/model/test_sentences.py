@@ -98,6 +98,9 @@ def test_lines_and_sentences_are_translated_one_by_one_and_spaces_stay(translato
         "A dog sleeps.\nNo!\r\n\r\n  Two children play.\n": f"{first}\n{second}\r\n\r\n  {third}\n",
         "A dog sleeps. No!\u2028Two children play. A dog sleeps.": f"{first} {second}\u2028{third} {first}",
         "\u3000No!\xa0": f"\u3000{second}\xa0",
+        "\u200d": "",
+        "\ufeff\u200b\u200c": "",
+        "No!\n\u200d\nA dog sleeps.": f"{second}\n\n{first}",
         "No!": second,
         "\n": "",
     }
