@@ -5,46 +5,49 @@ import regex
 
 # Words with a period that does not end a sentence: before any word, and before a number.
 TITLES = (
-    "adm al approx av avv bijv bl bzw ca capt cf cmdr dhr dipl doc dott dr dra drs ds dvs ee evtl exmo fr frl gen "
-    "geom ggf gov hon hr ing inkl insp inż kap lic lt maj mevr mgr mio mlle mme mr mrd mrs ms msgr mt mx např np "
-    "núm obs phd pres prof profa prot pvt ref rep rev sen sgt sig sigg sn sog sr sra srta ss st sta ste sto tj "
-    "tsd tzv tzw ud uds ul uu vgl viz vs zzgl św акад им проф ул"
+    "adm al approx Av avv bijv bl bzw ca capt cf cmdr dhr dipl doc dott dr dra drs ds dvs ee evtl exmo fr frl gen "
+    "geom ggf gov Hon hr ing inkl insp inż kap lic lt maj mevr mgr Mio mlle mme mr Mrd mrs ms msgr mt mx např np "
+    "núm obs phd pres prof profa prot pvt ref rep rev Sen sgt sig sigg sn sr sra srta ss st sta ste sto tj Tsd "
+    "tzv tzw ud uds ul uu vgl viz vs zzgl św акад им проф ул"
 )
 NUMBERED = (
-    "abb abs apr art aug bd blz cap ch chap dec dez ed eds eq eqs feb fig figs jan jul jun kap mar mrz no nos nov "
-    "nr núm oct okt p pág pp s sec sect sep sept str tab vol vols рис стр"
+    "abb abs apr art aug bd blz cap ch chap dec dez ed eds eq eqs feb fig figs jan jul jun mar mrz no nos nov nr "
+    "oct okt p pág pp s sec sect sep sept str tab vol vols рис стр"
 )
 
 
-def either(words: str) -> str:
-    """A pattern of the words, with a small or capital first letter."""
-    return "|".join(sorted({form for word in words.split() for form in (word, word.capitalize())}))
+def any_of(words: str) -> str:
+    """A pattern of the words, also in capitals, and the small ones with a capital first letter."""
+    return "|".join(
+        sorted({form for word in words.split() for form in (word, word[0].upper() + word[1:], word.upper())})
+    )
 
 
-# Repetitions have a limit, as without one the time would grow with the square of a text of dots.
+# Repetitions before a gap have a limit, or the time would grow with the square of a text of dots.
 START = r"(?:^|[^\p{L}\p{N}])"  # of a word
 OPENING = r""""'“„‚‘’«»(\[¿¡–—\-"""
 CLOSING = r"""["'”’»)\]}」』）》】]"""
 CLOSED = rf"(?:{CLOSING}|</\w{{1,9}}>){{0,3}}"
-STOPS, WIDE_STOPS = ".!?…؟۔։።", "。！？｡।॥။።"  # before a space, and wherever they are
+STOPS, WIDE_STOPS = ".!?…؟۔։", "。！？｡।॥။።"  # before a space, and wherever they are
 NO_END = [
-    either(TITLES),
+    any_of(TITLES),
     r"[^I\P{Lu}]",  # an initial
     r"\p{L}\. ?[^m\P{L}]",  # e.g., z. B., but not p.m.
     r"\p{Ll}(?=\.\s\p{L}\.)",  # the z. of z. B.
     r"\d\d?",  # am 3. Oktober
-    rf"(?:{either(NUMBERED)})(?=\.\s*\d)",
+    rf"(?:{any_of(NUMBERED)})(?=\.\s*\d)",
 ]
-# The space between two sentences: after STOPS, and before anything but a small letter; after a stop that stands alone,
-# as in tokenized text; or after WIDE_STOPS, where there may be none. SMALL is replaced below. JavaScript reads this
-# pattern as well: examples/browser has a copy.
+# The space between two sentences: after STOPS, and before anything but a small letter; or after WIDE_STOPS, where
+# there may be none. SMALL is replaced below. JavaScript reads this pattern too: examples/browser has a copy.
+BEGIN = rf"(?=(?:[«–—-]\s{{1,3}})?[{OPENING}]{{0,3}}[^{OPENING}{STOPS}\sSMALL])"  # of the next sentence
 GAP = (
-    rf"(?<=[{STOPS}]{CLOSED})(?<!{START}(?:{'|'.join(NO_END)})\.)\s+(?=[{OPENING}]{{0,3}}[^{OPENING}\sSMALL])"
-    rf"|(?<=\s[{STOPS}]{{1,3}})\s+(?=\S)"
+    rf"(?<=[{STOPS}]{CLOSED})(?<!{START}(?:{'|'.join(NO_END)})\.)\s+{BEGIN}"
     rf"|(?<=[{WIDE_STOPS}]{CLOSED})\s*(?!{CLOSING}|[{WIDE_STOPS}…])(?=\S)"
 )
 GAPS = {has_capitals: regex.compile(GAP.replace("SMALL", r"\p{Ll}" * has_capitals)) for has_capitals in (True, False)}
-MAYBE = regex.compile(rf"[{STOPS}]\S{{0,40}}\s+\S|[{WIDE_STOPS}].")  # finds quickly that most texts are one sentence
+MAYBE = regex.compile(
+    rf"[{STOPS}]\S{{0,40}}\s+\S|[{WIDE_STOPS}]\s*\S"
+)  # finds quickly that most texts are one sentence
 
 
 def sentence_ends(text: str) -> list[int]:

@@ -47,6 +47,7 @@ LARGEST_STEP = 2**26  # numbers in the largest tensor of a decoding step, of whi
 LARGEST_NUMBER = 2**20  # in a generation config, but for beams and lengths
 MOST_UNSAVED = 2**24  # numbers of a model that its file lacks, as the position tables of Marian
 WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # locate a model
+WIDE_END = re.compile(r"[。！？，；：、][」』”’）》】]*$")  # what no space follows
 LINE_BREAK = re.compile(r"[\n\r\u2028\u2029]")
 LINE = re.compile(
     rf"[^{LINE_BREAK.pattern[1:-1]}]+(?:{LINE_BREAK.pattern}\s*)?"
@@ -248,11 +249,11 @@ class Translator:
         Translator.from_pretrained(["outputs/seed1", "outputs/seed2"])(["The dog sleeps."], num_beams=5)
 
     A text is translated line by line, and a line in pieces of as many sentences as sources had in training. The spaces
-    and line breaks around them are kept; an empty text stays empty. All pieces are translated in batches of similar
-    length. Translations end at the `max_length` of the model's generation config, as in `generate`. If that is None,
-    they end 50 tokens after the length of the longest source in the batch (section 6.1). Beam search stops with as
-    many finished hypotheses as beams (`early_stopping=True`, as in CTranslate2), unless the call or the generation
-    config sets `early_stopping`.
+    and line breaks around them are kept; an empty text stays empty, and one of spaces becomes so. All pieces are
+    translated in batches of similar length. Translations end at the `max_length` of the model's generation config, as
+    in `generate`. If that is None, they end 50 tokens after the length of the longest source in the batch (section
+    6.1). Beam search stops with as many finished hypotheses as beams (`early_stopping=True`, as in CTranslate2),
+    unless the call or the generation config sets `early_stopping`.
 
     Args:
         engine: An [`Engine`]. A vanilla_transformer model, or a list of them for an ensemble, becomes a
@@ -465,8 +466,9 @@ class Translator:
         """The lines of a text in pieces of at most `max_source_sentences`, each with the tags of the text; and what
         stands before, between and after them.
         """
-        body, tags = text.lstrip(), self.tags_of(text)
-        pieces, gaps = [], [text[: len(text) - len(body)]]
+        tags = self.tags_of(text)
+        body = text.lstrip()[len(tags) :].lstrip()
+        pieces, gaps = [], [text.removesuffix(body).replace(tags, "", 1)]
         for line in LINE.findall(body):
             ends = [len(line)]
             if self.max_source_sentences < sys.maxsize:
@@ -475,7 +477,7 @@ class Translator:
             for start, end in pairwise([0, *ends]):
                 piece = line[start:end].rstrip()
                 gaps.append(line[start + len(piece) : end])
-                pieces.append(tags + piece if pieces else piece)
+                pieces.append(tags + piece)
         return pieces, gaps
 
     def limit_of(self, piece: str, source: list[int], too_long: str) -> int:
@@ -520,7 +522,7 @@ class Translator:
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if not token.special]
         known = [token for token in added if not token[0].isalnum()]
         known += filter(re.compile(r">>\S+<<").fullmatch, self.tokenizer.get_vocab())
-        return re.compile(rf"\s*(?:(?:{'|'.join(map(re.escape, known)) or '(?!)'})\s*)+")
+        return re.compile(rf"\s*(?:(?:{'|'.join(map(re.escape, known)) or '(?!)'})[^\S\n]*)+")
 
     def tags_of(self, text: str) -> str:
         """The tags at the beginning of a text, which each of its pieces repeats."""
@@ -796,7 +798,7 @@ CUTS = {
 def cut(
     text: str, fits: Callable[[str], bool], is_possible: Callable[[str], bool], level: int = SENTENCES
 ) -> Iterator[str]:
-    """Splits `text` into the longest pieces that fit.
+    """Splits `text` into pieces that fit, each as long as the places to cut at allow.
 
     A sentence or a word that does not fit is kept whole if that is possible. A piece that cannot be split is returned
     even if it is not.
@@ -826,14 +828,15 @@ def cut(
 def join(translations: list[str], gaps: list[str]) -> str:
     """The translations of the pieces of a text, with what stood before, between and after them.
 
-    Where nothing did, as between Chinese sentences, stands a space, and nothing after Chinese or Japanese punctuation.
+    Pieces that nothing separated, as Chinese sentences, get a space between them; but after Chinese or Japanese
+    punctuation there is none, whatever stood there.
     """
     if not translations:
         return ""
     before, *between = gaps
     for number, (translation, gap) in enumerate(zip(translations, between, strict=True), 1):
         if number < len(translations) and not LINE_BREAK.search(gap):
-            gap = "" if translation.endswith(tuple("。！？，；：、")) else gap or " "
+            gap = "" if WIDE_END.search(translation) else gap or " "
         before += translation + gap
     return before
 

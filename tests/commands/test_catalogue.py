@@ -85,6 +85,21 @@ def test_untranslated_messages_are_filled_and_all_else_stays(source, tmp_path, c
         subprocess.run(["msgfmt", "--check-format", "-o", "/dev/null", tmp_path / "done.po"], check=True)
 
 
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({0: ""}, {0: "%d FILES"}),
+        ({0: "", 1: "", 2: ""}, {0: "%d FILE", 1: "%d FILES", 2: "%d FILES"}),
+        ({0: "Mein", 1: ""}, {0: "Mein", 1: "%d FILES"}),
+        ({}, {0: "%d FILE", 1: "%d FILES"}),
+    ],
+)
+def test_a_language_has_any_number_of_plural_forms(given, expected):
+    message = polib.POEntry(msgid="%d file", msgid_plural="%d files", msgstr_plural=given)
+    assert module.fill(without_tags, [message]) == 0
+    assert message.msgstr_plural == expected
+
+
 def test_what_is_filled_is_written_after_each_part_and_another_run_goes_on(source, monkeypatch):
     monkeypatch.setattr(module, "MESSAGES_AT_A_TIME", 1)
     calls = []

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import os
 import re
 import shutil
 import socket
@@ -394,8 +395,10 @@ def process(folder, tmp_path_factory):
     """The command in a process: its address, the process, and the file with its errors."""
     errors = tmp_path_factory.mktemp("process") / "stderr"
     command = [sys.executable, "-c", WATCHED, "demo", "--model", folder, "--max_source_length", str(LIMIT)]
+    proxies = {"http_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}  # where nothing listens
     with errors.open("w") as stderr:
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=ROOT)
+        streams = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
+        running = subprocess.Popen(command, **streams, cwd=ROOT, env=os.environ | proxies)
     try:
         line = running.stdout.readline()
         assert line, errors.read_text()

@@ -111,8 +111,7 @@ def test_the_tokenizer_keeps_the_longest_training_source(
         (3, True, 2, 3),
         (1, True, 2, 2),
         (None, True, 2, 2),
-        (3, True, None, None),
-        (3, False, None, None),
+        (1000, True, 2, 1000),
     ],
 )
 def test_the_tokenizer_notes_how_many_sentences_sources_have(text_tokenizer, before, keeps_more, found, expected):

@@ -1,4 +1,4 @@
-"""Translate standard input to standard output, line by line, in UTF-8, or a gettext catalogue.
+"""Translate standard input line by line to standard output, in UTF-8, or fill a gettext catalogue.
 
 Lines are translated as they arrive, so another program may write one and wait for its translation. Empty lines stay
 empty; with --n_best, nothing is written for them.

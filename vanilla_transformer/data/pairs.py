@@ -305,8 +305,8 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
 
     A pair is held out by a hash of its normalized source, so that all pairs of a source are on the same side, the same
     ones when a file grows or is shuffled. They are taken from all files, of each at least one if these `differ` in
-    their languages. Files with tags or weights, such as back-translations, are not all alike: then they are taken from
-    the first, and the others lose the pairs with sources that are held out.
+    their languages. If files have tags or weights and the same languages, such as back-translations, they are taken
+    from the first only, and the others lose the pairs with sources that are held out.
     """
     name, train = options.label, files["train"]
     shares = {"test": options.test_split_percentage, "validation": options.validation_split_percentage}
@@ -331,7 +331,8 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
             if split == "train" or number < count:
                 found[split].append(pairs.select(np.flatnonzero((start <= of_file) & (of_file < end))))
     held_out = {split: [len(part) for part in found[split]] for split in shares}
-    if not any(map(len, found["train"])) or not all(map(all if differ else any, held_out.values())):
+    needed = all if differ else any  # files with pairs on either side
+    if not needed(map(len, found["train"])) or not all(map(needed, held_out.values())):
         raise UserError(f"{name} has {sum(map(len, train[:count]))} pair(s), too few to hold some out; {remedy}")
     total = sum(map(len, train[:count]))
     for split, counts in held_out.items():
@@ -341,7 +342,7 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
 
 
 def bounds_of(points: np.ndarray, shares: dict[str, int]) -> dict[str, tuple[float, float]]:
-    """Between which points each split has its sources: so many percent of them but, of a few, at least one."""
+    """The range of points of each split: its percentage or, if no source falls into that, up to the first one."""
     bounds, start = {}, 0.0
     for split, share in shares.items():
         end = start + share / 100

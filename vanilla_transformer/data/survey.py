@@ -26,7 +26,7 @@ LONG = 20  # characters
 
 
 class Texts:
-    """What is counted in the pairs of `files` of a split, in 40 bytes a pair; those with an empty side do not count.
+    """What is counted in the pairs of `files` of a split, in 64 bytes a pair; those with an empty side do not count.
 
     Attributes:
         rows: The places of the pairs, counted over all files (n,).
@@ -73,11 +73,11 @@ class Texts:
         counts = np.unique(self.source[~self.repeated()], return_counts=True)[1]
         return int(counts[counts > 1].sum())
 
-    def usual_sentences(self) -> int | None:
-        """The most sentences that a tenth of the sources have; None if that is more than can be counted."""
+    def usual_sentences(self) -> int:
+        """The largest number of sentences that at least a tenth of the sources have; from 10 on, 1,000."""
         at_least = self.sentences[::-1].cumsum()[::-1]  # so many sources have 1, 2, ... sentences or more
         most = int((at_least >= 0.1 * len(self.rows)).sum())
-        return most if 0 < most < 10 else None
+        return most if most < 10 else 1000
 
     def odd_lengths(self) -> int:
         """How many pairs of long texts have a ratio of lengths that is far from the usual one."""

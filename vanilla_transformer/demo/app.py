@@ -1,6 +1,7 @@
 """A web page that translates and shows how: the n best with their scores, word alignment and attention."""
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -70,6 +71,9 @@ def launch(app: gr.Blocks, **options) -> gr.Blocks:
     options |= {"share": False, "ssr_mode": False, "show_error": False, "prevent_thread_lock": True, "quiet": True}
     # Gradio may serve files from processes of their own, outside the gate; these must not store any either.
     options |= {"app_kwargs": {"middleware": [Middleware(Gate)]}, "max_file_size": 0}
+    for name in ("no_proxy", "NO_PROXY"):  # Gradio asks its own page whether it is up, which no proxy can reach
+        hosts = [os.environ.get(name), "localhost", "127.0.0.1", options.get("server_name")]
+        os.environ[name] = ",".join(filter(None, hosts))
     app.launch(**options)
     return app
 

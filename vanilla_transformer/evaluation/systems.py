@@ -85,7 +85,7 @@ def count_errors(hypotheses: list[str], references: list[str], lowercase: bool =
     """`exact_match` and `word_error_rate` in percent, of texts as [`normalize`] makes them.
 
     The word error rate is the number of words to insert, delete or replace, divided by that of the words in the
-    references; where words are phonemes, it is the phoneme error rate.
+    references; where words are phonemes, it is the phoneme error rate. Without spaces, a text is one word.
     """
     exact = errors = words = 0
     for pair in zip(hypotheses, references, strict=True):
@@ -97,7 +97,9 @@ def count_errors(hypotheses: list[str], references: list[str], lowercase: bool =
 
 
 def edit_distance(one: list[str], two: list[str]) -> int:
-    """How many words must be inserted, deleted or replaced to make `two` of `one` (Levenshtein, 1966)."""
+    """How many words must be inserted, deleted or replaced to turn `one` into `two` (Levenshtein, 1966)."""
+    if one == two:
+        return 0
     row = list(range(len(two) + 1))  # the distances of the words so far to the first 0, 1, ... words of `two`
     for count, word in enumerate(one, 1):
         before, row = row, [count]

@@ -225,11 +225,13 @@ def tokenize_splits(
 
 
 def note_sentences(tokenizer, survey: dict, keeps_more: bool):
-    """Notes in the tokenizer how many sentences a training source may have; the Translator cuts texts accordingly."""
-    sentences = survey["train"]["usual_sentences"] if "train" in survey else None
-    before = tokenizer.init_kwargs.pop("max_source_sentences", None)
-    if sentences is not None:
-        tokenizer.init_kwargs["max_source_sentences"] = max(sentences, (before or 0) if keeps_more else 0)
+    """Notes in the tokenizer how many sentences a training source may have; the Translator cuts texts accordingly.
+
+    With `keeps_more`, the number is never lowered: a model to fine-tune may have read more.
+    """
+    before = tokenizer.init_kwargs.get("max_source_sentences", 0) if keeps_more else 0
+    if "train" in survey:  # on the main process, which saves the tokenizer
+        tokenizer.init_kwargs["max_source_sentences"] = max(survey["train"]["usual_sentences"], before)
 
 
 # Kept from a Marian model: its decoder starts with the padding token, which these options keep out of the output.
