@@ -41,7 +41,7 @@ def main():
     if options.push_to_hub:
         upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
     accelerator = distributed.make_accelerator(options)
-    memory.configure(accelerator)
+    memory.configure(accelerator.device, accelerator.mixed_precision)
     reports.hide_bars()
     resume_from = distributed.run_on_main(
         checkpoint.resolve_resume_checkpoint, output_dir, options.resume_from_checkpoint

@@ -39,11 +39,11 @@ def configure_malloc():
         libc.mallopt(m_top_pad, 2**28)
 
 
-def configure(accelerator: Accelerator):
-    """Prepares this process for a run on its device."""
+def configure(device: torch.device, mixed_precision: str):
+    """Prepares this process for a run on a device."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # takes 0.2 s more for each new shape of batch (docs/LOG.md)
-    if accelerator.device.type == "cpu":
-        configure_cpu(accelerator.mixed_precision)
+    if device.type == "cpu":
+        configure_cpu(mixed_precision)
 
 
 def configure_cpu(mixed_precision: str):

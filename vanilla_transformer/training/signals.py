@@ -5,6 +5,8 @@ import os
 import signal
 import time
 
+from accelerate import Accelerator
+
 REPEAT_AFTER = 1.0  # seconds; a launcher forwards the Ctrl-C that the terminal has already sent to all processes
 
 
@@ -20,7 +22,7 @@ class Stopped(Exception):
 class GracefulShutdown:
     """A context in which SIGTERM and SIGINT only set a flag. A second Ctrl-C raises KeyboardInterrupt."""
 
-    def __init__(self, accelerator):
+    def __init__(self, accelerator: Accelerator):
         self.accelerator = accelerator
         self.signal_number: int | None = None
         self.received_at = 0.0

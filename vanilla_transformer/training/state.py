@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..errors import UserError
@@ -108,7 +109,9 @@ class Meter:
         """Adds a step: its loss on this process (), the counts of `count_tokens` (3,) and its gradient norm ()."""
         self.steps.append((state.step, state.position, learning_rate, torch.stack([loss, *tokens, norm])))
 
-    def flush(self, state: TrainerState, accelerator, read_pairs: Callable, detect_spikes: bool = True) -> dict:
+    def flush(
+        self, state: TrainerState, accelerator: Accelerator, read_pairs: Callable, detect_spikes: bool = True
+    ) -> dict:
         """Adds the collected steps to `state` and returns the log entry; raises [`Diverged`] if training has diverged.
 
         `read_pairs(first, count)` returns the pairs of this process in `count` batches from number `first`, for the
