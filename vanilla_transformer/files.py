@@ -43,9 +43,11 @@ def replacing_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str):
-    """Writes a file in UTF-8; as [`replacing_files`]."""
+    """Writes a file in UTF-8, with the access rights of the one that it replaces; as [`replacing_files`]."""
     with replacing_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+        if path.is_file() and not path.is_symlink():
+            shutil.copymode(path, temporary)
 
 
 def check_replaceable(path: Path):

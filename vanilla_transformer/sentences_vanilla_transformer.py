@@ -5,7 +5,7 @@ import regex
 
 # Words with a period that does not end a sentence: before any word, and before a number.
 TITLES = (
-    "adm al approx Av avv bijv bl bzw ca capt cf cmdr dhr dipl doc dott dr dra drs ds dvs ee evtl exmo fr frl gen "
+    "adm al approx Av avv bijv bl bzw ca capt cf cmdr Col dhr dipl doc dott dr dra drs ds dvs ee evtl exmo fr frl gen "
     "geom ggf gov Hon hr ing inkl insp inż kap lic lt maj mevr mgr Mio mlle mme mr Mrd mrs ms msgr mt mx např np "
     "núm obs phd pres prof profa prot pvt ref rep rev Sen sgt sig sigg sn sr sra srta ss st sta ste sto tj Tsd "
     "tzv tzw ud uds ul uu vgl viz vs zzgl św акад им проф ул"
@@ -27,7 +27,7 @@ def any_of(words: str) -> str:
 START = r"(?:^|[^\p{L}\p{N}])"  # of a word
 OPENING = r""""'“„‚‘’«»(\[¿¡–—\-"""
 CLOSING = r"""["'”’»)\]}」』）》】]"""
-CLOSED = rf"(?:{CLOSING}|</\w{{1,9}}>){{0,3}}"
+CLOSED = rf"(?:{CLOSING}|\s{{1,2}}»|</\w{{1,9}}>){{0,3}}"
 STOPS, WIDE_STOPS = ".!?…؟۔։", "。！？｡।॥။።"  # before a space, and wherever they are
 NO_END = [
     any_of(TITLES),

@@ -447,7 +447,7 @@ class Translator:
         text_indices, sources = [], []
         nothing = self.encode([""])
         for (index, piece, after), source in zip(pieces, beginnings, strict=True):
-            if [source] == nothing or all(unicodedata.category(letter) == "Cf" for letter in piece):  # invisible
+            if [source] == nothing or all(map(is_invisible, piece)):
                 gaps[index][-1] += after
                 continue
             found = [(source, after)]
@@ -779,6 +779,11 @@ def batches_by_length(lengths: list[int], max_tokens: int, max_sentences: int = 
         start = end
 
 
+def is_invisible(letter: str) -> bool:
+    """Whether it is a space, or a joiner or a mark of direction, which mean nothing by themselves."""
+    return letter.isspace() or unicodedata.category(letter) == "Cf"
+
+
 def ends_of(pattern: str, text: str) -> list[int]:
     """Where the parts of a text end that `pattern` separates; the last end is that of the text."""
     ends = [found.end() for found in re.finditer(pattern, text)]
@@ -828,15 +833,15 @@ def cut(
 def join(translations: list[str], gaps: list[str]) -> str:
     """The translations of the pieces of a text, with what stood before, between and after them.
 
-    Pieces that nothing separated, as Chinese sentences, get a space between them; but after Chinese or Japanese
-    punctuation there is none, whatever stood there.
+    Pieces that nothing separated, as Chinese sentences, get a space between them; after Chinese or Japanese
+    punctuation, a single space goes.
     """
     if not translations:
         return ""
     before, *between = gaps
     for number, (translation, gap) in enumerate(zip(translations, between, strict=True), 1):
-        if number < len(translations) and not LINE_BREAK.search(gap):
-            gap = "" if WIDE_END.search(translation) else gap or " "
+        if number < len(translations) and gap in ("", " "):
+            gap = "" if WIDE_END.search(translation) else " "
         before += translation + gap
     return before
 

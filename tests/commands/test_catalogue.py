@@ -80,7 +80,7 @@ def test_untranslated_messages_are_filled_and_all_else_stays(source, tmp_path, c
     ]
     assert done.header == before.header and done[0].msgctxt == "menu" and done[0].occurrences == [("main.c", "12")]
     assert done.metadata == before.metadata | {"Content-Type": "text/plain; charset=UTF-8"}
-    assert "done.po: 4 messages were translated; 2 of them lack a placeholder and are" in capsys.readouterr().err
+    assert "done.po: 4 messages translated; 2 with other placeholders, or empty, marked" in capsys.readouterr().err
     if shutil.which("msgfmt"):
         subprocess.run(["msgfmt", "--check-format", "-o", "/dev/null", tmp_path / "done.po"], check=True)
 
@@ -130,7 +130,7 @@ WRONG = {
     "--catalogue missing.po --output y.po": "--catalogue missing.po could not be read",
     "--catalogue broken.po --output y.po": "--catalogue broken.po could not be read: Syntax error in po file",
     "--catalogue latin.po --output y.po": "--catalogue latin.po could not be read: 'utf-8' codec",
-    "--catalogue empty.po --output folder": "--output folder cannot be written: folder is not a file",
+    "--catalogue empty.po --output folder": "/folder is not a file; choose another name",
 }
 
 

@@ -185,6 +185,10 @@ def test_where_held_out_pairs_are_from_is_told_without_the_path(tmp_path):
     assert found.origins["validation"] == f"held out of {found.origins['train']}"
     marked = load(train_file=many[:0:-1], train_file_weights=[2.0] + [1.0] * 8)
     assert {row["source"][:2] for row in marked["validation"]} == {"s9"}
+    total = sum(1 + 40 * number for number in range(1, 10))
+    assert len(marked["train"]) + len(marked["validation"]) == total + 361 - len(
+        marked["validation"]
+    )  # s9 is read twice
     assert marked.origins["validation"] == "held out of 9.tsv"
     assert load(train_file=train).origins == {"train": "train.txt", "validation": "held out of train.txt"}
     folder = tmp_path / "corpus"

@@ -96,8 +96,9 @@ STOPPED += " --activation_function gelu"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2"
 ACCELERATE = "-m accelerate.commands.launch --num_machines 1 --mixed_precision no --dynamo_backend no --multi_gpu"
 ACCELERATE += " --num_processes 2"
+EVALUATING = "20/60: loss "  # is logged before the first evaluation
 STOPS = {  # launcher, who gets which signal when
-    "SIGTERM to torchrun": (TORCHRUN, "itself", signal.SIGTERM, "Translating"),
+    "SIGTERM to torchrun": (TORCHRUN, "itself", signal.SIGTERM, EVALUATING),
     "Ctrl-C under accelerate": (ACCELERATE, "all", signal.SIGINT, "loss "),
 }
 
@@ -155,7 +156,7 @@ def test_signal_to_launched_processes_saves_a_checkpoint(launcher, whom, number,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number, when", [(signal.SIGTERM, "loss "), (signal.SIGINT, "Translating")])
+@pytest.mark.parametrize("number, when", [(signal.SIGTERM, "loss "), (signal.SIGINT, EVALUATING)])
 def test_signal_to_all_saves_a_checkpoint_and_ends_the_run(number, when, pairs, fork, whole, tmp_path):
     """To a process and those that read its data, in a step and in an evaluation."""
     argv = options(pairs, tmp_path / "model", STOPPED + " --gradient_accumulation_steps 2")

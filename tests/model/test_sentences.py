@@ -24,7 +24,7 @@ Version 2.0 is out. | Visit www.example.com. | Open file.txt now.
 Save it? | %s was saved. | {name} left. | <b>Bold.</b> | <i>Next</i>
 Er mag Tiere, z. B. Hunde, d. h. Dackel. | Sie auch, z.B. Katzen. | Nur Prof. Dr. Müller kommt.
 Am 3. Oktober kommen ca. 5 Mio. Gäste.
-M. Dupont et Mme Durand arrivent. | « Vraiment ? » dit-il. | Quoi ? | Oui ! dit-elle.
+M. Dupont et Mme Durand arrivent. | « Oui. » | Elle part. | « Vraiment ? » dit-il. | Quoi ? | Oui ! dit-elle.
 È mio. | Prendilo.
 Det är hon. | Lampan är av. | Han kommer.
 I thought ... well, no. | Wait . . . what? | DR. SMITH waits.
@@ -105,6 +105,7 @@ def test_lines_and_sentences_are_translated_one_by_one_and_spaces_stay(translato
         "A dog sleeps. No!\u2028Two children play. A dog sleeps.": f"{first} {second}\u2028{third} {first}",
         "\u3000No!\xa0": f"\u3000{second}\xa0",
         "\u200d": "",
+        "\u200d \u200e": "",
         "\ufeff\u200b\u200c": "",
         "No!\n\u200d\nA dog sleeps.": f"{second}\n\n{first}",
         "No!": second,
@@ -124,6 +125,7 @@ def test_tags_are_repeated_and_no_piece_of_their_own():
 
 def test_no_space_follows_wide_punctuation():
     assert join(["“是。”", "不！」", "ja.", "nein"], ["", " ", " ", "", "\n"]) == "“是。”不！」ja. nein\n"
+    assert join(["狗。", "猫。"], ["", "\t", ""]) == "狗。\t猫。"
 
 
 @pytest.mark.parametrize(

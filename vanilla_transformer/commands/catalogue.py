@@ -1,5 +1,6 @@
 """Fills the untranslated messages of a gettext catalogue (.po)."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import polib
 from tqdm.auto import tqdm
 
 from ..data.readers import open_po
-from ..data.texts import kept, placeholders
+from ..data.texts import placeholders
 from ..errors import explaining
 from ..files import write_text
 from ..translation_vanilla_transformer import TextTooLong, Translator
@@ -18,13 +19,17 @@ MESSAGES_AT_A_TIME = 1_000  # after which the catalogue is written
 def fill_catalogue(translator: Translator, source: Path, target: Path, **generation):
     """Translates the messages of `source` that have no translation, and writes the whole catalogue to `target`.
 
-    A message whose translation lacks a placeholder is marked as fuzzy, so that gettext's tools leave it out until
-    somebody has looked at it. The catalogue is written after every thousand messages; to go on after an interruption,
-    fill what was written. Raises UserError if a file cannot be read or written, or a message not be translated.
+    A message whose translation is empty or has other placeholders is marked as fuzzy, so that gettext's tools leave it
+    out until somebody has looked at it. The catalogue is written after every thousand messages; to go on after an
+    interruption, fill what was written. Raises UserError if a file cannot be read or written, or a message not be
+    translated.
     """
     with explaining(f"--catalogue {source} could not be read", OSError, ValueError, LookupError):
         catalogue = open_po(source)
     with explaining(f"--output {target} cannot be written", OSError):
+        target = target.resolve()  # a link is written through
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(f"{target} may not be written")
         catalogue.metadata["Content-Type"] = "text/plain; charset=UTF-8"
         untranslated = [one for one in catalogue.untranslated_entries() if one.msgid.strip()]
         write_text(target, str(catalogue))  # raises now, not after the first thousand messages
@@ -35,12 +40,12 @@ def fill_catalogue(translator: Translator, source: Path, target: Path, **generat
                 doubtful += fill(translator, some, **generation)
                 write_text(target, str(catalogue))
                 bar.update(len(some))
-    marked = f"; {doubtful:,} of them lack a placeholder and are marked as fuzzy" if doubtful else ""
-    print(f"{target}: {len(untranslated):,} messages were translated{marked}", file=sys.stderr)
+    marked = f"; {doubtful:,} with other placeholders, or empty, marked as fuzzy" if doubtful else ""
+    print(f"{target}: {len(untranslated):,} messages translated{marked}", file=sys.stderr)
 
 
 def fill(translator: Translator, messages: list[polib.POEntry], **generation) -> int:
-    """Translates messages in place, and of their plural forms the empty ones; returns how many lack a placeholder."""
+    """Translates messages in place, and of their plural forms the empty ones; returns how many are marked as fuzzy."""
     texts = list(dict.fromkeys(text for one in messages for text in (one.msgid, one.msgid_plural) if text))
     with explaining("the messages could not be translated", Exception):  # a stranger's model can raise anything
         try:
@@ -52,7 +57,7 @@ def fill(translator: Translator, messages: list[polib.POEntry], **generation) ->
 
 
 def fill_one(message: polib.POEntry, translations: dict[str, str]) -> bool:
-    """Whether the translation of a message lacks a placeholder."""
+    """Writes the translations of a message; returns whether it is marked as fuzzy."""
     if message.msgid_plural:
         forms = message.msgstr_plural or {0: "", 1: ""}
         # The first form is the singular, unless there is no other.
@@ -61,7 +66,7 @@ def fill_one(message: polib.POEntry, translations: dict[str, str]) -> bool:
         message.msgstr_plural = {form: text or translations[sources[form]] for form, text in forms.items()}
     else:
         written, message.msgstr = [message.msgid], translations[message.msgid]
-    counts = [(placeholders(source), placeholders(translations[source])) for source in written]
-    is_doubtful = any(kept(before, after) < before.total() for before, after in counts)
+    pairs = [(source, translations[source]) for source in written]
+    is_doubtful = any(placeholders(one) != placeholders(two) or not two.strip() for one, two in pairs)
     message.flags += ["fuzzy"] * is_doubtful
     return is_doubtful

@@ -55,7 +55,11 @@ def add_translation_options(parser: argparse.ArgumentParser):
     add("--num_beams", type=positive, help="beams (default: those of the model)")
     add("--length_penalty", type=float, help="divide scores of beams by length to this power")
     add("--max_new_tokens", type=positive, help="maximum length of a translation in tokens (default: the model's)")
-    add("--max_source_length", type=positive, help="tokens translated in one piece (default: the longest in training)")
+    add(
+        "--max_source_length",
+        type=positive,
+        help="tokens of a piece (default: the longest in training; of a single sentence, all positions)",
+    )
     add("--max_source_sentences", type=positive, help="sentences translated in one piece (default: as in training)")
     add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
     add("--device", help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")

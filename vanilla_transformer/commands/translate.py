@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--model", required=True, nargs="+", help="a model directory or a Hub id; several are an ensemble")
     add("--revision", help="the commit, branch or tag on the Hub (default: main)")
     add_translation_options(parser)
-    policy = "a line over --max_source_length: translate it in pieces, or stop and name it (default: %(default)s)"
+    policy = "a sentence over --max_source_length: translate it in parts, or stop and name it (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
     add("--catalogue", type=Path, metavar="FILE.po", help="translate the messages of it that are untranslated")
     add("--output", type=Path, metavar="FILE.po", help="the catalogue with the translations; may be the same file")

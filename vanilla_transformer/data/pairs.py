@@ -326,10 +326,12 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
     else:
         bounds = [bounds_of(np.concatenate(points[:count]), shares)] * len(train)
     found: dict[str, list[Dataset]] = {split: [] for split in ("train", *shares)}
-    for number, (pairs, of_file, within) in enumerate(zip(train, points, bounds, strict=True)):
+    for pairs, of_file, within in zip(train[:count], points, bounds, strict=False):
         for split, (start, end) in within.items():
-            if split == "train" or number < count:
-                found[split].append(pairs.select(np.flatnonzero((start <= of_file) & (of_file < end))))
+            found[split].append(pairs.select(np.flatnonzero((start <= of_file) & (of_file < end))))
+    sources = points[0][points[0] < bounds[0]["train"][0]]  # those that are held out of the first file
+    for pairs, of_file in zip(train[count:], points[count:], strict=True):
+        found["train"].append(pairs.select(np.flatnonzero(~np.isin(of_file, sources))))
     held_out = {split: [len(part) for part in found[split]] for split in shares}
     needed = all if differ else any  # files with pairs on either side
     if not needed(map(len, found["train"])) or not all(map(needed, held_out.values())):
