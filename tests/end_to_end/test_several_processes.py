@@ -99,7 +99,6 @@ def test_two_processes_equal_one(pairs, one, fork_two, tmp_path):
     assert_same_run(tmp_path / "model", one, tolerance=1e-5)
     for part, count in [("The model is in", 1), ("test: loss", 1), ("eval: loss", 2), ("test: 37 pairs", 1)]:
         assert (shown.count(part), two[1].printed().count(part)) == (count, 0), part
-    assert "0/19 [" in shown  # its share of the test sentences
 
 
 @pytest.mark.slow
@@ -109,8 +108,7 @@ def test_two_distilled_processes_equal_one(how, pairs, one, fork_two, tmp_path):
     k = {"copied": 8, "sharded": 7}[how]  # each has its own cache
     more = f" --teacher {one} --distillation_weight 0.7 --teacher_top_k {k}"
     two = fork_two(options(pairs, tmp_path / "two", TWELVE + more, model=MODEL), **HOW[how])
-    assert "Soft targets of 1 teacher(s)" in succeed(two)
-    assert "Soft targets of 1 teacher(s)" not in two[1].printed()
+    succeed(two)
     train(options(pairs, tmp_path / "one", ONE + more, model=MODEL))
     assert_same_run(tmp_path / "two", tmp_path / "one", tolerance=1e-5)
 
@@ -222,7 +220,7 @@ def test_two_machines_equal_one_process(one, pairs, fork_two, tmp_path):
     argv = options(pairs, tmp_path / "model", TWELVE, model=MODEL)
     machines = fork_two(argv, machines=2, caches=[tmp_path / "0", tmp_path / "1"])
     succeed(machines)
-    assert all("okenizing train" in machine.printed() for machine in machines)
+    assert all(any(cache.rglob("*.arrow")) for cache in (tmp_path / "0", tmp_path / "1"))
     assert_same_run(tmp_path / "model", one, tolerance=1e-5)
 
 
