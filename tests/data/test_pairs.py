@@ -257,11 +257,6 @@ def test_validation_is_held_out_of_files_with_other_languages(other, languages, 
     assert {source[:4] for source, _ in texts(pairs["validation"])} == {"<de>", "<en>"}
 
 
-def held_out_of(pairs: list[tuple], percentage: int) -> set[tuple]:
-    """The pairs whose sources are held out of any file."""
-    return {pair for pair in pairs if point_of(pair[0]) < percentage / 100}
-
-
 Y_TO_X = {"source_column": "y", "target_column": "x"}
 
 
