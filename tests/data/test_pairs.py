@@ -18,7 +18,6 @@ from vanilla_transformer.data.pairs import (
     iter_texts,
     load_pairs,
     load_split,
-    point_of,
     sample_texts,
     tokenize_pairs,
 )
