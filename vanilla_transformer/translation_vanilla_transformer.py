@@ -48,10 +48,7 @@ LARGEST_NUMBER = 2**20  # in a generation config, but for beams and lengths
 MOST_UNSAVED = 2**24  # numbers of a model that its file lacks, as the position tables of Marian
 WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # locate a model
 WIDE_END = re.compile(r"[。！？，；：、][」』”’）》】]*$")  # what no space follows
-LINE_BREAK = re.compile(r"[\n\r\u2028\u2029]")
-LINE = re.compile(
-    rf"[^{LINE_BREAK.pattern[1:-1]}]+(?:{LINE_BREAK.pattern}\s*)?"
-)  # and what separates it from the next
+LINE = re.compile(r"[^\n\r\u2028\u2029]+(?:[\n\r\u2028\u2029]\s*)?")  # with the breaks after it
 
 
 class TextTooLong(ValueError):
