@@ -21,7 +21,8 @@ def strings() -> list[str]:
 
 def test_every_message_is_one_of_the_code():
     """A string of the code has the parts of the message between its … in this order."""
-    messages = re.findall(r"(?m)^### (?P<ticks>`+)(.*)(?P=ticks)$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"(?m)^### (?P<ticks>`+)(.*)(?P=ticks)$", page)
     assert len(messages) >= 20
     written = strings()
     for _, message in messages:
