@@ -322,6 +322,11 @@ def test_directions_that_differ_are_said(is_named, case, by_language, capsys):
     assert ("different directions: " in said, "Warning: files with different target languages" in said) == expected
 
 
+def test_a_translation_into_another_language_is_no_second_target(by_language):
+    files = [by_language("en-de", PAIRS), by_language("en-fr", [(source, f"En {target}") for source, target in PAIRS])]
+    assert load(train_file=files, train_file_tags=["<de>", "<fr>"]).survey["train"]["several_targets"] == 0
+
+
 def test_files_with_other_languages_need_them_named(by_language):
     files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
     assert "files with different languages need --train_file_langs" in error(train_file=files, **ENGLISH_GERMAN)

@@ -80,7 +80,16 @@ def test_swapped_sides_are_found_without_knowing_the_languages(share):
     assert ("source and target seem to be swapped in about" in said) == (share > 0)
 
 
-@pytest.mark.parametrize("pairs", [[], [("a", "a")] * 5, [("a", "b")], [("", "x")] * 3])
+def test_files_of_different_directions_are_looked_at_one_by_one():
+    there, back = dataset(PAIRS), dataset([pair[::-1] for pair in PAIRS])
+    others = dataset([(source, f"Autre phrase : {source}") for source, _ in PAIRS])
+    odd = {"swapped": 0.0, "several_targets": 0, "pairs": 3 * len(PAIRS)}
+    assert odd.items() <= survey({"train": [there, back, others]}, directions_differ=True)["train"].items()
+    together = survey({"train": [there, back, others]})["train"]
+    assert together["swapped"] > 0.2 and together["several_targets"] == 2 * len(PAIRS)
+
+
+@pytest.mark.parametrize("pairs", [[], [("a", "a")] * 5, [("a", "b")], [("", "x")] * 3, [*PAIRS[:3], PAIRS[3][::-1]]])
 def test_hardly_any_text(pairs):
     found = counts(pairs, validation=pairs)
     assert found["train"]["swapped"] == 0 and describe_survey(found)

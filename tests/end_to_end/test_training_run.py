@@ -295,7 +295,7 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
     assert f"train: {found['train_samples']} pairs (dropped: 0 empty, {100 - found['train_samples']} too long)" in said
     assert 50 < found["train_samples"] < 100 and "validation: 2 pairs" in said and "test: 1 pairs" in said
     assert f"{found['num_parameters']:,} parameters, vocabulary size 280" in said
-    count, padding = re.search(r"(\d+) batches an epoch, (.*) padding", said).groups()
+    count, padding = re.search(r"(\d+) batch(?:es)? an epoch, (.*) padding", said).groups()
     assert f"{int(count) / 2} steps an epoch, 2 batches each" in said
     assert f"steps 0 to {found['train_steps']}, learning rate up to 2.00e-02" in said
     assert found["train_steps"] == -(-int(count) // 2)

@@ -104,7 +104,7 @@ def load_pairs(options: DataOptions) -> Splits:
         pairs.origins = {split: describe_origin(split, origins, held_out, options) for split in files}
         if PartialState().is_main_process:
             first = {split: [as_table(part, SURVEYED) for part in parts] for split, parts in files.items()}
-            pairs.survey = survey(first)
+            pairs.survey = survey(first, differ)
             print(describe_survey(pairs.survey))
         for split in filter(files.get, SPLITS):
             has_tags = split == "train" or split in held_out or len(origins[split]) > 1

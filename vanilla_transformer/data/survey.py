@@ -23,6 +23,7 @@ FEATURES = 512  # of a text: its letters and sequences of up to three letters, i
 IS_SWAPPED = -0.2  # cosine of the angle to the usual direction from target to source, at most
 RATIO = 3.0  # times the usual ratio of lengths, in characters, or a third of it, is odd in texts of at least
 LONG = 20  # characters
+FEW = 20  # pairs: whether some of fewer are swapped is not said
 
 
 class Texts:
@@ -58,6 +59,7 @@ class Texts:
                         self.placeholders[1] += kept(found, placeholders(target))
             numbers.append(np.array(some, dtype=np.int64).reshape(-1, 5))
             total += len(batch["source"])
+        self.ends = np.cumsum([len(pairs) for pairs in files])
         self.rows, self.source, self.target, *lengths = np.concatenate(numbers).T
         self.pair = self.source * 31 + self.target  # overflows, as hashes do
         self.lengths = np.array(lengths)
@@ -68,9 +70,11 @@ class Texts:
         is_repeated[np.unique(self.pair, return_index=True)[1]] = False
         return is_repeated
 
-    def ambiguous(self) -> int:
-        """How many pairs have a source with another target elsewhere."""
-        counts = np.unique(self.source[~self.repeated()], return_counts=True)[1]
+    def ambiguous(self, by_file: bool) -> int:
+        """How many pairs have a source with another target elsewhere, or elsewhere in their file."""
+        distinct = ~self.repeated()
+        file = np.searchsorted(self.ends, self.rows[distinct], side="right") if by_file else 0
+        counts = np.unique(self.source[distinct] + file, return_counts=True)[1]
         return int(counts[counts > 1].sum())
 
     def usual_sentences(self) -> int:
@@ -98,7 +102,7 @@ def swapped_share(pairs: list[tuple[str, str]]) -> float:
     differences = np.array([features(source) - features(target) for source, target in pairs]).reshape(-1, FEATURES)
     norms = np.linalg.norm(differences, axis=1)
     differences = differences[norms > 0] / norms[norms > 0, None]
-    if len(differences) < 2:
+    if len(differences) < FEW:
         return 0.0
     usual = np.linalg.eigh(differences.T @ differences)[1][:, -1]
     cosines = differences @ usual
@@ -113,12 +117,15 @@ def features(text: str) -> np.ndarray:
     return counts / np.linalg.norm(counts)
 
 
-def survey(files: dict[str, list[Dataset]]) -> dict[str, dict]:
-    """Counts of what is odd about each split, which may have several files; kept in `datasets`' cache."""
+def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> dict[str, dict]:
+    """Counts of what is odd about each split, which may have several files; kept in `datasets`' cache.
+
+    If the files translate in different directions, each has its own targets of a source, and its own sides.
+    """
     identity = [(split, part._fingerprint, part.cache_files) for split, parts in files.items() for part in parts]
     names = ("survey.py", "texts.py", "../sentences_vanilla_transformer.py")
     code = [Path(__file__).parent.joinpath(name).read_bytes() for name in names]
-    key = Hasher.hash((identity, code))
+    key = Hasher.hash((identity, directions_differ, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "surveys" / f"{key}.json"
     with contextlib.suppress(OSError, ValueError):  # missing or damaged
         return json.loads(file.read_text(encoding="utf-8"))
@@ -129,7 +136,7 @@ def survey(files: dict[str, list[Dataset]]) -> dict[str, dict]:
             "pairs": len(some.rows),
             "duplicates": int(some.repeated().sum()),
             "source_is_target": int((some.source == some.target).sum()),
-            "several_targets": some.ambiguous(),
+            "several_targets": some.ambiguous(by_file=directions_differ),
             "odd_lengths": some.odd_lengths(),
             "placeholders": some.placeholders[0],
             "placeholders_kept": some.placeholders[1],
@@ -137,7 +144,10 @@ def survey(files: dict[str, list[Dataset]]) -> dict[str, dict]:
         if split == "train":
             found[split]["usual_sentences"] = some.usual_sentences()
             found[split]["several_sentences"] = int(some.sentences[1:].sum())
-            found[split]["swapped"] = swapped_share(spread(files[split]))
+            groups = [[part] for part in files[split]] if directions_differ else [files[split]]
+            sizes = [sum(map(len, parts)) for parts in groups]
+            shares = [swapped_share(spread(parts)) for parts in groups]
+            found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
             unknown = sorted(some.characters - train.characters)
             found[split]["sources_in_train"] = int(np.isin(some.source, train.source).sum())

@@ -69,7 +69,8 @@ def describe_plan(
     """
     if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
         plan, lengths = batches.epoch(), lengths_of(batches.all_pairs)
-        accelerator.print(f"{len(plan):,} batches an epoch, {padding_fraction(*lengths, plan):.1%} padding")
+        number = f"{len(plan):,} batch{'es' if len(plan) > 1 else ''}"
+        accelerator.print(f"{number} an epoch, {padding_fraction(*lengths, plan):.1%} padding")
         each = f"{batches_per_step} batch{'es' if batches_per_step > 1 else ''} each"
         accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, {each}")
     constant, per_pair = step_bytes(model, options, accelerator, longest)
