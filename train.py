@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from filelock import FileLock
 
 from vanilla_transformer.data.batches import training_batches
+from vanilla_transformer.data.files import hide_bars
 from vanilla_transformer.data.pairs import load_pairs
 from vanilla_transformer.errors import escape_output
 from vanilla_transformer.evaluation.scores import Scorer
@@ -42,7 +43,7 @@ def main():
         upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
     accelerator = distributed.make_accelerator(options)
     memory.configure(accelerator.device, accelerator.mixed_precision)
-    reports.hide_bars()
+    hide_bars()
     resume_from = distributed.run_on_main(
         checkpoint.resolve_resume_checkpoint, output_dir, options.resume_from_checkpoint
     )

@@ -6,10 +6,10 @@ python examples/exact_match.py --model outputs/dates --dataset_name outputs/date
 import sys
 
 from common import Parser
-from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import Translator
 from vanilla_transformer.commands.options import positive
+from vanilla_transformer.data.files import hide_bars
 from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.pairs import load_split
 from vanilla_transformer.errors import UserError, loading
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None):
     parser.add_argument("--target_column", default="target", help="(default: %(default)s)")
     parser.add_argument("--num_beams", type=positive, help="beams (default: those of the model)")
     options = parser.parse_args(argv)
-    disable_progress_bar()  # of transformers, for loading the model
+    hide_bars()
     try:
         sides = {"source_column": options.source_column, "target_column": options.target_column}
         pairs = load_split(DatasetOptions(options.dataset_name, **sides), options.split)

@@ -5,7 +5,6 @@ import contextlib
 import importlib
 import os
 import sys
-import warnings
 
 from . import __version__
 from .commands.options import Parser
@@ -45,7 +44,6 @@ def main(argv: list[str] | None = None):
     parser = Parser(prog=program, description=command.__doc__, epilog=example)
     command.add_arguments(parser)
     options = parser.parse_args(given.options)
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without the line of code it comes from
     # Errors end as in other Unix filters: at most one sentence on stderr, and a conventional exit code.
     try:
         with catching_panics():

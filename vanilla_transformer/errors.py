@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -41,12 +42,15 @@ def open_closed_streams():
 def escape_output(as_data: bool = False):
     """Lets stdout and stderr spell out control characters, and characters that their encoding lacks.
 
+    A warning is a line, without the code that it comes from.
+
     Names, texts and messages of libraries come from strangers, and a control character could command the terminal.
     On Windows, output that is redirected to a file is not in UTF-8.
 
     With `as_data`, control characters stay in what another program or a file gets of stdout.
     """
     open_closed_streams()
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     os.environ["PYTHON_COLORS"] = "0"  # Python's own colors would be spelled out too
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):  # that of Jupyter, which takes everything

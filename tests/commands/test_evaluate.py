@@ -237,7 +237,8 @@ def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [["pairs.tsv"], ["pairs.en", "pairs.de"], ["pairs.po"]])
-def test_files_that_train_py_reads_are_evaluated(names, tmp_path, monkeypatch):
+def test_files_that_train_py_reads_are_evaluated(names, tmp_path, monkeypatch, capfd):
+    """Where stderr is no terminal, no bar shows that they are read."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     pairs = [("A dog sleeps.", "Ein Hund schläft."), ("It rains today, again.", "Heute regnet es schon wieder.")]
     sides = ("".join(f"{text}\n" for text in side) for side in zip(*pairs, strict=True))
@@ -254,6 +255,7 @@ def test_files_that_train_py_reads_are_evaluated(names, tmp_path, monkeypatch):
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["systems"][f"{tmp_path}/ours.txt"]["BLEU"]["score"] == pytest.approx(100)
     assert (tmp_path / "out" / "sources.txt").read_text() == contents[".en"]
+    assert capfd.readouterr().err == ""
 
 
 def test_models_joined_by_a_plus_are_an_ensemble(ours, text_tokenizer, folder, tmp_path):

@@ -19,8 +19,8 @@ from pathlib import Path
 from sacrebleu.utils import smart_open
 from tabulate import tabulate
 from transformers import PretrainedConfig
-from transformers.utils.logging import disable_progress_bar
 
+from ..data.files import hide_bars
 from ..data.pairs import load_split
 from ..engines.generate import load_any, set_languages
 from ..errors import UserError, explaining, loading
@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 def run(options: argparse.Namespace):
     """Checks all that can be checked before a model translates; then translates, scores, prints and writes."""
     check_options(options)
+    hide_bars()
     sources, references = load_texts(options)
     systems = {name: read_lines(name) if kind == "file" else None for name, kind in options.systems}
     for name, texts in {options.sources: sources, **systems}.items():
@@ -212,7 +213,6 @@ def load_translator(name: str, options: argparse.Namespace) -> Translator:
     """
     given = {key: getattr(options, key) for key in LOADING}
     configure_malloc()
-    disable_progress_bar()  # of transformers
     models = [name] if Path(name).exists() else name.split("+")
     with loading(name):
         types = {PretrainedConfig.get_config_dict(model)[0].get("model_type") for model in models}

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from .. import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..data.files import hide_bars
 from ..data.pairs import load_split
 from ..errors import UserError, explaining, loading
 from ..inspection.alignment import align_words, alignment_error_rate, read_links
@@ -107,6 +108,7 @@ def add_explorer(what) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace):
     """Runs the inspection that was chosen."""
+    hide_bars()
     actions = {"shapes": print_shapes, "attention": show_attention, "align": print_alignments, "explorer": make_page}
     # These errors are for an impossible model or size, or a wrong generation config.
     impossible = (RuntimeError, ValueError, IndexError, TypeError, StrictDataclassError)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import glob
+import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from datasets.data_files import DataFilesDict, get_data_patterns
 from datasets.fingerprint import Hasher
 from datasets.packaged_modules.csv.csv import Csv
 from huggingface_hub.errors import HTTPError
+from transformers.utils import logging
 
 from ..errors import UserError, explaining
 from ..files import link_files
@@ -32,6 +34,13 @@ REMEDIES = {
     (".mo",): "take the .po file it was made of, or make one with `msgunfmt`",
     (".zip", ".tar", ".tgz", ".7z", ".rar"): "unpack it",
 }
+
+
+def hide_bars():
+    """Hides the progress bars of transformers and, where stderr is no terminal, those of datasets."""
+    logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
 
 
 @contextlib.contextmanager

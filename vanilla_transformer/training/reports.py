@@ -8,13 +8,11 @@ from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-import datasets
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from tqdm.auto import tqdm
-from transformers.utils import logging
 
 from .. import __version__
 from ..data.batches import PairLoader, lengths_of, padding_fraction
@@ -25,13 +23,6 @@ from .distributed import run_on_main
 from .memory import USABLE, memory_for, step_bytes
 from .options import TrainingOptions
 from .state import TrainerState
-
-
-def hide_bars():
-    """Hides the progress bars of transformers, for saving, and where stderr is no terminal those of datasets."""
-    logging.disable_progress_bar()
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
 
 
 def progress_bar(step: int, max_steps: int, is_shown: bool) -> tqdm:
