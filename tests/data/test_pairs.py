@@ -642,6 +642,12 @@ def test_too_few_sources_to_hold_some_out(pairs, tmp_path):
     assert "--validation_split" in message and "--validation_file" in message
 
 
+def test_too_few_pairs_of_a_direction_to_hold_some_out(by_language):
+    files = [by_language("en-de", PAIRS), by_language("en-fr", PAIRS[:1])]
+    message = error(train_file=files, train_file_tags=["<de>", "<fr>"])
+    assert "en-de-40.tsv and 1 more have 41 pair(s), too few to hold some out of each direction" in message
+
+
 # ----------------------------------------------------------------------------------------------------------- token ids
 
 

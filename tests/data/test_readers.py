@@ -54,6 +54,7 @@ def write(path: Path, content: str | bytes) -> Path:
 # ------------------------------------------------------------------------------------------------------------- formats
 
 PO = r"""
+# Converted from charset=UTF-8.
 msgid ""
 msgstr "Content-Type: text/plain; charset=ISO-8859-1\n"
 

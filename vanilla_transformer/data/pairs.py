@@ -320,7 +320,8 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
         raise UserError(f"{name} has no {' and no '.join(shares)} split, and a stream cannot be split; {remedy}")
     points = [np.array([point_of(text) for part in pairs.iter(10_000) for text in part["source"]]) for pairs in train]
     count = len(train) if differ or not options.has_special_files else 1
-    name += f" and {count - 1:,} more" if count > 1 else ""
+    name, has = (f"{name} and {count - 1:,} more", "have") if count > 1 else (name, "has")
+    total = sum(map(len, train[:count]))
     if differ:
         bounds = [bounds_of(of_file, shares) for of_file in points]
     else:
@@ -335,11 +336,11 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
     held_out = {split: [len(part) for part in found[split]] for split in shares}
     needed = all if differ else any  # files with pairs on either side
     if not needed(map(len, found["train"])) or not all(map(needed, held_out.values())):
-        raise UserError(f"{name} has {sum(map(len, train[:count]))} pair(s), too few to hold some out; {remedy}")
-    total = sum(map(len, train[:count]))
+        each = " of each direction" if differ else ""
+        raise UserError(f"{name} {has} {total:,} pair(s), too few to hold some out{each}; {remedy}")
     for split, counts in held_out.items():
         how_many = f"{sum(counts):,} of {total:,} pairs are held out, by a hash of their sources"
-        PartialState().print(f"{name} {'has' if count == 1 else 'have'} no {split} split: {how_many}.")
+        PartialState().print(f"{name} {has} no {split} split: {how_many}.")
     return found
 
 

@@ -135,7 +135,7 @@ def open_po(file: str | os.PathLike) -> polib.POFile:
     """A gettext catalogue in the encoding that it names."""
     with open(file, "rb") as opened:
         content = opened.read()
-    charset = re.search(rb"charset=([\w-]+)", content)
+    charset = re.search(rb'"Content-Type:.*charset=([\w-]+)', content)
     text = content.decode("utf-8-sig" if charset is None or charset[1] == b"CHARSET" else charset[1].decode())
     return polib.pofile(text)
 
