@@ -92,6 +92,11 @@ def test_translated_messages_of_a_po_file_are_pairs(streaming, tmp_path):
     assert load(write(tmp_path / "ui.po", PO), streaming=streaming) == OF_PO
 
 
+def test_messages_with_line_separators_are_whole(tmp_path):
+    file = write(tmp_path / "ui.po", '\ufeffmsgid "one\u2028two\x85"\nmsgstr "eins\u2028zwei"\r\n')
+    assert load(file) == [("one\u2028two\x85", "eins\u2028zwei")]
+
+
 def test_plurals_of_languages_with_other_forms(tmp_path):
     forms = "".join(f'msgstr[{number}] "{text}"\n' for number, text in enumerate(["pies", "psy", "psów"]))
     many = write(tmp_path / "pl.po", f'msgid "a dog"\nmsgid_plural "%d dogs"\n{forms}')
@@ -107,6 +112,12 @@ def tmx(units: list[dict[str, str]], source: str) -> str:
     )
     body = "".join(f"<tu>{one}</tu>" for one in bodies)
     return f'<?xml version="1.0"?><tmx version="1.4"><header srclang="{source}"/><body>{body}</body></tmx>'
+
+
+@pytest.mark.parametrize("source", ["en", "en_US", "EN-GB"])
+def test_the_source_language_of_a_translation_memory_is_that_of_its_header(source, tmp_path):
+    units = [{"de-DE": target, "en-US": source} for source, target in PAIRS]
+    assert load(write(tmp_path / "memory.tmx", tmx(units, source))) == PAIRS
 
 
 @streamed

@@ -112,6 +112,17 @@ def test_columns_on_the_command_line_override_the_languages_of_a_recipe(recipe):
     assert (both.source_lang, both.target_language) == (None, "ja")
 
 
+@pytest.mark.parametrize("files", ["b.txt", "c.PO d.txt.gz", "b.es b.gn"])
+@pytest.mark.parametrize("more, is_kept", [("", False), ("e.tsv", True)])
+def test_files_without_names_of_columns_override_the_languages_of_a_recipe(files, more, is_kept, recipe):
+    languages = recipe("train_file: [a.tsv]\nsource_lang: en\ntarget_lang: de\n")
+    data = parse_arguments([*languages, "--train_file", *files.split(), *more.split()])[0]
+    assert (data.source_lang, data.target_lang) == (("en", "de") if is_kept else (None, None))
+    named = parse_arguments([*languages, "--train_file", *files.split(), "--source_lang=es", "--target_lang=gn"])[0]
+    assert (named.source_lang, named.target_lang) == ("es", "gn")
+    assert parse_arguments(recipe("train_file: [a.txt]\nsource_lang: en\ntarget_lang: de\n"))[0].source_lang == "en"
+
+
 def test_command_line_overrides_conflicting_recipe_keys(recipe):
     argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
     assert parse([*argv, "--num-train-epochs", "3"])["max_steps"] is None

@@ -113,7 +113,7 @@ class DataOptions(DatasetOptions):
     def describe_languages(self) -> str:
         if self.train_file_langs:
             return f"{self.source_lang} and {self.target_lang} of --train_file_langs"
-        hint = " (files with different languages need --train_file_langs)" if len(self.train_file or ()) > 1 else ""
+        hint = " (files with different languages need --train_file_langs)" if len(self.files("train")) > 1 else ""
         return super().describe_languages() + hint
 
     def check_conflicts(self):
@@ -174,6 +174,11 @@ def is_parallel(one: str, two: str) -> bool:
         return False
     stems = {name.lower().rpartition(suffix)[0] for name, suffix in zip((one, two), suffixes, strict=True)}
     return len(stems) == 1
+
+
+def has_columns(name: str | tuple[str, str]) -> bool:
+    """Whether the columns of a file have names, so that languages can be theirs."""
+    return isinstance(name, str) and suffix_of(name) not in (".txt", ".po")
 
 
 def describe_file(name: str | tuple[str, str]) -> str:

@@ -3,9 +3,7 @@
 import csv
 import itertools
 import os
-import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -126,18 +124,23 @@ def read_po(file: str) -> Iterator[pa.Table]:
     """The translated messages of a gettext catalogue, but for fuzzy and obsolete ones.
 
     Of a message with plural forms, its plural and the last form are a pair; its singular and the first form are one
-    if the language has two.
+    if the language has more than one.
     """
     return tables(messages_of(open_po(file)), ["source", "target"])
+
+
+class Lines(str):
+    """A text whose lines end at line feeds only, as those of a file: of a str, polib would split messages, too."""
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        return self.split("\n")
 
 
 def open_po(file: str | os.PathLike) -> polib.POFile:
     """A gettext catalogue in the encoding that it names."""
     with open(file, "rb") as opened:
         content = opened.read()
-    charset = re.search(rb'"Content-Type:.*charset=([\w-]+)', content)
-    text = content.decode("utf-8-sig" if charset is None or charset[1] == b"CHARSET" else charset[1].decode())
-    return polib.pofile(text)
+    return polib.pofile(Lines(content.decode(polib.detect_encoding(content)).removeprefix("\ufeff")))
 
 
 def messages_of(catalogue: polib.POFile) -> Iterator[tuple[str, str]]:
@@ -155,31 +158,39 @@ def messages_of(catalogue: polib.POFile) -> Iterator[tuple[str, str]]:
 def read_tmx(file: str) -> Iterator[pa.Table]:
     """The units of a translation memory (TMX 1.4b), in a column for each language, that of the sources first.
 
-    Markup in a segment is left out, its text is kept. Languages are named without their region if that is enough to
-    tell them apart.
+    Of inline elements of a segment, only the text is kept. Languages are named without their region if that is enough
+    to tell them apart.
     """
     languages = list(dict.fromkeys(itertools.chain(*units_of(file))))
-    short = [language.partition("-")[0] for language in languages]
+    short = list(map(without_region, languages))
     units = (tuple(map(unit.get, languages)) for unit in units_of(file))
     return tables(units, short if len(set(short)) == len(short) else languages)
 
 
 def units_of(file: str) -> Iterator[dict[str, str]]:
     """The texts of each unit by language."""
-    with ExitStack() as stack:
-        events = ElementTree.iterparse(stack.enter_context(open(file, "rb")), events=["start", "end"])
+    with open(file, "rb") as opened:
         unit, first, body = {}, "", None
-        for event, element in events:
+        for event, element in ElementTree.iterparse(opened, events=["start", "end"]):
             if event == "start":
-                first = element.get("srclang", "") if element.tag == "header" else first
+                first = language_code(element.get("srclang", "")) if element.tag == "header" else first
+                main = without_region(first)
                 body = element if element.tag == "body" else body
             elif element.tag == "tuv" and (text := element.find("seg")) is not None:
-                language = element.get(XML_LANG) or element.get("lang", "")
-                unit.setdefault(language.lower().replace("_", "-"), "".join(text.itertext()))
+                language = language_code(element.get(XML_LANG) or element.get("lang", ""))
+                unit.setdefault(language, "".join(text.itertext()))
             elif element.tag == "tu":
-                yield dict(sorted(unit.items(), key=lambda one: one[0] != first.lower()))
+                yield dict(sorted(unit.items(), key=lambda one: (one[0] != first, without_region(one[0]) != main)))
                 unit = {}
                 body.clear()  # of the units so far, which would fill the memory
+
+
+def language_code(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def without_region(language: str) -> str:
+    return language.partition("-")[0]
 
 
 READERS = {".csv": read_table, ".tsv": read_table, ".txt": read_lines, ".po": read_po, ".tmx": read_tmx}

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from ..files import write_text
 from ..sentences_vanilla_transformer import sentence_ends
-from .texts import PLACEHOLDERS, is_filled, kept, normal_form, placeholders
+from .texts import PLACEHOLDERS, is_filled, kept, normal_form, normalize, placeholders
 
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
 FEATURES = 512  # of a text: its letters and sequences of up to three letters, in so many classes
@@ -149,7 +149,7 @@ def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> 
             shares = [swapped_share(spread(parts)) for parts in groups]
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
-            unknown = sorted(some.characters - train.characters)
+            unknown = sorted(set().union(*map(normalize, some.characters - train.characters)) - train.characters)
             found[split]["sources_in_train"] = int(np.isin(some.source, train.source).sum())
             found[split]["pairs_in_train"] = int(np.isin(some.pair, train.pair).sum())
             found[split]["unknown_characters"] = "".join(unknown)

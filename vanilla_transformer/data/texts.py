@@ -21,13 +21,13 @@ NUMBERS = re.compile(r"\d+(?:[.,:]\d+)*")
 
 def normalize(text: str) -> str:
     """A text as a tokenizer of [`train_tokenizer`] reads it: NFC, each run of spaces of any kind as one space, none at
-    the ends, without invisible characters. Scores are of such texts on both sides."""
+    the ends, without invisible characters. Hypotheses and references are normalized alike before they are scored."""
     return re.sub(SPACES, " ", unicodedata.normalize("NFC", re.sub(INVISIBLE, "", text))).strip(" ")
 
 
 def normal_form(text: str) -> str:
-    """The same for texts that differ in case, width or spaces only: two of them are one sentence twice."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """A key to compare texts by: the same for those that differ only in case, width, spaces or invisible characters."""
+    return " ".join(unicodedata.normalize("NFKC", re.sub(INVISIBLE, "", text)).casefold().split())
 
 
 def is_filled(text) -> bool:

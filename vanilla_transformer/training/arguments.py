@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions
+from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_parallel, has_columns
 from ..errors import UserError, explaining
 from ..options import option
 from .options import TrainingOptions
@@ -89,10 +89,11 @@ NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_te
 LISTS = {*FILE_OPTIONS, "teacher"}  # options with one or more values
 PUBLISHING = {"push_to_hub", "hub_model_id", "hub_private_repo", "native"}  # on the command line only
 # Options on the command line that override keys of a recipe other than their own.
+LANGUAGES = {"source_lang", "target_lang"}
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
-    "source_column": {"source_lang", "target_lang"},
-    "target_column": {"source_lang", "target_lang"},
+    "source_column": LANGUAGES,
+    "target_column": LANGUAGES,
     "dataset_name": {"dataset_config_name", "dataset_revision"} | FILE_OPTIONS,
     "train_file": {"dataset_name", "dataset_config_name", *SPLIT_OPTIONS, "dataset_revision"} | FILE_OPTIONS,
 }
@@ -125,6 +126,8 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     for name, overridden in OVERRIDES.items():
         if getattr(given, name) is not None:
             recipe = {key: value for key, value in recipe.items() if key not in overridden}
+    if given.train_file and not any(map(has_columns, group_parallel(given.train_file))):
+        recipe = {key: value for key, value in recipe.items() if key not in LANGUAGES}
     # Written as command-line options, the recipe is checked by the same parser.
     lists = [word for key, value in recipe.items() if isinstance(value, list) for word in (f"--{key}", *value)]
     scalars = [f"--{key}={value}" for key, value in recipe.items() if not isinstance(value, list)]
