@@ -164,8 +164,9 @@ def test_ctrl_c_does_not_wait_for_a_batch(translator, tmp_path):
     never_end(translator)
     folder = save_translator(translator, tmp_path / "model")
     minutes = ["--num_beams", "20", "--max_new_tokens", "5000", "--max_tokens", "200"]
-    # Only a terminal is shown a bar.
-    code = "import sys; sys.stderr.isatty = lambda: True; from vanilla_transformer.__main__ import main; main()"
+    # Only a terminal is shown a bar; a process in the background ignores Ctrl-C.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "sys.stderr.isatty = lambda: True; from vanilla_transformer.__main__ import main; main()"
     command = [sys.executable, "-c", code, "translate", "--model", folder, *minutes]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     running, told = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes), b""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ..errors import UserError
+from ..files import last_part
 from ..options import option
 
 SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --dataset_name
@@ -187,5 +188,5 @@ def describe_file(name: str | tuple[str, str]) -> str:
 
 def suffix_of(name: str) -> str:
     """The suffix of a file in small letters, without that of its compression: `.tsv` of `PAIRS.TSV.gz`."""
-    path = PurePosixPath(name.partition("::")[0].lower())  # datasets writes gzip://pairs.tsv::pairs.tsv.gz
+    path = PurePosixPath(last_part(name.partition("::")[0]).lower())  # datasets writes gzip://pairs.tsv::pairs.tsv.gz
     return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix

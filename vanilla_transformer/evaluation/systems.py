@@ -50,11 +50,11 @@ def score_systems(
                 numbers = {key: value if value is None else float(value) for key, value in vars(score).items()}
                 if numbers["p_value"] is not None:
                     baseline = group[0][0]
-                    exact = exact_p_value(metrics[metric], systems[baseline], systems[name], references)
                     if score.score == found[baseline][metric]["score"]:
                         numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU gives the smallest p
-                    elif test == "ar" and exact is not None:
-                        numbers["p_value"] = exact
+                    elif test == "ar":
+                        exact = exact_p_value(metrics[metric], systems[baseline], systems[name], references)
+                        numbers["p_value"] = numbers["p_value"] if exact is None else exact
                 found[name][metric] = numbers
             note = explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], references)
             notes += [f"{name}: {note}"] if note else []
@@ -98,14 +98,15 @@ def count_errors(hypotheses: list[str], references: list[str], lowercase: bool =
 
 def edit_distance(one: list[str], two: list[str]) -> int:
     """How many words must be inserted, deleted or replaced to turn `one` into `two` (Levenshtein, 1966)."""
-    if one == two:
-        return 0
-    row = list(range(len(two) + 1))  # the distances of the words so far to the first 0, 1, ... words of `two`
-    for count, word in enumerate(one, 1):
-        before, row = row, [count]
-        for i, other in enumerate(two):
-            row.append(min(before[i] + (word != other), before[i + 1] + 1, row[i] + 1))
-    return row[-1]
+    numbers = {word: number for number, word in enumerate({*one, *two})}
+    others, places = np.array([numbers[word] for word in two]), np.arange(len(two) + 1)
+    row = places.copy()  # the distances of the words so far to the first 0, 1, ... words of `two`
+    for word in one:
+        replaced = row[:-1] + (others != numbers[word])
+        row += 1  # deleted
+        row[1:] = np.minimum(row[1:], replaced)
+        row = np.minimum.accumulate(row - places) + places  # inserted
+    return int(row[-1])
 
 
 def count_kept(sources: list[str], hypotheses: list[str]) -> dict[str, tuple[int, int]]:
