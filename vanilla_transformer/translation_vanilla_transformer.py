@@ -246,7 +246,7 @@ class Translator:
         Translator.from_pretrained(["outputs/seed1", "outputs/seed2"])(["The dog sleeps."], num_beams=5)
 
     A text is translated line by line, and a line in pieces of as many sentences as sources had in training. The spaces
-    and line breaks around them are kept; an empty text stays empty, and one of spaces becomes so. All pieces are
+    and line breaks around them are kept; a text that is empty or only spaces becomes an empty one. All pieces are
     translated in batches of similar length. Translations end at the `max_length` of the model's generation config, as
     in `generate`. If that is None, they end 50 tokens after the length of the longest source in the batch (section
     6.1). Beam search stops with as many finished hypotheses as beams (`early_stopping=True`, as in CTranslate2),
@@ -484,7 +484,7 @@ class Translator:
         if len(sentence_ends(piece)) > 1:
             return self.usual_source
         warnings.warn(  # always the same sentence, which Python shows only once
-            f"There are sentences of more tokens than the longest in training, of {self.usual_source:,}. They are "
+            f"Some sentences have more tokens than the longest training source, {self.usual_source:,}. They are "
             "translated whole, and the end of their translations may be missing.",
             stacklevel=4,
         )

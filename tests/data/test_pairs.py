@@ -319,7 +319,7 @@ def test_directions_that_differ_are_said(is_named, case, by_language, capsys):
     files = [by_language(one, PAIRS[: 20 + i]) for i, one in enumerate(directions.split())]
     load(train_file=files, train_file_tags=tags, train_file_langs=directions.split() if is_named else None)
     said = capsys.readouterr().out
-    assert ("different directions: " in said, "Warning: files with different target languages" in said) == expected
+    assert ("different directions: " in said, "warning: files with different target languages" in said) == expected
 
 
 def test_a_translation_into_another_language_is_no_second_target(by_language):
@@ -460,8 +460,8 @@ def test_evaluating_on_the_training_pairs_is_warned_of(hub_like, tmp_path, capsy
     data = {"dataset_name": hub_like, "dataset_config_name": "en-de"}
     load(**data, validation_split="train", test_split="train")
     said = capsys.readouterr().out
-    assert "Warning: the validation pairs are the training pairs (train)" in said
-    assert "Warning: the test pairs are the training pairs (train)" in said
+    assert "warning: the validation pairs are the training pairs (train)" in said
+    assert "warning: the test pairs are the training pairs (train)" in said
     path = write(tmp_path / "train.jsonl", rows())
     other = write(tmp_path / "other.jsonl", rows())
     load(train_file=path, validation_file=other, test_file=hub_like / ".." / "train.jsonl")
@@ -534,12 +534,12 @@ def test_missing_split(split, hub_like):
 WRONG_COLUMNS = {  # columns (`id` is a number), kind of options, source, target, parts of the message
     "source column": ("a b id", "column", "c", "b", ["--source_column c and", "a, b, id"]),
     "target column": ("a b id", "column", "a", "c", ["--target_column c must", "a, b, id"]),
-    "one column": ("a b id", "column", "a", None, ["--target_column None must both be", "a, b, id"]),
+    "one column": ("a b id", "column", "a", None, ["Give both --source_column and --target_column", "a, b, id"]),
     "numbers": ("a b id", "column", "a", "id", ["--target_column id must both be", "text columns: a, b."]),
     "same column": ("a b id", "column", "a", "a", ["are both a"]),
     "language": ("a b id", "lang", "a", "fr", ["--source_lang a", "--target_lang fr", "a, b, id"]),
     "language of numbers": ("a b id", "lang", "a", "id", ["--target_lang id", "text columns: a, b."]),
-    "one language": ("a b id", "lang", "a", None, ["--target_lang", "a, b, id"]),
+    "one language": ("a b id", "lang", "a", None, ["Give both --source_lang", "a, b, id"]),
     "nested": ("translation", "lang", "en", "fr", ["--source_lang en", "--target_lang fr", "in translation: en, de"]),
     "nothing named": ("x y z", "lang", None, None, ["x, y, z"]),
 }

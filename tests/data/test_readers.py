@@ -14,7 +14,7 @@ from datasets import Dataset
 from helpers import data_options
 
 from vanilla_transformer.data.files import reading_data
-from vanilla_transformer.data.options import group_parallel
+from vanilla_transformer.data.options import group_parallel, suffix_of
 from vanilla_transformer.data.pairs import load_pairs
 from vanilla_transformer.errors import UserError
 
@@ -195,6 +195,16 @@ def test_names_of_parallel_files_differ_in_their_last_part(case):
     assert group_parallel(names) == groups
 
 
+def test_a_suffix_is_followed_by_a_query_in_urls_alone():
+    names = [
+        "https://hf.co/a/T.CSV?download=true",
+        "hf://datasets/a/b/t.txt.gz",
+        "data/part-?.tsv",
+        "https://a.b/c?d=1",
+    ]
+    assert list(map(suffix_of, [*names, "gzip://t.po::https://a/t.po.gz?x"])) == [".csv", ".txt", ".tsv", "", ".po"]
+
+
 COMPRESSIONS = {".gz": gzip.compress, ".bz2": bz2.compress}
 
 
@@ -289,7 +299,7 @@ def test_a_header_that_may_be_a_pair_is_said(header, is_odd, suffix, tmp_path, c
     content = f"{header}\nSave,Sichern\nClose,Schließen\n".replace(",", "," if suffix == "csv" else "\t")
     file = write(tmp_path / f"pairs.{suffix}", content)
     assert load(file) == [("Save", "Sichern"), ("Close", "Schließen")]
-    assert (f"Warning: the first row of {file} is taken for the names" in capsys.readouterr().out) == is_odd
+    assert (f"warning: the first row of {file} is taken for the names" in capsys.readouterr().out) == is_odd
 
 
 def test_columns_are_named_for_those_files_that_have_them(tmp_path):

@@ -65,7 +65,7 @@ def test_splits_are_compared_with_training():
     assert found["validation"]["unknown_characters"] == "?EWzÜЖ"
     assert found["test"]["sources_in_train"] == 0 and "swapped" not in found["test"]
     said = " ".join(describe_survey(found).split())
-    assert "Warning: 66.7% of the validation sources are training sources, too" in said and "--remove_overlap" in said
+    assert "warning: 66.7% of the validation sources are training sources, too" in said and "--remove_overlap" in said
     assert "validation has characters that train lacks: ? E W z Ü Ж" in said and "test has characters" in said
     assert max(map(len, describe_survey(found).splitlines())) <= 80
 
@@ -159,7 +159,7 @@ def test_repeated_pairs_are_left_out_of_all_files(tmp_path, capsys):
     files = {"train_file": [one, two], "validation_file": validation}
     assert texts(load(**files, deduplicate=True)["train"]) == PAIRS[:12]
     said = capsys.readouterr().out
-    assert "--deduplicate leaves out 6 training pairs that are there before." in said
+    assert "--deduplicate leaves out 6 training pairs that repeat an earlier one." in said
     assert texts(load(**files, remove_overlap=True)["train"]) == [*PAIRS[2:10], *PAIRS[2:5], capitals, *PAIRS[10:12]]
     assert "--remove_overlap leaves out 4 training pairs whose source is in the validation" in capsys.readouterr().out
     weighted = load(**files, deduplicate=True, remove_overlap=True, train_file_weights=[1, 2])

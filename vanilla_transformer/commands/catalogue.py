@@ -21,8 +21,8 @@ def fill_catalogue(translator: Translator, source: Path, target: Path, **generat
 
     A message whose translation is empty or has other placeholders is marked as fuzzy, so that gettext's tools leave it
     out until somebody has looked at it. The catalogue is written after every thousand messages; to go on after an
-    interruption, fill what was written. Raises UserError if a file cannot be read or written, or a message not be
-    translated.
+    interruption, fill what was written. Raises UserError if a file cannot be read or written, or if a message cannot
+    be translated.
     """
     with explaining(f"--catalogue {source} could not be read", OSError, ValueError, LookupError):
         catalogue = open_po(source)

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add_translation_options(parser)
     policy = "a sentence over --max_source_length: translate it in parts, or stop and name it (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
-    add("--catalogue", type=Path, metavar="FILE.po", help="translate the messages of it that are untranslated")
+    add("--catalogue", type=Path, metavar="FILE.po", help="translate the untranslated messages of this catalogue")
     add("--output", type=Path, metavar="FILE.po", help="the catalogue with the translations; may be the same file")
     add = parser.add_mutually_exclusive_group().add_argument
     add("--n_best", type=positive, metavar="N", help="write the N best of each line: its number TAB score TAB text")

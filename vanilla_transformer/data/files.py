@@ -196,7 +196,7 @@ def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | Iterab
 def map_columns(
     rows: Dataset | IterableDataset, function: Callable[[dict], dict[str, list]], features: datasets.Features | None
 ) -> Dataset | IterableDataset:
-    """Replaces all columns by those that the function returns for a batch of columns, `source` and `target`.
+    """Replaces all columns with `source` and `target`, which the function computes from a batch of columns.
 
     A stream is mapped in Arrow tables: in Python, `datasets` would take a hundred times as long for rows that are for
     other processes.

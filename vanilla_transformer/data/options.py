@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ..errors import UserError
-from ..files import last_part
 from ..options import option
 
 SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --dataset_name
@@ -72,7 +71,7 @@ class DataOptions(DatasetOptions):
         5, "percent of the training sources to hold out for validation, if there is no validation split", ge=1, lt=100
     )
     test_split_percentage: int | None = option(None, "percent of them to hold out for the test", ge=1, lt=100)
-    deduplicate: bool = option(False, "leave out training pairs that are there before, in all but case and spaces")
+    deduplicate: bool = option(False, "leave out training pairs that repeat an earlier one, but for case and spaces")
     remove_overlap: bool = option(False, "leave out training pairs whose source is in the validation or test split")
     max_source_length: int = option(128, "drop training pairs with a longer source (tokens, including </s>)", ge=1)
     max_target_length: int = option(128, "drop training pairs with a longer target (tokens, including </s>)", ge=1)
@@ -188,5 +187,6 @@ def describe_file(name: str | tuple[str, str]) -> str:
 
 def suffix_of(name: str) -> str:
     """The suffix of a file in small letters, without that of its compression: `.tsv` of `PAIRS.TSV.gz`."""
-    path = PurePosixPath(last_part(name.partition("::")[0]).lower())  # datasets writes gzip://pairs.tsv::pairs.tsv.gz
+    name = name.partition("::")[0].lower()  # datasets writes gzip://pairs.tsv::pairs.tsv.gz
+    path = PurePosixPath(name.partition("?")[0] if "://" in name else name)  # of a URL without its query
     return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix

@@ -82,7 +82,7 @@ def load_pairs(options: DataOptions) -> Splits:
         for name in origins[split] if split in pairs else ():
             if trained_on & paths_of(name) if options.train_file else overlap(raw, name, names["train"]):
                 PartialState().print(
-                    f"Warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
+                    f"warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
                     "nothing about unseen text."
                 )
     files, known = {}, {}  # the pairs of each file of a split; the columns of the first file with these languages
@@ -158,7 +158,7 @@ def report_directions(columns: list[tuple], options: DataOptions) -> bool:
         tags = options.train_file_tags or [""] * len(directions)
         if len(set(zip(tags, (target for _, target in directions), strict=True))) > len(set(tags)):
             PartialState().print(
-                "Warning: files with different target languages have the same tag, so the model cannot know which "
+                "warning: files with different target languages have the same tag, so the model cannot know which "
                 "one to write; give each its own with --train_file_tags, such as '>>de<<' '>>fr<<'."
             )
     return len(distinct) > 1
@@ -282,7 +282,8 @@ def leave_out(files: dict[str, list[Dataset]], options: DataOptions) -> list[Dat
     is_kept = np.ones(len(train.rows), dtype=bool)
     if options.deduplicate:
         is_kept &= ~train.repeated()
-        PartialState().print(f"--deduplicate leaves out {(~is_kept).sum():,} training pairs that are there before.")
+        repeated = (~is_kept).sum()
+        PartialState().print(f"--deduplicate leaves out {repeated:,} training pairs that repeat an earlier one.")
     if options.remove_overlap:
         others = [Texts(parts).source for split, parts in files.items() if split != "train"]
         is_scored = np.isin(train.source, np.concatenate(others))
@@ -345,7 +346,7 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
 
 
 def bounds_of(points: np.ndarray, shares: dict[str, int]) -> dict[str, tuple[float, float]]:
-    """The range of points of each split: its percentage or, if no source falls into that, up to the first one."""
+    """The range of points of each split: its percentage, or more if that would leave it without a source."""
     bounds, start = {}, 0.0
     for split, share in shares.items():
         end = start + share / 100
@@ -377,7 +378,7 @@ def choose_columns(
     odd = [column for column in columns if isinstance(column, str) and not column.replace("-", "_").isidentifier()]
     if odd and not are_named and dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]:
         PartialState().print(
-            f"Warning: the first row of {name} is taken for the names of its columns; if it is a pair, put a row with "
+            f"warning: the first row of {name} is taken for the names of its columns; if it is a pair, put a row with "
             "two names above it."
         )
     source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
@@ -400,7 +401,6 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
             raise UserError(f"{name} has no pairs.")
         features = dict.fromkeys(first, datasets.Value("string"))
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
-    words = text if len(text) <= 2 else columns_of_words(dataset, text)
     nested = nested_languages(dataset, features.get("translation"))
     remedy = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
@@ -411,6 +411,8 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
             return columns
         if set(features) == {"source", "target"}:  # a .txt file beside others
             return "source", "target"
+        if None in columns:
+            raise UserError(f"Give both --source_column and --target_column; {remedy}")
         given = f"--source_column {columns[0]} and --target_column {columns[1]}"
         raise UserError(f"{given} must both be text columns; {remedy}")
     if set(features) == {"source", "target"}:
@@ -420,6 +422,8 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
             return languages
         if set(languages) <= set(nested):
             return tuple(("translation", language) for language in languages)
+        if None in languages:
+            raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
         raise UserError(
             f"{options.describe_languages()} must both be text columns, or languages of a translation column; {remedy}"
         )
@@ -427,6 +431,7 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
         return tuple(("translation", language) for language in nested)
     if {"source", "target"} <= set(text):
         return "source", "target"
+    words = text if len(text) <= 2 else columns_of_words(dataset, text)
     if len(words) == 2:
         return tuple(words)
     if not nested:
@@ -450,7 +455,7 @@ def nested_languages(dataset: Dataset | IterableDataset, feature) -> list[str]:
 
 def columns_of_words(dataset: Dataset | IterableDataset, columns: list[str]) -> list[str]:
     """Those of the columns that are not only numbers, as ids and scores are, in the first 1,000 rows."""
-    rows = list(dataset.take(1000))
+    rows = list(dataset.select_columns(columns).take(1000))
     return [name for name in columns if any(not is_number(row[name]) for row in rows)]
 
 

@@ -21,8 +21,8 @@ from .texts import PLACEHOLDERS, is_filled, kept, normal_form, normalize, placeh
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
 FEATURES = 512  # of a text: its letters and sequences of up to three letters, in so many classes
 IS_SWAPPED = -0.2  # cosine of the angle to the usual direction from target to source, at most
-RATIO = 3.0  # times the usual ratio of lengths, in characters, or a third of it, is odd in texts of at least
-LONG = 20  # characters
+RATIO = 3.0  # a ratio of lengths that is so many times the usual one, or less than a third of it, is odd
+LONG = 20  # characters: pairs with two shorter sides have no odd lengths
 FEW = 20  # pairs: whether some of fewer are swapped is not said
 
 
@@ -65,7 +65,7 @@ class Texts:
         self.lengths = np.array(lengths)
 
     def repeated(self) -> np.ndarray:
-        """Which pairs are there before, (n,)."""
+        """Which pairs repeat an earlier one, (n,)."""
         is_repeated = np.ones(len(self.pair), dtype=bool)
         is_repeated[np.unique(self.pair, return_index=True)[1]] = False
         return is_repeated
@@ -193,7 +193,7 @@ def describe_survey(found: dict[str, dict]) -> str:
     lines = [tabulate(table, **columns, disable_numparse=True)]
     train = found["train"]
     if train["swapped"] >= 0.01:
-        lines.append(f"Warning: source and target seem to be swapped in about {train['swapped']:.0%} of the pairs.")
+        lines.append(f"warning: source and target seem to be swapped in about {train['swapped']:.0%} of the pairs.")
     if train["duplicates"] >= 0.01 * train["pairs"]:
         share = train["duplicates"] / max(1, train["pairs"])
         lines.append(f"{share:.0%} of the training pairs are duplicates; --deduplicate leaves them out.")
@@ -201,7 +201,7 @@ def describe_survey(found: dict[str, dict]) -> str:
         if counts.get("sources_in_train"):
             share = counts["sources_in_train"] / counts["pairs"]
             lines.append(
-                f"{'Warning: ' if share >= 0.01 else ''}{share:.1%} of the {split} sources are training sources, too, "
+                f"{'warning: ' if share >= 0.01 else ''}{share:.1%} of the {split} sources are training sources, too, "
                 "which makes the scores look better than they are; --remove_overlap leaves them out of training."
             )
         if unknown := counts.get("unknown_characters"):

@@ -26,7 +26,7 @@ def normalize(text: str) -> str:
 
 
 def normal_form(text: str) -> str:
-    """A key to compare texts by: the same for those that differ only in case, width, spaces or invisible characters."""
+    """A key to compare texts by: equal if they differ only in case, width, spaces or invisible characters."""
     return " ".join(unicodedata.normalize("NFKC", re.sub(INVISIBLE, "", text)).casefold().split())
 
 

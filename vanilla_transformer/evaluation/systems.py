@@ -100,7 +100,7 @@ def edit_distance(one: list[str], two: list[str]) -> int:
     """How many words must be inserted, deleted or replaced to turn `one` into `two` (Levenshtein, 1966)."""
     numbers = {word: number for number, word in enumerate({*one, *two})}
     others, places = np.array([numbers[word] for word in two]), np.arange(len(two) + 1)
-    row = places.copy()  # the distances of the words so far to the first 0, 1, ... words of `two`
+    row = np.array(places)  # the distances of the words so far to the first 0, 1, ... words of `two`
     for word in one:
         replaced = row[:-1] + (others != numbers[word])
         row += 1  # deleted
