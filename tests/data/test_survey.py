@@ -11,7 +11,7 @@ from helpers import data_options
 from vanilla_transformer.data import survey as survey_module
 from vanilla_transformer.data.pairs import load_pairs
 from vanilla_transformer.data.survey import Texts, describe_survey, survey, swapped_share
-from vanilla_transformer.data.texts import kept, normal_form, placeholders
+from vanilla_transformer.data.texts import KEPT, count_kept, normal_form, placeholders
 from vanilla_transformer.errors import UserError
 
 
@@ -111,11 +111,16 @@ def test_placeholders_are_found(text):
     assert placeholders(text) == MARKUP[text]
 
 
-def test_placeholders_of_the_source_are_looked_for_in_the_target():
-    assert kept(placeholders("%s and %s of <b>"), placeholders("<b> %s %d")) == 2
+def test_placeholders_and_numbers_of_the_source_are_looked_for_in_the_target():
+    assert count_kept(KEPT["placeholders"], "%s and %s of <b>", "<b> %s %d") == (3, 2)
+    assert count_kept(KEPT["numbers"], "1,000 at 7:30, 5 and 5", "1.000 um 7:30, 5") == (4, 2)
     pairs = [("Open %s", "%s öffnen"), ("Close {name}", "Schließen"), ("Save", "%s sichern")]
     found = counts(pairs)["train"]
     assert (found["placeholders"], found["placeholders_kept"]) == (2, 1)
+    found = counts([*pairs, ("Wait 5 s of 20", "5 s warten")])
+    assert (found["train"]["numbers"], found["train"]["numbers_kept"]) == (2, 1)
+    said = " ".join(describe_survey(found).split())
+    assert "placeholders 2 of these, in targets 1 numbers 2 of these, in targets 1" in said
 
 
 def test_the_normal_form_ignores_case_width_and_spaces():

@@ -8,8 +8,8 @@ import pytest
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.systems import (
     count_errors,
-    count_kept,
     edit_distance,
+    kept_by_kind,
     results_table,
     score_systems,
 )
@@ -58,10 +58,10 @@ def test_one_sentence_is_not_tested(paired):
 def test_placeholders_and_numbers_of_the_sources_are_counted():
     sources = ["Open %s in 3 days", "<b>Save</b> {name}", "See https://a.b/c, 1,000 files", "Nothing here"]
     kept = ["%s in 3 Tagen", "<b>Sichern {name}", "Siehe https://a.b/c 100 Dateien", "1 %s"]
-    assert count_kept(sources, kept) == {"placeholders": (4, 5), "numbers": (1, 2)}
-    assert count_kept(sources[-1:], kept[-1:]) == {}
+    assert kept_by_kind(sources, kept) == {"placeholders": (4, 5), "numbers": (1, 2)}
+    assert kept_by_kind(sources[-1:], kept[-1:]) == {}
     results = score_systems({"one": kept}, kept, Scorer(), "none", None)
-    results["systems"]["one"]["kept"] = count_kept(sources, kept)
+    results["systems"]["one"]["kept"] = kept_by_kind(sources, kept)
     table = results_table(results)
     assert "placeholders kept" in table and "4 of 5" in table and "1 of 2" in table
 

@@ -25,7 +25,7 @@ from ..data.pairs import load_split
 from ..engines.generate import load_any, set_languages
 from ..errors import UserError, explaining, loading
 from ..evaluation.scores import Scorer
-from ..evaluation.systems import count_kept, results_table, score_systems
+from ..evaluation.systems import kept_by_kind, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace):
         for name, speed in speeds.items():
             results["systems"][name]["sentences_per_second"] = speed
         for name in systems if sources else ():
-            results["systems"][name]["kept"] = count_kept(sources, systems[name])
+            results["systems"][name]["kept"] = kept_by_kind(sources, systems[name])
         table = results_table(results)
         if options.output:
             given = {name: value for name, value in vars(options).items() if value is not None}

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from ..files import write_text
 from ..sentences_vanilla_transformer import sentence_ends
-from .texts import PLACEHOLDERS, is_filled, kept, normal_form, normalize, placeholders
+from .texts import KEPT, count_kept, is_filled, normal_form, normalize
 
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
 FEATURES = 512  # of a text: its letters and sequences of up to three letters, in so many classes
@@ -36,13 +36,13 @@ class Texts:
         lengths: Characters of the sides (2,n).
         sentences: How many of the sources have 1, 2, ... 9, or more sentences (10,).
         characters: All that occur.
-        placeholders: How many the sources have, and how many of these the targets.
+        kept: By name of a kind of [`KEPT`], how many the sources have, and how many of these the targets (2,).
     """
 
     def __init__(self, files: list[Dataset]):
         numbers, total = [np.empty((0, 5), dtype=np.int64)], 0  # an array for each batch, as lists take far more
         self.sentences = np.zeros(10, dtype=np.int64)
-        self.characters, self.placeholders = set(), [0, 0]
+        self.characters, self.kept = set(), {kind: np.zeros(2, dtype=np.int64) for kind in KEPT}
         batches = chain.from_iterable(pairs.iter(1000) for pairs in files)
         count = sum(map(len, files)) // 1000
         for batch in tqdm(batches, "Looking at the pairs", count, unit="k", leave=False, disable=None):
@@ -53,10 +53,9 @@ class Texts:
                     some.append((row, *hashes, len(source), len(target)))
                     self.sentences[min(len(sentence_ends(source)), 10) - 1] += 1
                     self.characters.update(source, target)
-                    if PLACEHOLDERS.search(source):
-                        found = placeholders(source)
-                        self.placeholders[0] += found.total()
-                        self.placeholders[1] += kept(found, placeholders(target))
+                    for kind, pattern in KEPT.items():
+                        if pattern.search(source):
+                            self.kept[kind] += count_kept(pattern, source, target)
             numbers.append(np.array(some, dtype=np.int64).reshape(-1, 5))
             total += len(batch["source"])
         self.ends = np.cumsum([len(pairs) for pairs in files])
@@ -138,9 +137,9 @@ def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> 
             "source_is_target": int((some.source == some.target).sum()),
             "several_targets": some.ambiguous(by_file=directions_differ),
             "odd_lengths": some.odd_lengths(),
-            "placeholders": some.placeholders[0],
-            "placeholders_kept": some.placeholders[1],
         }
+        for kind, (count, kept) in some.kept.items():
+            found[split] |= {kind: int(count), f"{kind}_kept": int(kept)}
         if split == "train":
             found[split]["usual_sentences"] = some.usual_sentences()
             found[split]["several_sentences"] = int(some.sentences[1:].sum())
@@ -179,6 +178,8 @@ ROWS = {
     "pairs_in_train": "that are in train",
     "placeholders": "placeholders",
     "placeholders_kept": "of these, in targets",
+    "numbers": "numbers",
+    "numbers_kept": "of these, in targets",
 }
 
 

@@ -4,6 +4,8 @@ import re
 import unicodedata
 from collections import Counter
 
+from ..translation_vanilla_transformer import is_invisible
+
 # What a translation keeps as it is. `&` marks an accelerator key before a letter or digit, and begins an entity.
 PLACEHOLDERS = re.compile(
     r"https?://[^\s<>\"]*[\w/]"
@@ -16,7 +18,7 @@ PLACEHOLDERS = re.compile(
 # U+200C and U+200D do in some scripts, and marks of direction where scripts are mixed.
 INVISIBLE = "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff]"
 SPACES = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
-NUMBERS = re.compile(r"\d+(?:[.,:]\d+)*")
+KEPT = {"placeholders": PLACEHOLDERS, "numbers": re.compile(r"\d+(?:[.,:]\d+)*")}  # what targets usually keep
 
 
 def normalize(text: str) -> str:
@@ -31,7 +33,7 @@ def normal_form(text: str) -> str:
 
 
 def is_filled(text) -> bool:
-    return isinstance(text, str) and bool(normalize(text).strip(" \u200c\u200d"))
+    return isinstance(text, str) and not all(map(is_invisible, normalize(text)))
 
 
 def placeholders(text: str) -> Counter:
@@ -39,6 +41,7 @@ def placeholders(text: str) -> Counter:
     return Counter(PLACEHOLDERS.findall(text))
 
 
-def kept(source: Counter, target: Counter) -> int:
-    """How many of the source's placeholders the target has."""
-    return (source & target).total()
+def count_kept(pattern: re.Pattern, source: str, target: str) -> tuple[int, int]:
+    """How many matches of the pattern the source has, and how many of these the target has."""
+    found = Counter(pattern.findall(source))
+    return found.total(), (found & Counter(pattern.findall(target))).total()

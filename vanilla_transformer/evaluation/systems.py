@@ -1,13 +1,13 @@
 """Translation systems side by side: scores, confidence intervals and paired tests of sacreBLEU, and their table."""
 
 import itertools
-from collections import Counter
+from functools import partial
 
 import numpy as np
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
-from ..data.texts import NUMBERS, PLACEHOLDERS, kept, normalize
+from ..data.texts import KEPT, count_kept, normalize
 from ..errors import printable
 from .scores import Scorer, explain_zero
 
@@ -109,21 +109,21 @@ def edit_distance(one: list[str], two: list[str]) -> int:
     return int(row[-1])
 
 
-def count_kept(sources: list[str], hypotheses: list[str]) -> dict[str, tuple[int, int]]:
+def kept_by_kind(sources: list[str], hypotheses: list[str]) -> dict[str, tuple[int, int]]:
     """By kind, how many of the sources' placeholders (with tags, entities and URLs) and numbers the hypotheses have,
     and how many there are; only kinds that occur."""
     found = {}
-    for kind, pattern in {"placeholders": PLACEHOLDERS, "numbers": NUMBERS}.items():
-        before, after = ([Counter(pattern.findall(text)) for text in texts] for texts in (sources, hypotheses))
-        if total := sum(map(Counter.total, before)):
-            found[kind] = (sum(map(kept, before, after)), total)
+    for kind, pattern in KEPT.items():
+        counts = map(partial(count_kept, pattern), sources, hypotheses)
+        total, kept = map(sum, zip(*counts, strict=True))
+        found |= {kind: (kept, total)} if total else {}
     return found
 
 
 def results_table(results: dict) -> str:
     """A table in Markdown of what [`score_systems`] returns, with the signatures.
 
-    Optional keys: `kept`, by [`count_kept`], and `sentences_per_second` of a system, and `notes` and `sha256` of the
+    Optional keys: `kept`, by [`kept_by_kind`], and `sentences_per_second` of a system, and `notes` and `sha256` of the
     results, the latter with one of each file.
     """
     rows = []

@@ -46,7 +46,7 @@ def write_model_card(output_dir: str | Path) -> Path:
 
 
 COUNTED = ("pairs", "duplicates", "source_is_target", "several_targets", "odd_lengths", "sources_in_train")
-COUNTED += ("pairs_in_train", "placeholders", "placeholders_kept")
+COUNTED += ("pairs_in_train", "placeholders", "placeholders_kept", "numbers", "numbers_kept")
 SPLIT_NAMES = {"eval": "validation", "test": "test"}  # by the prefix of their scores
 
 
