@@ -102,7 +102,7 @@ NORMALIZED = {
 def test_spaces_and_invisible_characters_are_normalized(text, expected, tokenizer):
     assert normalize(text) == expected
     assert tokenizer(text).input_ids == tokenizer(expected).input_ids
-    assert is_filled(text) == bool(expected) and not is_filled("\u200d \u200c")
+    assert is_filled(text) == bool(expected) and not is_filled("\u200d \u200c\u200e")
 
 
 def test_saved_tokenizer_encodes_as_before(tokenizer, tmp_path):

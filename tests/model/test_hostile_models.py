@@ -313,7 +313,7 @@ def test_a_mutated_model_translates_or_ends_in_a_sentence(first, original, conve
         if cached.is_file():  # as if it had been made from the files of this model
             files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
             with contextlib.suppress(RecursionError, TypeError, ValueError):
-                update(cached, source=[None, None, *([file.name, file.stat().st_mtime_ns] for file in files)])
+                update(cached, source=[None, None, *([file.name, engine.digest(file)] for file in files)])
         fault = run_translate(["--model", str(folder), "--backend", backend], tmp_path / "work").fault
         if (after := contents(outside)) != before:
             fault, before = f"it changed what is outside; {fault}", after

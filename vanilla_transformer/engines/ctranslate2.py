@@ -1,5 +1,6 @@
 """CTranslate2 (https://github.com/OpenNMT/CTranslate2), an engine in C++: the same texts, faster."""
 
+import hashlib
 import json
 import os
 import re
@@ -146,7 +147,7 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     folder, which = Path(config).parent, [kwargs.get("subfolder"), kwargs.get("variant")]
     if Path(name_or_path).is_dir():
         files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
-        source = [*which, *([file.name, file.stat().st_mtime_ns] for file in files)]
+        source = [*which, *([file.name, digest(file)] for file in files)]
         home, name = folder / "ctranslate2", str(folder.resolve())
     else:
         source = [*which, extract_commit_hash(config, None)]
@@ -169,6 +170,15 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
             with new_folder(target) as made:
                 to_ctranslate2(model, tokenizer, made, quantization, source)
     return target
+
+
+def digest(file: Path) -> str:
+    """Tells files apart by what is in them, whatever their times."""
+    found = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while part := opened.read(2**20):
+            found.update(part)
+    return found.hexdigest()
 
 
 def read_config(directory: Path) -> dict:
