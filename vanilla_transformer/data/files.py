@@ -99,7 +99,7 @@ def load_dataset(
     cache, place = None, name
     if files:
         # For a directory with a dataset card, `datasets` keys its cache by name alone and would return stale rows.
-        state = sorted((str(path), path.stat().st_mtime_ns) for path in files)
+        state = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
         cache = Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state)
         if glob.has_magic(name):  # `datasets` would take the name of the directory for a pattern
             place = str(cache / "links")

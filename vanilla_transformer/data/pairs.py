@@ -66,54 +66,72 @@ def load_pairs(options: DataOptions) -> Splits:
     """
     if not (options.dataset_name or options.train_file):  # as in a recipe of sizes only
         raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
-    names = {split: getattr(options, f"{split}_split") or split for split in SPLITS}
-    if options.train_file:
-        origins = {split: options.files(split) for split in SPLITS}
-        raw = {split: load_file(split, files[0], options.streaming) for split, files in origins.items() if files}
-    else:
-        origins = {split: [name] for split, name in names.items()}
-        raw = load_dataset(options, "--train_file", options.streaming)
-    pairs = {}
-    for split, name in names.items():
-        if split == "train" or getattr(options, f"{split}_split") or name in raw:
-            pairs[split] = find_split(raw, name, options.label)
-    trained_on = set().union(*map(paths_of, origins["train"]))
-    for split in ("validation", "test"):
-        for name in origins[split] if split in pairs else ():
-            if trained_on & paths_of(name) if options.train_file else overlap(raw, name, names["train"]):
-                PartialState().print(
-                    f"warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
-                    "nothing about unseen text."
-                )
-    files, known = {}, {}  # the pairs of each file of a split; the columns of the first file with these languages
+    rows, names = open_splits(options)
     with reading_data(options.label):
-        by_file = options_of_files(options)
-        for split, first in pairs.items():
-            is_like_train = split == "train" or len(origins[split]) > 1 or not options.source_lang
-            own = by_file[: len(origins[split])] if is_like_train else [options]
-            files[split], columns = read_files(split, first, origins[split], own, known)
-            if options.streaming and split != "train":
-                with reading_data(describe_file(origins[split][0])):
-                    files[split] = list(map(as_table, files[split]))
-            if split == "train":
-                differ = report_directions(columns, options)
+        files, differ = read_splits(rows, names, options)
         held_out = hold_out(files, options, differ)
         files |= held_out
         files["train"] = leave_out(files, options)
         pairs = Splits()
-        pairs.origins = {split: describe_origin(split, origins, held_out, options) for split in files}
+        pairs.origins = {split: describe_origin(split, names, held_out, options) for split in files}
         if PartialState().is_main_process:
-            first = {split: [as_table(part, SURVEYED) for part in parts] for split, parts in files.items()}
-            pairs.survey = survey(first, differ)
+            surveyed = {split: [as_table(part, SURVEYED) for part in parts] for split, parts in files.items()}
+            pairs.survey = survey(surveyed, differ)
             print(describe_survey(pairs.survey))
         for split in filter(files.get, SPLITS):
-            has_tags = split == "train" or split in held_out or len(origins[split]) > 1
+            has_tags = split == "train" or split in held_out or len(names[split]) > 1
             tags = options.train_file_tags if has_tags else None
             pairs[split] = mix_files(files[split], options.train_file_weights if split == "train" else None, tags)
             count = getattr(options, SPLITS[split])
             if count is not None:
                 pairs[split] = pairs[split].take(count)
     return pairs
+
+
+def open_splits(options: DataOptions) -> tuple[dict[str, Dataset | IterableDataset], dict[str, list]]:
+    """The rows of each split that exists, of its first file if it has several, and the names of its files or, of a
+    dataset, what it is called there.
+
+    Prints a warning where the model would be trained on the pairs that score it.
+    """
+    if options.train_file:
+        names = {split: options.files(split) for split in SPLITS}
+        rows = {split: load_file(split, files[0], options.streaming) for split, files in names.items() if files}
+        trained_on = set().union(*map(paths_of, names["train"]))
+    else:
+        names = {split: [getattr(options, f"{split}_split") or split] for split in SPLITS}
+        found = load_dataset(options, "--train_file", options.streaming)
+        rows = {
+            split: find_split(found, name, options.label)
+            for split, (name,) in names.items()
+            if split == "train" or getattr(options, f"{split}_split") or name in found
+        }
+    for split in ("validation", "test"):
+        for name in names[split] if split in rows else ():
+            if trained_on & paths_of(name) if options.train_file else overlap(found, name, names["train"][0]):
+                PartialState().print(
+                    f"warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
+                    "nothing about unseen text."
+                )
+    return rows, names
+
+
+def read_splits(
+    rows: dict[str, Dataset | IterableDataset], names: dict[str, list], options: DataOptions
+) -> tuple[dict[str, list[Dataset]], bool]:
+    """The pairs of each file of each split, and whether the training files translate in different directions."""
+    files, known = {}, {}  # known: the columns of the first file with these languages
+    by_file = options_of_files(options)
+    for split, first in rows.items():
+        is_like_train = split == "train" or len(names[split]) > 1 or not options.source_lang
+        own = by_file[: len(names[split])] if is_like_train else [options]
+        files[split], columns = read_files(split, first, names[split], own, known)
+        if split == "train":
+            differ = report_directions(columns, options)
+        elif options.streaming:
+            with reading_data(describe_file(names[split][0])):
+                files[split] = list(map(as_table, files[split]))
+    return files, differ
 
 
 def paths_of(name: str | tuple[str, str]) -> set[Path]:
