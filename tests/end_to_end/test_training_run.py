@@ -24,6 +24,7 @@ from vanilla_transformer.data import pairs as data
 from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.evaluation import tuning
 from vanilla_transformer.evaluation.scores import Scorer
+from vanilla_transformer.evaluation.systems import count_errors
 from vanilla_transformer.hub.upload import staged, translate_in_fresh_process
 from vanilla_transformer.training.arguments import parse_arguments
 from vanilla_transformer.translation_vanilla_transformer import Translator
@@ -70,6 +71,8 @@ def assert_scores_are_those_of_the_saved_model(folder, pairs):
     expected = Scorer().score(translations, [row["de"] for row in rows])
     found = results(folder)
     assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
+    errors = count_errors(translations, [row["de"] for row in rows])
+    assert {name: found[f"test_{name}"] for name in errors} == errors
     assert all(found[name] == expected[name] for name in ("bleu_signature", "chrf_signature"))
 
 

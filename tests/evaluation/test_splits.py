@@ -99,7 +99,8 @@ def test_warnings_if_bleu_is_0_but_chrf_is_not_or_its_tokenizer_does_not_fit(
     results = evaluate_split(model, split, "eval", max_tokens=99, num_examples=2, step=1200, **options)
     assert results["examples"] == [dict.fromkeys(("source", "reference", "translation"), texts[0])] * 2
     assert results["eval_chrf"] > 99
+    assert (results["eval_exact_match"], results["eval_word_error_rate"]) == (100.0, 0.0)
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("eval: loss ") and first.endswith(" at step 1,200")
+    assert first.startswith("eval: loss ") and first.endswith(", 100.0% exact at step 1,200")
     warnings = [line for line in lines if line.startswith("warning: ")]
     assert len(warnings) == len(said) and all(part in line for part, line in zip(said, warnings, strict=True))

@@ -12,6 +12,7 @@ from ..data.batches import evaluation_batches
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import Translator
 from .scores import Scorer, explain_zero
+from .systems import count_errors
 
 
 def evaluate_split(
@@ -26,13 +27,14 @@ def evaluate_split(
     num_examples: int,
     step: int | None = None,
 ) -> dict:
-    """Loss (nats per target token), BLEU and chrF of a split, with some translations, which are also printed.
+    """Loss (nats per target token), scores and errors of a split, with some translations, which are also printed.
 
     Every process scores its share, in batches of `max_tokens`, and returns the same results. `step` is printed.
 
     Returns:
-        A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `bleu_signature`,
-        `chrf_signature` and `examples`, a list of dictionaries with `source`, `reference` and `translation`.
+        A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `{prefix}_exact_match`,
+        `{prefix}_word_error_rate` (both in percent), `bleu_signature`, `chrf_signature` and `examples`, a list of
+        dictionaries with `source`, `reference` and `translation`.
     """
     shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
     batches = evaluation_batches(split, tokenizer, max_tokens, **shares)
@@ -45,11 +47,13 @@ def evaluate_split(
         label = f"Translating {len(sources):,}" if is_shown else None
         translations = translate_split(translator, sources, label, **shares)
     scores = scorer.score(translations, references)
+    errors = count_errors(translations, references, scorer.bleu.lowercase)
     rows = list(zip(sources, references, translations, strict=True))[:num_examples]
     examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
     if accelerator.is_main_process:
         when = "" if step is None else f" at step {step:,}"
-        lines = [f"{prefix}: loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}{when}"]
+        shown = f"loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}"
+        lines = [f"{prefix}: {shown}, {errors['exact_match']:.1f}% exact{when}"]
         lines += [f"  {key:<12} {' '.join(text.split())}" for example in examples for key, text in example.items()]
         tqdm.write("\n".join(lines))
         notes = [explain_zero(scorer.bleu, scores["chrf"], translations, references), scorer.doubts(references)]
@@ -58,6 +62,8 @@ def evaluate_split(
         f"{prefix}_loss": loss,
         f"{prefix}_bleu": scores["bleu"],
         f"{prefix}_chrf": scores["chrf"],
+        f"{prefix}_exact_match": errors["exact_match"],
+        f"{prefix}_word_error_rate": errors["word_error_rate"],
         "bleu_signature": scores["bleu_signature"],
         "chrf_signature": scores["chrf_signature"],
         "examples": examples,
