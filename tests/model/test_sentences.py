@@ -35,10 +35,17 @@ Sig. Rossi e dott. Bianchi. | Ecco.
 هل جئت؟ | نعم. | لا.
 यह एक वाक्य है। | यह दूसरा है।
 他来了。|她走了！|“你好。”|他说：「好。」|再见。
+Er sagte: „Ich komme.“ | Dann ging er. | »Ich komme.« | Dann ging er. | ‚Ja.‘ | Nein. | ›Ja.‹ | Nein.
+It costs 3.50. | Then he left at 10:30. | He ran 1,5. | We waited until the 3. May.
+**Bold.** | _Next._ | As said.[1] | Or so.¹ | Go on.<br> | World.
+مرحبا.\u200f | كيف حالك؟\u200f | نعم.
+Messrs. Smith and Prof. Dr. med. Müller came. | Tel. 5 or Hauptstr. 5 it is.
+你好!|你是谁?|“他来了!”|他走了。|“好。”|再见!
+ខ្ញុំទៅ។|គាត់មក។
 a man runs . | he stops . | why ? | the end .
 it rains. | we stay. | dr. smith, too.
 """
-SPLIT = SPLIT.strip().splitlines()
+SPLIT = SPLIT.strip().split("\n")
 
 
 def split(text: str) -> list[str]:
