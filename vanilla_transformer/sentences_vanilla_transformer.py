@@ -6,9 +6,9 @@ import regex
 # Words with a period that does not end a sentence: before any word, and before a number.
 TITLES = (
     "adm al approx Av avv bijv bl bzw ca capt cf cmdr Col dhr dipl doc dott dr dra drs ds dvs ee evtl exmo fr frl gen "
-    "geom ggf gov Hon hr ing inkl insp inż kap lic lt maj med messrs mevr mgr Mio mlle mme mr Mrd mrs ms msgr mt mx např np "
-    "núm obs phd pres prof profa prot pvt ref rep rev Sen sgt sig sigg sn sr sra srta ss st sta ste sto tj Tsd "
-    "tzv tzw ud uds ul uu vgl viz vs zzgl św акад им проф ул"
+    "geom ggf gov Hon hr ing inkl insp inż kap lic lt maj med messrs mevr mgr Mio mlle mme mr Mrd mrs ms msgr mt mx "
+    "např np núm obs phd pres prof profa prot pvt ref rep rev Sen sgt sig sigg sn sr sra srta ss st sta ste sto tj "
+    "Tsd tzv tzw ud uds ul uu vgl viz vs zzgl św акад им проф ул"
 )
 NUMBERED = (
     "abb abs apr art aug bd blz cap ch chap dec dez ed eds eq eqs feb fig figs jan jul jun mar mrz no nos nov nr "

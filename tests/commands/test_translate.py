@@ -59,6 +59,15 @@ def test_as_many_lines_come_out_as_went_in(lines, expected, monkeypatch):
     assert run_main(monkeypatch, lines.encode(), "--model", "x").decode() == expected
 
 
+def test_lines_before_one_that_is_no_text_are_translated(folder, monkeypatch):
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A dog sleeps.\nNo!\n\xff\nNo!\n")))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="utf-8", write_through=True))
+    with pytest.raises(SystemExit, match="line 3 is not UTF-8"):
+        main(["translate", "--model", folder])
+    assert output.getvalue().count(b"\n") == 2
+
+
 WRONG = {  # options, or bytes that are read instead of two lines: part of the message
     "--num_beams 0": "0 is not a positive integer",
     "--max_source_length x": "x is not a positive integer",

@@ -14,6 +14,7 @@ from helpers import data_options, text_dataset
 from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.pairs import (
     PAIR_FEATURES,
+    closest,
     fingerprint,
     iter_texts,
     load_pairs,
@@ -529,6 +530,18 @@ def test_a_damaged_card_of_a_dataset_is_one_sentence(card, streaming, tmp_path):
 def test_missing_split(split, hub_like):
     message = error(dataset_name=hub_like, dataset_config_name="en-de", **{f"{split}_split": "tset"})
     assert message.endswith("has no split 'tset'; its splits: train, dev, test.")
+
+
+@pytest.mark.parametrize("names, expected", [("EN DE", ("en", "de")), ("de-AT en_US", ("de", "en"))])
+def test_case_and_region_of_a_language_do_not_matter(names, expected, tmp_path, capsys):
+    source, target = names.split()
+    for number, present in enumerate(["x en de", "de x en", "translation"]):
+        path = write(tmp_path / f"{number}.jsonl", columns(present.split()))
+        load(train_file=path, validation_file=path, source_lang=source, target_lang=target)
+        prefix = "translation / " if present == "translation" else ""
+        expected_columns = [f"{prefix}{language}" for language in expected]
+        assert "from column {!r} to column {!r}".format(*expected_columns) in capsys.readouterr().out
+    assert closest("en", ["en-GB", "en-US"]) is closest("en-GB", ["en-US"]) is None
 
 
 WRONG_COLUMNS = {  # columns (`id` is a number), kind of options, source, target, parts of the message

@@ -114,6 +114,19 @@ def tmx(units: list[dict[str, str]], source: str) -> str:
     return f'<?xml version="1.0"?><tmx version="1.4"><header srclang="{source}"/><body>{body}</body></tmx>'
 
 
+@streamed
+def test_variants_of_a_language_are_one_if_no_unit_has_two(streaming, tmp_path):
+    kinds = ["en-US", "EN", "en_gb"]
+    variants = [{kind: source, "de": target} for kind, (source, target) in zip(kinds, PAIRS[:3], strict=True)]
+    body = tmx(variants, "en").replace("<tmx ", '<tmx xmlns="http://www.lisa.org/tmx14" ').replace("<body>", "<body >")
+    assert (
+        load(write(tmp_path / "memory.tmx", body), source_lang="en-US", target_lang="de-DE", streaming=streaming)
+        == PAIRS[:3]
+    )
+    bare = body.replace("<body >", "").replace("</body>", "")
+    assert load(write(tmp_path / "bare.tmx", bare), streaming=streaming) == PAIRS[:3]
+
+
 @pytest.mark.parametrize("source", ["en", "en_US", "EN-GB"])
 def test_the_source_language_of_a_translation_memory_is_that_of_its_header(source, tmp_path):
     units = [{"de-DE": target, "en-US": source} for source, target in PAIRS]
@@ -163,6 +176,13 @@ def test_lines_of_parallel_files_are_pairs(streaming, tmp_path):
     assert back[:6] == [(target, source) for source, target in PAIRS]
     packed = write_parallel(tmp_path, compress=gzip.compress, end=".gz")
     assert load(*packed, streaming=streaming) == PAIRS
+
+
+@pytest.mark.parametrize(
+    "named", [{}, {"source_lang": "en", "target_lang": "de"}, {"source_column": "question", "target_column": "answer"}]
+)
+def test_sides_of_parallel_files_with_other_endings_are_in_their_order(named, tmp_path):
+    assert load(*write_parallel(tmp_path, suffixes=("src", "tgt")), **named) == PAIRS
 
 
 def test_parallel_files_count_as_one_file(tmp_path):
@@ -245,6 +265,28 @@ def test_numbers_of_tables_are_text(streaming, suffix, tmp_path):
 
 
 @streamed
+def test_a_carriage_return_inside_of_a_line_does_not_end_it(streaming, tmp_path):
+    file = write(tmp_path / "pairs.tsv", "en\tde\r\nWait\rhere\tWarte\r\n\r\nGo\tGeh\r\n")
+    assert [pair for pair in load(file, streaming=streaming) if all(pair)] == [("Wait\rhere", "Warte"), ("Go", "Geh")]
+
+
+@pytest.mark.parametrize("content", ["null", '"text"', "7", "\n\n", "[]", "{}"])
+@pytest.mark.parametrize("name", ["pairs.json", "pairs.jsonl", "pairs.json.gz"])
+@streamed
+def test_json_without_rows_is_one_sentence(streaming, name, content, tmp_path):
+    if name.endswith(".gz") and content in ("null", '"text"', "7"):
+        pytest.skip("pyarrow crashes")
+    packed = gzip.compress(content.encode()) if name.endswith(".gz") else content
+    message = error(write(tmp_path / name, packed), streaming=streaming)
+    assert "it has no pairs" in message or "does not begin with [ or {" in message or "has no pairs." in message
+
+
+def test_dates_in_json_are_named_with_a_remedy(tmp_path):
+    file = write(tmp_path / "dates.jsonl", '{"words": "May 1st", "date": "2020-05-01"}\n' * 9)
+    assert "Dates in .json files are read as times; save them as .tsv" in error(file)
+
+
+@streamed
 def test_numbers_and_ids_are_no_side_of_a_pair(streaming, tmp_path):
     content = "id\ten\tscore\tde\n" + "".join(f"{i}\t{s}\t0.{i}\t{t}\n" for i, (s, t) in enumerate(PAIRS))
     assert load(write(tmp_path / "pairs.tsv", content), streaming=streaming) == PAIRS
@@ -311,12 +353,15 @@ def test_columns_are_named_for_those_files_that_have_them(tmp_path):
     assert load(lines, table, **named) == [expected[2], *expected[:2]]
 
 
-def test_languages_that_only_some_rows_have(tmp_path):
+@streamed
+def test_languages_that_only_some_rows_have(streaming, tmp_path):
     rows = [{"en": "one", "de": "eins"}, {"en": "two", "de": "zwei", "fr": "deux"}, {"de": "drei", "en": "three"}]
     file = write(tmp_path / "rows.jsonl", "".join(json.dumps({"translation": row}) + "\n" for row in rows))
-    assert load(file, source_lang="en", target_lang="de") == [("one", "eins"), ("two", "zwei"), ("three", "drei")]
-    assert load(file, source_lang="de", target_lang="fr") == [("eins", None), ("zwei", "deux"), ("drei", None)]
-    assert "languages in translation: de, en, fr" in error(file)
+    named = {"target_lang": "de", "source_lang": "en", "streaming": streaming}
+    assert load(file, **named) == [("one", "eins"), ("two", "zwei"), ("three", "drei")]
+    named = {"target_lang": "fr", "source_lang": "de", "streaming": streaming}
+    assert load(file, **named) == [("eins", None), ("zwei", "deux"), ("drei", None)]
+    assert "languages in translation: de, en, fr" in error(file, streaming=streaming)
 
 
 ODD = {

@@ -1,6 +1,7 @@
 """What is odd about the pairs is counted, said, and left out where it is asked for."""
 
 import random
+import time
 from pathlib import Path
 
 import datasets
@@ -63,7 +64,7 @@ def test_splits_are_compared_with_training():
     found = counts(PAIRS, validation=validation, test=[("New.", "Neu.")])
     assert (found["validation"]["sources_in_train"], found["validation"]["pairs_in_train"]) == (2, 1)
     assert found["validation"]["unknown_characters"] == "?EWzÜЖ"
-    assert found["test"]["sources_in_train"] == 0 and "swapped" not in found["test"]
+    assert found["test"]["sources_in_train"] == 0 and found["test"]["swapped"] == 0
     said = " ".join(describe_survey(found).split())
     assert "warning: 66.7% of the validation sources are training sources, too" in said and "--remove_overlap" in said
     assert "validation has characters that train lacks: ? E W z Ü Ж" in said and "test has characters" in said
@@ -89,6 +90,13 @@ def test_files_of_different_directions_are_looked_at_one_by_one():
     assert together["swapped"] > 0.2 and together["several_targets"] == 2 * len(PAIRS)
 
 
+def test_a_split_that_is_swapped_as_a_whole_is_found():
+    found = counts(PAIRS, validation=[pair[::-1] for pair in PAIRS[:40]], test=PAIRS[:40])
+    assert (found["train"]["swapped"], found["validation"]["swapped"], found["test"]["swapped"]) == (0, 1, 0)
+    said = " ".join(describe_survey(found).split())
+    assert "swapped in about 100% of the validation pairs." in said and said.count("swapped") == 1
+
+
 @pytest.mark.parametrize("pairs", [[], [("a", "a")] * 5, [("a", "b")], [("", "x")] * 3, [*PAIRS[:3], PAIRS[3][::-1]]])
 def test_hardly_any_text(pairs):
     found = counts(pairs, validation=pairs)
@@ -101,9 +109,17 @@ MARKUP = {
     "Hello {name}, ${count} and {0:d} {}": {"{name}": 1, "${count}": 1, "{0:d}": 1, "{}": 1},
     "<b>%1</b> &amp; &Save https://a.b/c?d=1 x": {"<b>": 1, "</b>": 1, "%1": 1, "&amp;": 1, "&": 1}
     | {"https://a.b/c?d=1": 1},
+    "Hello %@, you have %1$@ files.": {"%@": 1, "%1$@": 1},
     "50% sure, 3 < 4, R & D, {not one}": {},
     "100 %": {},
 }
+
+
+@pytest.mark.parametrize("part", ["0", "%", "%0", "{a", "<a ", "&a", "https://"])
+def test_placeholders_of_strange_texts_are_found_in_linear_time(part):
+    begin = time.perf_counter()
+    placeholders("%" + 50_000 * part)
+    assert time.perf_counter() - begin < 2
 
 
 @pytest.mark.parametrize("text", MARKUP)

@@ -89,7 +89,11 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
     sys.stdout.reconfigure(encoding="utf-8")
     done, distinct = 0, []
     for raw in arriving_lines(sys.stdin.buffer, LINES_AT_A_TIME):
-        lines = [decode(line, number) for number, line in enumerate(raw, done + 1)]
+        lines, problem = [], None  # a line that is not text: those before it are translated first
+        try:
+            lines += (decode(line, number) for number, line in enumerate(raw, done + 1))
+        except UserError as error:
+            problem = error
         try:
             written = translate(translator, lines, done, options, distinct)
         except TextTooLong as error:
@@ -108,6 +112,8 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
         for text in written:
             print(text.replace("\n", " "))  # one line, whatever the model wrote
         sys.stdout.flush()
+        if problem:
+            raise problem
         done += len(lines)
     if distinct:
         print(f"{mean(distinct):.1f} of {options.mbr} candidates were distinct on average", file=sys.stderr)

@@ -47,7 +47,7 @@ def hide_bars():
 def reading_data(what: str, remedy: str = "", *more: type[Exception]):
     """Turns an error in reading a dataset, or one of `more`, into a UserError that says what could not be read."""
     expected = (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError)
-    expected += (SyntaxError, *more)  # of XML
+    expected += (SyntaxError, StopIteration, *more)  # of XML; of an empty stream
     try:
         yield
     except expected as error:
@@ -56,6 +56,8 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
         cause = error.__cause__ or error  # datasets wraps it
         is_general = isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
         reason = str(cause) if is_general else f"{error} {error.__cause__ or ''}"
+        if "corresponds to no data" in reason or isinstance(cause, StopIteration):
+            reason = "it has no pairs."
         reason = textwrap.shorten(reason, 600, placeholder=" ...")
         if isinstance(cause, UnicodeDecodeError):
             reason = "it is not in UTF-8; convert it, for example with iconv."
@@ -152,6 +154,10 @@ def load_file(split: str, name: str | tuple[str, str], streaming: bool) -> Datas
         parallel = "Of two parallel files, give both: train.en train.de."
         raise UserError(f"{ends}; it must end in one of: {', '.join(SUFFIXES)}. {parallel}")
     check_cache()
+    if suffix in (".json", ".jsonl") and (wrong := [file for file in files if not may_be_json(file)]):
+        raise UserError(
+            f"{option} could not be read: {wrong[0]} does not begin with [ or {{, as a list of pairs would."
+        )
     with reading_data(option):
         data_files = {split: [file if "://" in file else glob.escape(file) for file in files]}
         if suffix in OF_DATASETS:
@@ -171,6 +177,14 @@ def find_files(name: str, split: str) -> list[str]:
     if empty := [file for file in files if file.stat().st_size == 0]:
         raise UserError(f"{option} {empty[0]} is empty.")
     return list(map(str, files))
+
+
+def may_be_json(file: str) -> bool:
+    """Whether a local file begins as JSON with rows does; other JSON, such as `null`, would crash pyarrow."""
+    if "://" in file or Path(file).suffix.lower() not in (".json", ".jsonl"):
+        return True
+    with open(file, "rb") as opened:
+        return opened.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{", b"\xff", b"\xfe")
 
 
 def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | IterableDataset:

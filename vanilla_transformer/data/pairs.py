@@ -158,7 +158,7 @@ def read_files(
         dataset = load_file(split, name, options.streaming) if number else first
         languages = options.source_lang, options.target_lang
         with reading_data(describe_file(name)):  # a stream is first read here
-            columns.append(choose_columns(dataset, options, describe_file(name), known.get(languages, ())))
+            columns.append(choose_columns(dataset, options, name, known.get(languages, ())))
         known.setdefault(languages, columns[-1])
         files.append(select_pair(dataset, *columns[-1]))
     return files, columns
@@ -198,7 +198,7 @@ def load_split(options: DatasetOptions, split: str, files: list[str] | None = No
         label = options.label
         rows = find_split(load_dataset(options, "--test_file, or --sources and --references"), split, label)
     with reading_data(label):
-        pairs = select_pair(rows, *find_columns(rows, options, label))
+        pairs = select_pair(rows, *find_columns(rows, options, names[0] if files else label))
         for side in pairs.column_names:
             if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
                 raise UserError(f"The {side} of {label} is not text, but {pairs.features[side]}.")
@@ -382,7 +382,7 @@ def point_of(source: str | None) -> float:
 
 
 def choose_columns(
-    dataset: Dataset | IterableDataset, options: DataOptions, name: str, preferred: tuple = ()
+    dataset: Dataset | IterableDataset, options: DataOptions, name: str | tuple[str, str], preferred: tuple = ()
 ) -> tuple:
     """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed.
 
@@ -391,7 +391,7 @@ def choose_columns(
     names = {column if isinstance(column, str) else column[0] for column in preferred}
     if names and names <= set(dataset.features or names):
         return preferred
-    columns = find_columns(dataset, options, name)
+    columns, name = find_columns(dataset, options, name), describe_file(name)
     are_named = any((options.source_lang, options.target_lang, options.source_column, options.target_column))
     odd = [column for column in columns if isinstance(column, str) and not column.replace("-", "_").isidentifier()]
     if odd and not are_named and dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]:
@@ -404,16 +404,18 @@ def choose_columns(
     return columns
 
 
-def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, name: str) -> tuple:
+def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, file: str | tuple[str, str]) -> tuple:
     """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
 
     The first that applies: the columns named by `--source_column` and `--target_column`; `source` and `target`, if
     there are no others, as in a .txt file; the columns, or the languages of a `translation` column, named by
-    `--source_lang` and `--target_lang`; and, if no option is given, the only two languages of a `translation` column,
-    the columns `source` and `target`, or the only two text columns. Messages call the dataset `name`.
+    `--source_lang` and `--target_lang`, but for case and regions; those of two parallel files, in their order; and, if
+    no option is given, the only two languages of a `translation` column, the columns `source` and `target`, or the
+    only two text columns. Messages name the `file`, or the dataset.
     """
+    name, is_parallel = describe_file(file), isinstance(file, tuple)
     features = dataset.features
-    if features is None:
+    if not features:
         first = next(iter(dataset), None)
         if first is None:
             raise UserError(f"{name} has no pairs.")
@@ -422,13 +424,15 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
     nested = nested_languages(dataset, features.get("translation"))
     remedy = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
     remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
+    if any(str(getattr(feature, "dtype", "")).startswith(("timestamp", "date")) for feature in features.values()):
+        remedy += " Dates in .json files are read as times; save them as .tsv to have them as text."
     columns = options.source_column, options.target_column
     languages = options.source_lang, options.target_lang
     if any(columns):
         if set(columns) <= set(text):
             return columns
-        if set(features) == {"source", "target"}:  # a .txt file beside others
-            return "source", "target"
+        if set(features) == {"source", "target"} or is_parallel:  # beside other files
+            return tuple(features)
         if None in columns:
             raise UserError(f"Give both --source_column and --target_column; {remedy}")
         given = f"--source_column {columns[0]} and --target_column {columns[1]}"
@@ -436,10 +440,12 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
     if set(features) == {"source", "target"}:
         return "source", "target"
     if any(languages):
-        if set(languages) <= set(text):
-            return languages
-        if set(languages) <= set(nested):
-            return tuple(("translation", language) for language in languages)
+        if all(found := [closest(language, text) for language in languages]):
+            return tuple(found)
+        if all(found := [closest(language, nested) for language in languages]):
+            return tuple(("translation", language) for language in found)
+        if is_parallel:
+            return tuple(features)
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
         raise UserError(
@@ -458,6 +464,15 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, na
         "Name the source and the target with --source_lang and --target_lang, or --source_column and --target_column; "
         + remedy
     )
+
+
+def closest(language: str | None, columns: list[str]) -> str | None:
+    """The column of a language: the one called so or, but for case and region, the only one."""
+    if language is None or language in columns:
+        return language
+    code = language.lower().replace("_", "-")
+    found = [one for one in columns if one.lower().replace("_", "-") in (code, code.partition("-")[0])]
+    return found[0] if len(found) == 1 else None
 
 
 def nested_languages(dataset: Dataset | IterableDataset, feature) -> list[str]:
@@ -524,7 +539,8 @@ def name_columns(table: pa.Table, source: str, target: str) -> pa.Table:
 
 
 def unnest(batch: dict, source: tuple[str, str], target: tuple[str, str]) -> dict[str, list[str | None]]:
-    sides = ([texts_in(row or {}, side[1]) for row in batch[side[0]]] for side in (source, target))
+    rows = [json.loads(row) if isinstance(row, str) else row or {} for row in batch[source[0]]]  # text in a stream
+    sides = ([texts_in(row or {}, language) for row in rows] for _, language in (source, target))
     pairs = [pair for texts in zip(*sides, strict=True) for pair in itertools.product(*texts)]
     return {"source": [text for text, _ in pairs], "target": [text for _, text in pairs]}
 

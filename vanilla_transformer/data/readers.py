@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import polib
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import DatasetBuilder
 from datasets.builder import Key
 from datasets.packaged_modules.csv.csv import Csv, CsvConfig
@@ -77,7 +78,8 @@ class TextFiles(Csv):
             return READERS[suffix](file)
         options = self.config.pd_read_csv_kwargs | {"dtype": str, "na_filter": False}
         if suffix == ".tsv" and self.config.sep == CsvConfig.sep:
-            options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
+            # Otherwise a carriage return inside of a line would end it, too.
+            options |= {"sep": "\t", "quoting": csv.QUOTE_NONE, "lineterminator": "\n"}
         return read_table(file, options)
 
 
@@ -96,8 +98,11 @@ def read_table(file: str, options: dict) -> Iterator[pa.Table]:
                 "its first row has more fields than its header; quote fields that contain the separator, and remove "
                 "separators at the end of rows."
             )
+        frame.columns = [name.rstrip("\r") for name in frame.columns]
         table = pa.Table.from_pandas(frame)
-        yield table.cast(pa.schema(dict.fromkeys(table.column_names, pa.string())))
+        table = table.cast(pa.schema(dict.fromkeys(table.column_names, pa.string())))
+        *_, last = table.column_names
+        yield table.set_column(table.num_columns - 1, last, pc.utf8_rtrim(table[last], "\r"))
 
 
 def read_lines(file: str) -> Iterator[pa.Table]:
@@ -159,12 +164,14 @@ def read_tmx(file: str) -> Iterator[pa.Table]:
     """The units of a translation memory (TMX 1.4b), in a column for each language, that of the sources first.
 
     Of inline elements of a segment, only the text is kept. Languages are named without their region if that is enough
-    to tell them apart.
+    to tell those of a unit apart.
     """
-    languages = list(dict.fromkeys(itertools.chain(*units_of(file))))
-    short = list(map(without_region, languages))
-    units = (tuple(map(unit.get, languages)) for unit in units_of(file))
-    return tables(units, short if len(set(short)) == len(short) else languages)
+    kinds = dict.fromkeys(map(tuple, units_of(file)))  # the languages of a unit
+    is_enough = all(len(set(map(without_region, kind))) == len(kind) for kind in kinds)
+    name = without_region if is_enough else str
+    languages = list(dict.fromkeys(map(name, itertools.chain(*kinds))))
+    units = ({name(language): text for language, text in unit.items()} for unit in units_of(file))
+    return tables((tuple(map(unit.get, languages)) for unit in units), languages)
 
 
 def units_of(file: str) -> Iterator[dict[str, str]]:
@@ -172,14 +179,15 @@ def units_of(file: str) -> Iterator[dict[str, str]]:
     with open(file, "rb") as opened:
         unit, first, body = {}, "", None
         for event, element in ElementTree.iterparse(opened, events=["start", "end"]):
+            tag = element.tag.rpartition("}")[2]  # without a namespace
             if event == "start":
-                first = language_code(element.get("srclang", "")) if element.tag == "header" else first
+                first = language_code(element.get("srclang", "")) if tag == "header" else first
                 main = without_region(first)
-                body = element if element.tag == "body" else body
-            elif element.tag == "tuv" and (text := element.find("seg")) is not None:
+                body = element if tag in ("tmx", "body") else body
+            elif tag == "tuv" and (text := element.find("{*}seg")) is not None:
                 language = language_code(element.get(XML_LANG) or element.get("lang", ""))
                 unit.setdefault(language, "".join(text.itertext()))
-            elif element.tag == "tu":
+            elif tag == "tu":
                 yield dict(sorted(unit.items(), key=lambda one: (one[0] != first, without_region(one[0]) != main)))
                 unit = {}
                 body.clear()  # of the units so far, which would fill the memory

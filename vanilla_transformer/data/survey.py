@@ -91,21 +91,27 @@ class Texts:
         return int((is_odd & (self.lengths.max(axis=0) >= LONG)).sum())
 
 
-def swapped_share(pairs: list[tuple[str, str]]) -> float:
-    """The share of the pairs whose sides seem to be swapped.
+def swapped_share(pairs: list[tuple[str, str]], others: list[tuple[str, str]] | None = None) -> float:
+    """The share of the pairs whose sides seem to be swapped, for most of the `others`, or else of the pairs.
 
     The difference between the features of source and target has about the same direction in all pairs, which is
     their first principal component, whatever side a language is on. Pairs that point the other way are swapped; those
     between, as of names, are not counted.
     """
-    differences = np.array([features(source) - features(target) for source, target in pairs]).reshape(-1, FEATURES)
-    norms = np.linalg.norm(differences, axis=1)
-    differences = differences[norms > 0] / norms[norms > 0, None]
-    if len(differences) < FEW:
+    own = differences(pairs)
+    usual = own if others is None else differences(others)
+    if min(len(own), len(usual)) < FEW:
         return 0.0
-    usual = np.linalg.eigh(differences.T @ differences)[1][:, -1]
-    cosines = differences @ usual
-    return float((cosines * (1 if np.median(cosines) >= 0 else -1) <= IS_SWAPPED).mean())
+    direction = np.linalg.eigh(usual.T @ usual)[1][:, -1]
+    direction *= 1 if np.median(usual @ direction) >= 0 else -1
+    return float((own @ direction <= IS_SWAPPED).mean())
+
+
+def differences(pairs: list[tuple[str, str]]) -> np.ndarray:
+    """The differences between the features of source and target, but for equal ones, of length 1 (n,FEATURES)."""
+    found = np.array([features(source) - features(target) for source, target in pairs]).reshape(-1, FEATURES)
+    norms = np.linalg.norm(found, axis=1)
+    return found[norms > 0] / norms[norms > 0, None]
 
 
 def features(text: str) -> np.ndarray:
@@ -148,6 +154,9 @@ def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> 
             shares = [swapped_share(spread(parts)) for parts in groups]
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
+            found[split]["swapped"] = 0.0
+            if not directions_differ:
+                found[split]["swapped"] = swapped_share(spread(files[split]), spread(files["train"]))
             unknown = sorted(set().union(*map(normalize, some.characters - train.characters)) - train.characters)
             found[split]["sources_in_train"] = int(np.isin(some.source, train.source).sum())
             found[split]["pairs_in_train"] = int(np.isin(some.pair, train.pair).sum())
@@ -193,10 +202,12 @@ def describe_survey(found: dict[str, dict]) -> str:
     columns = {"headers": ["the data", *found], "colalign": ["left", *["right"] * len(found)]}
     lines = [tabulate(table, **columns, disable_numparse=True)]
     train = found["train"]
-    if train["swapped"] >= 0.01:
-        lines.append(f"warning: source and target seem to be swapped in about {train['swapped']:.0%} of the pairs.")
-    if train["duplicates"] >= 0.01 * train["pairs"]:
-        share = train["duplicates"] / max(1, train["pairs"])
+    for split, counts in found.items():
+        if counts["swapped"] >= 0.01:
+            share, which = f"{counts['swapped']:.0%}", "pairs" if split == "train" else f"{split} pairs"
+            lines.append(f"warning: source and target seem to be swapped in about {share} of the {which}.")
+    if train["duplicates"] and train["duplicates"] >= 0.01 * train["pairs"]:
+        share = train["duplicates"] / train["pairs"]
         lines.append(f"{share:.0%} of the training pairs are duplicates; --deduplicate leaves them out.")
     for split, counts in found.items():
         if counts.get("sources_in_train"):

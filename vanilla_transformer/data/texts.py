@@ -12,7 +12,8 @@ PLACEHOLDERS = re.compile(
     r"|</?[A-Za-z][^<>]*>"  # tags
     r"|&#?\w+;|&(?=\w)"
     r"|\$?\{[\w.:!,#-]*\}"  # {name}, ${name}, {0:d}
-    r"|%\(\w+\)[a-zA-Z]|%(?:\d+\$)?[-+0#]*\d*(?:\.\d+)?(?:hh?|ll?|[zjt])?[sdiufgexXcpn@]\b|%\d+"  # %(name)s, %1$s, %1
+    r"|%\(\w+\)[a-zA-Z]|%(?:\d{1,3}\$)?(?:[-+0#]{0,5}\d{0,5}(?:\.\d{1,5})?(?:hh?|ll?|[zjt])?[sdiufgexXcpn]\b|@)"
+    r"|%\d{1,3}"  # %(name)s, %1$s, %@, %1
 )
 # Control characters, zero-width space, word joiner, byte order mark, soft hyphen: they carry no meaning. The joiners
 # U+200C and U+200D do in some scripts, and marks of direction where scripts are mixed.
