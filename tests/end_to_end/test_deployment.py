@@ -181,7 +181,7 @@ document.querySelector("button").click();
 """
 
 
-def test_the_page_translates_the_same(site, address, browser, expected, speeds):
+def test_the_page_translates_the_same(site, address, browser, ours, expected, speeds):
     from selenium.webdriver.support.ui import WebDriverWait
 
     html = site / "index.html"
@@ -195,4 +195,6 @@ def test_the_page_translates_the_same(site, address, browser, expected, speeds):
     browser.execute_async_script(PRESS, TEXTS[0])
     found, speed = timed(lambda texts: [browser.execute_async_script(PRESS, text) for text in texts], ALONE)
     assert found == expected["greedy"][: len(ALONE)]
+    several = "{} {}\n\n  {}".format(*ALONE[:3])  # sentences and lines
+    assert browser.execute_async_script(PRESS, several) == ours([several], num_beams=1)[0]
     speeds["Chromium"] = {"one at a time": speed}
