@@ -5,7 +5,7 @@ So nothing that a stranger put into a directory leads out of it.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,10 +108,10 @@ def copy_permissions(folder: Path):
             shutil.copymode(folder / "config.json", weights)
 
 
-def link_files(folder: Path, links: Path):
+def link_files(folder: Path, links: Path, rename: Callable[[str], str] = str):
     """Makes `links` a copy of a directory, with symbolic links in place of files. Those that exist are left."""
     for path in filter(Path.is_file, folder.rglob("*")):
-        link = links / path.relative_to(folder)
+        link = links / path.relative_to(folder).with_name(rename(path.name))
         link.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             link.symlink_to(path)

@@ -325,6 +325,17 @@ def test_each_file_of_a_dataset_is_read_by_its_own_rules(streaming, case, tmp_pa
     assert texts(pairs["validation"]) == OF_QUOTED
 
 
+@pytest.mark.parametrize("names", ["TRAIN.TSV VALIDATION.TSV", "train.Tsv.gz valid.tsv", "train.po validation.po"])
+@streamed
+def test_a_dataset_of_other_suffixes(streaming, names, tmp_path):
+    po = "".join(f'msgid "{source}"\nmsgstr "{target}"\n\n' for source, target in PAIRS)
+    for name in names.split():
+        content = (po if name.endswith(".po") else TSV).encode()
+        write(tmp_path / "set" / name, gzip.compress(content) if name.endswith(".gz") else content)
+    pairs = load_pairs(data_options(dataset_name=str(tmp_path / "set"), streaming=streaming))
+    assert texts(pairs["train"]) == texts(pairs["validation"]) == PAIRS
+
+
 def test_the_separator_of_a_dataset_card_is_obeyed(tmp_path):
     write(tmp_path / "set" / "train.csv", "en;de\none;007\n")
     write(tmp_path / "set" / "validation.csv", "en;de\none;007\n")

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import glob
+import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -103,9 +104,10 @@ def load_dataset(
         # For a directory with a dataset card, `datasets` keys its cache by name alone and would return stale rows.
         state = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
         cache = Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state)
-        if glob.has_magic(name):  # `datasets` would take the name of the directory for a pattern
+        # `datasets` would take the name of the directory for a pattern, and knows no suffix in capitals.
+        if glob.has_magic(name) or any(is_in_capitals(path.name) for path in files):
             place = str(cache / "links")
-            link_files(folder.resolve(), Path(place))
+            link_files(folder.resolve(), Path(place), lambda file: file.lower() if is_in_capitals(file) else file)
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
     remedy += f"configurations, or name your files with {file_options}."
     with reading_data(f"The dataset {name}", remedy, Exception):  # its card may hold anything
@@ -115,15 +117,20 @@ def load_dataset(
             )
             if isinstance(builder, Csv):
                 builder = TextFiles.like(builder, cache)
-        except ValueError as error:
-            if "the same data file format" not in str(error):
+        except (ValueError, FileNotFoundError) as error:
+            if not re.search(r"the same data file format|No \(supported\) data files", str(error)):
                 raise
-            # One split is in .csv, another in .tsv.
+            # One split is in .csv, another in .tsv; or all are in .po or .tmx.
             if not files:
                 place = f"hf://datasets/{name}@{options.dataset_revision or 'main'}"
             found = DataFilesDict.from_patterns(get_data_patterns(place), place, list(READERS))
             builder = TextFiles(cache, base_path=place, data_files=found)
         return build(builder, streaming)
+
+
+def is_in_capitals(file: str) -> bool:
+    """Whether the suffix of a file with pairs has capital letters."""
+    return suffix_of(file) in SUFFIXES and suffix_of(file) not in file
 
 
 def build(builder: datasets.DatasetBuilder, streaming: bool) -> dict[str, Dataset | IterableDataset]:
