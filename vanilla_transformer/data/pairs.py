@@ -431,7 +431,9 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
     if any(columns):
         if set(columns) <= set(text):
             return columns
-        if set(features) == {"source", "target"} or is_parallel:  # beside other files
+        if set(features) == {"source", "target"}:  # a .txt file beside others
+            return "source", "target"
+        if is_parallel:
             return tuple(features)
         if None in columns:
             raise UserError(f"Give both --source_column and --target_column; {remedy}")
@@ -540,7 +542,7 @@ def name_columns(table: pa.Table, source: str, target: str) -> pa.Table:
 
 def unnest(batch: dict, source: tuple[str, str], target: tuple[str, str]) -> dict[str, list[str | None]]:
     rows = [json.loads(row) if isinstance(row, str) else row or {} for row in batch[source[0]]]  # text in a stream
-    sides = ([texts_in(row or {}, language) for row in rows] for _, language in (source, target))
+    sides = ([texts_in(row, language) for row in rows] for _, language in (source, target))
     pairs = [pair for texts in zip(*sides, strict=True) for pair in itertools.product(*texts)]
     return {"source": [text for text, _ in pairs], "target": [text for _, text in pairs]}
 
