@@ -6,7 +6,7 @@ import regex
 # Words with a period that does not end a sentence: before any word, and before a number.
 TITLES = (
     "adm al approx Av avv bijv bl bzw ca capt cf cmdr Col dhr dipl doc dott dr dra drs ds dvs ee evtl exmo fr frl gen "
-    "geom ggf gov Hon hr ing inkl insp inż kap lic lt maj med messrs mevr mgr Mio mlle mme mr Mrd mrs ms msgr mt mx "
+    "geom ggf gov Hon hr ing inkl insp inż kap lic lt maj messrs mevr mgr Mio mlle mme mr Mrd mrs ms msgr mt mx "
     "např np núm obs phd pres prof profa prot pvt ref rep rev Sen sgt sig sigg sn sr sra srta ss st sta ste sto tj "
     "Tsd tzv tzw ud uds ul uu vgl viz vs zzgl św акад им проф ул"
 )
@@ -27,23 +27,24 @@ def any_of(words: str) -> str:
 START = r"(?:^|[^\p{L}\p{N}])"  # of a word
 OPENING = r""""'“„‚‘’«»(\[¿¡–—\-"""
 CLOSING = r"""["'”’»)\]}」』）》】]"""
-OTHERS = r"[\p{Cf}*_¹²³“‘«›‹]|\[\d{1,3}\]"  # marks of direction and emphasis, footnotes, quotes that open elsewhere
-CLOSED = rf"(?:{CLOSING}|{OTHERS}|\s{{1,2}}»|</?\w{{1,9}} ?/?>){{0,4}}"
+MARKS = r"(?:[\p{Cf}*_¹²³]|\[\d{1,3}\])"  # of direction, of emphasis, of footnotes
+CLOSED = rf"(?:{CLOSING}|{MARKS}|[“‘«›‹]|\s{{1,2}}»|</?\w{{1,9}} ?/?>){{0,4}}"  # “ closes in German
 STOPS, WIDE_STOPS = ".!?…؟۔։", "。！？｡।॥។៕။።᠃᠉"  # before a space, and wherever they are
-CJK = r"[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]"
+CJK = r"[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}ー]"
 NO_END = [
     any_of(TITLES),
     r"[^I\P{Lu}]",  # an initial
     r"\p{L}\. ?[^m\P{L}]",  # e.g., z. B., but not p.m.
     r"\p{Ll}(?=\.\s\p{L}\.)",  # the z. of z. B.
     r"(?<!\d[.,:])\d\d?",  # am 3. Oktober, but not 3.50
+    r"[Dd]r\.\s{1,2}med",
     rf"(?:{any_of(NUMBERED)}|\p{{L}}{{1,30}}str)(?=\.\s*\d)",
 ]
 # The space between two sentences: after STOPS, and before anything but a small letter; or after WIDE_STOPS, where
 # there may be none. SMALL is replaced below. JavaScript reads this pattern too: examples/browser has a copy.
 BEGIN = rf"(?=(?:[«–—-]\s{{1,3}})?[{OPENING}]{{0,3}}[^{OPENING}{STOPS}\sSMALL])"  # of the next sentence
 GAP = (
-    rf"(?<=[{STOPS}]{CLOSED})(?<!{START}(?:{'|'.join(NO_END)})\.)\s+{BEGIN}"
+    rf"(?<=[{STOPS}]{CLOSED})(?<!{START}(?:{'|'.join(NO_END)})\.{MARKS}{{0,3}})\s+{BEGIN}"
     rf"|(?<=[{WIDE_STOPS}]{CLOSING}{{0,3}})\s*(?!{CLOSING}|[{WIDE_STOPS}…])(?=\S)"
     rf"|(?<={CJK}[!?]{CLOSING}{{0,3}})(?=[“‘「『（《]?{CJK})"
 )
@@ -55,8 +56,8 @@ MAYBE = regex.compile(rf"[{STOPS}]\S{{0,40}}\s+\S|[{WIDE_STOPS}]\s*\S|[!?]{CLOSI
 def sentence_ends(text: str) -> list[int]:
     """Where the sentences of a line end, each with the spaces after it; the last end is that of the line.
 
-    A sentence is not ended by the period of an abbreviation, an initial or a number of up to two digits, nor before a
-    small letter, unless the text has no capital letters at all.
+    A sentence is not ended by the period of an abbreviation, an initial or a number of up to two digits without a
+    decimal point, nor before a small letter, unless the text has no capital letters at all.
     """
     if not MAYBE.search(text):
         return [len(text)]

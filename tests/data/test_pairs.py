@@ -14,7 +14,7 @@ from helpers import data_options, text_dataset
 from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.pairs import (
     PAIR_FEATURES,
-    closest,
+    column_of,
     fingerprint,
     iter_texts,
     load_pairs,
@@ -541,7 +541,7 @@ def test_case_and_region_of_a_language_do_not_matter(names, expected, tmp_path, 
         prefix = "translation / " if present == "translation" else ""
         expected_columns = [f"{prefix}{language}" for language in expected]
         assert "from column {!r} to column {!r}".format(*expected_columns) in capsys.readouterr().out
-    assert closest("en", ["en-GB", "en-US"]) is closest("en-GB", ["en-US"]) is None
+    assert column_of("en", ["en-GB", "en-US"]) is column_of("en-GB", ["en-US"]) is None
 
 
 WRONG_COLUMNS = {  # columns (`id` is a number), kind of options, source, target, parts of the message

@@ -87,6 +87,13 @@ OF_PO = [('Open "%s"', '"%s" öffnen'), ("one dog", "ein Hund"), ("%d dogs", "%d
 OF_PO += [("first line\nsecond line", "erste Zeile\nzweite Zeile")]
 
 
+@pytest.mark.parametrize("kind", ["text/plain;charset=ISO-8859-1", 'text/plain; "\n"charset=ISO-8859-1'])
+def test_the_encoding_of_a_catalogue_is_that_of_its_header(kind, tmp_path):
+    header = f'# charset=utf-8\nmsgid ""\nmsgstr ""\n"Content-Type: {kind}\\n"\n\n'
+    file = write(tmp_path / "ui.po", f'{header}msgid "open"\nmsgstr "öffnen"\n'.encode("latin-1"))
+    assert load(file) == [("open", "öffnen")]
+
+
 @streamed
 def test_translated_messages_of_a_po_file_are_pairs(streaming, tmp_path):
     assert load(write(tmp_path / "ui.po", PO), streaming=streaming) == OF_PO
@@ -185,6 +192,13 @@ def test_sides_of_parallel_files_with_other_endings_are_in_their_order(named, tm
     assert load(*write_parallel(tmp_path, suffixes=("src", "tgt")), **named) == PAIRS
 
 
+def test_parallel_files_with_other_endings_are_of_the_same_languages(tmp_path, capsys):
+    files = [*write_parallel(tmp_path), *write_parallel(tmp_path, suffixes=("src", "tgt"))]
+    assert load(*files, source_lang="en", target_lang="de") == PAIRS * 2
+    assert "different directions" not in capsys.readouterr().out
+    assert "must both be text columns" in error(*files[:2], source_lang="en", target_lang="deu")
+
+
 def test_parallel_files_count_as_one_file(tmp_path):
     one, two = write_parallel(tmp_path / "a"), write_parallel(tmp_path / "b", pairs=PAIRS[:2])
     tabbed = write(tmp_path / "c.tsv", TSV)
@@ -267,7 +281,7 @@ def test_numbers_of_tables_are_text(streaming, suffix, tmp_path):
 @streamed
 def test_a_carriage_return_inside_of_a_line_does_not_end_it(streaming, tmp_path):
     file = write(tmp_path / "pairs.tsv", "en\tde\r\nWait\rhere\tWarte\r\n\r\nGo\tGeh\r\n")
-    assert [pair for pair in load(file, streaming=streaming) if all(pair)] == [("Wait\rhere", "Warte"), ("Go", "Geh")]
+    assert load(file, streaming=streaming) == [("Wait\rhere", "Warte"), ("Go", "Geh")]
 
 
 @pytest.mark.parametrize("content", ["null", '"text"', "7", "\n\n", "[]", "{}"])

@@ -86,6 +86,8 @@ def test_files_of_different_directions_are_looked_at_one_by_one():
     others = dataset([(source, f"Autre phrase : {source}") for source, _ in PAIRS])
     odd = {"swapped": 0.0, "several_targets": 0, "pairs": 3 * len(PAIRS)}
     assert odd.items() <= survey({"train": [there, back, others]}, directions_differ=True)["train"].items()
+    twice = [dataset([("a", "x")]), dataset([("a", "x"), ("a", "y")])]
+    assert survey({"train": twice}, directions_differ=True)["train"]["several_targets"] == 2
     together = survey({"train": [there, back, others]})["train"]
     assert together["swapped"] > 0.2 and together["several_targets"] == 2 * len(PAIRS)
 

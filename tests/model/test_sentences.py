@@ -39,6 +39,7 @@ Er sagte: „Ich komme.“ | Dann ging er. | »Ich komme.« | Dann ging er. | �
 It costs 3.50. | Then he left at 10:30. | He ran 1,5. | We waited until the 3. May.
 **Bold.** | _Next._ | As said.[1] | Or so.¹ | Go on.<br> | World.
 مرحبا.\u200f | كيف حالك؟\u200f | نعم.
+Dr.* Smith, **Dr.** Jones, J.[1] Lee and Mr.\\u200e Lee. | Han kom med. | Hun gikk. | コーヒー!|美味しい。|はい。
 Messrs. Smith and Prof. Dr. med. Müller came. | Tel. 5 or Hauptstr. 5 it is.
 你好!|你是谁?|“他来了!”|他走了。|“好。”|再见!
 ខ្ញុំទៅ។|គាត់មក។

@@ -120,6 +120,9 @@ def test_files_without_names_of_columns_override_the_languages_of_a_recipe(files
     assert (data.source_lang, data.target_lang) == (("en", "de") if is_kept else (None, None))
     named = parse_arguments([*languages, "--train_file", *files.split(), "--source_lang=es", "--target_lang=gn"])[0]
     assert (named.source_lang, named.target_lang) == ("es", "gn")
+    back = parse_arguments([*languages, "--train_file", "b.de", "b.en"])[0]
+    tested = parse_arguments([*languages, "--train_file", *files.split(), "--test_file", "b.tsv"])[0]
+    assert back.source_lang == tested.source_lang == "en"  # which they may have
     assert parse_arguments(recipe("train_file: [a.txt]\nsource_lang: en\ntarget_lang: de\n"))[0].source_lang == "en"
 
 

@@ -161,7 +161,7 @@ def load_file(split: str, name: str | tuple[str, str], streaming: bool) -> Datas
         parallel = "Of two parallel files, give both: train.en train.de."
         raise UserError(f"{ends}; it must end in one of: {', '.join(SUFFIXES)}. {parallel}")
     check_cache()
-    if suffix in (".json", ".jsonl") and (wrong := [file for file in files if not may_be_json(file)]):
+    if wrong := [file for file in files if not may_be_json(file)]:
         raise UserError(
             f"{option} could not be read: {wrong[0]} does not begin with [ or {{, as a list of pairs would."
         )

@@ -176,9 +176,11 @@ def is_parallel(one: str, two: str) -> bool:
     return len(stems) == 1
 
 
-def has_columns(name: str | tuple[str, str]) -> bool:
-    """Whether the columns of a file have names, so that languages can be theirs."""
-    return isinstance(name, str) and suffix_of(name) not in (".txt", ".po")
+def may_have_columns(name: str | tuple[str, str], languages: set[str]) -> bool:
+    """Whether a file, or two parallel ones by their endings, may have columns that are named after the languages."""
+    if isinstance(name, tuple):
+        return {suffix_of(file).removeprefix(".") for file in name} == languages
+    return suffix_of(name) not in (".txt", ".po")
 
 
 def describe_file(name: str | tuple[str, str]) -> str:

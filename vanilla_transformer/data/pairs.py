@@ -26,7 +26,7 @@ from ..files import last_part
 from ..translation_vanilla_transformer import longest_text
 from .files import TEXTS, load_dataset, load_file, map_columns, reading_data
 from .options import DataOptions, DatasetOptions, describe_file, group_parallel
-from .readers import TextFiles
+from .readers import TextFiles, language_code, without_region
 from .survey import Texts, describe_survey, survey
 from .texts import is_filled, normal_form
 
@@ -89,8 +89,7 @@ def load_pairs(options: DataOptions) -> Splits:
 
 
 def open_splits(options: DataOptions) -> tuple[dict[str, Dataset | IterableDataset], dict[str, list]]:
-    """The rows of each split that exists, of its first file if it has several, and the names of its files or, of a
-    dataset, what it is called there.
+    """By split, the rows of its first file, and the names of its files or, of a dataset, that of the split.
 
     Prints a warning where the model would be trained on the pairs that score it.
     """
@@ -168,6 +167,8 @@ def report_directions(columns: list[tuple], options: DataOptions) -> bool:
     """Prints the directions in which the training files translate, if they differ; returns whether they do."""
     directions = options.directions
     if not directions:
+        if options.source_lang or options.source_column:  # of all files, whatever their columns are called
+            return False
         directions = [tuple(side if isinstance(side, str) else side[1] for side in pair) for pair in columns]
     distinct = list(dict.fromkeys(pair for pair in directions if pair != ("source", "target")))
     if len(distinct) > 1:
@@ -433,7 +434,7 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
             return columns
         if set(features) == {"source", "target"}:  # a .txt file beside others
             return "source", "target"
-        if is_parallel:
+        if is_parallel and not set(columns) & set(text):
             return tuple(features)
         if None in columns:
             raise UserError(f"Give both --source_column and --target_column; {remedy}")
@@ -442,11 +443,11 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
     if set(features) == {"source", "target"}:
         return "source", "target"
     if any(languages):
-        if all(found := [closest(language, text) for language in languages]):
+        if all(found := [column_of(language, text) for language in languages]):
             return tuple(found)
-        if all(found := [closest(language, nested) for language in languages]):
+        if all(found := [column_of(language, nested) for language in languages]):
             return tuple(("translation", language) for language in found)
-        if is_parallel:
+        if is_parallel and not any(column_of(language, text) for language in languages):
             return tuple(features)
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
@@ -468,12 +469,12 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
     )
 
 
-def closest(language: str | None, columns: list[str]) -> str | None:
-    """The column of a language: the one called so or, but for case and region, the only one."""
+def column_of(language: str | None, columns: list[str]) -> str | None:
+    """The column with this name or, failing that, the only one that is the same but for case and a region."""
     if language is None or language in columns:
         return language
-    code = language.lower().replace("_", "-")
-    found = [one for one in columns if one.lower().replace("_", "-") in (code, code.partition("-")[0])]
+    code = language_code(language)
+    found = [column for column in columns if language_code(column) in (code, without_region(code))]
     return found[0] if len(found) == 1 else None
 
 

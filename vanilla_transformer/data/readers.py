@@ -3,6 +3,7 @@
 import csv
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -98,8 +99,9 @@ def read_table(file: str, options: dict) -> Iterator[pa.Table]:
                 "its first row has more fields than its header; quote fields that contain the separator, and remove "
                 "separators at the end of rows."
             )
-        frame.columns = [name.rstrip("\r") for name in frame.columns]
-        table = pa.Table.from_pandas(frame)
+        is_blank = (frame.iloc[:, 0] == "\r") & (frame.iloc[:, 1:] == "").all(axis=1)  # of Windows
+        frame.columns = [str(name).rstrip("\r") for name in frame.columns]
+        table = pa.Table.from_pandas(frame[~is_blank], preserve_index=False)
         table = table.cast(pa.schema(dict.fromkeys(table.column_names, pa.string())))
         *_, last = table.column_names
         yield table.set_column(table.num_columns - 1, last, pc.utf8_rtrim(table[last], "\r"))
@@ -135,9 +137,9 @@ def read_po(file: str) -> Iterator[pa.Table]:
 
 
 class Lines(str):
-    """A text whose lines end at line feeds only, as those of a file: of a str, polib would split messages, too."""
+    """A text whose lines end at line feeds only: polib would also split a str at U+2028 and the like."""
 
-    def splitlines(self, keepends: bool = False) -> list[str]:
+    def splitlines(self) -> list[str]:
         return self.split("\n")
 
 
@@ -145,7 +147,9 @@ def open_po(file: str | os.PathLike) -> polib.POFile:
     """A gettext catalogue in the encoding that it names."""
     with open(file, "rb") as opened:
         content = opened.read()
-    return polib.pofile(Lines(content.decode(polib.detect_encoding(content)).removeprefix("\ufeff")))
+    charset = re.search(rb'(?m)^[^#\n]*"[^"\n]*charset=([\w.:-]+)', content)  # not in a comment
+    text = content.decode("utf-8" if charset is None or charset[1] == b"CHARSET" else charset[1].decode())
+    return polib.pofile(Lines(text.removeprefix("\ufeff")))
 
 
 def messages_of(catalogue: polib.POFile) -> Iterator[tuple[str, str]]:

@@ -71,9 +71,9 @@ class Texts:
 
     def ambiguous(self, by_file: bool) -> int:
         """How many pairs have a source with another target elsewhere, or elsewhere in their file."""
-        distinct = ~self.repeated()
-        file = np.searchsorted(self.ends, self.rows[distinct], side="right") if by_file else 0
-        counts = np.unique(self.source[distinct] + file, return_counts=True)[1]
+        file = np.searchsorted(self.ends, self.rows, side="right") if by_file else 0
+        distinct = np.unique(self.pair + file, return_index=True)[1]
+        counts = np.unique((self.source + file)[distinct], return_counts=True)[1]
         return int(counts[counts > 1].sum())
 
     def usual_sentences(self) -> int:
@@ -91,15 +91,16 @@ class Texts:
         return int((is_odd & (self.lengths.max(axis=0) >= LONG)).sum())
 
 
-def swapped_share(pairs: list[tuple[str, str]], others: list[tuple[str, str]] | None = None) -> float:
-    """The share of the pairs whose sides seem to be swapped, for most of the `others`, or else of the pairs.
+def swapped_share(pairs: list[tuple[str, str]], usual: np.ndarray | None = None) -> float:
+    """The share of the pairs whose sides seem to be swapped, if most of the `usual` [`differences`], or else of those
+    of the pairs, are right.
 
     The difference between the features of source and target has about the same direction in all pairs, which is
     their first principal component, whatever side a language is on. Pairs that point the other way are swapped; those
     between, as of names, are not counted.
     """
     own = differences(pairs)
-    usual = own if others is None else differences(others)
+    usual = own if usual is None else usual
     if min(len(own), len(usual)) < FEW:
         return 0.0
     direction = np.linalg.eigh(usual.T @ usual)[1][:, -1]
@@ -108,7 +109,7 @@ def swapped_share(pairs: list[tuple[str, str]], others: list[tuple[str, str]] | 
 
 
 def differences(pairs: list[tuple[str, str]]) -> np.ndarray:
-    """The differences between the features of source and target, but for equal ones, of length 1 (n,FEATURES)."""
+    """The differences between the features of source and target, scaled to length 1, without zeros (n,FEATURES)."""
     found = np.array([features(source) - features(target) for source, target in pairs]).reshape(-1, FEATURES)
     norms = np.linalg.norm(found, axis=1)
     return found[norms > 0] / norms[norms > 0, None]
@@ -125,7 +126,7 @@ def features(text: str) -> np.ndarray:
 def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> dict[str, dict]:
     """Counts of what is odd about each split, which may have several files; kept in `datasets`' cache.
 
-    If the files translate in different directions, each has its own targets of a source, and its own sides.
+    If the files translate in different directions, several targets and swapped sides are counted within each file.
     """
     identity = [(split, part._fingerprint, part.cache_files) for split, parts in files.items() for part in parts]
     names = ("survey.py", "texts.py", "../sentences_vanilla_transformer.py")
@@ -136,6 +137,7 @@ def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> 
         return json.loads(file.read_text(encoding="utf-8"))
     texts = {split: Texts(parts) for split, parts in files.items()}
     train, found = texts["train"], {}
+    usual = np.empty((0, FEATURES)) if directions_differ else differences(spread(files["train"]))
     for split, some in texts.items():
         found[split] = {
             "pairs": len(some.rows),
@@ -154,9 +156,7 @@ def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> 
             shares = [swapped_share(spread(parts)) for parts in groups]
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
-            found[split]["swapped"] = 0.0
-            if not directions_differ:
-                found[split]["swapped"] = swapped_share(spread(files[split]), spread(files["train"]))
+            found[split]["swapped"] = swapped_share(spread(files[split]), usual)
             unknown = sorted(set().union(*map(normalize, some.characters - train.characters)) - train.characters)
             found[split]["sources_in_train"] = int(np.isin(some.source, train.source).sum())
             found[split]["pairs_in_train"] = int(np.isin(some.pair, train.pair).sum())

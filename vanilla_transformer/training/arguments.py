@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_parallel, has_columns
+from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_parallel, may_have_columns
 from ..errors import UserError, explaining
 from ..options import option
 from .options import TrainingOptions
@@ -88,8 +88,8 @@ NEEDS |= dict.fromkeys(("hub_private_repo", "native"), "push_to_hub")
 NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
 LISTS = {*FILE_OPTIONS, "teacher"}  # options with one or more values
 PUBLISHING = {"push_to_hub", "hub_model_id", "hub_private_repo", "native"}  # on the command line only
-# Options on the command line that override keys of a recipe other than their own.
 LANGUAGES = {"source_lang", "target_lang"}
+# Options on the command line that override keys of a recipe other than their own.
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
     "source_column": LANGUAGES,
@@ -126,7 +126,9 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     for name, overridden in OVERRIDES.items():
         if getattr(given, name) is not None:
             recipe = {key: value for key, value in recipe.items() if key not in overridden}
-    if given.train_file and not any(map(has_columns, group_parallel(given.train_file))):
+    named = [*(given.train_file or ()), *(given.validation_file or ()), *(given.test_file or ())]
+    languages = {recipe.get(key) for key in LANGUAGES}
+    if given.train_file and not any(may_have_columns(file, languages) for file in group_parallel(named)):
         recipe = {key: value for key, value in recipe.items() if key not in LANGUAGES}
     # Written as command-line options, the recipe is checked by the same parser.
     lists = [word for key, value in recipe.items() if isinstance(value, list) for word in (f"--{key}", *value)]
