@@ -415,18 +415,10 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
     only two text columns. Messages name the `file`, or the dataset.
     """
     name, is_parallel = describe_file(file), isinstance(file, tuple)
-    features = dataset.features
-    if not features:
-        first = next(iter(dataset), None)
-        if first is None:
-            raise UserError(f"{name} has no pairs.")
-        features = dict.fromkeys(first, datasets.Value("string"))
+    features = features_of(dataset, name)
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     nested = nested_languages(dataset, features.get("translation"))
-    remedy = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
-    remedy += f"; languages in translation: {', '.join(nested)}." if nested else "."
-    if any(str(getattr(feature, "dtype", "")).startswith(("timestamp", "date")) for feature in features.values()):
-        remedy += " Dates in .json files are read as times; save them as .tsv to have them as text."
+    remedy = describe_columns(name, features, text, nested)
     columns = options.source_column, options.target_column
     languages = options.source_lang, options.target_lang
     if any(columns):
@@ -467,6 +459,25 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
         "Name the source and the target with --source_lang and --target_lang, or --source_column and --target_column; "
         + remedy
     )
+
+
+def features_of(dataset: Dataset | IterableDataset, name: str) -> dict:
+    """The features of a dataset; of a stream that does not know them, its columns as text."""
+    if dataset.features:
+        return dataset.features
+    first = next(iter(dataset), None)
+    if first is None:
+        raise UserError(f"{name} has no pairs.")
+    return dict.fromkeys(first, datasets.Value("string"))
+
+
+def describe_columns(name: str, features: dict, text: list[str], nested: list[str]) -> str:
+    """What there is to choose from, for messages."""
+    said = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
+    said += f"; languages in translation: {', '.join(nested)}." if nested else "."
+    if any(str(getattr(feature, "dtype", "")).startswith(("timestamp", "date")) for feature in features.values()):
+        said += " Dates in .json files are read as times; save them as .tsv to have them as text."
+    return said
 
 
 def column_of(language: str | None, columns: list[str]) -> str | None:
