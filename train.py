@@ -19,8 +19,9 @@ from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.files import hide_bars
 from vanilla_transformer.data.pairs import load_pairs
 from vanilla_transformer.errors import escape_output
+from vanilla_transformer.evaluation.metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.splits import evaluate_split
+from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
 from vanilla_transformer.hub import upload
 from vanilla_transformer.training import arguments, builders, checkpoint, distributed, memory, reports
@@ -38,7 +39,9 @@ def main():
     data, model_options, options = arguments.parse_arguments(sys.argv[1:])
     fields = arguments.given_fields(model_options)
     output_dir = options.output_dir
-    scorer = Scorer(data.target_language, options.bleu_tokenize)  # raises now, not at the first evaluation
+    metrics = Metrics(options.metrics, options.metric_kwargs)
+    # Raises now, not at the first evaluation.
+    scorer = Scorer(data.target_language, options.bleu_tokenize, False, options.score_normalization, metrics)
     if options.push_to_hub:
         upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
     accelerator = distributed.make_accelerator(options)
@@ -65,6 +68,7 @@ def main():
         splits = builders.tokenize_splits(pairs, tokenizer, data, model.config, keeps_length)
         if options.teacher:
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
+    distributed.run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
     longest = builders.longest_side_of(splits["train"], data.length_limit)
@@ -156,7 +160,7 @@ def main():
         state.log_scores(results)
     accelerator.log(reports.scalars(results), step=state.step)
     if accelerator.is_main_process:
-        results |= reports.describe_run(data, pairs, splits)
+        results |= reports.describe_run(data, pairs, splits) | {"metrics": metrics.describe()}
         lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
         save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
         if options.push_to_hub:

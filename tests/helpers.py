@@ -268,6 +268,25 @@ N_BEST = [{"n": 3, "num_beams": 4, "length_penalty": 0.5}, {"n": 2}, {"n": 1, "n
 TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man", "纽约是一座城市", "😀 a|b", "Yes."]
 
 
+def write_metric(script: Path) -> str:
+    """Writes a script with a module of the library evaluate that returns two numbers, and returns its path."""
+    script.write_text("""
+import datasets
+import evaluate
+
+
+class Lengths(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features(dict.fromkeys(("predictions", "references"), datasets.Value("string")))
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references, scale=1):
+        errors = [abs(len(one) - len(two)) for one, two in zip(predictions, references)]
+        return {"length_error": scale * sum(errors) / len(errors), "same_length": errors.count(0) / len(errors)}
+""")
+    return str(script)
+
+
 def writing_translator(tokenizer, **config) -> Translator:
     """A random model that writes letters, which depend on what it reads."""
     model = small_model(**{"vocab_size": len(tokenizer), "tie_word_embeddings": False, **config})

@@ -27,7 +27,7 @@ ALLOWED = {
     "engines": {"files", "conversion"},
     "inspection": {"errors", "files", "data"},
     "demo": {"errors", "inspection"},
-    "training": {"errors", "files", "options", "data", "conversion", "hub", "inspection"},
+    "training": {"errors", "files", "options", "data", "conversion", "evaluation", "hub", "inspection"},
     "commands": {"errors", "files", "data", "evaluation", "hub", "conversion", "engines", "inspection", "demo"}
     | {"training"},
     "__main__": {"commands", "errors"},

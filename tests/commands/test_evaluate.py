@@ -15,7 +15,15 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
-from helpers import TEXTS, command_error, read_sample, save_translator, translate_by_marian, writing_translator
+from helpers import (
+    TEXTS,
+    command_error,
+    read_sample,
+    save_translator,
+    translate_by_marian,
+    write_metric,
+    writing_translator,
+)
 from transformers import GenerationConfig, M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer
 
 from vanilla_transformer import Translator
@@ -216,9 +224,9 @@ def test_a_bilingual_model_needs_no_languages(make_model):
 
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
 def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
-    """Line breaks in a text of the dataset are spaces, as in the files that are written."""
+    """Line breaks in a reference of the dataset are spaces in the files that are written."""
     pytest.importorskip(backend)
-    rows = [{"en": text.replace(" ", "\n", 1), "de": f"{text[::-1]}\nein Satz. "} for text in TEXTS]
+    rows = [{"en": text, "de": f"{text[::-1]}\nein Satz. "} for text in TEXTS]
     rows.append({"en": None, "de": "nichts"})
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     write(tmp_path / "sources.en", [*TEXTS, ""])
@@ -233,6 +241,78 @@ def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
     translations = Translator.from_pretrained(ours, backend=backend)([*TEXTS, ""], num_beams=3)
     (file,) = (tmp_path / "files" / "hypotheses").iterdir()
     assert file.read_bytes().decode().split("\n") == [*(text.replace("\n", " ").rstrip() for text in translations), ""]
+
+
+def test_a_model_reads_the_line_breaks_of_a_dataset(ours, tmp_path):
+    """As in the evaluations of train.py."""
+    sources = [text.replace(" ", "\n", 1) for text in TEXTS]
+    rows = [json.dumps({"en": source, "de": "ein Satz"}) for source in sources]
+    write(tmp_path / "test.jsonl", rows)
+    evaluate(tmp_path / "out", "--model", ours, "--test_file", tmp_path / "test.jsonl", "--num_beams", "1")
+    (file,) = (tmp_path / "out" / "hypotheses").iterdir()
+    expected = Translator.from_pretrained(ours)(sources, num_beams=1)
+    assert any("\n" in text for text in expected)
+    assert file.read_text().split("\n")[:-1] == [text.replace("\n", " ").rstrip() for text in expected]
+
+
+def test_several_references_are_scored_as_by_sacrebleus_command(folder, tmp_path, monkeypatch, capsys):
+    """In one option or in several, in parallel files, in columns and in lists."""
+    monkeypatch.chdir(folder)
+    files = [str(tmp_path / f"test.ref{number}") for number in range(3)]
+    sources, *streams, hypotheses = (
+        [" ".join(line.split()) or "x" for line in Path(name).read_text(encoding="utf-8").split("\n")[:-1]]
+        for name in ("sources.txt", "references.txt", "second.txt", "third.txt", "first.txt")
+    )
+    for file, texts in zip(
+        [*files, tmp_path / "test.src", "hypotheses.txt"], [*streams, sources, hypotheses], strict=True
+    ):
+        write(Path(file), texts)
+    names = ("source", "target", "second", "third")
+    rows = [dict(zip(names, texts, strict=True)) for texts in zip(sources, *streams, strict=True)]
+    write(tmp_path / "columns.jsonl", [json.dumps(row) for row in rows])
+    lists = [{"sentence": row["source"], "corrections": [row[name] for name in names[1:]]} for row in rows]
+    write(tmp_path / "lists.jsonl", [json.dumps(row) for row in lists])
+    ways = {
+        "files": ["--references", *files],
+        "options": [word for file in files for word in ("--references", file)],
+        "parallel": ["--test_file", tmp_path / "test.src", *files],
+        "columns": ["--test_file", tmp_path / "columns.jsonl", "--reference_columns", "second", "third"],
+        "lists": [
+            "--test_file",
+            tmp_path / "lists.jsonl",
+            "--source_column",
+            "sentence",
+            "--target_column",
+            "corrections",
+        ],
+    }
+    command = [sys.executable, "-m", "sacrebleu", *files, "-i", "hypotheses.txt", "-m", "bleu", "chrf", "-w", "12"]
+    printed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    for name, options in ways.items():
+        found = evaluate(tmp_path / name, "--hypotheses", "hypotheses.txt", *options, "--num_samples", "9")
+        for metric, expected in zip(("BLEU", "chrF2"), printed, strict=True):
+            assert round(found["systems"]["hypotheses.txt"][metric]["score"], 12) == expected["score"]
+            assert found["signatures"][metric].startswith("nrefs:3|")
+        assert (tmp_path / name / "references-3.txt").read_text(encoding="utf-8").split("\n")[:-1] == streams[2]
+    write(tmp_path / "short", ["one", "two"])
+    options = ["--hypotheses", "hypotheses.txt", "--references", files[0], tmp_path / "short"]
+    said = command_error(capsys, "evaluate", *options)
+    assert "has 120 lines and" in said and "short 2; give --references that correspond line by line" in said
+
+
+def test_further_metrics_stand_in_the_table_and_choose_the_search(folder, ours, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    module = write_metric(tmp_path / "lengths.py")
+    given = ["--references", "references.txt", "--metrics", module, "--metric_kwargs", "scale=3"]
+    results = evaluate(tmp_path / "out", "--hypotheses", *FILES[:2], *given, "--num_samples", "9")
+    table = capsys.readouterr().out
+    assert "| length_error " in table and results["metrics"]["length_error"]["arguments"] == {"scale": 3}
+    texts = [(folder / name).read_text(encoding="utf-8").split("\n")[:-1] for name in ("references.txt", *FILES[:2])]
+    differences = [sum(abs(len(a) - len(b)) for a, b in zip(texts[0], other, strict=True)) for other in texts[1:]]
+    found = [system["metrics"]["length_error"] for system in results["systems"].values()]
+    assert found == pytest.approx([3 * difference / 120 for difference in differences])
+    wrong = command_error(capsys, "evaluate", "--tune", "rougeL", "--model", ours, *TEXT_FILES)
+    assert "--tune rougeL is not measured; choose one of bleu, chrf, or add its module to --metrics" in wrong
 
 
 @pytest.mark.slow

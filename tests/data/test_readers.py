@@ -210,7 +210,7 @@ def test_parallel_files_count_as_one_file(tmp_path):
 def test_parallel_files_of_unequal_length_are_refused(tmp_path):
     source, target = write_parallel(tmp_path)
     write(target, "nur\nzwei\n")
-    assert "one of the two files ends after 2 lines, the other has more" in error(source, target)
+    assert "train.de ends after 2 lines, and others have more" in error(source, target)
 
 
 GROUPS = {

@@ -11,8 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers import assert_close, translate_by_marian
-from runs import QUICK, ROOT, files, options, read_pairs, results, train, train_fails, weights, write_pairs
+from helpers import assert_close, translate_by_marian, write_metric
+from runs import (
+    MODEL,
+    QUICK,
+    ROOT,
+    STEPS,
+    files,
+    options,
+    read_pairs,
+    results,
+    train,
+    train_fails,
+    weights,
+    write_pairs,
+)
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer
@@ -71,7 +84,7 @@ def assert_scores_are_those_of_the_saved_model(folder, pairs):
     expected = Scorer().score(translations, [row["de"] for row in rows])
     found = results(folder)
     assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
-    errors = count_errors(translations, [row["de"] for row in rows])
+    errors = count_errors(translations, [row["de"] for row in rows], Scorer())
     assert {name: found[f"test_{name}"] for name in errors} == errors
     assert all(found[name] == expected[name] for name in ("bleu_signature", "chrf_signature"))
 
@@ -149,6 +162,54 @@ def test_tensorboard_gets_the_options_and_the_curves(pairs, tmp_path):
     assert [event.step for event in curves.Scalars("eval_bleu")][-1] == 2
     (hyperparameters,) = tmp_path.rglob("hparams.yml")
     assert yaml.safe_load(hyperparameters.read_text())["d_model"] == 16
+
+
+def test_a_metric_of_evaluate_stands_beside_bleu_and_chooses_the_best_model(pairs, histories, tmp_path):
+    """In the log, the results, a tracker and the card."""
+    module = write_metric(tmp_path / "lengths.py")
+    more = f" --max_steps 6 --eval_steps 2 --early_stopping_patience 9 --report_to tensorboard --metrics {module}"
+    more += " --metric_kwargs lengths.scale=3 --metric_for_best_model length_error"
+    printed = train(options(pairs, tmp_path / "model", more + QUICK))
+    errors = {entry["step"]: entry["eval_length_error"] for entry in histories[0] if "eval_loss" in entry}
+    found = results(tmp_path / "model")
+    assert found["eval_length_error"] == min(errors.values()) and list(errors) == [2, 4, 6]
+    assert f", length_error {errors[2]:.4g}, same_length " in printed
+    assert found["metrics"]["same_length"] == {"module": "lengths.py", "arguments": {"scale": 3}}
+    curves = EventAccumulator(str(tmp_path / "model" / "vanilla-transformer")).Reload()
+    assert [event.value for event in curves.Scalars("eval_length_error")][:3] == pytest.approx(list(errors.values()))
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "| length_error | same_length |" in card and "length_error of `lengths.py`, `scale=3`" in card
+    rows = read_pairs(pairs, "test")[:1]
+    translations = Translator.from_pretrained(str(tmp_path / "model"))([row["en"] for row in rows])
+    lengths = [abs(len(text) - len(row["de"])) for text, row in zip(translations, rows, strict=True)]
+    assert found["test_length_error"] == pytest.approx(3 * sum(lengths) / len(rows))
+    said = train_fails(options(pairs, tmp_path / "other", more.replace("length_error", "rougeL")))
+    assert "rougeL is not measured; choose one of loss, bleu, chrf, exact_match, word_error_rate, length_error" in said
+
+
+@pytest.mark.parametrize("kind", ["columns", "lists", "parallel"])
+def test_validation_and_test_may_have_several_references(kind, tmp_path):
+    """The loss is that of the first."""
+    rows = [{"en": f"text {n}", "de": f"Text {n}", "second": f"ein Text {n}"} for n in range(30)]
+    data, more = f"--train_file {tmp_path}/{kind}.jsonl --test_file {tmp_path}/{kind}.jsonl", ""
+    if kind == "columns":
+        more = "--source_column en --target_column de --reference_columns second"
+    elif kind == "lists":
+        rows = [{"source": row["en"], "target": [row["de"], row["second"]]} for row in rows]
+        more = "--source_column source --target_column target"
+    else:
+        data = " ".join(
+            f"--{split}_file {tmp_path}/a.en {tmp_path}/a.ref0 {tmp_path}/a.ref1" for split in ("train", "test")
+        )
+        for suffix, name in {"en": "en", "ref0": "de", "ref1": "second"}.items():
+            (tmp_path / f"a.{suffix}").write_text("".join(f"{row[name]}\n" for row in rows))
+    (tmp_path / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train(f"{MODEL} {STEPS} {data} {more} --max_steps 2 --output_dir {tmp_path}/model".split())
+    found = results(tmp_path / "model")
+    assert found["bleu_signature"].startswith("nrefs:2|") and found["test_samples"] == 30
+    translations = Translator.from_pretrained(str(tmp_path / "model"))([f"text {n}" for n in range(30)])
+    expected = Scorer().score(translations, [[f"Text {n}", f"ein Text {n}"] for n in range(30)])
+    assert (found["test_bleu"], found["test_chrf"]) == (expected["bleu"], expected["chrf"])
 
 
 def test_fine_tuning_starts_from_the_model(finished, pairs, tmp_path):

@@ -1,16 +1,21 @@
 """BLEU and chrF are sacreBLEU's, with the tokenizer that fits the target language."""
 
+import json
 import socket
+import subprocess
+import sys
 from unittest.mock import Mock
 
 import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
+from transformers import ByT5Tokenizer
 
 from vanilla_transformer.data.texts import normalize
+from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.evaluation import scores as scoring
-from vanilla_transformer.evaluation.scores import Scorer, explain_zero, make_bleu, unfit_tokenizer
+from vanilla_transformer.evaluation.scores import Scorer, explain_sameness, explain_zero, make_bleu, unfit_tokenizer
 
 REFERENCES = [
     "Der Hund schläft heute nicht.",
@@ -90,7 +95,7 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
         return BLEU(tokenize=tokenize, **options)
 
     without_mecab.TOKENIZERS = BLEU.TOKENIZERS
-    monkeypatch.setattr(scoring, "NormalizedBLEU", without_mecab)
+    monkeypatch.setattr(scoring, "BLEU", without_mecab)
     assert "tok:char" in score(CHINESE, CHINESE, target_lang=language)["bleu_signature"]
     with pytest.raises(UserError, match=f"--bleu_tokenize {package} cannot be used: install sacrebleu"):
         make_bleu(language, package)
@@ -98,7 +103,7 @@ def test_characters_where_mecab_is_not_installed(language, package, monkeypatch)
 
 @pytest.mark.parametrize("error", [ImportError("install sentencepiece"), OSError("no network")])
 def test_a_tokenizer_that_cannot_be_loaded_is_named(error, monkeypatch):
-    monkeypatch.setattr(scoring, "NormalizedBLEU", Mock(side_effect=error, TOKENIZERS=BLEU.TOKENIZERS))
+    monkeypatch.setattr(scoring, "BLEU", Mock(side_effect=error, TOKENIZERS=BLEU.TOKENIZERS))
     with pytest.raises(UserError, match=f"--bleu_tokenize flores200 cannot be used: {error}"):
         make_bleu("de", "flores200")
 
@@ -125,7 +130,7 @@ def test_the_script_of_the_references_names_a_better_tokenizer(better, reference
 
 def test_a_bleu_of_0_is_explained_if_chrf_is_not_0():
     def explain(hypotheses, references):
-        return explain_zero(make_bleu(), score(hypotheses, references)["chrf"], hypotheses, references)
+        return explain_zero(make_bleu(), score(hypotheses, references)["chrf"], hypotheses, [references])
 
     short = ["Datei öffnen", "Seite drucken"]
     assert "and chrF 100.00: no translation has four words, as 13a counts them" in explain(short, short)
@@ -134,15 +139,76 @@ def test_a_bleu_of_0_is_explained_if_chrf_is_not_0():
     assert explain(["a b c d"], ["X Y"]) is explain(REFERENCES, REFERENCES) is explain([""], ["X"]) is None
 
 
+RAW = [
+    "5 \u2126 at 300 \u212a is fine",
+    "Cafe\u0301s in Zu\u0308rich o\u0308ffnen fru\u0308h",
+    "a\u00a0b  c\u200b d e f",
+]
+RAW_HYPOTHESES = {
+    "as they are": RAW,
+    "composed": list(map(normalize, RAW)),
+    "other words": ["5 \u2126 at 300 K is fine", "Cafe\u0301s in Bern o\u0308ffnen spa\u0308t", "a b c  d\u00ad e"],
+}
+
+
+@pytest.mark.parametrize("name", RAW_HYPOTHESES)
+def test_texts_are_scored_as_they_are_under_the_signature_of_sacrebleus_command(name, tmp_path):
+    """Decomposed letters, signs with two code points, doubled, no-break and zero-width spaces."""
+    files = {"references": RAW, "hypotheses": RAW_HYPOTHESES[name]}
+    for file, texts in files.items():
+        (tmp_path / file).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-m", "bleu", "chrf", "-w", "12"]
+    printed = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout)
+    scores = score(RAW_HYPOTHESES[name], RAW)
+    assert [round(scores[metric], 12) for metric in ("bleu", "chrf")] == [one["score"] for one in printed]
+    assert [scores["bleu_signature"], scores["chrf_signature"]] == [one["signature"] for one in printed]
+
+
 @pytest.mark.parametrize(
     "text",
+    ["\u0986\u09ae\u09bf \u09ac\u09be\u09dc\u09bf \u09af\u09be\u0987 \u0993", RAW[0], RAW[1], RAW[2]],
+)
+def test_both_sides_are_normalized_if_the_tokenizer_cannot_write_the_references(text):
+    """Which the signature says; a perfect model would not get 100 otherwise."""
+    trained, scorer = train_tokenizer([text], 300), Scorer()
+    assert "norm:nfc" in scorer.fit(trained, [text])
+    scores = scorer.score([normalize(text)], [text])
+    assert (scores["bleu"], scores["chrf"]) == (pytest.approx(100), pytest.approx(100))
+    assert all("|norm:nfc|version:" in scores[f"{name}_signature"] for name in ("bleu", "chrf"))
+    raw = Scorer(normalization="none")
+    assert raw.fit(trained, [text]) is None and "norm" not in raw.score([text], [text])["bleu_signature"]
+    for tokenizer, texts in [(ByT5Tokenizer(), [text]), (trained, ["composed: ü"])]:
+        assert Scorer().fit(tokenizer, texts) is None
+
+
+def test_several_references_are_scored_as_by_sacrebleu():
+    references = [[REFERENCES[0], "Der Hund ist heute wach."], REFERENCES[1], [REFERENCES[2], "Zwei Kinder", "x"]]
+    streams = [[REFERENCES[0], REFERENCES[1], REFERENCES[2]], ["Der Hund ist heute wach.", None, "Zwei Kinder"]]
+    streams += [[None, None, "x"]]
+    hypotheses = ["Der Hund ist wach.", "Ein Mann fährt Rad.", "Zwei Kinder spielen."]
+    scores = score(hypotheses, references)
+    assert scores["bleu"] == BLEU().corpus_score(hypotheses, streams).score
+    assert scores["chrf"] == sacrebleu.corpus_chrf(hypotheses, streams).score
+    assert "nrefs:var" in scores["bleu_signature"]
+    assert "nrefs:2" in score(["a"], [["a", "b"]])["chrf_signature"]
+
+
+SENTENCES = [f"Sentence number {number}." for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    "hypotheses, references, is_said",
     [
-        "\u0986\u09ae\u09bf \u09ac\u09be\u09dc\u09bf \u09af\u09be\u0987 \u0993",
-        "5 \u2126 at 300 \u212a is fine",
-        "a\u00a0b c\u200b d e",
+        (["The same one."] * 60 + SENTENCES[:40], SENTENCES, True),
+        (["One of two.", "The other."] * 50, SENTENCES, True),
+        (SENTENCES[:5] * 20, SENTENCES, True),
+        (SENTENCES, SENTENCES, False),
+        (["yes", "no"] * 50, ["yes", "no"] * 50, False),
+        (["yes"] * 100, ["yes"] * 95 + SENTENCES[:5], False),
+        (["The same one."] * 9, SENTENCES[:9], False),
     ],
 )
-def test_references_are_normalized_as_translations_are(text):
-    """The tokenizer gives letters that have several spellings in one."""
-    scores = Scorer().score([normalize(text)], [text])
-    assert (scores["bleu"], scores["chrf"]) == (pytest.approx(100), pytest.approx(100)) and normalize(text) != text
+def test_translations_that_are_nearly_all_the_same_are_said(hypotheses, references, is_said):
+    said = explain_sameness(hypotheses, references)
+    assert bool(said) == is_said
+    assert said is None or "train longer" in said and "--learning_rate" in said

@@ -69,10 +69,23 @@ def test_placeholders_and_numbers_of_the_sources_are_counted():
 def test_exact_matches_and_word_errors_are_counted():
     hypotheses = ["a b c", "A  cat\u00a0sat", "", "one two three four", "\u2126"]
     references = ["a x c d", "a cat sat", "new words", "two three", "\u03a9"]
-    found = count_errors(hypotheses, references)
-    assert found == {"exact_match": 20.0, "word_error_rate": pytest.approx(100 * (2 + 1 + 2 + 2 + 0) / 12)}
-    assert count_errors(hypotheses, references, lowercase=True)["exact_match"] == 40.0
-    assert count_errors(["a"], [""]) == {"exact_match": 0.0, "word_error_rate": 100.0}
+    found = count_errors(hypotheses, references, Scorer())
+    assert found == {"exact_match": 0.0, "word_error_rate": pytest.approx(100 * (2 + 1 + 2 + 2 + 1) / 12)}
+    assert count_errors(["A cat"], ["a cat"], Scorer(lowercase=True))["exact_match"] == 100.0
+    normalized = count_errors(hypotheses[-1:], references[-1:], Scorer(normalization="nfc"))
+    assert normalized == {"exact_match": 0.0, "word_error_rate": 0.0}
+    assert count_errors(["a"], [""], Scorer()) == {"exact_match": 0.0, "word_error_rate": 100.0}
+
+
+def test_exact_matches_are_of_the_texts_as_they_are():
+    code = "def f(x):\n    return x\n"
+    hypotheses = [code, " ".join(code.split()), code.rstrip(), code.replace("    ", "\t"), "e\u0301"]
+    assert count_errors(hypotheses, [code] * 4 + ["\u00e9"], Scorer())["exact_match"] == 40.0
+
+
+def test_the_closest_of_several_references_counts():
+    found = count_errors(["a b c", "x"], [["a b d e", "a b d", "q"], ["y z", "x"]], Scorer())
+    assert found == {"exact_match": 50.0, "word_error_rate": pytest.approx(100 * 1 / 4)}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,6 +7,7 @@ any AutoModelForSeq2SeqLM of transformers, such as an OPUS-MT model; it translat
 
 import argparse
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -24,7 +25,9 @@ from ..data.files import hide_bars
 from ..data.pairs import load_split
 from ..engines.generate import load_any, set_languages
 from ..errors import UserError, explaining, loading
-from ..evaluation.scores import Scorer
+from ..evaluation.metrics import Metrics
+from ..evaluation.scores import Scorer, as_list
+from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..files import replacing_file, replacing_files, write_text
@@ -40,6 +43,7 @@ EXAMPLES = """
              --sources test.en --references test.de --target_lang de --num_beams 5 --output evaluation
          vanilla-transformer evaluate --hypotheses theirs.txt ours.txt --references test.de --paired randomization
          vanilla-transformer evaluate --hypotheses ours.txt --references tokens.de --bleu_tokenize none --lowercase
+         vanilla-transformer evaluate --hypotheses ours.txt --references first.de second.de --metrics rouge
          vanilla-transformer evaluate --model outputs/a+outputs/b --dataset_name data --source_lang en --target_lang de
          vanilla-transformer evaluate --tune --model outputs/a --dataset_name data --split validation \\
              --source_lang en --target_lang de"""
@@ -58,11 +62,23 @@ def add_arguments(parser: argparse.ArgumentParser):
     add_dataset_options(parser, required=False)
     add("--test_file", nargs="+", metavar="FILE", help="pairs from a file that train.py reads, instead of a dataset")
     add("--sources", metavar="FILE", help="texts to translate, one per line; with --references, instead of a dataset")
-    add("--references", metavar="FILE", help="reference translations, one per line")
+    several = {"nargs": "+", "action": "extend", "metavar": "FILE"}
+    add("--references", **several, help="reference translations, one per line; of several files, each line may match")
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
     add("--lowercase", action="store_true", help="ignore case")
-    tune = "choose beams and length penalty by BLEU on --split, such as validation, and save them with the model"
-    add("--tune", action="store_true", help=tune)
+    how = (
+        "nfc: compose letters and remove invisible characters on both sides before scoring, which the signatures say "
+    )
+    how += "(default: none, or nfc if a model's tokenizer can only write references so)"
+    add("--score_normalization", choices=["none", "nfc"], help=how)
+    more = "further metrics: ids of modules of the library evaluate, such as rouge, or local scripts; their code runs"
+    add("--metrics", nargs="+", metavar="ID_OR_PATH", help=more)
+    add("--metric_kwargs", nargs="+", metavar="KEY=VALUE", help="their arguments; of one of several, MODULE.KEY=VALUE")
+    tune = (
+        "choose beams and length penalty on --split, such as validation, by bleu (the default), chrf or a number of "
+    )
+    tune += "--metrics, and save them with the model"
+    add("--tune", nargs="?", const="bleu", metavar="METRIC", help=tune)
     tests = ["bootstrap", "randomization", "none"]
     add("--paired", choices=tests, default="bootstrap", help="significance test (default: %(default)s)")
     add("--num_samples", type=positive, help="for --paired (default: 1000 resamples or 10000 randomizations)")
@@ -80,20 +96,29 @@ def run(options: argparse.Namespace):
         if texts is not None and len(texts) != len(references):
             counts = f"{name} has {len(texts):,} lines, but there are {len(references):,} references"
             raise UserError(f"{counts}; give files that correspond line by line.")
-    scorer = Scorer(dataset_options(options).target_language, options.bleu_tokenize, options.lowercase)
+    metrics = Metrics(options.metrics, options.metric_kwargs)
+    language = dataset_options(options).target_language
+    scorer = Scorer(language, options.bleu_tokenize, options.lowercase, options.score_normalization, metrics)
+    # All that may fail, before hours of translating.
+    numbers = metrics.load(references[:2], sources and sources[:2])
+    if options.tune not in (None, "bleu", "chrf", *numbers):
+        choice = ", ".join(["bleu", "chrf", *numbers])
+        raise UserError(
+            f"--tune {options.tune} is not measured; choose one of {choice}, or add its module to --metrics."
+        )
+    doubts = [scorer.doubts(references)]
     for name, kind in options.systems:
         if kind == "model":
-            load_translator(name, options)  # now, so that an error does not come after hours of translating
-    if doubt := scorer.doubts(references):
+            doubts.append(scorer.fit(load_translator(name, options).tokenizer, references))
+    for doubt in filter(None, doubts):
         print(f"warning: {doubt}", file=sys.stderr)
-    make_output_dir(options.output, sources, references)
+    texts = text_files(sources, references)
+    make_output_dir(options.output, texts)
     if options.tune:
         return tune_model(options, sources, references, scorer)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.output or Path(temporary)
-        hashes = {"references.txt": write_lines(folder / "references.txt", references)}
-        if sources:
-            hashes["sources.txt"] = write_lines(folder / "sources.txt", sources)
+        hashes = {name: write_lines(folder / name, lines) for name, lines in texts.items()}
         files = {name: f"hypotheses/{file_name(name)}" for name in systems}
         speeds = {}
         for name, kind in options.systems:
@@ -101,7 +126,7 @@ def run(options: argparse.Namespace):
                 systems[name], speeds[name] = translate(name, sources, options)
             hashes[files[name]] = write_lines(folder / files[name], systems[name])
         with explaining("The systems cannot be scored", ValueError):  # with a wrong SACREBLEU_SEED
-            results = score_systems(systems, references, scorer, options.paired, options.num_samples)
+            results = score_systems(systems, references, scorer, options.paired, options.num_samples, sources)
         for name, speed in speeds.items():
             results["systems"][name]["sentences_per_second"] = speed
         for name in systems if sources else ():
@@ -109,7 +134,7 @@ def run(options: argparse.Namespace):
         table = results_table(results)
         if options.output:
             given = {name: value for name, value in vars(options).items() if value is not None}
-            results |= {"sha256": hashes, "options": given}
+            results |= {"sha256": hashes, "options": given, "metrics": metrics.describe()}
             write_text(folder / "results.json", json.dumps(results, indent=2, default=str))
             write_text(folder / "results.md", f"{results_table(results)}\n")
         print(table)
@@ -133,21 +158,34 @@ def check_options(options: argparse.Namespace):
     if options.tune and options.dataset_name and options.split == "test":
         raise UserError("--tune must not use the test split: that would inflate its score; give another --split.")
     if options.tune and (given := [name for name in UNTUNED if getattr(options, name) is not None]):
-        raise UserError(f"--tune chooses the search itself, by BLEU; leave out --{' and --'.join(given)}.")
+        raise UserError(f"--tune chooses the search itself; leave out --{' and --'.join(given)}.")
 
 
-def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
-    """The sources, or None if there are none, and the references."""
+def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str] | list[list[str]]]:
+    """The sources, or None if there are none, and of each text its reference, or a list of several."""
     if options.references:
-        return options.sources and read_lines(options.sources), read_lines(options.references)
+        first, *others = map(read_lines, options.references)
+        for file, lines in zip(options.references[1:], others, strict=True):
+            if len(lines) != len(first):
+                counts = f"{options.references[0]} has {len(first):,} lines and {file} {len(lines):,}"
+                raise UserError(f"{counts}; give --references that correspond line by line.")
+        references = [list(texts) for texts in zip(first, *others, strict=True)] if others else first
+        return options.sources and read_lines(options.sources), references
     pairs = load_split(dataset_options(options), "test" if options.test_file else options.split, options.test_file)
     if not any(pairs["target"]):
         what = f"--split {options.split} of {options.dataset_name}"
         raise UserError(f"{' '.join(options.test_file or [what])} has no references; give one that has.")
-    return tuple([as_line(text or "") for text in pairs[side]] for side in ("source", "target"))
+    return [text or "" for text in pairs["source"]], references_of(pairs)
 
 
-def make_output_dir(folder: Path | None, sources: list[str] | None, references: list[str]):
+def text_files(sources: list[str] | None, references: list[str] | list[list[str]]) -> dict[str, list[str]]:
+    """The files of `--output` with the test set: references.txt, of further references references-2.txt, ..."""
+    streams = itertools.zip_longest(*map(as_list, references), fillvalue="")
+    files = {f"references{f'-{number}' if number > 1 else ''}.txt": texts for number, texts in enumerate(streams, 1)}
+    return files | ({"sources.txt": sources} if sources else {})
+
+
+def make_output_dir(folder: Path | None, texts: dict[str, list[str]]):
     """Creates `--output`; raises UserError if it cannot be written, or holds more than an interrupted evaluation."""
     if folder is None:
         return
@@ -161,9 +199,11 @@ def make_output_dir(folder: Path | None, sources: list[str] | None, references: 
         raise UserError(f"--output {folder} holds other files; choose another directory.")
     if (folder / "results.md").exists():  # which is written after results.json
         raise UserError(f"{folder}/results.md would be overwritten; choose another directory for --output.")
-    for file, texts in [(folder / "references.txt", references), (folder / "sources.txt", sources)]:
-        if texts and file.exists() and file.read_bytes() != to_bytes(texts):
-            raise UserError(f"{file} would be overwritten with other texts; choose another directory for --output.")
+    for file, lines in texts.items():
+        if (folder / file).exists() and (folder / file).read_bytes() != to_bytes(lines):
+            raise UserError(
+                f"{folder / file} would be overwritten with other texts; choose another directory for --output."
+            )
 
 
 def read_lines(file: str) -> list[str]:
@@ -181,7 +221,7 @@ def read_lines(file: str) -> list[str]:
 
 
 def as_line(text: str) -> str:
-    """The text as it is read back from a file with one text per line, so that both have the same scores."""
+    """The text as a line of a file. sacreBLEU's scores do not depend on its spaces and breaks."""
     return text.replace("\n", " ").rstrip()
 
 
@@ -231,7 +271,7 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
     generation = {key: getattr(options, key) for key in GENERATION}
     with explaining(f"{name} cannot translate this", Exception):  # its generation config may hold anything
         translations = translator(sources, f"Translating with {name}" if sys.stderr.isatty() else None, **generation)
-    return list(map(as_line, translations)), len(sources) / (time.perf_counter() - start)
+    return translations, len(sources) / (time.perf_counter() - start)
 
 
 def tune_model(options: argparse.Namespace, sources: list[str], references: list[str], scorer: Scorer):
@@ -249,7 +289,8 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     with unsaved, replacing_files(Path(name)) as folder:
         config.save_pretrained(folder)
     texts = f"{options.split} of {public_name(options.dataset_name)}" if options.dataset_name else None
-    tuned = {"tuned_decoding": tried, "tuned_on": texts or Path(options.references).name}
+    names = ", ".join(Path(name).name for name in options.references or options.test_file or ())
+    tuned = {"tuned_decoding": tried, "tuned_on": texts or names}
     if not record_tuning(Path(name), tuned, before):
         card = f"{name}/README.md is not as train.py writes it, so it was left alone"
         print(f"{card}; it still describes the former search.", file=sys.stderr)

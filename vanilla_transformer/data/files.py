@@ -233,7 +233,10 @@ def map_table(table: pa.Table, function: Callable[[dict], dict[str, list]]) -> p
     texts = {
         side: [text if isinstance(text, str) else None for text in columns[side]] for side in ("source", "target")
     }
-    return pa.table(texts, schema=pa.schema(dict.fromkeys(texts, pa.string())))
+    schema = dict.fromkeys(texts, pa.string())
+    if "references" in columns:
+        texts["references"], schema["references"] = columns["references"], pa.list_(pa.string())
+    return pa.table(texts, schema=pa.schema(schema))
 
 
 def split_at_tab(batch: dict) -> dict[str, list[str | None]]:

@@ -25,6 +25,9 @@ class DatasetOptions:
     target_lang: str | None = option(None, "the target language: a column name, or a key of `translation`")
     source_column: str | None = option(None, "the column with source texts, if it is not named after the language")
     target_column: str | None = option(None, "the column with target texts, if it is not named after the language")
+    reference_columns: list[str] | None = option(
+        None, "columns with further references, which validation and test are scored against too"
+    )
 
     @property
     def label(self) -> str:
@@ -51,7 +54,7 @@ class DataOptions(DatasetOptions):
         None,
         "training pairs from files, URLs such as hf://... or patterns such as 'data/*.jsonl': .json(l), .csv, "
         ".tsv, .parquet, .po, .tmx, or .txt with source<TAB>target lines, also as .gz; or two parallel files, such as "
-        "train.en train.de, whose lines are pairs",
+        "train.en train.de, whose lines are pairs; more targets may follow: train.src train.ref0 train.ref1",
     )
     train_file_weights: list[float] | None = option(
         None, "how often an epoch reads each file: 2 0.5 reads the first twice and half of the second", ge=0, lt=1000
@@ -156,13 +159,18 @@ def parse_direction(direction: str) -> tuple[str, str]:
     return tuple(languages)
 
 
-def group_parallel(names: list[str]) -> list[str | tuple[str, str]]:
-    """Puts two names in a row together if they differ in a last part that is no format, as `train.en train.de`."""
+def group_parallel(names: list[str]) -> list[str | tuple[str, ...]]:
+    """Puts two names in a row together if they differ in a last part that is no format, as `train.en train.de`.
+
+    Further references, which differ from the second in a number only, join them, as `dev.en dev.ref0 dev.ref1`.
+    """
     groups = []
     for name in names:
         last = groups[-1] if groups else ""
         if isinstance(last, str) and is_parallel(last, name):
             groups[-1] = (last, name)
+        elif isinstance(last, tuple) and name not in last and is_numbered_like(last[1], name):
+            groups[-1] = (*last, name)
         else:
             groups.append(name)
     return groups
@@ -176,6 +184,15 @@ def is_parallel(one: str, two: str) -> bool:
     return len(stems) == 1
 
 
+def is_numbered_like(one: str, two: str) -> bool:
+    """Whether two names differ in the number of their suffix only."""
+    (stem, suffix), (other_stem, other_suffix) = (
+        (name.lower().rpartition(suffix_of(name))[0], suffix_of(name)) for name in (one, two)
+    )
+    unnumbered = {re.sub(r"\d+$", "", one) for one in (suffix, other_suffix)}
+    return stem == other_stem and suffix != other_suffix and len(unnumbered) == 1
+
+
 def may_have_columns(name: str | tuple[str, str], languages: set[str]) -> bool:
     """Whether a file, or two parallel ones by their endings, may have columns that are named after the languages."""
     if isinstance(name, tuple):
@@ -183,7 +200,7 @@ def may_have_columns(name: str | tuple[str, str], languages: set[str]) -> bool:
     return suffix_of(name) not in (".txt", ".po")
 
 
-def describe_file(name: str | tuple[str, str]) -> str:
+def describe_file(name: str | tuple[str, ...]) -> str:
     return name if isinstance(name, str) else " ".join(name)
 
 

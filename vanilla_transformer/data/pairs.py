@@ -40,6 +40,7 @@ PAIR_FEATURES = datasets.Features(
     | dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
     | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
 )
+REFERENCES = datasets.Features(references=datasets.List(datasets.Value("string")))  # of validation and test
 
 # ------------------------------------------------------------------------------------------------------------- loading
 
@@ -159,7 +160,8 @@ def read_files(
         with reading_data(describe_file(name)):  # a stream is first read here
             columns.append(choose_columns(dataset, options, name, known.get(languages, ())))
         known.setdefault(languages, columns[-1])
-        files.append(select_pair(dataset, *columns[-1]))
+        more = further_targets(dataset, columns[-1], name, options if split != "train" else None)
+        files.append(select_pair(dataset, *columns[-1], more, as_references=split != "train"))
     return files, columns
 
 
@@ -199,8 +201,10 @@ def load_split(options: DatasetOptions, split: str, files: list[str] | None = No
         label = options.label
         rows = find_split(load_dataset(options, "--test_file, or --sources and --references"), split, label)
     with reading_data(label):
-        pairs = select_pair(rows, *find_columns(rows, options, names[0] if files else label))
-        for side in pairs.column_names:
+        columns = find_columns(rows, options, names[0] if files else label)
+        more = further_targets(rows, columns, names[0] if files else label, options)
+        pairs = select_pair(rows, *columns, more, as_references=True)
+        for side in ("source", "target"):
             if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
                 raise UserError(f"The {side} of {label} is not text, but {pairs.features[side]}.")
     others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
@@ -255,7 +259,9 @@ def mix_files(files: list[Dataset], weights: list[float] | None, tags: list[str]
             count = max(round(weight * len(pairs)), int(weight > 0))
             pairs = pairs.select(np.arange(count) * len(pairs) // count)
         pairs = add_tag(pairs, tag)
-        mixed.append(pairs if pairs.features == files[0].features else pairs.cast(files[0].features))
+        has_others = any("references" in (one.features or ()) for one in (pairs, files[0]))
+        is_same = has_others or pairs.features == files[0].features
+        mixed.append(pairs if is_same else pairs.cast(files[0].features))
     return datasets.concatenate_datasets(mixed) if len(mixed) > 1 else mixed[0]
 
 
@@ -266,8 +272,7 @@ def add_tag(pairs: Dataset | IterableDataset, tag: str) -> Dataset | IterableDat
 
 
 def tag_sources(batch: dict, tag: str) -> dict[str, list[str | None]]:
-    tagged = [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]
-    return {"source": tagged, "target": batch["target"]}
+    return {**batch, "source": [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]}
 
 
 def describe_origin(split: str, origins: dict, held_out: dict, options: DataOptions) -> str:
@@ -288,7 +293,8 @@ def as_table(pairs: Dataset | IterableDataset, count: int | None = None) -> Data
     """All pairs of a stream, or the first ones; a map-style dataset itself."""
     if isinstance(pairs, Dataset):
         return pairs
-    return Dataset.from_list(list(pairs if count is None else pairs.take(count)), TEXTS)
+    features = TEXTS | REFERENCES if "references" in (pairs.features or ()) else TEXTS
+    return Dataset.from_list(list(pairs if count is None else pairs.take(count)), datasets.Features(features))
 
 
 def leave_out(files: dict[str, list[Dataset]], options: DataOptions) -> list[Dataset]:
@@ -422,12 +428,12 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
     columns = options.source_column, options.target_column
     languages = options.source_lang, options.target_lang
     if any(columns):
-        if set(columns) <= set(text):
+        if columns[0] in text and columns[1] in [*text, *filter(partial(is_list, features), features)]:
             return columns
         if set(features) == {"source", "target"}:  # a .txt file beside others
             return "source", "target"
         if is_parallel and not set(columns) & set(text):
-            return tuple(features)
+            return tuple(features)[:2]
         if None in columns:
             raise UserError(f"Give both --source_column and --target_column; {remedy}")
         given = f"--source_column {columns[0]} and --target_column {columns[1]}"
@@ -440,7 +446,7 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
         if all(found := [column_of(language, nested) for language in languages]):
             return tuple(("translation", language) for language in found)
         if is_parallel and not any(column_of(language, text) for language in languages):
-            return tuple(features)
+            return tuple(features)[:2]
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
         raise UserError(
@@ -450,6 +456,8 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
         return tuple(("translation", language) for language in nested)
     if {"source", "target"} <= set(text):
         return "source", "target"
+    if is_parallel:
+        return tuple(features)[:2]
     words = text if len(text) <= 2 else columns_of_words(dataset, text)
     if len(words) == 2:
         return tuple(words)
@@ -531,15 +539,50 @@ def check_layout(dataset: Dataset | IterableDataset, name: str):
         )
 
 
-def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str, str]):
+def is_list(features: dict, column: str) -> bool:
+    """Whether a column has lists of texts, such as the corrections of a sentence."""
+    return getattr(getattr(features[column], "feature", None), "dtype", "") in ("string", "large_string")
+
+
+def further_targets(
+    dataset: Dataset | IterableDataset, columns: tuple, file: str | tuple[str, ...], options: DatasetOptions | None
+) -> list[str]:
+    """The columns with targets beside the one of `columns`: those of parallel files, and `--reference_columns`.
+
+    Raises UserError if the dataset lacks one of the latter.
+    """
+    named = (options and options.reference_columns) or []
+    features = features_of(dataset, describe_file(file)) if named or isinstance(file, tuple) else {}
+    if missing := [name for name in named if name not in features]:
+        raise UserError(
+            f"--reference_columns has {missing[0]}; the columns of {describe_file(file)} are {', '.join(features)}."
+        )
+    return named or [name for name in features if name not in columns]
+
+
+def select_pair(
+    dataset,
+    source: str | tuple[str, str],
+    target: str | tuple[str, str],
+    further: list[str] | None = None,
+    as_references: bool = False,
+):
     """The dataset with only the columns `source` and `target`; raises UserError if they are the same.
 
-    A row with several texts of a language, as `TranslationVariableLanguages` allows, makes a pair of each.
+    A row with several texts of a language, as `TranslationVariableLanguages` allows, makes a pair of each; and so does
+    one with a list of targets, or with `further` columns of targets. With `as_references`, the latter two make one
+    pair with the first target, and the others are in a column `references`.
     """
     if source == target:
         raise UserError(f"Source and target are both {source}; name two different ones.")
     if isinstance(source, tuple):
         return map_columns(dataset, partial(unnest, source=source, target=target), None)
+    if further or is_list(dataset.features or {target: None}, target):
+        gather = partial(
+            gather_targets, source=source, targets=[target, *(further or ())], as_references=as_references
+        )
+        features = datasets.Features(TEXTS | REFERENCES) if as_references else TEXTS
+        return map_columns(dataset.select_columns(list(gather.keywords["targets"]) + [source]), gather, features)
     pairs = dataset.select_columns([source, target])
     if isinstance(dataset, Dataset):
         return pairs.rename_columns({source: "source", target: "target"})
@@ -550,6 +593,18 @@ def select_pair(dataset, source: str | tuple[str, str], target: str | tuple[str,
 
 def name_columns(table: pa.Table, source: str, target: str) -> pa.Table:
     return pa.table({"source": table[source], "target": table[target]})
+
+
+def gather_targets(batch: dict, source: str, targets: list[str], as_references: bool) -> dict[str, list]:
+    """Of each row a pair with all its targets or, unless `as_references`, a pair for each."""
+    cells = zip(*(batch[name] for name in targets), strict=True)
+    rows = [[text for cell in row for text in (cell if isinstance(cell, list) else [cell])] for row in cells]
+    rows = [list(filter(is_filled, texts)) or [None] for texts in rows]
+    if as_references:
+        first, others = [texts[0] for texts in rows], [texts[1:] for texts in rows]
+        return {"source": batch[source], "target": first, "references": others}
+    pairs = [(text, target) for text, row in zip(batch[source], rows, strict=True) for target in row]
+    return {"source": [text for text, _ in pairs], "target": [target for _, target in pairs]}
 
 
 def unnest(batch: dict, source: tuple[str, str], target: tuple[str, str]) -> dict[str, list[str | None]]:
@@ -594,12 +649,13 @@ def encode_pairs(
     batch: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int
 ) -> dict[str, list]:
     """The columns of [`PAIR_FEATURES`] for the pairs of texts that are within the limits."""
+    names = [*PAIR_FEATURES, *(name for name in REFERENCES if name in batch)]
     limits = longest_text(max_source_length), longest_text(max_target_length)  # in characters
     pairs = zip(batch["source"], batch["target"], strict=True)
     short = [len(source) <= limits[0] and len(target) <= limits[1] for source, target in pairs]
     if not any(short):
-        return {name: [] for name in PAIR_FEATURES}
-    batch = {name: list(itertools.compress(batch[name], short)) for name in ("source", "target")}
+        return {name: [] for name in names}
+    batch = {name: list(itertools.compress(batch[name], short)) for name in names if name in batch}
     columns = batch | tokenizer(
         batch["source"], text_target=batch["target"], return_attention_mask=False, verbose=False
     )
@@ -607,7 +663,7 @@ def encode_pairs(
     columns["target_length"] = list(map(len, columns["labels"]))
     lengths = zip(columns["source_length"], columns["target_length"], strict=True)
     kept = [source <= max_source_length and target <= max_target_length for source, target in lengths]
-    return {name: list(itertools.compress(columns[name], kept)) for name in PAIR_FEATURES}
+    return {name: list(itertools.compress(columns[name], kept)) for name in names}
 
 
 def tokenize_pairs(
@@ -631,7 +687,9 @@ def tokenize_pairs(
     encode = partial(encode_pairs, tokenizer=tokenizer, **limits)
     workers = num_proc if num_proc and len(dataset) > 1000 * num_proc else None
     filled = dataset.filter(are_filled, batched=True, num_proc=workers, desc=f"Reading {split}")
-    options = {"batched": True, "features": PAIR_FEATURES, "num_proc": workers, "desc": f"Tokenizing {split}"}
+    features = PAIR_FEATURES | REFERENCES if "references" in dataset.column_names else PAIR_FEATURES
+    options = {"batched": True, "features": datasets.Features(features), "num_proc": workers}
+    options["desc"] = f"Tokenizing {split}"
     to_encode = filled if len(filled) < len(dataset) else dataset
     if type(tokenizer) is PreTrainedTokenizerFast:
         # `datasets` would hash its wrapper, which is another one after saving and loading, as by a resumed run.

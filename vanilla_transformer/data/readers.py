@@ -26,7 +26,7 @@ XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
 @dataclass
 class TextFilesConfig(CsvConfig):
-    """Options of pandas, as in a dataset card, and whether two files have the sides of the same pairs."""
+    """Options of pandas, as in a dataset card, and whether files have the sides of the same pairs."""
 
     is_parallel: bool = False
 
@@ -119,12 +119,13 @@ def lines_of(file: str) -> Iterator[str]:
             yield line.removesuffix("\n").removesuffix("\r")
 
 
-def read_parallel(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """The lines of two files side by side. Raises ValueError if one has more than the other."""
-    for number, pair in enumerate(itertools.zip_longest(lines_of(source), lines_of(target))):
-        if None in pair:
-            raise ValueError(f"one of the two files ends after {number:,} lines, the other has more.")
-        yield pair
+def read_parallel(*files: str) -> Iterator[tuple[str, ...]]:
+    """The lines of several files side by side. Raises ValueError if one has more than another."""
+    for number, row in enumerate(itertools.zip_longest(*map(lines_of, files))):
+        if None in row:
+            ending = " and ".join(Path(file).name for file, line in zip(files, row, strict=True) if line is None)
+            raise ValueError(f"{ending} ends after {number:,} lines, and others have more.")
+        yield row
 
 
 def read_po(file: str) -> Iterator[pa.Table]:

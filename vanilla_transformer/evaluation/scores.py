@@ -1,16 +1,20 @@
-"""BLEU and chrF by sacreBLEU, with the tokenizer that fits the target language."""
+"""BLEU and chrF by sacreBLEU, with the tokenizer that fits the target language, beside metrics of `evaluate`."""
 
 import itertools
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from textwrap import shorten
+from typing import Literal
 
 from sacrebleu.metrics import BLEU, CHRF
+from transformers import PreTrainedTokenizerBase
 
-from ..data.texts import normalize
+from ..data.texts import SPACES, normalize
 from ..errors import UserError
 from ..languages import parse_language
+from .metrics import Metrics
 
 # How sacreBLEU tokenizes languages that are written without spaces.
 CHINESE = ["zh", "cmn", "yue", "wuu", "nan", "hak", "gan", "hsn", "cdo", "lzh"]
@@ -20,6 +24,7 @@ BLEU_TOKENIZER |= dict.fromkeys(["th", "tts", "nod", "sou", "lo", "km", "my", "s
 SCRIPT_TOKENIZER = {"HIRAGANA": "ja-mecab", "KATAKANA": "ja-mecab", "CJK": "zh", "HANGUL": "ko-mecab"}
 SCRIPT_TOKENIZER |= dict.fromkeys(["THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"], "char")
 SHOWN_AS_0 = 0.005  # scores below have the decimals .00
+SOME, SAME = 20, 0.1  # of at least so many references, a share of different hypotheses that is suspiciously small
 
 
 def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> BLEU:
@@ -39,10 +44,10 @@ def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lower
     # With `force`, sacreBLEU does not warn of text that is tokenized already, which is what "none" is for.
     options = {"lowercase": lowercase, "force": chosen == "none"}
     try:
-        return NormalizedBLEU(tokenize=chosen, **options)
+        return BLEU(tokenize=chosen, **options)
     except (RuntimeError, ImportError, OSError) as error:  # its package or its vocabulary is not there
         if tokenize is None:
-            return NormalizedBLEU(tokenize="char", **options)
+            return BLEU(tokenize="char", **options)
         raise UserError(f"--bleu_tokenize {chosen} cannot be used: {' '.join(str(error).split())}") from error
 
 
@@ -61,9 +66,9 @@ def unfit_tokenizer(bleu: BLEU, references: Iterable[str]) -> str | None:
     return f"BLEU's tokenizer 13a does not fit the script of most references; use --bleu_tokenize {better}."
 
 
-def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], references: list[str]) -> str | None:
+def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], streams: list[list[str | None]]) -> str | None:
     """A sentence that says why BLEU is 0 although chrF is not; None if that is not so."""
-    score = bleu.corpus_score(hypotheses, [references])
+    score = bleu.corpus_score(hypotheses, streams)
     if not score.score < SHOWN_AS_0 <= chrf:
         return None
     if score.totals[-1]:
@@ -72,41 +77,114 @@ def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], references: lis
     return f"BLEU is 0, and chrF {chrf:.2f}: {reason}; compare by chrF."
 
 
-class NormalizedBLEU(BLEU):
-    """sacreBLEU's, of texts as [`normalize`] makes them: a tokenizer may have normalized translations, and then no
-    reference would be equal to them that spells its letters otherwise."""
-
-    def _preprocess_segment(self, sent: str) -> str:
-        return super()._preprocess_segment(normalize(sent))
-
-
-class NormalizedCHRF(CHRF):
-    """sacreBLEU's, of texts as [`normalize`] makes them."""
-
-    def _preprocess_segment(self, sent: str) -> str:
-        return super()._preprocess_segment(normalize(sent))
-
-
 class Scorer:
-    """Corpus BLEU and chrF2 with one reference each, by sacreBLEU, of texts as [`normalize`] makes them.
+    """Corpus BLEU and chrF2 by sacreBLEU, and further metrics of the library evaluate.
 
-    `target_lang` and `tokenize` choose the tokenizer of BLEU, as in [`make_bleu`]. With `lowercase`, case does not
-    count. Raises UserError as [`make_bleu`] does.
+    Texts are scored as they are, so both scores equal those of sacreBLEU's command under the same signature. A text
+    has one reference, or a list of them.
+
+    Args:
+        target_lang, tokenize: Choose the tokenizer of BLEU, as in [`make_bleu`].
+        lowercase: Whether to ignore case.
+        normalization: `nfc` composes letters and removes invisible characters on both sides before scoring, which the
+            signatures name as `norm:nfc`. None: `none`, unless [`fit`] finds that a tokenizer needs `nfc`.
+        metrics: Further [`Metrics`].
+
+    Raises:
+        UserError: As [`make_bleu`].
     """
 
-    def __init__(self, target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False):
+    def __init__(
+        self,
+        target_lang: str | None = None,
+        tokenize: str | None = None,
+        lowercase: bool = False,
+        normalization: Literal["none", "nfc"] | None = None,
+        metrics: Metrics | None = None,
+    ):
         self.bleu = make_bleu(target_lang, tokenize, lowercase)
-        self.chrf = NormalizedCHRF(lowercase=lowercase)
+        self.chrf = CHRF(lowercase=lowercase)
+        self.lowercase = lowercase
+        self.normalization = normalization
+        self.metrics = metrics or Metrics()
         self.is_told = tokenize is not None  # and then no tokenizer is advised
 
-    def score(self, hypotheses: list[str], references: list[str]) -> dict:
-        """The scores `bleu` and `chrf`, and `bleu_signature` and `chrf_signature`, which say how they were made."""
-        scores = {}
-        for name, metric in {"bleu": self.bleu, "chrf": self.chrf}.items():
-            scores[name] = metric.corpus_score(hypotheses, [references]).score
-            scores[f"{name}_signature"] = str(metric.get_signature())
-        return scores
+    def fit(self, tokenizer: PreTrainedTokenizerBase, references: Iterable[str | list[str]]) -> str | None:
+        """Normalizes from now on if the tokenizer cannot write one of the references as it is, but only in NFC.
 
-    def doubts(self, references: Iterable[str]) -> str | None:
+        Such a tokenizer normalizes what it reads, so the model never learnt to write the other form. Does nothing if
+        `normalization` was given. Returns a sentence that says so, or None.
+        """
+        if self.normalization is not None:
+            return None
+        odd = {text for one in references for text in as_list(one) if text and normalize(text) != fold_spaces(text)}
+        written = [
+            tokenizer.decode(tokenizer(text, verbose=False).input_ids, skip_special_tokens=True) for text in odd
+        ]
+        if not any(normalize(text) == fold_spaces(new) for text, new in zip(odd, written, strict=True)):
+            return None
+        self.normalization = "nfc"
+        return (
+            "the tokenizer writes letters in their composed form (NFC) and drops invisible characters, and some "
+            "references have others; both sides are normalized for all scores but exact matches (norm:nfc in the "
+            "signatures)."
+        )
+
+    def prepare(self, texts: list[str]) -> list[str]:
+        """The texts as they are scored."""
+        return list(map(normalize, texts)) if self.normalization == "nfc" else texts
+
+    def streams(self, references: list[str | list[str]]) -> list[list[str | None]]:
+        """The references as sacreBLEU takes them: the first of each text, the second, ...; None if there is none."""
+        rows = [self.prepare(as_list(one)) for one in references]
+        return [list(stream) for stream in itertools.zip_longest(*rows)]
+
+    def signature(self, metric: BLEU | CHRF) -> str:
+        """How the last score of `self.bleu` or `self.chrf` was computed."""
+        return self.name_normalization(str(metric.get_signature()))
+
+    def name_normalization(self, signature: str) -> str:
+        """Adds the normalization to a signature of sacreBLEU."""
+        return signature.replace("|version:", "|norm:nfc|version:") if self.normalization == "nfc" else signature
+
+    def score(
+        self, hypotheses: list[str], references: list[str | list[str]], sources: list[str] | None = None
+    ) -> dict[str, float | str]:
+        """`bleu` and `chrf`, their signatures `bleu_signature` and `chrf_signature`, and the further metrics by name.
+
+        `sources` are for metrics that read them, such as COMET.
+        """
+        prepared, streams, scores = self.prepare(hypotheses), self.streams(references), {}
+        for name, metric in {"bleu": self.bleu, "chrf": self.chrf}.items():
+            scores[name] = metric.corpus_score(prepared, streams).score
+            scores[f"{name}_signature"] = self.signature(metric)
+        return scores | self.metrics.score(hypotheses, references, sources)
+
+    def doubts(self, references: Iterable[str | list[str]]) -> str | None:
         """A sentence that names a better tokenizer, if none was given and 13a does not fit the references."""
-        return None if self.is_told else unfit_tokenizer(self.bleu, references)
+        texts = itertools.chain.from_iterable(map(as_list, references))
+        return None if self.is_told else unfit_tokenizer(self.bleu, texts)
+
+
+def as_list(references: str | list[str]) -> list[str]:
+    """The references of a text, of which one may be given alone."""
+    return [references] if isinstance(references, str) else list(references)
+
+
+def fold_spaces(text: str) -> str:
+    """The text with runs of spaces as one, none at the ends: sacreBLEU's scores do not depend on spaces."""
+    return re.sub(SPACES, " ", text).strip(" ")
+
+
+def explain_sameness(hypotheses: list[str], references: list[str | list[str]]) -> str | None:
+    """A sentence that says that nearly all hypotheses are the same, and what to try; None if that is not so."""
+    found, expected = Counter(hypotheses), Counter(as_list(one)[0] for one in references)
+    (text, count), (_, usual) = (counts.most_common(1)[0] for counts in (found, expected))
+    is_one = 2 * count >= len(hypotheses) and 4 * usual <= len(hypotheses)
+    if len(expected) < SOME or not (is_one or len(found) <= SAME * len(expected)):
+        return None
+    return (
+        f"nearly all translations are the same: {count:,} of {len(hypotheses):,} are {shorten(text, 60)!r}, and "
+        f"{len(found):,} are different. The model does not read its sources yet: train longer; if that does not help, "
+        "lower --learning_rate or raise --warmup_steps, choose a smaller model or --vocab_size, or find more pairs."
+    )

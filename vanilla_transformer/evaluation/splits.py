@@ -1,5 +1,6 @@
 """Evaluates a model on a split: its loss, and its translations against the references."""
 
+import itertools
 import sys
 
 import torch
@@ -9,9 +10,11 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 
 from ..data.batches import evaluation_batches
+from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import Translator
-from .scores import Scorer, explain_zero
+from .metrics import OURS
+from .scores import Scorer, explain_sameness, explain_zero
 from .systems import count_errors
 
 
@@ -29,45 +32,68 @@ def evaluate_split(
 ) -> dict:
     """Loss (nats per target token), scores and errors of a split, with some translations, which are also printed.
 
-    Every process scores its share, in batches of `max_tokens`, and returns the same results. `step` is printed.
+    Every process translates its share, in batches of `max_tokens`, and returns the same results. `step` is printed.
 
     Returns:
         A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `{prefix}_exact_match`,
-        `{prefix}_word_error_rate` (both in percent), `bleu_signature`, `chrf_signature` and `examples`, a list of
-        dictionaries with `source`, `reference` and `translation`.
+        `{prefix}_word_error_rate` (both in percent), `{prefix}_{name}` for each further metric of the `scorer`,
+        `bleu_signature`, `chrf_signature` and `examples`, a list of dictionaries with `source`, `reference` and
+        `translation`.
     """
     shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
     batches = evaluation_batches(split, tokenizer, max_tokens, **shares)
     model.eval()
     loss = evaluate_loss(model, batches, accelerator)
-    sources, references = list(split["source"]), list(split["target"])
+    sources, references = list(split["source"]), references_of(split)
     translator = Translator(model, tokenizer, max_tokens)
     with accelerator.autocast():
         is_shown = accelerator.is_local_main_process and sys.stderr.isatty()
         label = f"Translating {len(sources):,}" if is_shown else None
         translations = translate_split(translator, sources, label, **shares)
-    scores = scorer.score(translations, references)
-    errors = count_errors(translations, references, scorer.bleu.lowercase)
-    rows = list(zip(sources, references, translations, strict=True))[:num_examples]
+    # By the main process alone: a metric may be large, and all must agree on which model is the best.
+    scored = [scorer.score(translations, references, sources)] if accelerator.is_main_process else []
+    (scores,) = gather_object(scored)
+    signatures = {f"{name}_signature": scores.pop(f"{name}_signature") for name in ("bleu", "chrf")}
+    errors = count_errors(translations, references, scorer)
+    rows = list(zip(sources, split["target"], translations, strict=True))[:num_examples]
     examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
     if accelerator.is_main_process:
         when = "" if step is None else f" at step {step:,}"
-        shown = f"loss {loss:.3f}, BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}"
-        lines = [f"{prefix}: {shown}, {errors['exact_match']:.1f}% exact{when}"]
+        shown = [f"loss {loss:.3f}", f"BLEU {scores['bleu']:.2f}", f"chrF {scores['chrf']:.2f}"]
+        shown += [f"{errors['exact_match']:.1f}% exact"]
+        shown += [f"{name} {number:.4g}" for name, number in scores.items() if name not in ("bleu", "chrf")]
+        lines = [f"{prefix}: {', '.join(shown)}{when}"]
         lines += [f"  {key:<12} {' '.join(text.split())}" for example in examples for key, text in example.items()]
         tqdm.write("\n".join(lines))
-        notes = [explain_zero(scorer.bleu, scores["chrf"], translations, references), scorer.doubts(references)]
+        streams = scorer.streams(references)
+        notes = [explain_zero(scorer.bleu, scores["chrf"], scorer.prepare(translations), streams)]
+        notes += [explain_sameness(translations, references), scorer.doubts(references)]
         tqdm.write("".join(f"warning: {note}\n" for note in filter(None, notes)), end="")
-    return {
-        f"{prefix}_loss": loss,
-        f"{prefix}_bleu": scores["bleu"],
-        f"{prefix}_chrf": scores["chrf"],
-        f"{prefix}_exact_match": errors["exact_match"],
-        f"{prefix}_word_error_rate": errors["word_error_rate"],
-        "bleu_signature": scores["bleu_signature"],
-        "chrf_signature": scores["chrf_signature"],
-        "examples": examples,
-    }
+    numbers = {"loss": loss, **scores, **errors}
+    return {f"{prefix}_{name}": number for name, number in numbers.items()} | signatures | {"examples": examples}
+
+
+def references_of(split: Dataset) -> list[str] | list[list[str]]:
+    """The references of each pair: its target, or a list of it and the further ones of the column `references`."""
+    targets = [target or "" for target in split["target"]]
+    if "references" not in split.column_names:
+        return targets
+    return [[target, *(others or ())] for target, others in zip(targets, split["references"], strict=True)]
+
+
+def prepare_scorer(scorer: Scorer, tokenizer, splits: dict[str, Dataset], best: str):
+    """Tries the further metrics of the scorer, and fits it to the tokenizer and the references of all splits.
+
+    Raises UserError if a metric cannot be used, or none of the numbers is called `best`.
+    """
+    some = splits["validation"].select(range(min(2, len(splits["validation"]))))
+    numbers = (*OURS, *scorer.metrics.load(references_of(some), list(some["source"])))
+    if best not in numbers:
+        choice = ", ".join(numbers)
+        raise UserError(f"--metric_for_best_model {best} is not measured; choose one of {choice}.")
+    scored = [references_of(splits[name]) for name in ("validation", "test") if name in splits]
+    if doubt := scorer.fit(tokenizer, itertools.chain(*scored)):
+        print(f"warning: {doubt}")
 
 
 @torch.no_grad()

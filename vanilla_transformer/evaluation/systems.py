@@ -7,33 +7,41 @@ import numpy as np
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
-from ..data.texts import KEPT, count_kept, normalize
+from ..data.texts import KEPT, count_kept
 from ..errors import printable
-from .scores import Scorer, explain_zero
+from .scores import Scorer, as_list, explain_sameness, explain_zero
 
 MOST_SWAPPED = 13  # sentences whose swaps are all tried, about as many as sacreBLEU's 10,000 random trials
 
 
 def score_systems(
-    systems: dict[str, list[str]], references: list[str], scorer: Scorer, paired: str, num_samples: int | None
+    systems: dict[str, list[str]],
+    references: list[str | list[str]],
+    scorer: Scorer,
+    paired: str,
+    num_samples: int | None,
+    sources: list[str] | None = None,
 ) -> dict:
     """Scores the hypotheses of each system, and tests whether they differ from those of the first, the baseline.
 
     Args:
-        systems: By name, one hypothesis for each reference.
-        scorer: Its BLEU and chrF2 are taken.
+        systems: By name, one hypothesis for each source.
+        references: Of each source one, or a list of several.
+        scorer: Its BLEU and chrF2, and its further metrics.
         paired: sacreBLEU's paired test: `bootstrap` (Koehn, 2004), `randomization` (Riezler and Maxwell, 2005), or
             `none`. Its seed is 12345, or the environment variable SACREBLEU_SEED.
         num_samples: Resamples of the bootstrap (None: 1,000), or trials of the randomization (None: 10,000).
+        sources: For metrics that read them.
 
     Returns:
-        The number of `sentences`; `signatures`, by metric; `notes`, on a BLEU that is 0 although chrF is not; and
-        `systems`, by name. Each has `BLEU` and `chrF2` with the `score`, its 95 % interval as `mean` ± `ci`, and the
-        `p_value` (None: not tested); for BLEU the `precisions`, the `brevity_penalty` and the `length_ratio`
-        (hypotheses to references, in tokens); and in percent the `exact_match`, the share of hypotheses that equal
-        their references, and the `word_error_rate`.
+        The number of `sentences`; `signatures`, by metric; `notes`, on a BLEU that is 0 although chrF is not, or on
+        hypotheses that are nearly all the same; and `systems`, by name. Each has `BLEU` and `chrF2` with the `score`,
+        its 95 % interval as `mean` ± `ci`, and the `p_value` (None: not tested); for BLEU the `precisions`, the
+        `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens); `exact_match` and
+        `word_error_rate` of [`count_errors`]; and `metrics`, the further ones by name.
     """
-    metrics = {"BLEU": scorer.bleu, "chrF2": scorer.chrf}
+    metrics, streams = {"BLEU": scorer.bleu, "chrF2": scorer.chrf}, scorer.streams(references)
+    given, systems = systems, {name: scorer.prepare(texts) for name, texts in systems.items()}
     found, notes = {}, []
     if len(references) < 2 and len(systems) > 1 and paired != "none":
         paired, notes = "none", ["one sentence is too little to test whether systems differ"]
@@ -41,11 +49,12 @@ def score_systems(
     resamples = 0 if test == "ar" else -1  # for intervals; 0: sacreBLEU's default number, -1: those of the test itself
     groups = [[system] for system in systems.items()] if paired == "none" else [list(systems.items())]
     for group in groups:
-        signatures, columns = PairedTest(group, metrics, [references], test, num_samples or 0, resamples)()
+        signatures, columns = PairedTest(group, metrics, streams, test, num_samples or 0, resamples)()
         for name, *scores in zip(*columns.values(), strict=True):
-            total = scorer.bleu.corpus_score(systems[name], [references])
+            total = scorer.bleu.corpus_score(systems[name], streams)
             found[name] = {"precisions": total.precisions, "brevity_penalty": total.bp, "length_ratio": total.ratio}
-            found[name] |= count_errors(systems[name], references, scorer.bleu.lowercase)
+            found[name] |= count_errors(given[name], references, scorer)
+            found[name]["metrics"] = scorer.metrics.score(given[name], references, sources)
             for metric, score in zip(metrics, scores, strict=True):  # of NumPy's types, which JSON does not have
                 numbers = {key: value if value is None else float(value) for key, value in vars(score).items()}
                 if numbers["p_value"] is not None:
@@ -53,22 +62,23 @@ def score_systems(
                     if score.score == found[baseline][metric]["score"]:
                         numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU gives the smallest p
                     elif test == "ar":
-                        exact = exact_p_value(metrics[metric], systems[baseline], systems[name], references)
+                        exact = exact_p_value(metrics[metric], systems[baseline], systems[name], streams)
                         numbers["p_value"] = numbers["p_value"] if exact is None else exact
                 found[name][metric] = numbers
-            note = explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], references)
-            notes += [f"{name}: {note}"] if note else []
-    signatures = {metric: str(signature) for metric, signature in signatures.items()}
+            found_notes = [explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], streams)]
+            found_notes += [explain_sameness(given[name], references)]
+            notes += [f"{name}: {note}" for note in found_notes if note]
+    signatures = {metric: scorer.name_normalization(str(signature)) for metric, signature in signatures.items()}
     return {"sentences": len(references), "signatures": signatures, "systems": found, "notes": notes}
 
 
-def exact_p_value(metric, one: list[str], two: list[str], references: list[str]) -> float | None:
+def exact_p_value(metric, one: list[str], two: list[str], streams: list[list[str | None]]) -> float | None:
     """The p-value of the randomization test over all ways to swap hypotheses; None if more than 2^13.
 
     sacreBLEU's, by random swaps, does not count those that give the same difference, which are many if few sentences
     differ.
     """
-    statistics = np.array([metric._extract_corpus_statistics(texts, [references]) for texts in (one, two)])  # (2,n,k)
+    statistics = np.array([metric._extract_corpus_statistics(texts, streams) for texts in (one, two)])  # (2,n,k)
     differ = np.flatnonzero((statistics[0] != statistics[1]).any(axis=-1))
     if len(differ) > MOST_SWAPPED:
         return None
@@ -81,18 +91,22 @@ def exact_p_value(metric, one: list[str], two: list[str], references: list[str])
     return float(np.mean(np.array(differences) >= differences[0] - 1e-9))  # the first swaps nothing
 
 
-def count_errors(hypotheses: list[str], references: list[str], lowercase: bool = False) -> dict[str, float]:
-    """`exact_match` and `word_error_rate` in percent, of texts as [`normalize`] makes them.
+def count_errors(hypotheses: list[str], references: list[str | list[str]], scorer: Scorer) -> dict[str, float]:
+    """`exact_match` and `word_error_rate` in percent.
 
-    The word error rate is the number of words to insert, delete or replace, divided by that of the words in the
-    references; where words are phonemes, it is the phoneme error rate. Without spaces, a text is one word.
+    The first is the share of hypotheses that equal a reference as it is, but for spaces at the end and, if the scorer
+    ignores it, for case. The word error rate is the number of words to insert, delete or replace, divided by the
+    number of words in the references, of texts as they are scored. Words are separated by spaces: where they are
+    phonemes or letters, it is the phoneme or letter error rate. Of several references, the one with the fewest errors
+    counts.
     """
     exact = errors = words = 0
-    for pair in zip(hypotheses, references, strict=True):
-        hypothesis, reference = (normalize(text.lower() if lowercase else text).split() for text in pair)
-        exact += hypothesis == reference
-        errors += edit_distance(hypothesis, reference)
-        words += len(reference)
+    for hypothesis, several in zip(hypotheses, references, strict=True):
+        texts = [text.lower() if scorer.lowercase else text for text in (hypothesis, *as_list(several))]
+        exact += texts[0].rstrip() in map(str.rstrip, texts[1:])
+        one, *others = map(str.split, scorer.prepare(texts))
+        fewest, count = min((edit_distance(one, other), len(other)) for other in others)
+        errors, words = errors + fewest, words + count
     return {"exact_match": 100 * exact / len(references), "word_error_rate": 100 * errors / max(1, words)}
 
 
@@ -135,7 +149,8 @@ def results_table(results: dict) -> str:
             row[f"{metric} (μ ± 95% CI)"] = f"{score:.2f} ({mean:.2f} ± {ci:.2f}){test}"
         row["precisions"] = "/".join(f"{precision:.1f}" for precision in system["precisions"])
         row |= {"BP": f"{system['brevity_penalty']:.3f}", "ratio": f"{system['length_ratio']:.3f}"}
-        row |= {"exact": f"{system['exact_match']:.1f} %", "WER": f"{system['word_error_rate']:.1f} %"}
+        row |= {"exact": f"{system['exact_match']:.1f} %", "word errors": f"{system['word_error_rate']:.1f} %"}
+        row |= {metric: f"{number:.4g}" for metric, number in system["metrics"].items()}
         row |= {f"{kind} kept": f"{kept:,} of {total:,}" for kind, (kept, total) in system.get("kept", {}).items()}
         if "sentences_per_second" in system:
             row["sentences/s"] = f"{system['sentences_per_second']:,.1f}"
@@ -144,6 +159,7 @@ def results_table(results: dict) -> str:
     if system["BLEU"]["p_value"] is not None:
         baseline = rows[0]["system"]
         lines.append(f"- p: the probability of so large a difference from {baseline} by chance; *: at most 0.05")
+    lines += ["- word errors: of what stands between spaces, which may be phonemes or letters"]
     lines += [f"- {note}" for note in results.get("notes", [])]
     lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
     lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]

@@ -26,7 +26,7 @@ gradient_accumulation_steps learning_rate lr_scheduler_type warmup_steps label_s
 weight_decay average_checkpoints ema_decay seed num_beams length_penalty"""
 # Options that hold a path; those of the second line may also hold a Hub id.
 LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resume_from_checkpoint"]
-PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher"]
+PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher", "metrics"]
 
 
 class Card(ModelCard):
@@ -65,7 +65,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
     is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name")  # of a local one, it is the last part
-    base = recipe.get("model_name_or_path")
+    base, further = recipe.get("model_name_or_path"), results.get("metrics", {})
     names = [name for key in ("source_lang", "target_lang") for name in (results.get(key) or "").split(", ")]
     languages = list(map(language_code, names))
     data = ModelCardData(
@@ -75,7 +75,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
         pipeline_tag="translation",
         tags=["vanilla-transformer", "translation", "encoder-decoder"],
         datasets=[dataset] if is_on_hub else None,
-        metrics=["sacrebleu", "chrf"],
+        metrics=list(dict.fromkeys(["sacrebleu", "chrf", *(one["module"] for one in further.values())])),
         base_model=base if base and "/" in base and public_name(base) == base else None,
         model_name=name,
         eval_results=list_scores(results, recipe, splits, dataset),
@@ -98,6 +98,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
         sentence=SENTENCE,
         origins={split: results.get("origins", {}).get(SPLIT_NAMES[prefix]) for prefix, split in splits},
         survey=results.get("survey"),
+        further=further,
         counted=[key for key in COUNTED if any(counts.get(key) for counts in results.get("survey", {}).values())],
         main_options=MAIN_OPTIONS.split(),
         pictures={path.name for path in output_dir.glob("*.png")},
@@ -131,6 +132,7 @@ def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
 
 def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], dataset: str) -> list[EvalResult]:
     """The scores of each split, for the metadata of the card."""
+    further = [(name, one["module"], name) for name, one in results.get("metrics", {}).items()]
     return [
         EvalResult(
             task_type="translation",
@@ -144,7 +146,7 @@ def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], data
             metric_value=round(results[f"{prefix}_{key}"], 4),
             metric_args={"signature": results[f"{key}_signature"]} if f"{key}_signature" in results else None,
         )
-        for (prefix, split), (key, metric, title) in itertools.product(splits, METRICS)
+        for (prefix, split), (key, metric, title) in itertools.product(splits, METRICS + further)
     ]
 
 

@@ -15,6 +15,7 @@ from transformers import HfArgumentParser
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_parallel, may_have_columns
 from ..errors import UserError, explaining
+from ..evaluation.metrics import OURS
 from ..options import option
 from .options import TrainingOptions
 
@@ -85,17 +86,21 @@ def make_parser() -> Parser:
 NEEDS = dict.fromkeys(sorted(FILE_OPTIONS - {"train_file"}), "train_file")  # options that need another one
 NEEDS |= {"early_stopping_patience": "eval_steps", "dataset_revision": "dataset_name"}
 NEEDS |= dict.fromkeys(("hub_private_repo", "native"), "push_to_hub")
+NEEDS["metric_kwargs"] = "metrics"
 NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
-LISTS = {*FILE_OPTIONS, "teacher"}  # options with one or more values
+LISTS = {*FILE_OPTIONS, "teacher", "reference_columns", "metrics", "metric_kwargs"}  # with one or more values
 PUBLISHING = {"push_to_hub", "hub_model_id", "hub_private_repo", "native"}  # on the command line only
 LANGUAGES = {"source_lang", "target_lang"}
 # Options on the command line that override keys of a recipe other than their own.
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
+    "metric_for_best_model": {"greater_is_better"},
+    "metrics": {"metric_kwargs"},
     "source_column": LANGUAGES,
-    "target_column": LANGUAGES,
-    "dataset_name": {"dataset_config_name", "dataset_revision"} | FILE_OPTIONS,
-    "train_file": {"dataset_name", "dataset_config_name", *SPLIT_OPTIONS, "dataset_revision"} | FILE_OPTIONS,
+    "target_column": LANGUAGES | {"reference_columns"},
+    "dataset_name": {"dataset_config_name", "dataset_revision", "reference_columns"} | FILE_OPTIONS,
+    "train_file": {"dataset_name", "dataset_config_name", *SPLIT_OPTIONS, "dataset_revision", "reference_columns"}
+    | FILE_OPTIONS,
 }
 
 
@@ -203,6 +208,11 @@ def check_conflicts(data: DataOptions, training: TrainingOptions):
         raise UserError("--torch_compile cannot be combined with --gradient_checkpointing; leave one out.")
     if training.teacher and (data.streaming or data.bpe_dropout):
         raise UserError("--teacher reads all pairs before training; leave out --streaming and --bpe_dropout.")
+    if not training.metrics and training.metric_for_best_model not in OURS:
+        raise UserError(
+            f"--metric_for_best_model {training.metric_for_best_model} is not measured; choose one of "
+            f"{', '.join(OURS)}, or add its module to --metrics."
+        )
     if training.average_checkpoints_by == "score" and not (training.average_checkpoints and training.eval_steps):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
     if data.tokenizer_name and training.model_name_or_path:
@@ -215,7 +225,7 @@ def given_fields(model: ModelOptions) -> dict:
 
 
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"
-PATHS_OR_IDS = ("dataset_name", "tokenizer_name", "model_name_or_path", "teacher")  # of the Hub
+PATHS_OR_IDS = ("dataset_name", "tokenizer_name", "model_name_or_path", "teacher", "metrics")  # of the Hub
 NOT_IN_RECIPE = {"resume_from_checkpoint", "dry_run", *PUBLISHING}
 
 

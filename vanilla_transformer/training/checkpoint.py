@@ -195,7 +195,7 @@ def prune_checkpoints(state: TrainerState, triggers: Triggers):
     options, output_dir = triggers.options, triggers.options.output_dir
     newest = scheduled_checkpoints(output_dir, triggers)[-options.save_total_limit :]
     keep = [*newest, *final_checkpoints(state, triggers)]
-    best = state.ranking(options.metric_for_best_model)[:1]
+    best = state.ranking(options.metric_for_best_model, options.greater_is_better)[:1]
     for checkpoint in list_checkpoints(output_dir)[:-1]:
         if checkpoint not in keep and step_of(checkpoint) not in best:
             remove_folder(checkpoint, OPTIMIZER)
@@ -220,7 +220,8 @@ def final_checkpoints(state: TrainerState, triggers: Triggers) -> list[Path]:
     options = triggers.options
     scheduled = scheduled_checkpoints(options.output_dir, triggers)
     saved = {step_of(checkpoint): checkpoint for checkpoint in scheduled}
-    best = [saved[step] for step in state.ranking(options.metric_for_best_model) if step in saved]
+    ranking = state.ranking(options.metric_for_best_model, options.greater_is_better)
+    best = [saved[step] for step in ranking if step in saved]
     if options.average_checkpoints:
         chosen = best if options.average_checkpoints_by == "score" else list(reversed(saved.values()))
         return sorted(chosen[: options.average_checkpoints], key=step_of)
@@ -240,6 +241,7 @@ SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" 
 # Settings that scores depend on.
 SCORING = {"metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "target_lang", "validation"}
 SCORING |= {"max_target_length"}  # the longest translation
+SCORING |= {"metrics", "metric_kwargs", "greater_is_better", "score_normalization", "reference_columns"}
 DESCRIPTIONS = {
     "data": "the training pairs (dataset, columns, limits or tokenizer)",
     "validation": "the validation pairs",

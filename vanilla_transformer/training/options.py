@@ -70,7 +70,23 @@ class TrainingOptions:
     early_stopping_patience: int | None = option(
         None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights", ge=1
     )
-    metric_for_best_model: Literal["bleu", "chrf", "loss"] = option("bleu", "measured on the validation split")
+    metric_for_best_model: str = option(
+        "bleu", "bleu, chrf, loss, exact_match, word_error_rate or a number of --metrics, on the validation split"
+    )
+    greater_is_better: bool | None = option(
+        None,
+        "whether higher values of metric_for_best_model are better (default: unless it is a loss or an error rate)",
+        nargs="?",
+        const=True,
+    )
+    metrics: list[str] | None = option(
+        None,
+        "further metrics of each evaluation: ids of modules of the library evaluate, such as rouge, or local scripts; "
+        "their code runs",
+    )
+    metric_kwargs: list[str] | None = option(
+        None, "arguments of the metrics: KEY=VALUE or, of one of several, MODULE.KEY=VALUE, as rouge.use_stemmer=true"
+    )
     on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss stays high; NaN always stops")
     num_beams: int = option(1, "beams in evaluation; saved with the model as its default", ge=1)
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
@@ -79,6 +95,11 @@ class TrainingOptions:
         3, "held-out sentences to show in the log, the card, all_results.json and attention.png; 0: none", ge=0
     )
     bleu_tokenize: str | None = option(None, "sacreBLEU tokenizer (default: chosen by target language, else 13a)")
+    score_normalization: Literal["none", "nfc"] | None = option(
+        None,
+        "nfc: compose letters and remove invisible characters on both sides before scoring, which the signatures say "
+        "(default: none, or nfc if the tokenizer can only write references so)",
+    )
     report_to: str = option("none", "trackers: none, tensorboard, wandb, trackio, ...; all: each that is installed")
     run_name: str | None = option(None, "the name of the run in the trackers (default: they choose one)")
     license: str | None = option(None, "the license of the weights, for the model card, such as cc-by-4.0")

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..errors import UserError
+from ..evaluation.metrics import greater_by_name
 from .options import TrainingOptions
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
@@ -60,8 +61,10 @@ class TrainerState:
         """Whether the current step has been evaluated."""
         return any(entry["step"] == self.step for entry in self.evaluations())
 
-    def ranking(self, metric: str) -> list[int]:
+    def ranking(self, metric: str, greater_is_better: bool | None = None) -> list[int]:
         """The evaluated steps, best first. Ties go to the lower loss, then to the earlier step.
+
+        If `greater_is_better` is None, the name of the metric decides.
 
         Even right translations have a BLEU of 0 if all have fewer than four words. So if BLEU is 0 where chrF is
         highest, chrF ranks instead.
@@ -70,16 +73,19 @@ class TrainerState:
             highest = max(self.evaluations(), key=lambda entry: entry["eval_chrf"])
             metric = "bleu" if highest["eval_bleu"] else "chrf"
 
+        is_greater_better = greater_by_name(metric) if greater_is_better is None else greater_is_better
+        sign = -1 if is_greater_better else 1
+
         def key(entry: dict) -> tuple[float, float]:
-            score = entry["eval_loss"] if metric == "loss" else -entry[f"eval_{metric}"]
+            score = sign * entry[f"eval_{metric}"]
             return (math.inf if math.isnan(score) else score, entry["eval_loss"])
 
         return [entry["step"] for entry in sorted(self.evaluations(), key=key)]
 
-    def evaluations_without_improvement(self, metric: str) -> int:
+    def evaluations_without_improvement(self, metric: str, greater_is_better: bool | None = None) -> int:
         """The number of evaluations since the best one."""
         steps = [entry["step"] for entry in self.evaluations()]
-        return len(steps) - 1 - steps.index(self.ranking(metric)[0]) if steps else 0
+        return len(steps) - 1 - steps.index(self.ranking(metric, greater_is_better)[0]) if steps else 0
 
     def results(self) -> dict:
         """The training results in `all_results.json`."""
@@ -217,4 +223,5 @@ class Triggers:
         patience = self.options.early_stopping_patience
         if not (patience and self.should_evaluate(state.step)):
             return False
-        return state.evaluations_without_improvement(self.options.metric_for_best_model) >= patience
+        metric = self.options.metric_for_best_model, self.options.greater_is_better
+        return state.evaluations_without_improvement(*metric) >= patience
