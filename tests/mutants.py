@@ -33,7 +33,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).parents[1]
 PACKAGE = "vanilla_transformer"
 TESTS = {
-    "modeling_vanilla_transformer.py": "model/test_modeling.py model/test_decoding.py model/test_backends.py",
+    "modeling_vanilla_transformer.py": "inspection/test_checks.py model/test_modeling.py model/test_decoding.py "
+    "model/test_backends.py",
     "loss_vanilla_transformer.py": "model/test_modeling.py training/test_optimization.py",
     "decoding_vanilla_transformer.py": "model/test_decoding.py",
     "data/batches.py": "data/test_batches.py",

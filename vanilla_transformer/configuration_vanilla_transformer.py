@@ -126,7 +126,9 @@ class VanillaTransformerConfig(PretrainedConfig):
             if alias in kwargs:
                 setattr(self, name, kwargs.pop(alias))  # checked, unlike those that transformers sets
         # Overwritten, since an older version may have saved other names: saving again copies today's files.
-        kwargs |= {"auto_map": dict(AUTO_MAP), "custom_pipelines": {"vanilla-translation": dict(PIPELINE)}}
+        # A subclass with a type of its own names its own.
+        if self.model_type == "vanilla_transformer":
+            kwargs |= {"auto_map": dict(AUTO_MAP), "custom_pipelines": {"vanilla-translation": dict(PIPELINE)}}
         super().__post_init__(**kwargs)
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size

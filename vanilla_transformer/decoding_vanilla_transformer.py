@@ -26,6 +26,9 @@ from transformers.utils import ModelOutput
 
 NEG_INF = -1e9  # the score of an impossible choice, which is transformers' value too
 FAST_ATTENTION = ("eager", "sdpa")  # attention backends that take any additive mask and any number of sentences
+# The classes of which a decoding state knows what they compute. It gives them beams in place of positions, so whatever
+# depends on the place of a query or a key, such as a relative position bias, would be wrong.
+KNOWN = {f"VanillaTransformer{name}" for name in ("ForConditionalGeneration", "Decoder", "DecoderLayer", "Attention")}
 
 # Processors and criteria that treat each row on its own, so that finished sentences can leave the batch.
 ROWWISE = (
@@ -228,6 +231,10 @@ def make_states(
             unknown.append(f"`attn_implementation={attention!r}`")
         if "prepare_inputs_for_generation" in vars(member):  # which PEFT sets to put a trained prompt first
             unknown.append("a changed `prepare_inputs_for_generation`")
+        decoder = member.get_decoder()
+        parts = [member, decoder, *(part for x in decoder.layers for part in (x, x.self_attn, x.encoder_attn))]
+        changed = {kind.__name__ for kind in map(type, parts) if not is_known(kind)}
+        unknown += [f"a changed model (`{name}`)" for name in sorted(changed)]
     if unknown:
         raise Unsupported(unknown)
 
@@ -247,6 +254,11 @@ def mean_log_probs(logits: list[Tensor]) -> Tensor:
     log_probs = torch.stack(log_probs)
     highest = log_probs.amax(dim=0).clamp(min=NEG_INF)
     return highest + (log_probs - highest).exp().mean(dim=0).log()  # of equal models, exactly that of one
+
+
+def is_known(kind: type) -> bool:
+    """Whether a class is one of [`KNOWN`], of the package or of the files beside a saved model."""
+    return kind.__name__ in KNOWN and kind.__module__.endswith("modeling_vanilla_transformer")
 
 
 class DecodingState:

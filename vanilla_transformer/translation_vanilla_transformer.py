@@ -206,9 +206,12 @@ class TorchEngine(GenerateEngine):
 
     def __init__(self, models: Sequence[PreTrainedModel]):
         for model in models:
-            kind = model.config.model_type
-            if kind != "vanilla_transformer":
-                raise ValueError(f"The model is of type {kind}; convert it first, with `vanilla-transformer convert`.")
+            # A changed model may have a config, derived from ours, with a type of its own.
+            kinds = [getattr(one, "model_type", None) for one in type(model.config).__mro__]
+            if "vanilla_transformer" not in kinds:
+                raise ValueError(
+                    f"The model is of type {kinds[0]}; convert it first, with `vanilla-transformer convert`."
+                )
             for name in VOCABULARY:
                 if getattr(model.config, name) != getattr(models[0].config, name):
                     raise ValueError(f"The models differ in `{name}`; train an ensemble with one tokenizer.")

@@ -11,8 +11,15 @@ from peft import PrefixTuningConfig, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, StoppingCriteriaList
 
-from vanilla_transformer.decoding_vanilla_transformer import DecodingState, Hypotheses, beam_search, greedy_search
+from vanilla_transformer.decoding_vanilla_transformer import (
+    DecodingState,
+    Hypotheses,
+    Unsupported,
+    beam_search,
+    greedy_search,
+)
 from vanilla_transformer.modeling_vanilla_transformer import CACHE
+from vanilla_transformer.translation_vanilla_transformer import TorchEngine
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [8, 4, 6, 2, 0, 0], [3, 2, 0, 0, 0, 0], [12, 33, 9, 9, 2, 0]])
 MASK = (SOURCE != 0).long()
@@ -527,3 +534,19 @@ def test_our_searches_refuse_other_attention():
     model.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="does not support `attn_implementation='flex_attention'`"):
         model.generate(encoder_outputs=encoded, custom_generate=beam_search, num_beams=2)
+
+
+@pytest.mark.parametrize("part", ["model.decoder", "model.decoder.layers.0", "model.decoder.layers.1.self_attn", ""])
+def test_our_searches_refuse_changed_parts(part):
+    """They call the layers themselves, and a Translator falls back to transformers' searches."""
+    model = make_lively()
+    module = model.get_submodule(part)
+    name, expected = f"Other{type(module).__name__}", model.generate(SOURCE, num_beams=3, max_new_tokens=8)
+    module.__class__ = type(name, (type(module),), {})
+    with pytest.raises(
+        Unsupported, match=rf"does not support a changed model \(`{name}`\); call"
+    ):
+        model.generate(SOURCE, custom_generate=beam_search, num_beams=3)
+    sources = [row[: int(length)].tolist() for row, length in zip(SOURCE, MASK.sum(1), strict=True)]
+    found = TorchEngine([model]).generate(sources, {"num_beams": 3, "max_new_tokens": 8})
+    assert found.tolist() == expected.tolist()

@@ -1,1 +1,3 @@
-"""Look inside a model: the shapes of a forward pass, attention weights, and word alignments."""
+"""Looks into a model: shapes, attention maps, word alignments, the explorer; and checks one that was changed."""
+
+from .checks import check_model
