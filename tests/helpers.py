@@ -300,6 +300,7 @@ def writing_translator(tokenizer, **config) -> Translator:
 def never_end(translator: Translator):
     """Makes the end of sentence all but impossible."""
     translator.model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(translator.tokenizer)))
+    translator.model.config.lm_head_bias = True
     translator.model.lm_head.bias.data[translator.tokenizer.eos_token_id] = -1e4
 
 

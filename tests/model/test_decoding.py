@@ -543,9 +543,7 @@ def test_our_searches_refuse_changed_parts(part):
     module = model.get_submodule(part)
     name, expected = f"Other{type(module).__name__}", model.generate(SOURCE, num_beams=3, max_new_tokens=8)
     module.__class__ = type(name, (type(module),), {})
-    with pytest.raises(
-        Unsupported, match=rf"does not support a changed model \(`{name}`\); call"
-    ):
+    with pytest.raises(Unsupported, match=rf"does not support a changed model \(`{name}`\); call"):
         model.generate(SOURCE, custom_generate=beam_search, num_beams=3)
     sources = [row[: int(length)].tolist() for row, length in zip(SOURCE, MASK.sum(1), strict=True)]
     found = TorchEngine([model]).generate(sources, {"num_beams": 3, "max_new_tokens": 8})

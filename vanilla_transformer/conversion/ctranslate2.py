@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..decoding_vanilla_transformer import end_tokens
 from ..files import write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
+from .weights import check_unchanged
 
 MAX_POSITIONS = 8192  # rows of sinusoids; CTranslate2 cannot compute more
 CONFIG = "vanilla_transformer.json"  # ours; config.json is that of CTranslate2
@@ -41,9 +42,10 @@ def to_ctranslate2(
         quantization: Of the weights: `int8`, `int8_float16`, `int16`, `float16`, `bfloat16`, ...; None: float32.
         source: Identifies the weights, to tell later whether they have changed.
 
-    Raises ValueError for an activation function or quantization that CTranslate2 does not have, and FileExistsError
-    if the directory exists.
+    Raises ValueError for an activation function or quantization that CTranslate2 does not have, and, naming weight or
+    module, for a model that was changed or quantized, and FileExistsError if the directory exists.
     """
+    check_unchanged(model)
     config, spec = model.config, make_spec(model)
     generation_config = copy.deepcopy(model.generation_config)
     if generation_config.eos_token_id is None:

@@ -18,7 +18,7 @@ from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.tokenizer import wrap
 from ..translation_vanilla_transformer import MOST_UNSAVED
-from .weights import build, rename
+from .weights import build, check_modules, check_unquantized, on_meta, rename
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 TOKENS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
@@ -99,10 +99,13 @@ def from_fairseq(
 def from_fsmt(model: FSMTForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
     """Converts a model of transformers that was published by fairseq, such as facebook/wmt19-en-de; logits stay equal.
 
-    Positions become learned ones, as in [`from_fairseq`]. The weights are copies in float32.
+    Positions become learned ones, as in [`from_fairseq`]. The weights are copies in float32. Raises as
+    [`from_native`].
     """
     names = """encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
     decoder_ffn_dim dropout attention_dropout activation_dropout activation_function scale_embedding"""
+    check_unquantized(model)
+    check_modules(model, on_meta(FSMTForConditionalGeneration, model))
     theirs = model.state_dict().items()
     weights = {name.replace("model.decoder.output_projection", "lm_head"): x.float() for name, x in theirs}
     rows = model.config.max_position_embeddings

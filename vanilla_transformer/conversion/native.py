@@ -13,6 +13,7 @@ import copy
 import json
 from pathlib import Path
 
+import torch
 from transformers import (
     BlenderbotForConditionalGeneration,
     MarianMTModel,
@@ -23,8 +24,8 @@ from transformers import (
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..files import write_text
-from ..modeling_vanilla_transformer import MOST_ROWS
-from .weights import build, interleave
+from ..modeling_vanilla_transformer import MOST_ROWS, sinusoidal_positions
+from .weights import Changed, build, check_modules, check_unchanged, check_unquantized, interleave, on_meta
 
 FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
 decoder_ffn_dim dropout attention_dropout activation_dropout activation_function max_position_embeddings
@@ -53,9 +54,12 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
 
     The generation config is copied unchanged, including its `bad_words_ids`, `forced_eos_token_id`, `num_beams` and
     `max_length`. The weights are copies, in the dtype of the given model and on its device. Raises RuntimeError if a
-    tensor is missing or does not fit.
+    tensor is missing, unknown or does not fit, and ValueError if a module is of another class, positions are not
+    sinusoidal, or weights are quantized.
     """
-    _, implemented = FAMILIES[model.config.model_type]
+    kind, implemented = FAMILIES[model.config.model_type]
+    check_unquantized(model)
+    check_modules(model, on_meta(kind, model))
     is_sinusoidal = implemented["position_embedding_type"] == "sinusoidal"
     theirs = model.state_dict(keep_vars=True)
     source, target = theirs["model.encoder.embed_tokens.weight"], theirs["model.decoder.embed_tokens.weight"]
@@ -66,7 +70,11 @@ def from_native(model: PreTrainedModel) -> VanillaTransformerForConditionalGener
         theirs["lm_head.bias"] = bias.flatten()  # (1,V) -> (V,)
     if is_sinusoidal:
         for side in ("encoder", "decoder"):
-            del theirs[f"model.{side}.embed_positions.weight"]  # the paper's, but for their order
+            table = theirs.pop(f"model.{side}.embed_positions.weight")  # the paper's, but for their order
+            expected = sinusoidal_positions(torch.arange(len(table), device=table.device), table.shape[1])
+            expected = torch.cat([expected[:, 0::2], expected[:, 1::2]], dim=1)
+            if not torch.allclose(table.float(), expected, atol=0.01):  # they may be in bfloat16
+                raise Changed(model, f"`model.{side}.embed_positions.weight` is not sinusoidal")
 
     config = VanillaTransformerConfig(
         **{name: getattr(model.config, name, None) for name in FIELDS.split()},
@@ -120,8 +128,9 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
     - Pegasus and Blenderbot tie all three embedding matrices or none. If only some of ours are tied, each is a copy.
 
     The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if none
-    of the three supports its value.
+    of the three supports its value, and, naming weight or module, for a model that was changed or quantized.
     """
+    check_unchanged(model)
     ours, name = model.config, native_family(model.config)
     kind, implemented = FAMILIES[name]
     check_family(ours, name)

@@ -14,17 +14,20 @@ import logging
 import warnings
 from pathlib import Path
 
+import numpy as np
 import onnx
 import torch
 from onnx import helper, numpy_helper
+from onnxruntime import InferenceSession
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 from torch.export import Dim
 from transformers import MarianConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from ..modeling_vanilla_transformer import LearnedPositions, SinusoidalPositions
+from ..modeling_vanilla_transformer import SinusoidalPositions
 from .native import MIN_POSITIONS, save_tokenizer
+from .weights import Changed, check_unquantized
 
 BATCH = Dim("batch_size", max=2**16)
 SOURCE, TARGET, PAST = (Dim(f"{name}_length", max=2**16) for name in ("encoder_sequence", "decoder_sequence", "past"))
@@ -64,7 +67,10 @@ def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_d
     """Writes `model` in float32 and in int8, with its tokenizer and configs, into the new directory `output_dir`.
 
     Sequences may have `max_position_embeddings` tokens; if positions are computed, at least 1,024 and at most 8,192.
+    A model that was changed is written as it computes. Raises ValueError if the graphs compute something else, and for
+    quantized weights.
     """
+    check_unquantized(model)
     model = prepare(model)
     folder = Path(output_dir) / "onnx"
     folder.mkdir(parents=True)
@@ -102,6 +108,37 @@ def to_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output_d
         onnx.save(graph, folder / f"{name}.onnx")
         quantized = folder / f"{name}_quantized.onnx"
         quantize_dynamic(folder / f"{name}.onnx", quantized, extra_options={"EnableSubgraph": True})
+    check_graphs(model, folder)
+
+
+def check_graphs(model: PreTrainedModel, folder: Path):
+    """Raises ValueError unless the graphs give the logits of the model, for other lengths than the example's.
+
+    What a changed model computes outside its encoder, decoder and `lm_head` is in neither graph.
+    """
+    config = model.config
+    source, target = (torch.randint(size, (2, 5)) for size in (config.vocab_size, config.decoder_vocab_size))
+    mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+    expected = model(source, mask, target).logits
+    encoder, decoder = (
+        InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        for name in ("encoder_model", "decoder_model_merged")
+    )
+    (hidden,) = encoder.run(None, {"input_ids": source.numpy(), "attention_mask": mask.numpy()})
+    feed = {"encoder_attention_mask": mask.numpy(), "encoder_hidden_states": hidden}
+    for value in decoder.get_inputs():
+        if value.name.startswith("past_key_values"):
+            feed[value.name] = np.zeros((2, value.shape[1], 0, value.shape[3]), dtype=np.float32)
+    logits = []
+    for start, stop in [(0, 2), (2, 3), (3, 5)]:
+        feed |= {"input_ids": target[:, start:stop].numpy(), "use_cache_branch": np.array([start > 0])}
+        found, *cache = decoder.run(None, feed)
+        logits.append(torch.from_numpy(found))
+        names = [value.name.replace("present", "past_key_values") for value in decoder.get_outputs()[1:]]
+        feed |= dict(zip(names, cache, strict=True))
+    difference = (torch.cat(logits, dim=1) - expected).abs().max()
+    if not difference <= 1e-3 * expected.abs().max():
+        raise Changed(model, f"the logits of its ONNX graphs differ by {difference:.2g}")
 
 
 def prepare(model: PreTrainedModel) -> PreTrainedModel:
@@ -110,7 +147,7 @@ def prepare(model: PreTrainedModel) -> PreTrainedModel:
     model.set_attn_implementation("eager")
     rows = max(MIN_POSITIONS, model.config.max_position_embeddings, model.generation_config.max_length or 0)
     for stack in (model.get_encoder(), model.get_decoder()):
-        if not isinstance(stack.embed_positions, LearnedPositions):
+        if type(stack.embed_positions) is SinusoidalPositions:
             stack.embed_positions = SinusoidalPositions(rows, stack.embed_positions.table.shape[1])
     return model
 

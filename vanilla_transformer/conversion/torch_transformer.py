@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from .weights import build, rename
+from .weights import Changed, build, rename
 
 TORCH_TRANSFORMER = {  # their names, as regular expressions, and ours
     r"^(encoder|decoder)\.": r"model.\1.",
@@ -47,8 +47,9 @@ def from_torch_transformer(
     not; in this model the batch always comes first.
 
     Raises ValueError for a post-norm transformer with final norms, layers that differ (torch gives copies of a decoder
-    layer ReLU where the layer has an activation module) and an unknown activation, TypeError for a config field that
-    the modules determine, and RuntimeError if a tensor is missing (after `bias=False`), unknown or of another shape.
+    layer ReLU where the layer has an activation module), modules that are not torch's and an unknown activation,
+    TypeError for a config field that the modules determine, and RuntimeError if a tensor is missing (after
+    `bias=False`), unknown or of another shape.
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
@@ -58,6 +59,9 @@ def from_torch_transformer(
             "stack's `norm`, which this model lacks. Set `transformer.encoder.norm = transformer.decoder.norm = None` "
             "and train it again."
         )
+    for name, module in transformer.named_modules():
+        if not (type(module).__module__.startswith("torch.nn.") or name.endswith(".activation")):
+            raise Changed(transformer, f"`{name or 'the transformer'}` is a {type(module).__name__}")
     target_embeddings = source_embeddings if target_embeddings is None else target_embeddings
     source, target = (getattr(table, "weight", table) for table in (source_embeddings, target_embeddings))
     theirs = transformer.state_dict() | {"source_embeddings.weight": source, "target_embeddings.weight": target}

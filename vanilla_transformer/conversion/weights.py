@@ -1,12 +1,16 @@
 """Shared by all conversions: rename tensors, reorder their features, and copy them into a model.
 
-Conversion is strict: every tensor of the source model is used, every parameter of ours is filled, and shapes agree.
+Conversion is strict: every tensor of the source model is used, every parameter of ours is filled, shapes agree, and a
+model whose modules are not those of its config is refused.
 """
 
+import copy
 import re
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
@@ -62,3 +66,65 @@ def build(
         weights = {"model.shared.weight": weights["model.encoder.embed_tokens.weight"], **weights}
     model.load_state_dict(weights)
     return model.to(device).eval()
+
+
+def check_unchanged(model: PreTrainedModel):
+    """Raises ValueError, with a name, unless a model of this package has the weights and modules of its config.
+
+    A conversion knows these weights and what these modules compute, and no others.
+    """
+    check_unquantized(model)
+    plain = on_meta(VanillaTransformerForConditionalGeneration, model)
+    found, expected = model.state_dict(), plain.state_dict()
+    reshaped = {name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape}
+    for what, names in [
+        ("unknown", found.keys() - expected.keys()),
+        ("missing", expected.keys() - found.keys()),
+        ("of another shape than in its config", reshaped),
+    ]:
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise Changed(model, f"weights are {what}: `{min(names)}`{more}")
+    check_modules(model, plain)
+
+
+def check_modules(model: PreTrainedModel, plain: PreTrainedModel):
+    """Raises ValueError, with a name, for a module of another class than in the `plain` model.
+
+    It does not see hooks, or what was changed within the code of a class.
+    """
+    expected = dict(plain.named_modules())
+    for name, module in model.named_modules():
+        ours, theirs = class_name(module), class_name(expected.get(name, module))
+        if ours != theirs or "forward" in vars(module):
+            own = "" if ours != theirs else " with a `forward` of its own"
+            raise Changed(model, f"`{name or 'the model'}` is a {type(module).__name__}{own}")
+
+
+def check_unquantized(model: PreTrainedModel):
+    """Raises ValueError, with a name, for weights as torchao and bitsandbytes make them."""
+    for name, weight in model.named_parameters():
+        if type(weight) not in (nn.Parameter, Tensor) or not weight.is_floating_point():
+            raise ValueError(
+                f"`{name}` is quantized ({type(weight.data).__name__}); convert the model that it was made from, and "
+                "quantize the result, as `quantization` does for CTranslate2."
+            )
+
+
+class Changed(ValueError):
+    """A model computes something else than its config says."""
+
+    def __init__(self, model: nn.Module, what: str):
+        super().__init__(f"This {type(model).__name__} was changed, so it cannot be converted: {what}.")
+
+
+def on_meta(kind: type[PreTrainedModel], model: PreTrainedModel) -> PreTrainedModel:
+    """A `kind` with the config of the model, which takes no memory."""
+    with torch.device("meta"):
+        return kind(copy.deepcopy(model.config))
+
+
+def class_name(module: nn.Module) -> tuple[str, str]:
+    """The names of a module's class and file, which are the same in the package and beside a saved model."""
+    kind = type(module)
+    return kind.__module__.rpartition(".")[2], kind.__qualname__
