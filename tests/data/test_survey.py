@@ -1,7 +1,9 @@
 """What is odd about the pairs is counted, said, and left out where it is asked for."""
 
+import itertools
 import random
 import time
+import unicodedata
 from pathlib import Path
 
 import datasets
@@ -11,8 +13,8 @@ from helpers import data_options
 
 from vanilla_transformer.data import survey as survey_module
 from vanilla_transformer.data.pairs import load_pairs
-from vanilla_transformer.data.survey import Texts, describe_survey, survey, swapped_share
-from vanilla_transformer.data.texts import KEPT, count_kept, normal_form, placeholders
+from vanilla_transformer.data.survey import Texts, describe_survey, language_axis, survey, swapped_share
+from vanilla_transformer.data.texts import KEPT, MANY_MARKS, count_kept, normal_form, normalize, placeholders
 from vanilla_transformer.errors import UserError
 
 
@@ -41,10 +43,22 @@ def counts(train: list[tuple], **others: list[tuple]) -> dict:
 
 def test_what_is_odd_is_counted():
     odd = [PAIRS[0], (PAIRS[1][0].upper(), f"  {PAIRS[1][1]} "), ("Berlin", "Berlin"), ("", "leer"), (None, "nichts")]
-    odd += [("The same source.", "Eins."), ("the same  source.", "Zwei."), ("x" * 30, "y" * 400), ("ab", "c" * 19)]
+    odd += [("The same source.", "Zwei Worte."), ("the same  source.", "Drei Worte."), ("x" * 30, "y" * 400)]
     found = counts([*PAIRS, *odd])["train"]
-    expected = {"pairs": len(PAIRS) + 7, "duplicates": 2, "source_is_target": 1, "several_targets": 2}
-    assert expected.items() <= found.items() and found["odd_lengths"] == 1 and found["swapped"] == 0
+    expected = {"pairs": len(PAIRS) + 6, "duplicates": 2, "source_is_target": 1, "several_targets": 2}
+    assert expected.items() <= found.items() and found["odd_lengths"] == 1 and found["swapped"] < 0.01
+
+
+@pytest.mark.parametrize(
+    "pair, is_odd", [("a 19", True), ("3 14", True), ("a 9", False), ("9 a", False), ("19 a", True)]
+)
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_short_texts_have_odd_lengths_too(pair, is_odd, ratio):
+    """In a dictionary; with a ratio, all targets are so many times as long."""
+    words = [("v" * length, "w" * ratio * length) for length in (4, 6, 8)] * 9
+    source, target = (2 if length == "a" else int(length) for length in pair.split())
+    odd = counts([*words, ("x" * source, "y" * ratio * target)])["train"]["odd_lengths"]
+    assert odd == (is_odd if ratio == 1 else 1)
 
 
 @pytest.mark.parametrize("share, expected", [(0.09, 1), (0.11, 3)])
@@ -76,9 +90,48 @@ def test_swapped_sides_are_found_without_knowing_the_languages(share):
     generator = random.Random(0)
     mixed = [pair[::-1] if generator.random() < share else pair for pair in PAIRS]
     expected = sum(pair not in PAIRS for pair in mixed) / len(mixed)
-    assert swapped_share(mixed) == pytest.approx(min(expected, 1 - expected), abs=0.02)
+    assert swapped_share(mixed, language_axis(mixed)) == pytest.approx(min(expected, 1 - expected), abs=0.02)
     said = " ".join(describe_survey(counts(mixed)).split())
     assert ("source and target seem to be swapped in about" in said) == (share > 0)
+
+
+def with_mistakes(text: str) -> str:
+    """Most learners leave articles out, some put in too many, so that corrections go both ways."""
+    generator = random.Random(text)
+    words = text.split()
+    if generator.random() < 0.7:
+        words = [word for word in words if word.lower() != "the" or generator.random() < 0.5]
+    else:
+        words = [f"the {word}" if generator.random() < 0.3 else word for word in words]
+    return " ".join(words)
+
+
+ENGLISH = [f"{source} Then {other[0].lower()}" for (source, _), other in zip(PAIRS, PAIRS[::-1], strict=True)]
+ONE_LANGUAGE = {
+    "corrections": lambda number, text: (with_mistakes(text), text),
+    "dialogue": lambda number, text: (text, ENGLISH[number * 7 % len(ENGLISH)]),
+    "copy": lambda number, text: (text, text),
+    "reversed": lambda number, text: (text, text[::-1]),
+    "cased": lambda number, text: (text.lower(), text),
+    "the first words": lambda number, text: (text, " ".join(text.split()[:5])),
+    "sums": lambda number, text: (f"{number} + {number * 7 % 93}", str(number + number * 7 % 93)),
+}
+
+
+@pytest.mark.parametrize("task", ONE_LANGUAGE)
+def test_one_language_has_no_swapped_sides(task):
+    pairs = list(itertools.starmap(ONE_LANGUAGE[task], enumerate(ENGLISH)))
+    assert counts(pairs, validation=pairs[:100])["train"]["swapped"] < 0.01
+    assert "swapped" not in describe_survey(counts(pairs, validation=pairs[:100]))
+
+
+def test_a_few_pairs_of_a_catalogue_may_be_swapped():
+    """Eight short ones, repeated, every third the wrong way round."""
+    menu = [("Open file", "Datei öffnen"), ("Save as…", "Speichern unter …"), ("Close", "Schließen")]
+    menu += [("Quit", "Beenden"), ("Copy", "Kopieren"), ("Paste", "Einfügen"), ("Undo", "Rückgängig")]
+    menu += [("Redo", "Wiederholen")]
+    mixed = [pair[::-1] if number in (2, 5) else pair for number, pair in enumerate(menu)] * 5
+    assert counts(mixed)["train"]["swapped"] == 0.25 and counts(menu * 5)["train"]["swapped"] == 0
 
 
 def test_files_of_different_directions_are_looked_at_one_by_one():
@@ -141,9 +194,26 @@ def test_placeholders_and_numbers_of_the_source_are_looked_for_in_the_target():
     assert "placeholders 2 of these, in targets 1 numbers 2 of these, in targets 1" in said
 
 
+def test_that_no_target_has_the_placeholders_of_its_source_is_shown():
+    pairs = [(f"File %s number {number}", f"Datei Nummer {number}") for number in range(30)]
+    said = " ".join(describe_survey(counts(pairs, test=[("Go", "Geh")])).split())
+    assert "placeholders 30 0 of these, in targets 0 0 numbers 30 0 of these, in targets 30 0" in said
+
+
 def test_the_normal_form_ignores_case_width_and_spaces():
     assert normal_form(" The\u00a0ＤＯＧ\u3000 Stra\u00ad\u200bße\n") == normal_form("the dog strasse")
     assert normal_form("e\u0301") == normal_form("é") != normal_form("e")
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0316", "\u0323\u0301\u0334", "\u0344\u0323"])
+@pytest.mark.parametrize("function, form", [(normalize, "NFC"), (normal_form, "NFKC")])
+def test_many_combining_marks_take_linear_time(function, form, marks):
+    for count in (MANY_MARKS - 1, MANY_MARKS, MANY_MARKS + 1):
+        text = f"日本a{marks * count}가{marks}"[:count]
+        assert function(text) == unicodedata.normalize(form, text)
+    begin = time.perf_counter()
+    function(f"a{marks * 200_000}")
+    assert time.perf_counter() - begin < 5
 
 
 def test_a_survey_is_kept_for_the_next_run(monkeypatch):
@@ -197,6 +267,19 @@ def test_every_load_says_what_is_odd(streaming, tmp_path, capsys):
     assert "38% of the training pairs are duplicates; --deduplicate leaves them out." in said
     assert splits.survey["train"]["pairs"] == 160 and splits.survey["validation"]["pairs_in_train"] == 4
     assert splits.origins == {"train": "train.txt", "validation": "dev.txt"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_pairs_that_are_used_are_those_of_the_survey(streaming, tmp_path):
+    files = [write(tmp_path / f"{number}.txt", PAIRS[number * 10 : number * 10 + 10]) for number in range(3)]
+    limits = {"max_train_samples": 5, "max_eval_samples": 3, "max_predict_samples": 2, "streaming": streaming}
+    found = load(train_file=files[:1], validation_file=files[1], test_file=files[2], **limits).survey
+    assert {split: counts["pairs"] for split, counts in found.items()} == {"train": 5, "validation": 3, "test": 2}
+    if not streaming:
+        for weights, count, expected in [([2, 1], 25, 15), ([2, 0], None, 10), ([0.5, 1], 7, 7), (None, 12, 12)]:
+            options = {"train_file_weights": weights, "max_train_samples": count, "validation_file": files[2]}
+            splits = load(train_file=files[:2], **options)
+            assert splits.survey["train"]["pairs"] == len(set(texts(splits["train"]))) == expected
 
 
 @pytest.mark.parametrize("option", ["deduplicate", "remove_overlap"])

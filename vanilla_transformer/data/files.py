@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import glob
+import lzma
 import re
 import sys
 import textwrap
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,10 +20,11 @@ from datasets import Dataset, IterableDataset
 from datasets.data_files import DataFilesDict, get_data_patterns
 from datasets.fingerprint import Hasher
 from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.json.json import Json
 from huggingface_hub.errors import HTTPError
 from transformers.utils import logging
 
-from ..errors import UserError, explaining
+from ..errors import UserError, explaining, one_line
 from ..files import link_files
 from .options import SUFFIXES, DatasetOptions, describe_file, suffix_of
 from .readers import READERS, TextFiles
@@ -49,6 +52,7 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
     """Turns an error in reading a dataset, or one of `more`, into a UserError that says what could not be read."""
     expected = (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError, LookupError)
     expected += (SyntaxError, StopIteration, *more)  # of XML; of an empty stream
+    expected += (EOFError, zlib.error, lzma.LZMAError)  # of compressed files
     try:
         yield
     except expected as error:
@@ -59,6 +63,10 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
         reason = str(cause) if is_general else f"{error} {error.__cause__ or ''}"
         if "corresponds to no data" in reason or isinstance(cause, StopIteration):
             reason = "it has no pairs."
+        if isinstance(cause, (EOFError, zlib.error, lzma.LZMAError)):
+            reason = f"it is cut off or damaged ({one_line(cause).rstrip('.')}); get the file again."
+        if re.search("Couldn't cast|Failed to parse string", reason):
+            reason = f"its rows differ in their keys, or in the types of their values; write all alike. {reason}"
         reason = textwrap.shorten(reason, 600, placeholder=" ...")
         if isinstance(cause, UnicodeDecodeError):
             reason = "it is not in UTF-8; convert it, for example with iconv."
@@ -101,9 +109,7 @@ def load_dataset(
     files = [path for path in Path(name).resolve().rglob("*") if path.is_file()]
     cache, place = None, name
     if files:
-        # For a directory with a dataset card, `datasets` keys its cache by name alone and would return stale rows.
-        state = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-        cache = Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(state)
+        cache = cache_of(files)
         # `datasets` would take the name of the directory for a pattern, and knows no suffix in capitals.
         if glob.has_magic(name) or any(is_in_capitals(path.name) for path in files):
             place = str(cache / "links")
@@ -128,6 +134,17 @@ def load_dataset(
         return build(builder, streaming)
 
 
+def cache_of(files: list[Path]) -> Path:
+    """A cache for what `datasets` makes of these files as they are now.
+
+    It knows a file by its path and the time of its last change, and those of a directory with a dataset card by their
+    names alone. But tar, `cp -p` and `rsync -t` set that time; the one of the last change of the inode cannot be set.
+    """
+    states = ((path, path.stat()) for path in sorted(files))
+    known = [(str(path), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino) for path, state in states]
+    return Path(datasets.config.HF_DATASETS_CACHE) / "local" / Hasher.hash(known)
+
+
 def is_in_capitals(file: str) -> bool:
     """Whether the suffix of a file with pairs has capital letters."""
     return suffix_of(file) in SUFFIXES and suffix_of(file) not in file
@@ -137,17 +154,26 @@ def build(builder: datasets.DatasetBuilder, streaming: bool) -> dict[str, Datase
     """All splits of a builder of `datasets`. Raises ValueError if they are empty."""
     if streaming:
         return builder.as_streaming_dataset()
-    builder.download_and_prepare()
+    try:
+        builder.download_and_prepare()
+    except datasets.exceptions.DatasetGenerationError:
+        if not isinstance(builder, Json):
+            raise
+        # It takes keys and types from the first 10 MB, and refuses rows with others. So it gets all rows at once.
+        builder.config.chunksize, builder.info.features = -1, None
+        builder.download_and_prepare()
     if not any(split.num_examples for split in builder.info.splits.values()):
         raise ValueError("it has no pairs.")
     return builder.as_dataset()
 
 
-def load_file(split: str, name: str | tuple[str, str], streaming: bool) -> Dataset | IterableDataset:
+def load_file(
+    split: str, name: str | tuple[str, str], streaming: bool, has_header: bool = True
+) -> Dataset | IterableDataset:
     """Loads one file with all its columns; the files of a run may differ in format.
 
     `name` may also be a URL, as `hf://datasets/me/pairs/train.jsonl`, a pattern of files of one format, or a pair of
-    parallel files.
+    parallel files. Whether a table `has_header` does not matter for other formats.
     """
     option = f"--{split}_file {describe_file(name)}"
     is_parallel = isinstance(name, tuple)
@@ -167,9 +193,11 @@ def load_file(split: str, name: str | tuple[str, str], streaming: bool) -> Datas
         )
     with reading_data(option):
         data_files = {split: [file if "://" in file else glob.escape(file) for file in files]}
+        local = [Path(file) for file in files if "://" not in file]
+        place = {"data_files": data_files, "cache_dir": cache_of(local) if local else None}
         if suffix in OF_DATASETS:
-            return datasets.load_dataset(OF_DATASETS[suffix], data_files=data_files, streaming=streaming)[split]
-        rows = build(TextFiles(data_files=data_files, is_parallel=is_parallel), streaming)[split]
+            return build(datasets.load_dataset_builder(OF_DATASETS[suffix], **place), streaming)[split]
+        rows = build(TextFiles(**place, is_parallel=is_parallel, has_header=has_header), streaming)[split]
         return split_lines(rows, option) if suffix == ".txt" and not is_parallel else rows
 
 
@@ -204,8 +232,9 @@ def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | Iterab
         raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
     if 1 not in tabs:
         raise UserError(
-            f"{name} has lines of {1 + min(tabs - {0})} columns; a .txt file has source<TAB>target lines. Keep two "
-            "columns, for example with `cut -f 1,2`, or name all in a first line and give the file the suffix .tsv."
+            f"{name} has lines of {1 + min(tabs - {0})} columns; a .txt file has source<TAB>target lines. Put a line "
+            "with the names of all columns above them, give the file the suffix .tsv, and choose two columns with "
+            "--source_column and --target_column."
         )
     pairs = map_columns(lines, split_at_tab, TEXTS)
     if isinstance(lines, Dataset) and len(pairs) < len(lines):
@@ -219,12 +248,16 @@ def map_columns(
 ) -> Dataset | IterableDataset:
     """Replaces all columns with `source` and `target`, which the function computes from a batch of columns.
 
-    A stream is mapped in Arrow tables: in Python, `datasets` would take a hundred times as long for rows that are for
-    other processes.
+    It reads Arrow tables, in which no image or sound is decoded. Those of a stream are also mapped to tables: in Python,
+    `datasets` would take a hundred times as long for rows that are for other processes.
     """
+    as_tables = rows.with_format("arrow")
     if isinstance(rows, Dataset):
-        return rows.map(function, batched=True, remove_columns=rows.column_names, features=features)
-    mapped = rows.with_format("arrow").map(partial(map_table, function=function), batched=True, features=features)
+        mapped = as_tables.map(
+            lambda table: function(table.to_pydict()), batched=True, remove_columns=rows.column_names, features=features
+        )
+    else:
+        mapped = as_tables.map(partial(map_table, function=function), batched=True, features=features)
     return mapped.with_format(None)
 
 

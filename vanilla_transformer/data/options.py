@@ -116,7 +116,9 @@ class DataOptions(DatasetOptions):
     def describe_languages(self) -> str:
         if self.train_file_langs:
             return f"{self.source_lang} and {self.target_lang} of --train_file_langs"
-        hint = " (files with different languages need --train_file_langs)" if len(self.files("train")) > 1 else ""
+        hint = " (on the command line or in the recipe)"
+        if len(self.files("train")) > 1:
+            hint = " (files with different languages need --train_file_langs)"
         return super().describe_languages() + hint
 
     def check_conflicts(self):
@@ -191,13 +193,6 @@ def is_numbered_like(one: str, two: str) -> bool:
     )
     unnumbered = {re.sub(r"\d+$", "", one) for one in (suffix, other_suffix)}
     return stem == other_stem and suffix != other_suffix and len(unnumbered) == 1
-
-
-def may_have_columns(name: str | tuple[str, str], languages: set[str]) -> bool:
-    """Whether a file, or two parallel ones by their endings, may have columns that are named after the languages."""
-    if isinstance(name, tuple):
-        return {suffix_of(file).removeprefix(".") for file in name} == languages
-    return suffix_of(name) not in (".txt", ".po")
 
 
 def describe_file(name: str | tuple[str, ...]) -> str:

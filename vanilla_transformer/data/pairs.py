@@ -18,15 +18,17 @@ import tokenizers
 import transformers
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset, ReadInstruction
+from datasets.features.features import require_decoding
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, one_line
 from ..files import last_part
+from ..languages import language_code as known_code
 from ..translation_vanilla_transformer import longest_text
 from .files import TEXTS, load_dataset, load_file, map_columns, reading_data
-from .options import DataOptions, DatasetOptions, describe_file, group_parallel
-from .readers import TextFiles, language_code, without_region
+from .options import DataOptions, DatasetOptions, describe_file, group_parallel, suffix_of
+from .readers import TextFiles, column_of
 from .survey import Texts, describe_survey, survey
 from .texts import is_filled, normal_form
 
@@ -76,7 +78,7 @@ def load_pairs(options: DataOptions) -> Splits:
         pairs = Splits()
         pairs.origins = {split: describe_origin(split, names, held_out, options) for split in files}
         if PartialState().is_main_process:
-            surveyed = {split: [as_table(part, SURVEYED) for part in parts] for split, parts in files.items()}
+            surveyed = {split: used_pairs(split, parts, options) for split, parts in files.items()}
             pairs.survey = survey(surveyed, differ)
             print(describe_survey(pairs.survey))
         for split in filter(files.get, SPLITS):
@@ -156,23 +158,29 @@ def read_files(
     files, columns = [], []
     for number, (name, options) in enumerate(zip(names, by_file, strict=True)):
         dataset = load_file(split, name, options.streaming) if number else first
-        languages = options.source_lang, options.target_lang
+        direction = options.source_lang, options.target_lang
         with reading_data(describe_file(name)):  # a stream is first read here
-            columns.append(choose_columns(dataset, options, name, known.get(languages, ())))
-        known.setdefault(languages, columns[-1])
+            if options.train_file and lacks_header(dataset, options, name, known.get(direction, ())):
+                dataset = load_file(split, name, options.streaming, has_header=False)
+            columns.append(choose_columns(dataset, options, name, known.get(direction, ())))
+        known.setdefault(direction, columns[-1])
         more = further_targets(dataset, columns[-1], name, options if split != "train" else None)
         files.append(select_pair(dataset, *columns[-1], more, as_references=split != "train"))
     return files, columns
 
 
 def report_directions(columns: list[tuple], options: DataOptions) -> bool:
-    """Prints the directions in which the training files translate, if they differ; returns whether they do."""
+    """Prints the directions in which the training files translate, if they differ; returns whether they do.
+
+    Columns and the endings of parallel files are languages if they are called so, unlike `question` or `ref0`.
+    """
     directions = options.directions
     if not directions:
         if options.source_lang or options.source_column:  # of all files, whatever their columns are called
             return False
         directions = [tuple(side if isinstance(side, str) else side[1] for side in pair) for pair in columns]
-    distinct = list(dict.fromkeys(pair for pair in directions if pair != ("source", "target")))
+        directions = [pair if all(map(known_code, pair)) else (None, None) for pair in directions]
+    distinct = list(dict.fromkeys(pair for pair in directions if pair != (None, None)))
     if len(distinct) > 1:
         said = ", ".join(f"{source} to {target}" for source, target in distinct)
         PartialState().print(f"The training files translate in different directions: {said}.")
@@ -189,8 +197,8 @@ def load_split(options: DatasetOptions, split: str, files: list[str] | None = No
     """Loads a split of a dataset, or `files`, one or two parallel ones, with all columns, and its two sides as the
     columns `source` and `target`.
 
-    Other columns are dropped if a row makes several pairs. Raises UserError if the dataset, the split, a file or a
-    column does not exist.
+    Images and sounds are dropped, and all other columns if a row makes several pairs. Raises UserError if the dataset,
+    the split, a file or a column does not exist.
     """
     if files:
         names = group_parallel(files)
@@ -201,13 +209,16 @@ def load_split(options: DatasetOptions, split: str, files: list[str] | None = No
         label = options.label
         rows = find_split(load_dataset(options, "--test_file, or --sources and --references"), split, label)
     with reading_data(label):
+        if files and lacks_header(rows, options, names[0]):
+            rows = load_file(split, names[0], streaming=False, has_header=False)
         columns = find_columns(rows, options, names[0] if files else label)
         more = further_targets(rows, columns, names[0] if files else label, options)
         pairs = select_pair(rows, *columns, more, as_references=True)
         for side in ("source", "target"):
             if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
                 raise UserError(f"The {side} of {label} is not text, but {pairs.features[side]}.")
-    others = rows.remove_columns([name for name in pairs.column_names if name in rows.column_names])
+    kept = [name for name, feature in rows.features.items() if not require_decoding(feature)]
+    others = rows.select_columns([name for name in kept if name not in pairs.column_names])
     if len(others) != len(pairs) or not others.column_names:  # a row may make several pairs
         return pairs
     return datasets.concatenate_datasets([pairs, others], axis=1)
@@ -256,13 +267,33 @@ def mix_files(files: list[Dataset], weights: list[float] | None, tags: list[str]
     mixed = []
     for pairs, weight, tag in zip(files, weights or [1.0] * len(files), tags or [""] * len(files), strict=False):
         if weight != 1:
-            count = max(round(weight * len(pairs)), int(weight > 0))
-            pairs = pairs.select(np.arange(count) * len(pairs) // count)
+            pairs = pairs.select(rows_of_epoch(len(pairs), weight))
         pairs = add_tag(pairs, tag)
         has_others = any("references" in (one.features or ()) for one in (pairs, files[0]))
         is_same = has_others or pairs.features == files[0].features
         mixed.append(pairs if is_same else pairs.cast(files[0].features))
     return datasets.concatenate_datasets(mixed) if len(mixed) > 1 else mixed[0]
+
+
+def rows_of_epoch(length: int, weight: float) -> np.ndarray:
+    """The rows of a file of this length that an epoch reads."""
+    count = max(round(weight * length), int(weight > 0))
+    return np.arange(count) * length // max(count, 1)
+
+
+def used_pairs(split: str, files: list[Dataset | IterableDataset], options: DataOptions) -> list[Dataset]:
+    """The pairs of each file that are used, each once; of a stream the first."""
+    count, weights = getattr(options, SPLITS[split]), options.train_file_weights if split == "train" else None
+    if isinstance(files[0], IterableDataset):
+        return [as_table(part, min(SURVEYED, count or SURVEYED)) for part in files]
+    if not (count or weights):
+        return files
+    used, left = [], count
+    for pairs, weight in zip(files, weights or [1.0] * len(files), strict=True):
+        rows = rows_of_epoch(len(pairs), weight)[:left]
+        left = count and left - len(rows)
+        used.append(pairs.select(np.unique(rows)))
+    return used
 
 
 def add_tag(pairs: Dataset | IterableDataset, tag: str) -> Dataset | IterableDataset:
@@ -398,17 +429,73 @@ def choose_columns(
     names = {column if isinstance(column, str) else column[0] for column in preferred}
     if names and names <= set(dataset.features or names):
         return preferred
-    columns, name = find_columns(dataset, options, name), describe_file(name)
-    are_named = any((options.source_lang, options.target_lang, options.source_column, options.target_column))
-    odd = [column for column in columns if isinstance(column, str) and not column.replace("-", "_").isidentifier()]
-    if odd and not are_named and dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]:
+    columns, is_named = find_columns(dataset, options, name), are_columns_named(options) or not is_table(dataset, name)
+    name = describe_file(name)
+    if not is_named and not all(map(is_known, columns)):
         PartialState().print(
-            f"warning: the first row of {name} is taken for the names of its columns; if it is a pair, put a row with "
-            "two names above it."
+            f"The first row of {name} is taken for the names of its columns; if it is a pair, put a row with two "
+            "names above it."
         )
     source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
     PartialState().print(f"translating from column {source!r} to column {target!r} of {name}")
     return columns
+
+
+def lacks_header(
+    dataset: Dataset | IterableDataset, options: DatasetOptions, name: str | tuple[str, str], preferred: tuple = ()
+) -> bool:
+    """Whether the first row of a .csv or .tsv file is plainly a pair and names no columns, which is printed then.
+
+    Names are languages or identifiers, or have numbers below them. Raises UserError if the row is no pair, either.
+    """
+    if not is_table(dataset, name) or are_columns_named(options):
+        return False
+    cells = list(features_of(dataset, name))
+    if len(cells) < 2 or preferred and set(preferred) <= set(cells):
+        return False
+    if all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells):
+        return False
+    words = columns_of_words(dataset, cells)
+    if not all(is_number(cell) for cell in cells if cell not in words):
+        return False
+    row = " | ".join(cells)
+    if len(cells) > 2 and len(words) != 2:
+        raise UserError(
+            f"The first row of {name}, {row}, does not say which columns are source and target; choose two with "
+            "--source_column and --target_column, and put a row with the names of all columns above it if it has none."
+        )
+    PartialState().print(
+        f"{name} has no header row: its first row, {row}, is read like the others. If it names the columns, choose "
+        "two with --source_column and --target_column."
+    )
+    return True
+
+
+def check_header(dataset: Dataset | IterableDataset, file: str | tuple[str, str], names: tuple, given: str):
+    """Raises UserError if the columns that options name are missing in a table whose first row may be a pair."""
+    cells = list(features_of(dataset, describe_file(file)))
+    is_named = all(map(is_known, cells)) or any(column_of(name, cells) for name in names)
+    if is_table(dataset, file) and not is_named:
+        raise UserError(
+            f"{file} has no header row with {given}; its first row is {' | '.join(cells)}. Put a row with the names "
+            "of the columns above it."
+        )
+
+
+def is_table(dataset: Dataset | IterableDataset, name: str | tuple[str, str]) -> bool:
+    """Whether the columns are named by the first row of a .csv or .tsv file; a dataset may have other files, too."""
+    is_text_file = dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]
+    return is_text_file and isinstance(name, str) and suffix_of(name) not in (".txt", ".po", ".tmx")
+
+
+def are_columns_named(options: DatasetOptions) -> bool:
+    return any((options.source_lang, options.target_lang, options.source_column, options.target_column))
+
+
+def is_known(column: str | tuple[str, str]) -> bool:
+    """Whether a column has the name of a language, or one that is no text."""
+    name = column if isinstance(column, str) else column[1]
+    return bool(re.fullmatch(r"source|target|column \d+", name)) or known_code(name) is not None
 
 
 def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, file: str | tuple[str, str]) -> tuple:
@@ -424,7 +511,8 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
     features = features_of(dataset, name)
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     nested = nested_languages(dataset, features.get("translation"))
-    remedy = describe_columns(name, features, text, nested)
+    by_row = ", named by its first row," if is_table(dataset, file) else ""
+    remedy = describe_columns(f"{name}{by_row}", features, text, nested)
     columns = options.source_column, options.target_column
     languages = options.source_lang, options.target_lang
     if any(columns):
@@ -437,6 +525,7 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
         if None in columns:
             raise UserError(f"Give both --source_column and --target_column; {remedy}")
         given = f"--source_column {columns[0]} and --target_column {columns[1]}"
+        check_header(dataset, file, columns, given)
         raise UserError(f"{given} must both be text columns; {remedy}")
     if set(features) == {"source", "target"}:
         return "source", "target"
@@ -449,6 +538,7 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
             return tuple(features)[:2]
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
+        check_header(dataset, file, languages, options.describe_languages())
         raise UserError(
             f"{options.describe_languages()} must both be text columns, or languages of a translation column; {remedy}"
         )
@@ -485,25 +575,19 @@ def describe_columns(name: str, features: dict, text: list[str], nested: list[st
     said += f"; languages in translation: {', '.join(nested)}." if nested else "."
     if any(str(getattr(feature, "dtype", "")).startswith(("timestamp", "date")) for feature in features.values()):
         said += " Dates in .json files are read as times; save them as .tsv to have them as text."
+    if mixed := [key for key, feature in features.items() if isinstance(feature, datasets.Json)]:
+        said += f" In {', '.join(mixed)}, rows have values of several types; write all as texts."
     return said
-
-
-def column_of(language: str | None, columns: list[str]) -> str | None:
-    """The column with this name or, failing that, the only one that is the same but for case and a region."""
-    if language is None or language in columns:
-        return language
-    code = language_code(language)
-    found = [column for column in columns if language_code(column) in (code, without_region(code))]
-    return found[0] if len(found) == 1 else None
 
 
 def nested_languages(dataset: Dataset | IterableDataset, feature) -> list[str]:
     """The languages in a column `translation` with this feature; where rows differ, those of the first 10,000."""
     if isinstance(feature, datasets.Json):  # rows with different languages
-        return sorted({language for row in dataset.take(10_000) for language in row["translation"] or {}})
+        rows = (row["translation"] for row in dataset.select_columns("translation").take(10_000))
+        return sorted({language for row in rows if isinstance(row, dict) for language in row})
     has_keys = isinstance(feature, dict)
     if isinstance(feature, datasets.TranslationVariableLanguages) or has_keys and feature.keys() == VARIABLE_LANGUAGES:
-        rows = [row["translation"] or {} for row in dataset.take(10_000)]
+        rows = [row["translation"] or {} for row in dataset.select_columns("translation").take(10_000)]
         return sorted({language for row in rows for language in row.get("language") or ()})
     return list(feature) if has_keys else list(getattr(feature, "languages", []))
 
@@ -524,7 +608,7 @@ def is_number(text: str | None) -> bool:
 
 def check_layout(dataset: Dataset | IterableDataset, name: str):
     """Raises UserError if the first rows show that the file is no list of pairs, or has another separator."""
-    first, *others = dataset.take(2)
+    first, *others = next(dataset.with_format("arrow").iter(2)).to_pylist()  # images are not decoded
     if len(first) == 1 and (found := re.search(r"[;|\t,]", next(iter(first)))):
         raise UserError(
             f"{name} has one column, {found.string!r}; its separator seems to be {found[0]!r}. Columns of a .csv file "
@@ -576,13 +660,13 @@ def select_pair(
     if source == target:
         raise UserError(f"Source and target are both {source}; name two different ones.")
     if isinstance(source, tuple):
-        return map_columns(dataset, partial(unnest, source=source, target=target), None)
+        rows = dataset.select_columns(source[0])
+        return map_columns(rows, partial(unnest, source=source, target=target), None)
     if further or is_list(dataset.features or {target: None}, target):
-        gather = partial(
-            gather_targets, source=source, targets=[target, *(further or ())], as_references=as_references
-        )
+        targets = [target, *(further or ())]
+        gather = partial(gather_targets, source=source, targets=targets, as_references=as_references)
         features = datasets.Features(TEXTS | REFERENCES) if as_references else TEXTS
-        return map_columns(dataset.select_columns(list(gather.keywords["targets"]) + [source]), gather, features)
+        return map_columns(dataset.select_columns([source, *targets]), gather, features)
     pairs = dataset.select_columns([source, target])
     if isinstance(dataset, Dataset):
         return pairs.rename_columns({source: "source", target: "target"})

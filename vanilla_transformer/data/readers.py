@@ -1,5 +1,6 @@
 """Files of texts -> tables of strings: .csv, .tsv, .txt, .po, .tmx, and parallel files, whose lines are pairs."""
 
+import contextlib
 import csv
 import itertools
 import os
@@ -21,14 +22,18 @@ from datasets.packaged_modules.csv.csv import Csv, CsvConfig
 from .options import suffix_of
 
 ROWS = 10_000  # of a table
+# Options of pandas. Without the last, a carriage return inside of a line would end it, too.
+TABLES = {".csv": {}, ".tsv": {"sep": "\t", "quoting": csv.QUOTE_NONE, "lineterminator": "\n"}}
 XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
 @dataclass
 class TextFilesConfig(CsvConfig):
-    """Options of pandas, as in a dataset card, and whether files have the sides of the same pairs."""
+    """Options of pandas, as in a dataset card, whether files have the sides of the same pairs, and whether the first
+    row of a table names its columns."""
 
     is_parallel: bool = False
+    has_header: bool = True
 
 
 class TextFiles(Csv):
@@ -78,9 +83,10 @@ class TextFiles(Csv):
         if suffix not in (".csv", ".tsv"):
             return READERS[suffix](file)
         options = self.config.pd_read_csv_kwargs | {"dtype": str, "na_filter": False}
-        if suffix == ".tsv" and self.config.sep == CsvConfig.sep:
-            # Otherwise a carriage return inside of a line would end it, too.
-            options |= {"sep": "\t", "quoting": csv.QUOTE_NONE, "lineterminator": "\n"}
+        if not self.config.has_header:
+            options |= {"header": None}
+        if self.config.sep == CsvConfig.sep:
+            options |= TABLES[suffix]
         return read_table(file, options)
 
 
@@ -100,6 +106,9 @@ def read_table(file: str, options: dict) -> Iterator[pa.Table]:
                 "separators at the end of rows."
             )
         is_blank = (frame.iloc[:, 0] == "\r") & (frame.iloc[:, 1:] == "").all(axis=1)  # of Windows
+        if options.get("header", "infer") is None:
+            places = [f"column {number}" for number in range(1, 1 + len(frame.columns))]
+            frame.columns = places if len(places) != 2 else ["source", "target"]
         frame.columns = [str(name).rstrip("\r") for name in frame.columns]
         table = pa.Table.from_pandas(frame[~is_blank], preserve_index=False)
         table = table.cast(pa.schema(dict.fromkeys(table.column_names, pa.string())))
@@ -196,6 +205,26 @@ def units_of(file: str) -> Iterator[dict[str, str]]:
                 yield dict(sorted(unit.items(), key=lambda one: (one[0] != first, without_region(one[0]) != main)))
                 unit = {}
                 body.clear()  # of the units so far, which would fill the memory
+
+
+def column_of(language: str | None, columns: list[str]) -> str | None:
+    """The column with this name or, failing that, the only one that is the same but for case and a region."""
+    if language is None or language in columns:
+        return language
+    code = language_code(language)
+    found = [column for column in columns if language_code(column) in (code, without_region(code))]
+    return found[0] if len(found) == 1 else None
+
+
+def may_have_columns(name: str | tuple[str, str], languages: set[str]) -> bool:
+    """Whether a file, or two parallel ones by their endings, may have columns that are named after the languages."""
+    if isinstance(name, tuple):
+        return {suffix_of(file).removeprefix(".") for file in name} == languages
+    if (suffix := suffix_of(name)) in (".csv", ".tsv") and Path(name).is_file():
+        with contextlib.suppress(OSError, ValueError):  # which are told when it is read
+            header = list(pd.read_csv(name, nrows=0, **TABLES[suffix]).columns)
+            return all(column_of(language, header) for language in languages)
+    return suffix not in (".txt", ".po")
 
 
 def language_code(name: str) -> str:

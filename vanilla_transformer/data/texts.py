@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
+from itertools import groupby
 
 from ..translation_vanilla_transformer import is_invisible
 
@@ -19,18 +20,33 @@ PLACEHOLDERS = re.compile(
 # U+200C and U+200D do in some scripts, and marks of direction where scripts are mixed.
 INVISIBLE = "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff]"
 SPACES = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
+MANY_MARKS = 500
+MARKS = re.compile("[\u0300-\U0010ffff]+")  # all combining marks are among these
 KEPT = {"placeholders": PLACEHOLDERS, "numbers": re.compile(r"\d+(?:[.,:]\d+)*")}  # what targets usually keep
 
 
 def normalize(text: str) -> str:
     """A text as a tokenizer of [`train_tokenizer`] reads it: NFC, each run of spaces of any kind as one space, none at
     the ends, without invisible characters. Hypotheses and references are normalized alike before they are scored."""
-    return re.sub(SPACES, " ", unicodedata.normalize("NFC", re.sub(INVISIBLE, "", text))).strip(" ")
+    return re.sub(SPACES, " ", to_form("NFC", re.sub(INVISIBLE, "", text))).strip(" ")
 
 
 def normal_form(text: str) -> str:
     """A key to compare texts by: equal if they differ only in case, width, spaces or invisible characters."""
-    return " ".join(unicodedata.normalize("NFKC", re.sub(INVISIBLE, "", text)).casefold().split())
+    return " ".join(to_form("NFKC", re.sub(INVISIBLE, "", text)).casefold().split())
+
+
+def to_form(form: str, text: str) -> str:
+    """`unicodedata.normalize`, which alone needs quadratic time to sort many combining marks in a row."""
+    return unicodedata.normalize(form, MARKS.sub(sort_marks, text) if len(text) >= MANY_MARKS else text)
+
+
+def sort_marks(found: re.Match) -> str:
+    """The combining marks after each character in canonical order, which is that of their classes."""
+    if len(found[0]) < MANY_MARKS:
+        return found[0]
+    groups = groupby(found[0], lambda character: unicodedata.combining(character) > 0)
+    return "".join("".join(sorted(group, key=unicodedata.combining) if marks else group) for marks, group in groups)
 
 
 def is_filled(text) -> bool:

@@ -13,7 +13,8 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_parallel, may_have_columns
+from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_parallel
+from ..data.readers import may_have_columns
 from ..errors import UserError, explaining
 from ..evaluation.metrics import OURS
 from ..options import option
@@ -132,7 +133,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
         if getattr(given, name) is not None:
             recipe = {key: value for key, value in recipe.items() if key not in overridden}
     named = [*(given.train_file or ()), *(given.validation_file or ()), *(given.test_file or ())]
-    languages = {recipe.get(key) for key in LANGUAGES}
+    languages = {recipe[key] for key in LANGUAGES & recipe.keys()}
     if given.train_file and not any(may_have_columns(file, languages) for file in group_parallel(named)):
         recipe = {key: value for key, value in recipe.items() if key not in LANGUAGES}
     # Written as command-line options, the recipe is checked by the same parser.
