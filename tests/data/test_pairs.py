@@ -1,11 +1,14 @@
 """Pairs from every kind of source, and their token ids."""
 
 import csv
+import os
 from hashlib import blake2b
 from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from datasets import Dataset, IterableDataset
@@ -478,6 +481,50 @@ def test_changed_directory_is_read_again(tmp_path):
             write(folder / f"{split}.jsonl", rows(pairs=[(f"{word} {i}", "x") for i in range(9)]))
         write_card(folder, {"default": {"train": "train.jsonl", "validation": "validation.jsonl"}})
         assert texts(load(dataset_name=folder)["train"])[0] == (f"{word} 0", "x")
+
+
+@pytest.mark.parametrize("option", ["train_file", "dataset_name"])
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
+def test_a_file_replaced_by_one_of_the_same_time_is_read_again(option, suffix, tmp_path):
+    """As by tar, `cp -p` and `rsync -t`; the second has the same size, too."""
+    path = tmp_path / "set" / f"train{suffix}"
+    for word in ("old", "new", "newer"):
+        write(path, rows(pairs=[(f"{word} {i}", "x") for i in range(40)]))
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        pairs = load(**{option: path if option == "train_file" else path.parent})
+        assert texts(pairs["train"])[0][0].split()[0] == word
+        assert pairs["train"].unique("target") == ["x"]
+
+
+MEDIA = {"image": datasets.Image(), "sounds": datasets.List(datasets.Audio())}
+OF_PAIRS = {
+    "columns": dict.fromkeys(("en", "de"), datasets.Value("string")),
+    "three texts": dict.fromkeys(("en", "de", "score"), datasets.Value("string")),
+    "nested": {"translation": datasets.Translation(["en", "de"])},
+    "nested with an image": {"translation": dict.fromkeys(("en", "de"), datasets.Value("string")) | MEDIA},
+    "any number": {"translation": datasets.TranslationVariableLanguages(["en", "de"])},
+}
+
+
+@streamed
+@pytest.mark.parametrize("case", OF_PAIRS)
+def test_images_and_sounds_beside_texts_are_never_opened(case, streaming, tmp_path, monkeypatch):
+    for kind in (datasets.Image, datasets.Audio):
+        monkeypatch.setattr(kind, "decode_example", lambda *args, **kwargs: pytest.fail("it was opened"))
+    file = {"bytes": None, "path": str(tmp_path / "fifo")}
+    extra = {"image": file, "sounds": [file]}
+    features = datasets.Features(OF_PAIRS[case] | MEDIA)
+    lists = {"language": ["en", "de"], "translation": ["a dog 0", "ein Hund für 0"]}
+    nested = lists if case == "any number" else {"en": "a dog 0", "de": "ein Hund für 0"} | extra
+    row = {"en": "a dog 0", "de": "ein Hund für 0", "score": "1", "translation": nested} | extra
+    rows = [{name: row[name] for name in features}] * 20
+    path = tmp_path / "test.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)
+    options = ENGLISH_GERMAN if case != "columns" else {}
+    assert load_file(path, streaming=streaming, **options)[0] == PAIRS[0]
+    split = load_split(DatasetOptions(**options), "test", [str(path)])
+    assert split[0]["source"] == PAIRS[0][0] and "image" not in split.column_names
+    error(train_file=path, source_lang="en", target_lang="fr", streaming=streaming)
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input

@@ -5,6 +5,7 @@ import errno
 import gzip
 import io
 import json
+import lzma
 import zipfile
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from datasets import Dataset
 from helpers import data_options
 
 from vanilla_transformer.data.files import reading_data
-from vanilla_transformer.data.options import group_parallel, suffix_of
-from vanilla_transformer.data.pairs import load_pairs
+from vanilla_transformer.data.options import DatasetOptions, group_parallel, suffix_of
+from vanilla_transformer.data.pairs import load_pairs, load_split
 from vanilla_transformer.errors import UserError
 
 PAIRS = [(f"a dog {i}", f"ein Hund für {i}") for i in range(6)]
@@ -256,6 +257,23 @@ def test_compressed_files_and_suffixes_in_capitals(streaming, suffix, compressio
     assert load(file, streaming=streaming) == PAIRS
 
 
+@pytest.mark.parametrize("suffix", [".tsv", ".txt", ".jsonl", ".json"])
+@pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz"])
+@streamed
+def test_a_compressed_file_that_is_cut_is_named(streaming, suffix, compression, tmp_path):
+    pairs = [
+        (f"{source} {number}", f"{target} {number * 7 % 1000}")
+        for number in range(9000)
+        for source, target in PAIRS[:1]
+    ]
+    rows = [{"en": source, "de": target} for source, target in pairs]
+    content = {".json": json.dumps(rows), ".jsonl": "\n".join(map(json.dumps, rows))}
+    content = content.get(suffix, "en\tde\n" + "".join(f"{source}\t{target}\n" for source, target in pairs)).encode()
+    whole = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[compression](content)
+    file = write(tmp_path / f"pairs{suffix}{compression}", whole[: len(whole) // 2])
+    assert str(file) in error(file, streaming=streaming)
+
+
 REFUSED = {"ui.xliff": "xliff2po", "ui.mo": "msgunfmt", "a.zip": "unpack it", "a.xlsx": "save it as .csv"}
 REFUSED |= {"train.en": "Of two parallel files, give both", "train": "it must end in one of: .json, "}
 
@@ -358,15 +376,91 @@ def test_the_separator_of_a_dataset_card_is_obeyed(tmp_path):
     assert texts(load_pairs(data_options(dataset_name=str(tmp_path / "set")))["train"]) == [("one", "007")]
 
 
+WORDS = "Save,Sichern\nClose,Schließen"
+FIRST_ROWS = {  # the first row -> the others, and whether it is a pair
+    "en,de": (WORDS, "header"),
+    "zh-CN,pt_BR": (WORDS, "header"),
+    "English sentence,German (formal)": (WORDS, "header"),
+    "source,target": (WORDS, "header"),
+    "hello,hallo": (WORDS, "may be one"),
+    "question,answer": (WORDS, "may be one"),
+    "Open file,Datei öffnen": (WORDS, "pair"),
+    "Open file,Datei öffnen,0.93": ("Save,Sichern,0.9\nClose,Schließen,1", "pair"),
+    "0,Open file,1,Datei öffnen": ("1,Save,2,Sichern\n3,Close,4,Schließen", "pair"),
+    "line no.,text,translation": ("0,Save,Sichern\n1,Close,Schließen", "may be one"),
+}
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
-@pytest.mark.parametrize(
-    "header, is_odd", [("en,de", False), ("Open file,Datei öffnen", True), ("zh-CN,pt_BR", False)]
-)
-def test_a_header_that_may_be_a_pair_is_said(header, is_odd, suffix, tmp_path, capsys):
-    content = f"{header}\nSave,Sichern\nClose,Schließen\n".replace(",", "," if suffix == "csv" else "\t")
+@pytest.mark.parametrize("header", FIRST_ROWS)
+@streamed
+def test_a_first_row_that_is_a_pair_is_read_and_one_that_may_be_is_said(streaming, header, suffix, tmp_path, capsys):
+    rows, what = FIRST_ROWS[header]
+    content = f"{header}\n{rows}\n".replace(",", "," if suffix == "csv" else "\t")
     file = write(tmp_path / f"pairs.{suffix}", content)
-    assert load(file) == [("Save", "Sichern"), ("Close", "Schließen")]
-    assert (f"warning: the first row of {file} is taken for the names" in capsys.readouterr().out) == is_odd
+    pairs, said = load(file, streaming=streaming), capsys.readouterr().out
+    assert pairs[-2:] == [("Save", "Sichern"), ("Close", "Schließen")]
+    assert len(pairs) == (3 if what == "pair" else 2)
+    assert (f"{file} has no header row: its first row, {header.replace(',', ' | ')}, is" in said) == (what == "pair")
+    assert (f"The first row of {file} is taken for the names of its columns" in said) == (what == "may be one")
+    if what == "pair":
+        split = load_split(DatasetOptions(), "test", [str(file)])
+        assert pairs[0] == ("Open file", "Datei öffnen") and len(split) == 3
+        named = {"source_column": "Open file", "target_column": "Datei öffnen", "streaming": streaming}
+        assert load(file, **named)[0] == ("Save", "Sichern")
+
+
+@pytest.mark.parametrize("kind", ["lang", "column"])
+def test_a_header_that_is_missing_is_named_with_a_remedy(kind, tmp_path):
+    file = write(tmp_path / "sounds.tsv", "ship\tʃ ɪ p\nchin\tt͡ʃ ɪ n\n")
+    message = error(file, **{f"source_{kind}": "en", f"target_{kind}": "ipa"})
+    assert message.startswith(f"{file} has no header row with --source_{kind} en and --target_{kind} ipa")
+    assert message.endswith("its first row is ship | ʃ ɪ p. Put a row with the names of the columns above it.")
+    inflected = write(tmp_path / "forms.tsv", "go\tV;PST\twent\nsee\tV;PST\tsaw\n")
+    assert f"The first row of {inflected}, go | V;PST | went, does not say which columns are source" in error(
+        inflected
+    )
+    named = write(tmp_path / "named.tsv", "lemma\tfeatures\tform\n" + inflected.read_text())
+    assert "are lemma, features, form" in error(named)
+    assert load(named, source_column="lemma", target_column="form") == [("go", "went"), ("see", "saw")]
+
+
+PAIR = {"en": "two", "de": "zwei"}
+FLAT = {"de": None, "id": 1, "nothing": None, "meta": {"a": 1}}, {"id": "x", "nothing": "x", "meta": "x", "note": "x"}
+ROWS_OF_JSON = {  # the first 10 MB, and the last rows
+    "flat": (PAIR | FLAT[0], PAIR | FLAT[1]),
+    "nested": ({"translation": PAIR}, {"translation": PAIR | {"fr": "deux"}}),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS_OF_JSON)
+def test_rows_of_json_may_differ_after_the_first_chunk(kind, tmp_path):
+    """`datasets` takes keys and types from the first 10 MB."""
+    long, (early, late) = {"text": "a dog that runs " * 400}, ROWS_OF_JSON[kind]
+    rows = [json.dumps(long | row) for row in [early] * 1700 + [late] * 3]
+    pairs = load(write(tmp_path / "rows.jsonl", "\n".join(rows)), source_lang="en", target_lang="de")
+    assert len(pairs) == 1703 and pairs[-1] == ("two", "zwei")
+
+
+def test_values_that_are_no_texts_and_files_with_other_keys_are_told(tmp_path):
+    mixed = write(tmp_path / "mixed.jsonl", '{"en": "one", "de": 1}\n{"en": "two", "de": "zwei"}\n')
+    message = error(mixed, source_lang="en", target_lang="de")
+    assert "In de, rows have values of several types; write all as texts." in message
+    for name, row in [("1.jsonl", PAIR), ("2.jsonl", PAIR | {"b": 1})]:
+        write(tmp_path / "set" / name, json.dumps(row) + "\n")
+    assert "rows differ in their keys, or in the types of their values" in error(tmp_path / "set" / "*.jsonl")
+
+
+def test_endings_that_are_no_languages_have_no_directions(tmp_path, capsys):
+    """As several corrections of each text."""
+    files = [tmp_path / f"texts.{ending}" for ending in ("src", "ref0", "ref1")]
+    for number, file in enumerate(files):
+        write(file, "".join(f"line {row} {number}\n" for row in range(40)))
+    options = {"train_file": [str(files[number]) for number in (0, 1, 0, 2)]}
+    survey = load_pairs(data_options(**options)).survey
+    assert (
+        "direction" not in capsys.readouterr().out and survey["train"]["several_targets"] == survey["train"]["pairs"]
+    )
 
 
 def test_columns_are_named_for_those_files_that_have_them(tmp_path):

@@ -126,6 +126,17 @@ def test_files_without_names_of_columns_override_the_languages_of_a_recipe(files
     assert parse_arguments(recipe("train_file: [a.txt]\nsource_lang: en\ntarget_lang: de\n"))[0].source_lang == "en"
 
 
+@pytest.mark.parametrize(
+    "row, is_kept", [("en\tde", True), ("DE\tx\tEN", True), ("en\tfr", False), ("go\tgeh", False)]
+)
+def test_tables_without_the_languages_of_a_recipe_override_them(row, is_kept, recipe, tmp_path):
+    languages = recipe("train_file: [a.tsv]\nsource_lang: en\ntarget_lang: de\n")
+    for name in ("b.tsv", "b.csv"):
+        (tmp_path / name).write_text(f"{row}\n".replace("\t", "," if name == "b.csv" else "\t"))
+        data = parse_arguments([*languages, "--train_file", str(tmp_path / name)])[0]
+        assert (data.source_lang, data.target_lang) == (("en", "de") if is_kept else (None, None))
+
+
 def test_command_line_overrides_conflicting_recipe_keys(recipe):
     argv = recipe("dataset_name: x\ndataset_config_name: de-en\nmax_steps: 5\n")
     assert parse([*argv, "--num-train-epochs", "3"])["max_steps"] is None

@@ -248,17 +248,15 @@ def map_columns(
 ) -> Dataset | IterableDataset:
     """Replaces all columns with `source` and `target`, which the function computes from a batch of columns.
 
-    It reads Arrow tables, in which no image or sound is decoded. Those of a stream are also mapped to tables: in Python,
-    `datasets` would take a hundred times as long for rows that are for other processes.
+    It reads Arrow tables, in which no image or sound is decoded. Those of a stream are also mapped to tables: in
+    Python, `datasets` would take a hundred times as long for rows that are for other processes.
     """
-    as_tables = rows.with_format("arrow")
+    options = {"batched": True, "features": features}
     if isinstance(rows, Dataset):
-        mapped = as_tables.map(
-            lambda table: function(table.to_pydict()), batched=True, remove_columns=rows.column_names, features=features
-        )
+        options |= {"function": lambda table: function(table.to_pydict()), "remove_columns": rows.column_names}
     else:
-        mapped = as_tables.map(partial(map_table, function=function), batched=True, features=features)
-    return mapped.with_format(None)
+        options["function"] = partial(map_table, function=function)
+    return rows.with_format("arrow").map(**options).with_format(None)
 
 
 def map_table(table: pa.Table, function: Callable[[dict], dict[str, list]]) -> pa.Table:
