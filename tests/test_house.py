@@ -20,7 +20,7 @@ ALLOWED = {
     "files": set(),
     "languages": set(),
     "options": {"errors"},
-    "data": {"errors", "files", "options"},
+    "data": {"errors", "files", "languages", "options"},
     "evaluation": {"errors", "languages", "data"},
     "hub": {"errors", "files", "languages", "conversion"},
     "conversion": {"errors", "files", "data"},
