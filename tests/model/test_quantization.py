@@ -3,6 +3,8 @@
 import pytest
 from helpers import LABELS, MASK, SOURCE, TARGET, assert_close
 
+from vanilla_transformer.conversion import to_native
+
 quantization = pytest.importorskip("torchao.quantization")
 pytestmark = pytest.mark.slow
 
@@ -17,5 +19,7 @@ def test_gradients_pass_weights_quantized_in_place(make_model):
     expected = model(SOURCE, MASK, labels=LABELS).loss
     loss = model.train()(SOURCE, MASK, labels=LABELS, output_logits=False).loss
     assert_close(loss, expected)
+    with pytest.raises(ValueError, match="The model is quantized; convert the one that it was made from"):
+        to_native(model)
     loss.backward()
     assert model.model.shared.weight.grad.abs().max() > 0

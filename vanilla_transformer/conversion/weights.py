@@ -102,13 +102,13 @@ def check_modules(model: PreTrainedModel, plain: PreTrainedModel):
 
 
 def check_unquantized(model: PreTrainedModel):
-    """Raises ValueError, with a name, for weights as torchao and bitsandbytes make them."""
-    for name, weight in model.named_parameters():
-        if type(weight) not in (nn.Parameter, Tensor) or not weight.is_floating_point():
-            raise ValueError(
-                f"`{name}` is quantized ({type(weight.data).__name__}); convert the model that it was made from, and "
-                "quantize the result, as `quantization` does for CTranslate2."
-            )
+    """Raises ValueError for weights as torchao, bitsandbytes and others make them."""
+    is_plain = lambda weight: type(weight) in (nn.Parameter, Tensor) and weight.is_floating_point()  # noqa: E731
+    if getattr(model.config, "quantization_config", None) or not all(map(is_plain, model.parameters())):
+        raise ValueError(
+            "The model is quantized; convert the one that it was made from, and quantize the result, as "
+            "`quantization` does for CTranslate2."
+        )
 
 
 class Changed(ValueError):
