@@ -70,6 +70,11 @@ def test_the_relative_position_bias_passes(config):
     check_model(example.RelativeTransformer(example.RelativeConfig(**TINY | config, max_distance=3)))
 
 
+def test_both_pass_with_masks_as_on_a_gpu(make_model, as_on_a_gpu):
+    check_model(make_model())
+    check_model(example.RelativeTransformer(example.RelativeConfig(**TINY)))
+
+
 def test_the_relative_position_bias_passes_compiled():
     sizes = TINY | {"encoder_layers": 1, "decoder_layers": 1}
     check_model(example.RelativeTransformer(example.RelativeConfig(**sizes, max_distance=3)), compiled="eager")
