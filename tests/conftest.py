@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from forked_python import programs
 from helpers import TEXTS, read_sample, save_translator, small_model, trained_marian, writing_translator
+from huggingface_hub import constants
 from transformers import MarianTokenizer
 
 from vanilla_transformer import loss_vanilla_transformer as loss
@@ -24,6 +25,14 @@ from vanilla_transformer.data.tokenizer import train_tokenizer
 def one_thread():
     """Scripts that other tests run in this process take all cores, and more threads round differently."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def conversions(tmp_path_factory):
+    """Those for CTranslate2 do not pile up in the cache of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="session")

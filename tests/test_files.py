@@ -2,10 +2,11 @@
 
 import importlib.util
 import os
-import re
+import shutil
 
 import pytest
 from helpers import TEXTS, command_error, save_translator
+from huggingface_hub import constants
 
 from vanilla_transformer import Translator, files
 from vanilla_transformer.hub.model_card import record_tuning
@@ -156,17 +157,15 @@ def test_a_quantization_that_is_a_path_removes_nothing(value, translator, elsewh
     assert contents(tmp_path / "model") == before
 
 
-@pytest.mark.parametrize("planted", ["ctranslate2", "ctranslate2/float32", "ctranslate2/.lock"])
-def test_planted_links_are_not_followed(planted, translator, elsewhere, tmp_path, monkeypatch):
-    backend = pytest.importorskip("vanilla_transformer.engines.ctranslate2")
-    monkeypatch.setattr(backend, "HF_HOME", tmp_path / "home")
-    link = tmp_path / "model" / planted
+def test_a_conversion_beside_a_model_is_not_used(translator, elsewhere, tmp_path):
+    """Earlier versions made one there; a stranger may have planted it, or a link."""
+    pytest.importorskip("ctranslate2")
     folder = save_translator(translator, tmp_path / "model")
-    link.parent.mkdir(exist_ok=True)
-    link.symlink_to(elsewhere / ".lock" if planted.endswith("lock") else elsewhere)
-    if planted == "ctranslate2":  # converts into the cache instead
-        theirs = Translator.from_pretrained(folder, backend="ctranslate2")
-        assert theirs(TEXTS, max_new_tokens=5) == translator(TEXTS, max_new_tokens=5)
-    else:
-        with pytest.raises(OSError, match=re.escape(str(link))):
-            Translator.from_pretrained(folder, backend="ctranslate2")
+    made = Translator.from_pretrained(folder, backend="ctranslate2").engine.directory
+    planted = shutil.copytree(made, tmp_path / "model" / "ctranslate2" / "float32")
+    (planted / "model.bin").write_bytes(b"planted")
+    (tmp_path / "model" / "ctranslate2" / "int8").symlink_to(elsewhere)
+    for quantization in (None, "int8"):
+        theirs = Translator.from_pretrained(folder, backend="ctranslate2", quantization=quantization)
+        assert len(theirs(TEXTS, max_new_tokens=5)) == len(TEXTS)
+    assert theirs.engine.directory.is_relative_to(constants.HF_HOME)

@@ -47,6 +47,7 @@ LARGEST_STEP = 2**26  # numbers in the largest tensor of a decoding step, of whi
 LARGEST_NUMBER = 2**20  # in a generation config, but for beams and lengths
 MOST_UNSAVED = 2**24  # numbers of a model that its file lacks, as the position tables of Marian
 WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # locate a model
+IMPORTED_BY = os.getpid()  # the process that imported this file; in one that was forked, it is the parent
 WIDE_END = re.compile(r"[。！？，；：、][」』”’）》】]*$")  # what no space follows
 LINE = re.compile(r"[^\n\r\u2028\u2029]+(?:[\n\r\u2028\u2029]\s*)?")  # with the breaks after it
 
@@ -92,6 +93,7 @@ class Engine:
     def __init__(self, config: PretrainedConfig, generation_config: GenerationConfig):
         check_generation_config(generation_config)
         self.config, self.generation_config = config, generation_config
+        self.process = os.getpid()
         self.most_sentences(self.num_beams({}))  # raises now, not at the first text
 
     def translate(self, batches: Iterable[list[list[int]]], options: dict) -> Iterator[list[list[int]]]:
@@ -109,6 +111,9 @@ class Engine:
         The score is that of a [`Hypothesis`].
         """
         raise NotImplementedError
+
+    def enter_process(self):
+        """Makes the engine work in this process, which may be a fork of the one in which it was made."""
 
     def num_beams(self, options: dict) -> int:
         config = options.get("generation_config", self.generation_config)
@@ -154,6 +159,12 @@ class GenerateEngine(Engine):
         self.model = model
         if positions := getattr(model.config, "max_position_embeddings", None):  # T5 has none
             self.max_positions = self.default_positions = positions
+
+    def enter_process(self):
+        """As in [`Engine`]. OpenMP's threads are not forked, and torch would wait for them for ever."""
+        if os.getpid() not in (self.process, IMPORTED_BY):  # a spawned process imports this file anew
+            torch.set_num_threads(1)
+        self.process = os.getpid()
 
     def translate(self, batches, options):
         options = {**options, "num_return_sequences": 1, "return_dict_in_generate": False}
@@ -324,7 +335,7 @@ class Translator:
 
         Args:
             backend: `ctranslate2` is faster, and needs this package and `pip install ctranslate2`. It converts the
-                model once, into the subfolder `ctranslate2` of the directory, or a cache folder for a Hub id.
+                model once, into the cache of the user (`HF_HOME`).
             quantization: Of the weights with `ctranslate2`: `int8`, `int8_float16`, `int16`, `float16`, ...
             device: Where to translate. None: the GPU, if there is one.
             dtype: Of the weights with `torch`. "auto": as they were saved.
@@ -417,6 +428,7 @@ class Translator:
 
         `rows` are the beams or samples of a source, which limit the size of a batch too.
         """
+        self.engine.enter_process()
         found = [None] * len(sources)
         batches = list(batches_by_length(list(map(len, sources)), max_tokens, self.engine.most_sentences(rows)))
         inputs = ([sources[index] for index in batch] for batch in batches)
@@ -856,6 +868,10 @@ class VanillaTranslationPipeline(Pipeline):
     _load_processor = _load_image_processor = _load_feature_extractor = False
     _load_tokenizer = True
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.process = os.getpid()
+
     def _sanitize_parameters(self, **options):
         return {}, options, {}
 
@@ -870,7 +886,9 @@ class VanillaTranslationPipeline(Pipeline):
 
     def _forward(self, inputs, **options):
         own = {name: options.pop(name) for name in TRANSLATOR_OPTIONS if name in options}
-        return Translator(self.model, self.tokenizer, **own)(inputs["texts"], **options)
+        translator = Translator(self.model, self.tokenizer, **own)
+        translator.engine.process = self.process  # which made the model
+        return translator(inputs["texts"], **options)
 
     def postprocess(self, translations):
         return [{"translation_text": text} for text in translations]

@@ -1,13 +1,19 @@
 """CTranslate2 translates as the model does."""
 
+import json
 import os
+import pickle
+import re
+import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import EMBEDDINGS, N_BEST, TEXTS, never_end, norms, positions, save_translator, writing_translator
+from huggingface_hub import constants
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
@@ -159,8 +165,9 @@ def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_p
     for quantization in (None, None, "int8", "int8"):
         load(str(folder), quantization=quantization)
     assert calls == [None, "int8"]
-    assert {path.name for path in (folder / "ctranslate2").iterdir()} == {".lock", "float32", "int8"}
-    assert load(str(folder / "ctranslate2" / "int8")).engine.translator.compute_type.startswith("int8")
+    home = load(folder).engine.directory.parent
+    assert {path.name for path in home.iterdir()} == {".lock", "float32", "int8"}
+    assert load(home / "int8").engine.translator.compute_type.startswith("int8")
     times = {file: (0, file.stat().st_mtime_ns) for file in folder.glob("*.*")}
     second = writing_translator(text_tokenizer)
     save_translator(second, folder)
@@ -169,10 +176,10 @@ def test_model_is_converted_once_and_again_when_it_changes(text_tokenizer, tmp_p
     found = load(str(folder))(TEXTS, max_new_tokens=12)
     assert len(calls) == 3 and found == second(TEXTS, max_new_tokens=12) != first(TEXTS, max_new_tokens=12)
     with pytest.raises(ValueError, match="was converted with `quantization='int8'`, not 'int16'"):
-        load(str(folder / "ctranslate2" / "int8"), quantization="int16")
+        load(home / "int8", quantization="int16")
 
 
-def test_a_model_in_a_subfolder_is_converted_there(text_tokenizer, tmp_path):
+def test_a_model_in_a_subfolder_is_another_model(text_tokenizer, tmp_path):
     first, second = writing_translator(text_tokenizer), writing_translator(text_tokenizer)
     save_translator(first, tmp_path)
     save_translator(second, tmp_path / "sub" / "folder")
@@ -181,7 +188,7 @@ def test_a_model_in_a_subfolder_is_converted_there(text_tokenizer, tmp_path):
 
 
 def test_what_a_killed_conversion_left_is_removed(text_tokenizer, tmp_path):
-    home = tmp_path / "model" / "ctranslate2"
+    home = load(save_translator(writing_translator(text_tokenizer), tmp_path / "model")).engine.directory.parent
     (home / ".unfinished-x" / "float32").mkdir(parents=True)
     load(save_translator(writing_translator(text_tokenizer), tmp_path / "model"))
     assert {path.name for path in home.iterdir()} == {".lock", "float32"}
@@ -199,10 +206,76 @@ def test_a_model_without_start_or_end_is_refused(text_tokenizer, tmp_path):
 def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(folder, tmp_path, monkeypatch):
     """It is below a file, which stops root too."""
     (tmp_path / "file").touch()
-    monkeypatch.setattr(backend, "HF_HOME", tmp_path / "file")
-    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr(constants, "HF_HOME", tmp_path / "file")
     with pytest.raises(OSError, match=f"^{tmp_path}/file/.* cannot be written: Not a directory; set HF_HOME to"):
         load(folder)
+
+
+def test_a_conversion_is_used_where_nothing_can_be_written(text_tokenizer, tmp_path, monkeypatch):
+    """As one that another user made in a cache of several. A directory in place of the lock stops root too."""
+    folder = save_translator(writing_translator(text_tokenizer), tmp_path / "model")
+    first = load(folder)
+    lock = first.engine.directory.parent / ".lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    assert load(folder)(TEXTS, max_new_tokens=5) == first(TEXTS, max_new_tokens=5)
+    with pytest.raises(OSError, match="cannot be written: Is a directory; set HF_HOME to"):
+        load(folder, quantization="int8")
+
+
+DAMAGES = {
+    "more tokens": ("shared_vocabulary.json", lambda data: json.dumps([*json.loads(data), *map(str, range(9999))])),
+    "fewer tokens": ("shared_vocabulary.json", lambda data: json.dumps(json.loads(data)[:-1])),
+    "other heads": ("model.bin", lambda data: re.sub(rb"(num_heads\0\0\x02\x02\0\0\0).", rb"\1\0", data)),
+    "cut": ("model.bin", lambda data: data[:2000]),
+    "no variables": ("model.bin", lambda data: b"\0" * len(data)),
+    "a larger config": (
+        backend.CONFIG,
+        lambda data: re.sub(rb'("(?:decoder_)?vocab_size": )\d+', rb"\g<1>9999", data),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_ctranslate2_would_read_beyond_its_memory_is_refused(damage, folder, tmp_path):
+    converted = shutil.copytree(load(folder).engine.directory, tmp_path / "converted")
+    name, change = DAMAGES[damage]
+    data = change((converted / name).read_bytes())
+    assert data != (converted / name).read_bytes()
+    (converted / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    with pytest.raises(ValueError, match="converted is damaged: .*; convert the model again"):
+        load(converted)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_only_files_that_transformers_reads_are_compared(text_tokenizer, tmp_path):
+    """A pipe, a device or a file with holes would be read for ever."""
+    ours = writing_translator(text_tokenizer)
+    folder = Path(save_translator(ours, tmp_path / "model"))
+    for name in ("notes.json", "vocab.json", "other.safetensors"):
+        os.mkfifo(folder / name)
+    (folder / "added_tokens.json").symlink_to("/dev/zero")
+    with open(folder / "more.json", "wb") as sparse:
+        sparse.truncate(2**40)
+    assert load(folder)(TEXTS, max_new_tokens=5) == ours(TEXTS, max_new_tokens=5)
+    for name in ("tokenizer.json", "model.safetensors"):
+        os.truncate(folder / name, 2**40)
+        with pytest.raises(
+            ValueError, match=f"{name} (has 1,099,511,627,776 bytes, and at most .*; replace|is damaged)"
+        ):
+            load(folder)
+        save_translator(ours, folder)
+
+
+def test_a_model_that_was_converted_again_is_not_opened_again(text_tokenizer, tmp_path):
+    """With the tokenizer of the first, the second would write nonsense."""
+    folder = save_translator(writing_translator(text_tokenizer), tmp_path / "model")
+    first = pickle.dumps(load(folder))
+    pickle.loads(first)(TEXTS, max_new_tokens=5)
+    save_translator(writing_translator(text_tokenizer), folder)
+    load(folder)
+    with pytest.raises(ValueError, match="was converted again since it was loaded; load the model again"):
+        pickle.loads(first)(TEXTS)
 
 
 def test_two_that_start_at_once_convert_once(text_tokenizer, tmp_path, monkeypatch):

@@ -150,7 +150,7 @@ def test_deployment_page_runs_from_top_to_bottom(workplace, monkeypatch, capsys)
     for command in commands:
         main(command.split())
     blocks = python_blocks("docs/deployment.md")
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for code in blocks:
         capsys.readouterr()
         exec(code, {})

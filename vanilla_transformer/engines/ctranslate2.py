@@ -1,9 +1,12 @@
 """CTranslate2 (https://github.com/OpenNMT/CTranslate2), an engine in C++: the same texts, faster."""
 
+import ctypes
 import hashlib
 import json
 import os
-import re
+import struct
+import weakref
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import ctranslate2
 import torch
 from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
 from filelock import FileLock
-from huggingface_hub.constants import HF_HOME
+from huggingface_hub import constants
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
@@ -19,7 +22,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion.ctranslate2 import CONFIG, MAX_POSITIONS, to_ctranslate2, token_names
 from ..decoding_vanilla_transformer import end_tokens
 from ..files import new_folder, remove_folder, remove_unfinished
-from ..translation_vanilla_transformer import WHERE, Engine, TorchEngine, load_model
+from ..translation_vanilla_transformer import WHERE, Engine, TorchEngine, find_weights, load_model, read_shapes
 
 # Options of `generate` that CTranslate2 treats the same way, or that have no effect there. EXACT: in every search.
 # GREEDY: in greedy search only. MASKS: they mask tokens, which transformers does after the softmax and CTranslate2
@@ -28,33 +31,66 @@ EXACT = {"num_beams", "length_penalty", "max_length", "forced_eos_token_id", "re
 EXACT |= {"num_return_sequences", "pad_token_id", "bos_token_id", "use_cache", "transformers_version", "temperature"}
 GREEDY = {"repetition_penalty", "early_stopping"}
 MASKS = {"min_length", "min_new_tokens", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"}
+# What transformers reads of a model besides its weights; tokenizers of different classes have different files.
+FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+FILES += ["added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model"]
+FILES += ["sentencepiece.bpe.model", "tokenizer.model"]
+LARGEST_FILE = 2**28  # bytes of one of these
+
+ENGINES = weakref.WeakSet()
+
+
+def leave_threads_to_parent():
+    """Lets the engines of a forked process open their models again, since CTranslate2's threads stay in its parent.
+
+    The old ones are kept for ever: to delete one waits for its threads.
+    """
+    for engine in ENGINES:
+        if translator := vars(engine).pop("translator", None):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(translator))
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=leave_threads_to_parent)
 
 
 class CTranslate2Engine(Engine):
     """Runs a directory written by [`to_ctranslate2`].
 
-    Options that CTranslate2 does not have, or not with the same outcome, raise ValueError.
+    Options that CTranslate2 does not have, or not with the same outcome, raise ValueError. Pickled, or in a process
+    that was forked, the engine opens the directory again.
     """
 
     def __init__(self, directory: Path, tokenizer: PreTrainedTokenizerBase, device: torch.device):
-        config = VanillaTransformerConfig(**read_config(directory)["config"])
-        if max(config.vocab_size, config.decoder_vocab_size) > (directory / "model.bin").stat().st_size:
-            raise ValueError(f"{directory}/{CONFIG} does not match model.bin; convert the model again.")
+        self.directory, self.converted = directory.absolute(), read_config(directory)
+        config = VanillaTransformerConfig(**self.converted["config"])
+        check_variables(directory, config)
         super().__init__(config, GenerationConfig.from_pretrained(directory))
         is_sinusoidal = config.position_embedding_type == "sinusoidal"
         self.max_positions = MAX_POSITIONS if is_sinusoidal else config.longest_sequence
         self.default_positions = config.max_position_embeddings
         # Many workers of one thread are faster than one worker of many: the matrices are too small to split.
         self.workers = torch.get_num_threads() if device.type == "cpu" else 1
-        options = {"inter_threads": self.workers, "intra_threads": 1} if device.type == "cpu" else {}
-        options |= {"device": device.type, "device_index": device.index or 0}
-        self.translator = ctranslate2.Translator(str(directory), **options)
+        self.options = {"inter_threads": self.workers, "intra_threads": 1} if device.type == "cpu" else {}
+        self.options |= {"device": device.type, "device_index": device.index or 0}
         self.names = token_names(tokenizer, max(config.vocab_size, config.decoder_vocab_size))
         self.ids = {name: index for index, name in enumerate(self.names)}
         self.end_sequences = [[end] for end in end_tokens(self.generation_config)]
         self.end_names = [self.names[end] for (end,) in self.end_sequences]
         saved = self.generation_config.to_diff_dict()  # once, since it is slow
         self.saved_options = {name: value for name, value in saved.items() if name[0] != "_"}
+        self.translator  # noqa: B018  opened now, so that an error does not wait for the first text
+
+    @cached_property
+    def translator(self) -> ctranslate2.Translator:
+        """The model as CTranslate2 runs it, opened once in each process."""
+        if read_config(self.directory) != self.converted:
+            raise ValueError(f"{self.directory} was converted again since it was loaded; load the model again.")
+        ENGINES.add(self)
+        return ctranslate2.Translator(str(self.directory), **self.options)
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "translator"}
 
     def translate(self, batches, options):
         running = (self.submit(sources, options, asynchronous=True) for sources in batches)
@@ -120,9 +156,9 @@ class CTranslate2Engine(Engine):
 def load(
     names: list[str | os.PathLike], quantization: str | None, device: torch.device, dtype="auto", **kwargs
 ) -> tuple[CTranslate2Engine, PreTrainedTokenizerBase]:
-    """Loads a converted directory, or converts a model on first use, and again when its weights have changed.
+    """Loads a converted directory, or converts a model on first use, and again when its files have changed.
 
-    A local model is converted into its subfolder `ctranslate2`, one of the Hub into a cache folder.
+    Conversions are in the user's cache, `HF_HOME/vanilla_transformer/ctranslate2`.
     """
     if len(names) > 1:
         raise ValueError("CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`.")
@@ -143,24 +179,31 @@ def load(
 
 def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     """The directory of the converted model."""
-    config = cached_file(name_or_path, "config.json", **{name: kwargs[name] for name in WHERE if name in kwargs})
-    folder, which = Path(config).parent, [kwargs.get("subfolder"), kwargs.get("variant")]
+    where, variant = {name: kwargs[name] for name in WHERE if name in kwargs}, kwargs.get("variant")
+    config = cached_file(name_or_path, "config.json", **where)
+    folder, source = Path(config).parent, [kwargs.get("subfolder"), variant]
     if Path(name_or_path).is_dir():
-        files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
-        source = [*which, *([file.name, digest(file)] for file in files)]
-        home, name = folder / "ctranslate2", str(folder.resolve())
+        weights = list(map(Path, find_weights(name_or_path, True, variant, **where)))
+        read_shapes(weights)  # raises ValueError for a damaged file, however large it is
+        files = [*map(folder.joinpath, FILES), *weights]
+        source += ([file.name, digest(file)] for file in files if file.is_file())
+        name = str(folder.resolve())
     else:
-        source = [*which, extract_commit_hash(config, None)]
-        home, name = None, name_or_path
-    if home is None or not os.access(folder, os.W_OK) or home.is_symlink():  # a link may lead anywhere
-        home = Path(HF_HOME) / "vanilla_transformer" / "ctranslate2" / re.sub(r"[\\/:]+", "--", name.strip("/"))
+        source.append(extract_commit_hash(config, None))
+        name = name_or_path
+    # The path, which may be too long for one name, as a hash.
+    home = f"{Path(name).name[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    home = Path(constants.HF_HOME) / "vanilla_transformer" / "ctranslate2" / home
     target = home / (quantization or "float32")
+    if read_config(target).get("source") == source:  # which may be another user's, whose folder cannot be locked
+        return target
     try:
         home.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(home / ".lock").acquire()  # waits while another process converts
     except OSError as error:
         reason = f"{home} cannot be written: {error.strerror}; set HF_HOME to a directory that can be."
         raise OSError(reason) from error
-    with FileLock(home / ".lock"):  # held while another process converts
+    with lock:
         remove_unfinished(home)
         if read_config(target).get("source") != source:
             model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
@@ -174,6 +217,8 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
 
 def digest(file: Path) -> str:
     """Tells files apart by what is in them, whatever their times."""
+    if file.name in FILES and (size := file.stat().st_size) > LARGEST_FILE:
+        raise ValueError(f"{file} has {size:,} bytes, and at most {LARGEST_FILE:,} are read; replace it.")
     found = hashlib.sha256()
     with open(file, "rb") as opened:
         while part := opened.read(2**20):
@@ -185,3 +230,52 @@ def read_config(directory: Path) -> dict:
     """What [`to_ctranslate2`] noted in the directory of a converted model; of any other, an empty dictionary."""
     file = directory / CONFIG
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def check_variables(directory: Path, config: VanillaTransformerConfig):
+    """Raises ValueError unless model.bin has an embedding for each token, and as many heads as the config.
+
+    CTranslate2 compares neither, and would read foreign memory.
+    """
+    tokens = {"source": config.vocab_size, "target": config.decoder_vocab_size, "shared": config.vocab_size}
+    expected = {
+        "encoder/embeddings_0/weight": config.vocab_size,
+        "decoder/embeddings/weight": config.decoder_vocab_size,
+        "decoder/projection/weight": config.decoder_vocab_size,
+        "encoder/num_heads": config.encoder_attention_heads,
+        "decoder/num_heads": config.decoder_attention_heads,
+    }
+    try:
+        found = read_variables(directory / "model.bin")
+        wrong = [name for name, size in expected.items() if found[name] != size]
+        for file in directory.glob("*_vocabulary.*"):
+            names = json.loads(file.read_text(encoding="utf-8"))
+            wrong += [] if len(names) == tokens[file.name.partition("_")[0]] else [file.name]
+        if wrong:
+            raise ValueError(f"{wrong[0]} does not match {CONFIG}")
+    except (struct.error, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{directory} is damaged: {error}; convert the model again.") from error
+
+
+def read_variables(file: Path) -> dict[str, int]:
+    """The first dimension of each variable in a model.bin or, of a scalar, its value as a short number; by name."""
+    with open(file, "rb") as opened:
+
+        def read(types: str) -> tuple[int, ...]:
+            return struct.unpack(f"<{types}", opened.read(struct.calcsize(f"<{types}")))
+
+        def read_name() -> str:
+            return opened.read(*read("H")).rstrip(b"\0").decode()
+
+        read("I"), read_name(), read("I")  # versions of the format and of the class, and the name of the class
+        variables = {}
+        for _ in range(*read("I")):
+            name, (rank,) = read_name(), read("B")
+            shape, (_, size) = read(f"{rank}I"), read("BI")
+            data = opened.read(size) if size < 8 else b""
+            opened.seek(size - len(data), os.SEEK_CUR)
+            variables[name] = shape[0] if shape else int.from_bytes(data[:2], "little")
+        for _ in range(*read("I")):  # tensors that are stored under another name
+            name = read_name()
+            variables[name] = variables[read_name()]
+    return variables
