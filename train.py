@@ -45,6 +45,7 @@ def main():
     if options.push_to_hub:
         upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
     accelerator = distributed.make_accelerator(options)
+    shutdown = GracefulShutdown(accelerator)
     memory.configure(accelerator.device, accelerator.mixed_precision)
     hide_bars()
     resume_from = distributed.run_on_main(
@@ -92,7 +93,9 @@ def main():
     schedule = optim.learning_rate_schedule(  # step, from 1 on -> learning rate
         options.lr_scheduler_type, options.learning_rate, options.warmup_steps, max_steps
     )
+    reports.compare_rates(state, schedule)
     triggers = Triggers(options, max_steps)
+    reports.check_average(triggers)
     take_step = partial(optimizer_step, weights, optimizer, options, accelerator)
     if options.dry_run:
         fits = reports.describe_plan(options, model, longest, batches, batches_per_step, accelerator)
@@ -101,7 +104,8 @@ def main():
             try_step = partial(take_step, state=state, learning_rate=0.0)
             reports.describe_time(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step)
         return distributed.end_processes(accelerator)
-    lock = FileLock(output_dir / checkpoint.LOCK, timeout=10)  # held by the main process until it ends
+    # Held by the main process until it ends. A soft lock, filelock's own remedy, would outlive a killed run.
+    lock = FileLock(output_dir / checkpoint.LOCK, timeout=10, fallback_to_soft=False)
     distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, arguments.recipe_to_yaml(recipe))
     must_agree = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
     distributed.check_same_everywhere(must_agree)  # by every machine
@@ -112,23 +116,24 @@ def main():
     evaluate = partial(evaluate_split, **scoring, num_examples=options.num_examples)
 
     # -------------------------------------------------------------------------------------------------------- train
-    loader, meter, stopping, saved_step = iter(batches), Meter(), False, state.step
+    loader, meter, saved_step, is_overdue, stopping = iter(batches), Meter(), state.step, False, False
     bar = reports.progress_bar(state.step, max_steps, accelerator.is_local_main_process)
-    with GracefulShutdown(accelerator) as shutdown, bar:
+    with checkpoint.offering_resume(output_dir), shutdown, bar:
         while True:
             # Save before evaluating, so that a run killed during an evaluation loses nothing. What is due after a step
             # is done at the beginning of the next turn, so that a resumed run makes up for it.
-            if (triggers.should_save(state.step) or stopping) and state.step != saved_step:
+            if (triggers.should_save(state.step) or is_overdue or stopping) and state.step != saved_step:
                 state.stream = batches.state
                 checkpoint.save(output_dir, weights, optimizer, tokenizer, state)
-                saved_step = state.step
+                saved_step, is_overdue = state.step, False
+                triggers.note_save()
             if stopping:
                 raise Stopped(state.step, shutdown.signal_number)
             if triggers.should_evaluate(state.step):
                 scores = evaluate(weights.to_score(), splits["validation"], "eval", step=state.step)
                 state.log_scores(scores)
                 accelerator.log(reports.scalars(scores), step=state.step)
-            if triggers.should_save(state.step) and accelerator.is_main_process:
+            if state.step == saved_step and accelerator.is_main_process:
                 checkpoint.prune_checkpoints(state, triggers)
             if triggers.is_done(state):
                 break
@@ -144,6 +149,7 @@ def main():
                 entry = meter.flush(state, accelerator, batches.pairs, options.on_divergence == "stop")  # or Diverged
                 reports.show_progress(bar, entry, state, max_steps, accelerator.is_local_main_process)
                 accelerator.log(entry, step=state.step)
+                is_overdue = distributed.run_on_main(triggers.is_overdue)
 
     # ------------------------------------------------------------------------------------------------ final scores
     final = checkpoint.final_model(weights, state, triggers)  # the last, averaged or best weights
@@ -162,7 +168,9 @@ def main():
     if accelerator.is_main_process:
         results |= reports.describe_run(data, pairs, splits) | {"metrics": metrics.describe()}
         lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
-        save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
+        with checkpoint.offering_resume(output_dir):
+            save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
+        reports.name_better_checkpoint(state, options)
         if options.push_to_hub:
             commit = upload.push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)
             print(f"Pushed to {commit.commit_url}")

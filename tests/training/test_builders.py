@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -309,12 +310,30 @@ def test_a_model_to_fine_tune_takes_other_dropout_only(build, folder):
 # ------------------------------------------------------------------------------------------------ defaults and steps
 
 
-def test_the_learning_rate_is_the_papers_unless_given(make_model, accelerator):
-    def rate(*argv):
-        options = training_options("--warmup_steps=100", *argv)
-        return resolve_defaults(options, make_model(), 20, None, accelerator).learning_rate
-
-    assert rate() == pytest.approx((16 * 100) ** -0.5) and rate("--learning_rate=0.5") == 0.5
+@pytest.mark.parametrize(
+    "argv, resumed, expected, said",
+    [
+        (["--warmup_steps=40000"], {}, (16 * 40000) ** -0.5, ""),
+        (["--warmup_steps=100"], {}, 3e-3, "3e-03 instead of .* = 2.5e-02, as --warmup_steps 100 is short"),
+        (
+            ["--warmup_steps=2", "--model_name_or_path=x"],
+            {},
+            1e-4,
+            "1e-04 instead of .* = 1.8e-01, as a higher",
+        ),
+        (["--warmup_steps=2", "--learning_rate=0.5"], {}, 0.5, ""),
+        (["--warmup_steps=2"], {"learning_rate": 0.0125}, 0.0125, ""),
+        (["--warmup_steps=2", "--learning_rate=0.5"], {"learning_rate": 0.0125}, 0.5, ""),
+    ],
+)
+def test_the_default_learning_rate_is_the_papers_within_limits(
+    argv, resumed, expected, said, make_model, accelerator, tmp_path, capsys
+):
+    (tmp_path / "trainer_state.json").write_text(json.dumps(asdict(TrainerState(settings=resumed))))
+    options = resolve_defaults(training_options(*argv), make_model(), 20, tmp_path if resumed else None, accelerator)
+    assert options.learning_rate == pytest.approx(expected)
+    printed = capsys.readouterr().out
+    assert re.match(f"the default learning rate is {said}", printed) if said else printed == ""
 
 
 def test_an_automatic_batch_size_is_that_of_the_checkpoint_or_the_largest(

@@ -130,16 +130,36 @@ def test_copied_weights_are_equal():
         assert_close(model.state_dict(), expected, 0)
 
 
-@pytest.mark.parametrize("rank, wait", [("0", 0.1), ("1", 3)])
-def test_the_process_that_tells_the_error_ends_first(rank, wait, monkeypatch, capsys):
-    """A launcher ends all others with it."""
+def refuse(*_):
+    raise UserError("no such file")
+
+
+def refuse_on_all(*_):
+    distributed.run_on_main(refuse)
+
+
+@pytest.mark.parametrize(
+    "processes, rank, fail, wait, is_told",
+    [
+        ("2", "0", refuse, 0, True),
+        ("2", "1", refuse, 3, True),  # it has an error of its own, or the launcher would have ended it by now
+        ("2", "0", refuse_on_all, 0, True),
+        ("2", "1", refuse_on_all, 3, False),
+        ("1", "1", refuse, 0, True),  # a variable that is left over
+        (None, "1", refuse, 0, True),
+    ],
+)
+def test_an_error_is_told_by_the_first_process_that_has_it(
+    processes, rank, fail, wait, is_told, accelerator, monkeypatch, capsys
+):
     waited = []
     monkeypatch.setattr(distributed.time, "sleep", waited.append)
     monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", processes) if processes else monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(SystemExit) as ending, distributed.exit_on_error():
-        raise UserError("no such file")
-    assert ending.value.code == 2 and waited == [wait]
-    assert capsys.readouterr().err == ("train.py: error: no such file\n" if rank == "0" else "")
+        fail()
+    assert ending.value.code == 2 and waited == [*[wait] * bool(wait), 0.1]
+    assert capsys.readouterr().err == "train.py: error: no such file\n" * is_told
 
 
 def test_processes_wait_for_gloo_before_they_end(monkeypatch):

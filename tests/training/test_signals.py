@@ -3,15 +3,16 @@
 import contextlib
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from vanilla_transformer.training import signals
-from vanilla_transformer.training.signals import GracefulShutdown, Stopped
+from vanilla_transformer.training.signals import GracefulShutdown, Stopped, StoppedAtOnce
 
 ALONE = SimpleNamespace(num_processes=1)
-TERM, INT = signal.SIGTERM, signal.SIGINT
+TERM, INT, HUP, USR1, USR2 = (getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "USR1", "USR2"))
 
 
 def one_of_two(is_other_stopped: bool):
@@ -20,7 +21,7 @@ def one_of_two(is_other_stopped: bool):
     return SimpleNamespace(num_processes=2, set_trigger=lambda: flags.append(True), check_trigger=lambda: any(flags))
 
 
-@pytest.mark.parametrize("number", [TERM, INT])
+@pytest.mark.parametrize("number", [TERM, INT, HUP, USR1, USR2])
 def test_signal_stops_after_a_step(number, capfd):
     with GracefulShutdown(ALONE) as shutdown:
         assert not shutdown.should_stop()
@@ -43,28 +44,55 @@ def test_processes_stop_together(is_other_stopped):
 
 
 @pytest.mark.parametrize(
-    "first, pause, second, exits_at_once",
+    "first, pause, second",
     [
-        (INT, 0.2, INT, True),
-        (TERM, 0.2, INT, True),
-        (INT, 0, INT, False),  # the launcher forwards what the terminal has already sent
-        (INT, 0.2, TERM, False),
-        (TERM, 0.2, TERM, False),
+        (INT, 0.2, INT),
+        (TERM, 0.2, INT),
+        (INT, 0.2, TERM),
+        (TERM, 0.2, TERM),
+        (USR1, 0.2, TERM),
+        (HUP, 0.2, USR2),
+        (INT, 0, INT),  # the launcher forwards what the terminal has already sent
     ],
 )
-def test_second_ctrl_c_exits_at_once(first, pause, second, exits_at_once, monkeypatch, capfd):
+def test_second_signal_ends_the_run_at_once(first, pause, second, monkeypatch, capfd):
     monkeypatch.setattr(signals, "REPEAT_AFTER", 0.1)
     with GracefulShutdown(ALONE):
         signal.raise_signal(first)
         time.sleep(pause)
-        with pytest.raises(KeyboardInterrupt) if exits_at_once else contextlib.nullcontext():
+        with pytest.raises(StoppedAtOnce) if pause else contextlib.nullcontext() as stopped:
             signal.raise_signal(second)
+    assert stopped is None or stopped.value.exit_status == 128 + second
     assert capfd.readouterr().err.count("saving a checkpoint") == 1
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])
+def test_signals_that_the_program_ignores_or_handles_stay_so(handler):
+    """As under nohup, or in a program that uses them for something else."""
+    numbers = (HUP, USR1, USR2)
+    before = [signal.signal(number, handler) for number in numbers]
+    with GracefulShutdown(ALONE) as shutdown:
+        for number in numbers:
+            signal.raise_signal(number)
+        assert not shutdown.should_stop()
+        assert {signal.getsignal(number) for number in numbers} == {handler}
+    for number, previous in zip(numbers, before, strict=True):
+        signal.signal(number, previous)
+
+
 def test_previous_handlers_are_restored():
-    before = [signal.getsignal(number) for number in (TERM, INT)]
+    numbers = (TERM, INT, HUP, USR1, USR2)
+    before = [signal.getsignal(number) for number in numbers]
     with contextlib.suppress(ZeroDivisionError), GracefulShutdown(ALONE) as shutdown:
-        assert [signal.getsignal(number) for number in (TERM, INT)] == [shutdown.handle] * 2
+        assert [signal.getsignal(number) for number in numbers] == [shutdown.handle] * 5
         raise ZeroDivisionError
-    assert [signal.getsignal(number) for number in (TERM, INT)] == before
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_thread_does_without_signals():
+    def enter():
+        with GracefulShutdown(ALONE) as shutdown:
+            return shutdown.should_stop()
+
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(enter).result() is False

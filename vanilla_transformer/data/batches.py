@@ -458,12 +458,14 @@ def training_batches(
 
 
 def leave_signals_to_training(worker_id: int):
-    """Makes a worker process ignore Ctrl-C, and SIGTERM unless the training process sends it.
+    """Makes a worker process ignore what training/signals.py handles; SIGTERM unless the training process sends it.
 
     A terminal or a job scheduler signals all processes of a run, but the training process still needs its workers to
     finish the step and save.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):  # not on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         training = multiprocessing.parent_process().pid

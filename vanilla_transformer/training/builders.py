@@ -36,8 +36,10 @@ from ..files import write_text
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .checkpoint import load_state
 from .memory import check_model_fits, largest_batch, use_byte_dropout
-from .optimization import paper_learning_rate
+from .optimization import default_learning_rate
 from .options import TrainingOptions
+
+MANY_TOO_LONG = 0.1  # share of the pairs of a split
 
 
 def existing_tokenizer(
@@ -216,6 +218,11 @@ def tokenize_splits(
             raise KeyboardInterrupt(message) from None
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
         PartialState().print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
+        if drops["too long"] > MANY_TOO_LONG * len(dataset):
+            PartialState().print(
+                f"warning: {drops['too long']:,} of {len(dataset):,} {split} pairs are left out because a side is "
+                f"longer than {max(limits)} tokens; raise --max_source_length and --max_target_length."
+            )
     train = splits["train"]
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length
     before = tokenizer.model_max_length if keeps_length else 0
@@ -255,14 +262,21 @@ def resolve_defaults(
 ) -> TrainingOptions:
     """The options with values for an unset learning rate and an `auto` batch size.
 
-    The learning rate defaults to the paper's peak. A batch size of `auto` becomes that of the resumed run, or the
-    largest that fits into memory when the longest side of every pair has `longest` tokens.
+    Both are those of the resumed run, if there is one. Otherwise, the learning rate is [`default_learning_rate`], and
+    the batch size is the largest that fits into memory when the longest side of every pair has `longest` tokens.
     """
-    if options.learning_rate is None:
-        options = replace(options, learning_rate=paper_learning_rate(model.config.d_model, options.warmup_steps))
+    before = load_state(checkpoint).settings if checkpoint is not None else {}
+    if options.learning_rate is None and "learning_rate" in before:
+        options = replace(options, learning_rate=before["learning_rate"])
+    elif options.learning_rate is None:
+        is_new = options.model_name_or_path is None
+        peak, reason = default_learning_rate(model.config.d_model, options.warmup_steps, is_new)
+        options = replace(options, learning_rate=peak)
+        if reason:
+            accelerator.print(reason)
     size = options.per_device_train_max_tokens
-    if size is None and checkpoint is not None:
-        size = load_state(checkpoint).settings["per_device_train_max_tokens"]
+    if size is None and before:
+        size = before["per_device_train_max_tokens"]
     elif size is None:
         size = largest_batch(model, options, accelerator, longest)
         accelerator.print(f"--per_device_train_max_tokens auto: {size:,} tokens")

@@ -3,18 +3,23 @@
 Each is complete, whenever the run is killed.
 """
 
+import errno
 import json
 import os
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypedDict, get_type_hints
 
 import torch
 from accelerate import PartialState
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
 from filelock import FileLock, Timeout
+from huggingface_hub.dataclasses import validate_typed_dict
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -37,7 +42,9 @@ from .weights import Weights
 LOCK = ".lock"
 STATE = "trainer_state.json"  # transformers' Trainer also writes such a file
 OPTIMIZER = "optimizer.safetensors"  # only our checkpoints have it
+WEIGHTS = "model.safetensors"
 AVERAGE = "ema.safetensors"
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}  # of NFS or Lustre, as they are mounted
 ON_MAIN = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -63,9 +70,7 @@ def save(output_dir: Path, weights: Weights, optimizer: AcceleratedOptimizer, to
             with new_folder(folder) as temporary:
                 model.save_pretrained(temporary)
                 tokenizer.save_pretrained(temporary)
-                parts = optimizer_state["state"].items()
-                moments = {f"{name}/{key}": value for name, part in parts for key, value in part.items()}
-                save_file(moments, temporary / OPTIMIZER)
+                save_file(named_moments(optimizer_state), temporary / OPTIMIZER)
                 if average is not None:  # each tied weight once
                     tensors = {name: average[name] for name, _ in model.named_parameters()}
                     save_file(tensors, temporary / AVERAGE)
@@ -77,38 +82,73 @@ def save(output_dir: Path, weights: Weights, optimizer: AcceleratedOptimizer, to
     run_on_main(write)
 
 
-def reading_checkpoint(checkpoint: Path) -> AbstractContextManager:
+def named_moments(optimizer_state: dict) -> dict[str, torch.Tensor]:
+    """The moments of an optimizer as a flat dictionary, by the name of the weight and of the moment."""
+    parts = optimizer_state["state"].items()
+    return {f"{name}/{key}": value for name, part in parts for key, value in part.items()}
+
+
+def reading_checkpoint(checkpoint: Path, file: str) -> AbstractContextManager:
     """Turns the error of a missing, damaged or foreign file of a checkpoint into a UserError."""
-    kinds = (OSError, ValueError, TypeError, KeyError, SafetensorError)
-    return explaining(f"{checkpoint} cannot be read", *kinds, remedy="delete it to resume from an older one")
+    kinds = (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError, StrictDataclassError)
+    remedy = "delete it to resume from an older one"
+    return explaining(f"{checkpoint} cannot be read: {file}", *kinds, remedy=remedy)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
     """The trainer state of a checkpoint. Raises UserError if it cannot be read."""
     foreign = explaining(f"{checkpoint} was not written by this version of train.py", TypeError)
-    with reading_checkpoint(checkpoint), foreign:
-        return TrainerState(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
+    with reading_checkpoint(checkpoint, STATE), foreign:
+        state = TrainerState(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
+        validate_typed_dict(TypedDict("State", get_type_hints(TrainerState)), vars(state))
+        return state
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor]):
     """Copies `weights`, in which tied weights appear once, into a model, sharded or not.
 
-    Raises ValueError, naming the weight, if one is missing or unknown.
+    Raises ValueError, naming the weight, if one is missing, unknown or of another shape.
     """
-    ours = dict(model.named_parameters()).keys()
-    if wrong := ours ^ weights.keys():
-        name = min(wrong)
-        raise ValueError(f"'{name}' is {'missing' if name in ours else 'not a weight of this model'}")
+    check_tensors(weights, dict(model.named_parameters()))
     options = StateDictOptions(full_state_dict=True, strict=False)  # not strict: tied weights have further names
     set_model_state_dict(model, weights, options=options)
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, moments: dict[str, torch.Tensor]):
+    """Copies the `moments`, named as by [`named_moments`], into the optimizer of a model, sharded or not.
+
+    Raises ValueError, naming the moment, if one is missing, unknown or of another shape.
+    """
+    state = get_optimizer_state_dict(model, optimizer)
+    check_tensors(moments, named_moments(state))
+    state["state"] = {}
+    for key, tensor in moments.items():
+        name, _, moment = key.rpartition("/")
+        state["state"].setdefault(name, {})[moment] = tensor
+    set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(full_state_dict=True))
+
+
+def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]):
+    """Raises ValueError, naming one, unless both have floating-point tensors of the same names and shapes.
+
+    Fused AdamW trusts the shapes of its moments, and would write behind the end of a smaller one.
+    """
+    if wrong := found.keys() ^ expected.keys():
+        name = min(wrong)
+        raise ValueError(f"'{name}' is {'missing' if name in expected else 'not a weight of this model'}")
+    for name, tensor in found.items():
+        if tensor.shape != expected[name].shape or not tensor.is_floating_point():
+            given, shape = f"{tuple(tensor.shape)} of {tensor.dtype}", tuple(expected[name].shape)
+            raise ValueError(f"'{name}' has the shape {given}, instead of {shape} of floating-point numbers")
 
 
 def average_checkpoints(checkpoints: list[Path], use_ema: bool = False) -> dict[str, torch.Tensor]:
     """The mean of the weights of several checkpoints (section 6.1), in float32; UserError if one cannot be read."""
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
-        with reading_checkpoint(checkpoint):
-            for name, tensor in load_file(checkpoint / f"{'ema' if use_ema else 'model'}.safetensors").items():
+        file = AVERAGE if use_ema else WEIGHTS
+        with reading_checkpoint(checkpoint, file):
+            for name, tensor in load_file(checkpoint / file).items():
                 total[name] = total.get(name, 0) + tensor.float() / len(checkpoints)
     return total
 
@@ -180,23 +220,45 @@ def prepare_output_dir(lock: FileLock, checkpoint: Path | None, recipe: str):
         lock.acquire()
     except Timeout as error:
         raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(
+            f"warning: the file system of --output_dir {output_dir} cannot lock files ({one_line(error)}); see to it "
+            "that no other run writes there at the same time."
+        )
+        (output_dir / LOCK).touch()
     check_output_dir(output_dir, checkpoint)  # the other run may have ended while we waited
     remove_unfinished(output_dir)
     write_text(output_dir / "recipe.yaml", recipe)
 
 
+@contextmanager
+def offering_resume(output_dir: Path) -> Iterator[None]:
+    """Adds to an error of a file, such as a full disk, that the run can be resumed, if it has saved a checkpoint."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if list_checkpoints(output_dir):
+            error.remedy = "; resume with --resume_from_checkpoint"
+        raise
+
+
 def scheduled_checkpoints(output_dir: Path, triggers: Triggers) -> list[Path]:
-    """The checkpoints that were due at their step, oldest first; not those saved because a signal stopped the run."""
+    """The checkpoints that were due at their step, oldest first; not those saved because of the time or a signal."""
     return [checkpoint for checkpoint in list_checkpoints(output_dir) if triggers.should_save(step_of(checkpoint))]
 
 
 def prune_checkpoints(state: TrainerState, triggers: Triggers):
-    """Deletes all but the `save_total_limit` newest checkpoints, the best, and those to be averaged at the end."""
-    options, output_dir = triggers.options, triggers.options.output_dir
-    newest = scheduled_checkpoints(output_dir, triggers)[-options.save_total_limit :]
+    """Deletes all but the `save_total_limit` newest checkpoints, the best, and those to be averaged at the end.
+
+    Once a checkpoint was due at its step, those saved because of the time or a signal are only kept as the newest.
+    """
+    options, existing = triggers.options, list_checkpoints(triggers.options.output_dir)
+    newest = (scheduled_checkpoints(options.output_dir, triggers) or existing)[-options.save_total_limit :]
     keep = [*newest, *final_checkpoints(state, triggers)]
     best = state.ranking(options.metric_for_best_model, options.greater_is_better)[:1]
-    for checkpoint in list_checkpoints(output_dir)[:-1]:
+    for checkpoint in existing[:-1]:
         if checkpoint not in keep and step_of(checkpoint) not in best:
             remove_folder(checkpoint, OPTIMIZER)
 
@@ -292,21 +354,16 @@ def resume(
     """
     state = load_state(checkpoint)
     changed = compare_settings(checkpoint, state.settings, settings)
-    average = checkpoint / AVERAGE
-    if weights.average is not None and not average.exists():
+    if weights.average is not None and not (checkpoint / AVERAGE).exists():
         raise UserError(f"{checkpoint} was written without --ema_decay; leave that option out.")
-    with reading_checkpoint(checkpoint):
-        load_weights(weights.model, load_file(checkpoint / "model.safetensors"))
-        if weights.average is not None:
-            load_weights(weights.average.module, load_file(average))
-            weights.average.n_averaged.fill_(state.step)
-        moments: dict[str, dict[str, torch.Tensor]] = {}
-        for key, tensor in load_file(checkpoint / OPTIMIZER).items():
-            name, _, moment = key.rpartition("/")
-            moments.setdefault(name, {})[moment] = tensor
-        ours = (weights.model, optimizer.optimizer)
-        optimizer_state = {"state": moments, "param_groups": get_optimizer_state_dict(*ours)["param_groups"]}
-        set_optimizer_state_dict(*ours, optimizer_state, options=StateDictOptions(full_state_dict=True))
+    with reading_checkpoint(checkpoint, WEIGHTS):
+        load_weights(weights.model, load_file(checkpoint / WEIGHTS))
+    if weights.average is not None:
+        with reading_checkpoint(checkpoint, AVERAGE):
+            load_weights(weights.average.module, load_file(checkpoint / AVERAGE))
+        weights.average.n_averaged.fill_(state.step)
+    with reading_checkpoint(checkpoint, OPTIMIZER):
+        load_optimizer(weights.model, optimizer.optimizer, load_file(checkpoint / OPTIMIZER))
     if state.scaler and optimizer.scaler is not None:
         optimizer.scaler.load_state_dict(state.scaler)
     for change in changed.values():

@@ -116,6 +116,7 @@ def run_on_main(function: Callable, *arguments):
             result = error
     result = broadcast_object_list([result])[0]
     if isinstance(result, Exception):
+        result.is_shared = True  # see exit_on_error
         raise result
     return result
 
@@ -168,26 +169,28 @@ def end_processes(accelerator: Accelerator):
 @contextlib.contextmanager
 def exit_on_error():
     """Turns expected exceptions into one sentence on stderr, once per machine, and an exit status."""
-    status = 2
+    status, is_shared = 2, False
     try:
         with catching_panics():
             yield
         return
     except Stopped as stopped:
-        message, status = str(stopped), stopped.exit_status
+        message, status, is_shared = str(stopped), stopped.exit_status, True
     except KeyboardInterrupt as stopped:
         resuming = "stopped; resume from the newest checkpoint, if there is one, with --resume_from_checkpoint"
-        message, status = str(stopped) or resuming, 130
+        message, status = str(stopped) or resuming, getattr(stopped, "exit_status", 130)
     except (UserError, StrictDataclassError) as error:  # the latter for a wrong value in the model's config
         show_cause(error)
-        message = f"error: {one_line(error)}"
+        message, is_shared = f"error: {one_line(error)}", hasattr(error, "is_shared")
     except (OSError, SafetensorError) as error:  # a full disk, say
         show_cause(error)
-        message = f"error: {error}; resume with --resume_from_checkpoint"
-    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-    if is_first:
+        message, is_shared = f"error: {error}{getattr(error, 'remedy', '')}", hasattr(error, "is_shared")
+    # The launcher ends all processes when one exits. So the first of a machine tells what has happened to all of them,
+    # and the others wait for their end. One that does not meet it has an error of its own, and tells that.
+    is_first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
+    if not is_first:
+        time.sleep(3)
+    if is_first or not is_shared:
         print(f"train.py: {message}", file=sys.stderr, flush=True)
-    # For gloo, see end_processes. A launcher ends all processes when the first of them exits, which may only be the
-    # one that has printed.
-    time.sleep(0.1 if is_first else 3)
+    time.sleep(0.1)  # for gloo, see end_processes
     sys.exit(status)

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import platform
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -93,11 +94,43 @@ def use_byte_dropout(model: nn.Module):
                 setattr(module, name, ByteDropout(child.p).train(child.training))
 
 
+CGROUPS = Path("/sys/fs/cgroup")
+# Files of a control group: its limit, what it uses, and a line of its statistics with what could be freed.
+MEMORY_FILES = [
+    ("memory.max", "memory.current", "inactive_file"),  # version 2
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
+]
+
+
+def free_memory(cgroups: Path = CGROUPS, groups: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that processes may still take: on this machine and, in a container or a job, below its limit."""
+    free = [psutil.virtual_memory().available]
+    with contextlib.suppress(OSError):  # not Linux
+        for line in groups.read_text().splitlines():  # such as 0::/job/step or 4:memory:/job/step
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):
+                group = cgroups / controllers / path.lstrip("/")  # may be the name outside the container
+                while group.is_relative_to(cgroups):
+                    free += unused_memory(group)
+                    group = group.parent
+    return max(0, min(free))
+
+
+def unused_memory(group: Path) -> list[int]:
+    """Bytes left below the limit of a control group; nothing if it has none."""
+    for limit, usage, cache in MEMORY_FILES:
+        with contextlib.suppress(OSError, ValueError, StopIteration):  # no such file, or "max"
+            left = int((group / limit).read_text()) - int((group / usage).read_text())
+            lines = map(str.split, (group / "memory.stat").read_text().splitlines())
+            return [left + next(int(number) for name, number in lines if name == cache)]
+    return []
+
+
 def check_model_fits(config: VanillaTransformerConfig, copies: int):
     """Raises UserError if so many copies of the parameters do not fit into the free memory of this machine."""
     with torch.device("meta"):
         parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
-    needed, free = 4 * copies * parameters, psutil.virtual_memory().available
+    needed, free = 4 * copies * parameters, free_memory()
     if needed > free:
         raise UserError(
             f"A model of {parameters:,} parameters takes {needed / 2**30:,.1f} GiB, more than the "
@@ -184,5 +217,5 @@ def memory_for(model: nn.Module, device: torch.device) -> float:
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:
-        free = psutil.virtual_memory().available / get_cpu_distributed_information().local_world_size
+        free = free_memory() / get_cpu_distributed_information().local_world_size
     return free + 4 * model.num_parameters()

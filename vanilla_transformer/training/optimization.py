@@ -17,6 +17,10 @@ from transformers import get_scheduler
 from ..data.batches import SOFT_TARGETS
 from .options import TrainingOptions
 
+# Limits of the default peak. Recipes of few steps have 2e-3 to 3e-3; docs/LOG.md has how fine-tuning forgets above.
+HIGHEST_PEAK = 3e-3
+HIGHEST_PEAK_OF_FINE_TUNING = 1e-4
+
 
 def inverse_square_root(step: int, warmup_steps: int) -> float:
     """The paper's schedule as a fraction of its peak (section 5.3, Equation 3): linear warm-up, then step^-0.5.
@@ -31,6 +35,19 @@ def inverse_square_root(step: int, warmup_steps: int) -> float:
 def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
     """The peak of the paper's schedule, (d_model warmup_steps)^-0.5 (section 5.3)."""
     return (d_model * max(1, warmup_steps)) ** -0.5
+
+
+def default_learning_rate(d_model: int, warmup_steps: int, is_new: bool) -> tuple[float, str]:
+    """The default peak, which is the paper's up to a limit, and a sentence that says so if it is lower; or ""."""
+    paper = paper_learning_rate(d_model, warmup_steps)
+    limit = HIGHEST_PEAK if is_new else HIGHEST_PEAK_OF_FINE_TUNING
+    if paper <= limit:
+        return paper, ""
+    why = f"--warmup_steps {warmup_steps} is short" if is_new else "a higher one makes the model forget"
+    return limit, (
+        f"the default learning rate is {limit:.0e} instead of (d_model x warmup_steps)^-0.5 = {paper:.1e}, as {why}; "
+        "--learning_rate sets another"
+    )
 
 
 def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps: int) -> Callable[[int], float]:

@@ -27,7 +27,9 @@ class TrainingOptions:
     )
     per_device_eval_max_tokens: int = option(4096, "tokens in a batch in evaluation", ge=1, lt=2**31)
     gradient_accumulation_steps: int = option(1, "batches per device in an optimizer step", ge=1)
-    learning_rate: float | None = option(None, "peak learning rate (default: (d_model x warmup_steps)^-0.5)", ge=0)
+    learning_rate: float | None = option(
+        None, "peak learning rate (default: (d_model x warmup_steps)^-0.5, at most 3e-3, in fine-tuning 1e-4)", ge=0
+    )
     lr_scheduler_type: Literal[
         "inverse_sqrt", "linear", "cosine", "polynomial", "constant", "constant_with_warmup"
     ] = option("inverse_sqrt", "the paper's schedule, or another one of transformers")
@@ -61,7 +63,9 @@ class TrainingOptions:
     torch_compile: bool = option(False, "compile the layers, once for all batch shapes")
     gradient_checkpointing: bool = option(False, "recompute layers in the backward pass to save memory")
     eval_steps: int | None = option(None, "evaluate every N steps (default: only at the end)", ge=1)
-    save_steps: int | None = option(None, "save every N steps; each evaluation and the last step also save", ge=1)
+    save_steps: int | None = option(
+        None, "save every N steps (default: every 15 minutes); each evaluation and the last step also save", ge=1
+    )
     logging_steps: int = option(10, "log every N steps", ge=1)
     save_total_limit: int = option(2, "keep N checkpoints, the best, and those to be averaged", ge=1)
     resume_from_checkpoint: str | None = option(

@@ -1,5 +1,6 @@
 """What a run reports: progress of a step, the plan of a dry run, facts for the model card."""
 
+import math
 import platform
 import sys
 import time
@@ -22,7 +23,7 @@ from ..files import last_part
 from .distributed import run_on_main
 from .memory import USABLE, memory_for, step_bytes
 from .options import TrainingOptions
-from .state import TrainerState
+from .state import TrainerState, Triggers
 
 
 def progress_bar(step: int, max_steps: int, is_shown: bool) -> tqdm:
@@ -40,6 +41,48 @@ def show_progress(bar: tqdm, entry: dict, state: TrainerState, max_steps: int, i
     if bar.disable and is_shown:
         left = tqdm.format_interval(state.train_runtime / state.step * (max_steps - state.step))
         print(f"{state.step:,}/{max_steps:,}: {shown}, {left} left", file=sys.stderr, flush=True)
+
+
+def compare_rates(state: TrainerState, schedule: Callable[[int], float]):
+    """Prints how the learning rate differs from that of the last step before a run was resumed, if it does."""
+    for entry in state.history:
+        if entry["step"] == state.step and "learning_rate" in entry:
+            before, now = entry["learning_rate"], schedule(state.step)
+            if not math.isclose(before, now, rel_tol=0.01):
+                PartialState().print(
+                    f"{'warning: ' * (now > before)}the learning rate goes from {before:.2e} to {now:.2e}, as the "
+                    "schedule changed; --learning_rate, --warmup_steps, --lr_scheduler_type and the number of steps "
+                    "decide it."
+                )
+
+
+def check_average(triggers: Triggers):
+    """Warns if fewer checkpoints are going to be saved than `--average_checkpoints` asks for."""
+    asked = triggers.options.average_checkpoints
+    is_by_score = triggers.options.average_checkpoints_by == "score"
+    is_due = triggers.should_evaluate if is_by_score else triggers.should_save
+    count = sum(map(is_due, range(1, triggers.max_steps + 1))) if asked else 0
+    if count < asked:
+        lower = "--eval_steps" if is_by_score else "--save_steps"
+        PartialState().print(
+            f"warning: --average_checkpoints {asked} will average {count}, all there are; lower {lower}."
+        )
+
+
+def name_better_checkpoint(state: TrainerState, options: TrainingOptions):
+    """Prints which evaluated checkpoint was better than the final weights, unless the best ones were asked for."""
+    metric, entries = options.metric_for_best_model, {entry["step"]: entry for entry in state.evaluations()}
+    best = state.ranking(metric)[0]
+    if best == state.step or options.early_stopping_patience or options.average_checkpoints_by == "score":
+        return
+    names = [name for name in ("eval_bleu", "eval_chrf", "eval_loss") if name in entries[best]]
+    scores = [f"{name[5:]} {entries[best][name]:.2f}, not {entries[state.step][name]:.2f}" for name in names]
+    folder = options.output_dir / f"checkpoint-{best}"
+    where = f" It is a model like any other: {folder}." if folder.is_dir() else ""
+    print(
+        f"checkpoint-{best} was better than the final weights by --metric_for_best_model {metric} "
+        f"({', '.join(scores)}).{where} --early_stopping_patience ends a run with its best weights."
+    )
 
 
 def scalars(results: dict) -> dict:

@@ -1,13 +1,23 @@
-"""Graceful shutdown: SIGTERM and Ctrl-C let the training loop finish its step and save."""
+"""Graceful shutdown: signals that ask a run to end, such as SIGTERM and Ctrl-C, let it finish its step and save."""
 
 import contextlib
 import os
+import re
 import signal
+import threading
 import time
+from pathlib import Path
 
+import psutil
 from accelerate import Accelerator
 
+ALWAYS_HANDLED = ("SIGTERM", "SIGINT")
+# Not where they are ignored, as SIGHUP is under nohup, or have a handler of the program that calls `main`. Windows has
+# none of them.
+HANDLED_BY_DEFAULT = ("SIGHUP", "SIGUSR1", "SIGUSR2")
+LAUNCHED = {"ACCELERATE_MIXED_PRECISION", "LOCAL_RANK"}  # accelerate launch or torchrun sets one of them
 REPEAT_AFTER = 1.0  # seconds; a launcher forwards the Ctrl-C that the terminal has already sent to all processes
+NOTICE = b"\ntrain.py: saving a checkpoint after this step; press Ctrl-C again to exit at once.\n"
 
 
 class Stopped(Exception):
@@ -19,16 +29,54 @@ class Stopped(Exception):
         self.exit_status = 128 + (signal_number or signal.SIGTERM)
 
 
+class StoppedAtOnce(KeyboardInterrupt):
+    """A second signal stopped the run within a step."""
+
+    def __init__(self, signal_number: int):
+        super().__init__()
+        self.exit_status = 128 + signal_number
+
+
+def launcher_id() -> int | None:
+    """The id of the process of accelerate launch or torchrun that started this one; None if none did."""
+    with contextlib.suppress(psutil.Error, AttributeError):  # no access, or no parent
+        parent = psutil.Process().parent()
+        names = [Path(word).name for word in parent.cmdline()]
+        is_launcher = any(re.match(r"accelerate|torchrun|torch\.distributed", name) for name in names)
+        if is_launcher and LAUNCHED & os.environ.keys():
+            return parent.pid
+    return None
+
+
+def write_or_close(stream: int, text: bytes):
+    """Writes to a standard stream or, if its terminal is gone, lets it lead nowhere: printing to it would fail."""
+    try:
+        os.write(stream, text)  # because print is not reentrant
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
 class GracefulShutdown:
-    """A context in which SIGTERM and SIGINT only set a flag. A second Ctrl-C raises KeyboardInterrupt."""
+    """A context in which the first signal that asks the run to end sets a flag, and a second one ends it at once.
+
+    If the launcher has ended, which happens when it alone is told to, the flag is set too: nobody would wait for the
+    run. In a thread that is not the main one, Python allows no signal handlers, and the run does without them.
+    """
 
     def __init__(self, accelerator: Accelerator):
         self.accelerator = accelerator
         self.signal_number: int | None = None
         self.received_at = 0.0
+        self.launcher = launcher_id()
+        self.previous = {}
 
     def __enter__(self):
-        self.previous = {number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        if threading.current_thread() is threading.main_thread():
+            for name in (*ALWAYS_HANDLED, *HANDLED_BY_DEFAULT):
+                number = getattr(signal, name, None)
+                if number and (name in ALWAYS_HANDLED or signal.getsignal(number) is signal.SIG_DFL):
+                    self.previous[number] = signal.signal(number, self.handle)
         return self
 
     def __exit__(self, *_):
@@ -36,25 +84,31 @@ class GracefulShutdown:
             signal.signal(number, handler)
 
     def handle(self, number: int, frame):
-        """The signal handler: sets the flag, or raises KeyboardInterrupt if the flag is set and Ctrl-C is pressed."""
+        """The signal handler: sets the flag, or raises [`StoppedAtOnce`] if the flag is set."""
         if self.signal_number is not None:
-            if number == signal.SIGINT and time.monotonic() - self.received_at > REPEAT_AFTER:
-                raise KeyboardInterrupt
+            if time.monotonic() - self.received_at > REPEAT_AFTER:
+                raise StoppedAtOnce(number)
             return
         self.signal_number, self.received_at = number, time.monotonic()
-        with contextlib.suppress(OSError):  # os.write, because print is not reentrant
-            os.write(2, b"\ntrain.py: saving a checkpoint after this step; press Ctrl-C again to exit at once.\n")
+        write_or_close(1, b"")
+        write_or_close(2, NOTICE)
+
+    def is_stopped(self) -> bool:
+        """Whether this process has received a signal or lost its launcher."""
+        if self.signal_number is None and self.launcher not in (None, os.getppid()):
+            self.handle(signal.SIGTERM, None)
+        return self.signal_number is not None
 
     def should_stop(self, may_ask_others: bool = True) -> bool:
-        """Whether any process has received a signal.
+        """Whether any process has been stopped.
 
         In a distributed run, all processes agree on the answer, for which they must communicate. Without
         `may_ask_others` they do not, and the answer is False.
         """
         if self.accelerator.num_processes == 1:
-            return self.signal_number is not None
+            return self.is_stopped()
         if not may_ask_others:
             return False
-        if self.signal_number is not None:
+        if self.is_stopped():
             self.accelerator.set_trigger()
         return self.accelerator.check_trigger()

@@ -18,6 +18,8 @@ SPIKE_WINDOW = 100  # recent steps that a loss is compared with
 SPIKE = 2.0  # a loss this many nats, and six standard deviations, above their mean is a spike
 MAX_SPIKES = 10  # training has diverged after this many steps with a spike, less those without one in between
 SHOWN = 60  # characters of a text in a message
+SAVE_AFTER = 15 * 60  # seconds between checkpoints, unless --save_steps says how many steps
+AVERAGED_EVERY = 1 / 30  # of a run, between the checkpoints that are averaged, unless --save_steps or --eval_steps say
 
 
 class Diverged(UserError):
@@ -195,11 +197,17 @@ class Triggers:
 
     The last step is evaluated after the loop, with the final weights. If the best weights are wanted, it is also
     evaluated in the loop, for comparison.
+
+    Without `--save_steps`, a checkpoint is also saved every 15 minutes, which is not among those that are averaged.
     """
 
     def __init__(self, options: TrainingOptions, max_steps: int):
         self.options = options
         self.max_steps = max_steps
+        self.save_steps = options.save_steps
+        if options.average_checkpoints and not (options.save_steps or options.eval_steps):
+            self.save_steps = max(1, round(max_steps * AVERAGED_EVERY))
+        self.note_save()
 
     def should_evaluate(self, step: int) -> bool:
         """Whether the validation split is due at this step."""
@@ -209,8 +217,18 @@ class Triggers:
 
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due: as asked for, at each evaluation, and at the end."""
-        is_due = step > 0 and bool(self.options.save_steps) and step % self.options.save_steps == 0
-        return is_due or step == self.max_steps or self.should_evaluate(step)
+        is_last = step == self.max_steps
+        first = 0 if self.options.save_steps else self.max_steps  # averaged checkpoints are counted from the last one
+        is_due = step > 0 and bool(self.save_steps) and (step - first) % self.save_steps == 0
+        return is_due or is_last or self.should_evaluate(step)
+
+    def is_overdue(self) -> bool:
+        """Whether a checkpoint is due because of the time since the last one; never with `--save_steps`."""
+        return not self.options.save_steps and time.monotonic() - self.saved_at > SAVE_AFTER
+
+    def note_save(self):
+        """Restarts the clock of [`is_overdue`]."""
+        self.saved_at = time.monotonic()
 
     def should_log(self, step: int) -> bool:
         """Whether a log entry is due; one always precedes a checkpoint."""
