@@ -46,6 +46,7 @@ def main():
         upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
     accelerator = distributed.make_accelerator(options)
     shutdown = GracefulShutdown(accelerator)
+    distributed.check_temporary_folder(data, accelerator.device)
     memory.configure(accelerator.device, accelerator.mixed_precision)
     hide_bars()
     resume_from = distributed.run_on_main(

@@ -1,9 +1,12 @@
 """Checkpoints: complete or absent, resumed, pruned and averaged; the output directory; changed settings."""
 
+import errno
+import fcntl
 import itertools
 import os
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from filelock import FileLock
 from helpers import BIAS, EMBEDDINGS, assert_close, parts, small_model, training_options
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerConfig
@@ -176,6 +179,41 @@ def test_full_disk_leaves_older_checkpoints(share, accelerator, byte_tokenizer, 
     assert list(tmp_path.iterdir()) == [folder] and contents(folder) == before
 
 
+def with_tensor(name: str, change) -> Callable[[Path], None]:
+    """Damages a file of tensors: `change` gets one of them and returns what takes its place, or None."""
+
+    def harm(path: Path):
+        tensors = load_file(path)
+        tensors[name] = change(tensors.pop(name))
+        save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+    return harm
+
+
+WEIGHT = "model.shared.weight"
+MOMENT = f"{WEIGHT}/exp_avg"
+
+
+@pytest.mark.parametrize(
+    "name, tensor, change, message",
+    [
+        ("optimizer", MOMENT, lambda moment: moment[0, :3].clone(), r"\(3,\) and .* needs .* of \(37, 16\)"),
+        ("optimizer", MOMENT, lambda moment: moment.T.contiguous(), r"\(16, 37\) and"),
+        ("optimizer", MOMENT, torch.Tensor.long, r"\(37, 16\) and torch.int64"),
+        ("optimizer", MOMENT, lambda moment: None, "is missing"),
+        ("optimizer", f"{WEIGHT}/step", lambda step: step.repeat(2), r"\(2,\) and .* of \(\)"),
+        ("model", WEIGHT, lambda weight: weight[:, :3].clone(), r"\(37, 3\) and"),
+        ("ema", WEIGHT, lambda weight: weight[:3].clone(), r"\(3, 16\) and"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_model_are_named(name, tensor, change, message, folder, accelerator):
+    """Fused AdamW would write behind the end of a moment that is too small."""
+    file = f"{name}.safetensors"
+    with_tensor(tensor, change)(folder / file)
+    with pytest.raises(UserError, match=rf"^{folder} cannot be read: {file}: '{tensor}' (is a tensor of )?{message}"):
+        Run(accelerator).load(folder)
+
+
 def truncate(path: Path):
     path.write_bytes(path.read_bytes()[:-7])
 
@@ -189,13 +227,19 @@ DAMAGES = [
     *itertools.product(("model.safetensors", "optimizer.safetensors", "ema.safetensors", STATE), (truncate,)),
     *itertools.product(("model.safetensors", "optimizer.safetensors", STATE), (Path.unlink,)),
     (STATE, write("{}}")),
+    (STATE, write("[" * 100_000)),
+    (STATE, write('{"step": "7"}')),
+    (STATE, write('{"step": 7.5}')),
+    (STATE, write('{"history": [3]}')),
+    (STATE, write('{"stream": {}}')),
+    (STATE, write('{"spikes": [null]}')),
 ]
 
 
 @pytest.mark.parametrize("name, harm", DAMAGES)
 def test_damaged_or_foreign_checkpoint_is_named(name, harm, folder, accelerator):
     harm(folder / name)
-    with pytest.raises(UserError, match=rf"^{folder} cannot be read: .*; delete it to resume from an older one\.$"):
+    with pytest.raises(UserError, match=rf"^{folder} cannot be read: {name}: .*; delete it to resume from an older"):
         Run(accelerator).load(folder)
 
 
@@ -238,6 +282,22 @@ def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
     state = state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0})
     checkpoints.prune_checkpoints(state, Triggers(options, 100))
     assert [checkpoints.step_of(one) for one in checkpoints.list_checkpoints(tmp_path)] == sorted([7, *left])
+
+
+@pytest.mark.parametrize(
+    "argv, left",
+    [
+        ([], [5, 7]),
+        (["--save_total_limit=1"], [7]),
+        (["--eval_steps=4"], [4, 7]),
+        (["--save_steps=2"], [2, 4, 7]),
+    ],
+)
+def test_pruning_keeps_what_was_saved_because_of_the_time_until_a_checkpoint_was_due(argv, left, tmp_path):
+    put(tmp_path, 2, 3, 4, 5, 7)
+    triggers = Triggers(training_options(f"--output_dir={tmp_path}", *argv), 100)
+    checkpoints.prune_checkpoints(TrainerState(), triggers)
+    assert [checkpoints.step_of(one) for one in checkpoints.list_checkpoints(tmp_path)] == left
 
 
 @pytest.mark.parametrize(
@@ -290,7 +350,7 @@ def test_averaged_checkpoints_are_the_mean(use_ema, accelerator, byte_tokenizer,
 
 
 def prepare(output_dir: Path, checkpoint: Path | None = None) -> FileLock:
-    lock = FileLock(output_dir / checkpoints.LOCK, timeout=0.1)
+    lock = FileLock(output_dir / checkpoints.LOCK, timeout=0.1, fallback_to_soft=False)
     checkpoints.prepare_output_dir(lock, checkpoint, f"{RECIPE_HEADER}seed: 1\n")
     return lock
 
@@ -302,6 +362,29 @@ def test_one_run_at_a_time(tmp_path):
         prepare(tmp_path / "a" / "b")
     lock.release()
     prepare(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_used_with_a_warning(number, tmp_path, monkeypatch, capsys):
+    """As NFS and Lustre may be mounted. A run that is killed there before its first checkpoint starts again."""
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for _ in range(2):
+        assert not prepare(tmp_path / "model").is_locked
+        said = capsys.readouterr().out
+        assert said.startswith(f"warning: the file system of --output_dir {tmp_path}/model cannot lock files ([Errno")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [".lock", "recipe.yaml"]
+
+
+@pytest.mark.parametrize("steps, remedy", [([], None), ([4], "; resume with --resume_from_checkpoint")])
+def test_an_error_of_a_file_offers_to_resume_if_there_is_a_checkpoint(steps, remedy, tmp_path):
+    put(tmp_path, *steps)
+    with pytest.raises(OSError) as full, checkpoints.offering_resume(tmp_path):
+        raise OSError("No space left on device")
+    assert getattr(full.value, "remedy", None) == remedy
 
 
 @pytest.mark.parametrize(

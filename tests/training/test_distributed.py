@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import tempfile
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -9,7 +10,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import torch
-from helpers import assert_close, small_model, training_options
+from helpers import assert_close, data_options, small_model, training_options
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import distributed
@@ -70,6 +71,26 @@ def test_option_that_accelerate_does_not_hand_on_may_not_differ(words, message, 
     monkeypatch.setattr(psutil.Process, "cmdline", lambda process: words.split())
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         distributed.check_launch(ARGS)
+
+
+@pytest.mark.parametrize(
+    "length, workers, device, is_refused",
+    [
+        (71, {"dataloader_num_workers": 1}, "cpu", True),
+        (71, {"preprocessing_num_workers": 2}, "cpu", True),
+        (71, {}, "cuda", True),
+        (71, {"dataloader_num_workers": 0}, "cuda", False),
+        (71, {}, "cpu", False),
+        (70, {"dataloader_num_workers": 1}, "cpu", False),
+    ],
+)
+def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_named(
+    length, workers, device, is_refused, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp".ljust(length, "x"))
+    message = "^TMPDIR is /tmpx+, a longer path .* at most 70 characters, such as /tmp, or give --dataloader_num_wor"
+    with pytest.raises(UserError, match=message) if is_refused else contextlib.nullcontext():
+        distributed.check_temporary_folder(data_options(**workers), torch.device(device))
 
 
 def test_losses_are_not_divided_by_accelerate(accelerator, monkeypatch):

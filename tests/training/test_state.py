@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import training_options
 
+from vanilla_transformer.training import state as state_code
 from vanilla_transformer.training.state import Diverged, Meter, TrainerState, Triggers
 
 
@@ -239,6 +240,9 @@ TRIGGERS = {
     "--logging_steps=4 --eval_steps=5": ([4, 5, 8, 10], [5], [5, 10]),  # the last one is evaluated after the loop
     "--logging_steps=99 --save_steps=4 --eval_steps=6": ([4, 6, 8, 10], [6], [4, 6, 8, 10]),
     "--logging_steps=5 --eval_steps=4 --early_stopping_patience=2": ([4, 5, 8, 10], [4, 8, 10], [4, 8, 10]),
+    "--logging_steps=4 --average_checkpoints=2": ([1, 4, 7, 8, 10], [], [1, 4, 7, 10]),  # evenly, up to the last one
+    "--logging_steps=4 --eval_steps=6 --average_checkpoints=2": ([4, 6, 8, 10], [6], [6, 10]),
+    "--logging_steps=4 --save_steps=4 --average_checkpoints=2": ([4, 8, 10], [], [4, 8, 10]),
     "--logging_steps=5 --eval_steps=4 --average_checkpoints=2 --average_checkpoints_by=score": (
         [4, 5, 8, 10],
         [4, 8, 10],
@@ -248,12 +252,26 @@ TRIGGERS = {
 
 
 @pytest.mark.parametrize("given", TRIGGERS)
-def test_when_a_run_logs_evaluates_and_saves(given):
+def test_when_a_run_logs_evaluates_and_saves(given, monkeypatch):
+    monkeypatch.setattr(state_code, "AVERAGED_EVERY", 0.3)
     triggers = Triggers(training_options(*given.split()), 10)
     logs, evaluates, saves = TRIGGERS[given]
     assert [n for n in range(1, 11) if triggers.should_log(n)] == logs
     assert [n for n in range(11) if triggers.should_evaluate(n)] == evaluates
     assert [n for n in range(11) if triggers.should_save(n)] == saves
+
+
+@pytest.mark.parametrize("argv, is_by_time", [([], True), (["--eval_steps=3"], True), (["--save_steps=3"], False)])
+def test_a_checkpoint_is_overdue_after_some_time_unless_steps_are_given(argv, is_by_time, monkeypatch):
+    triggers = Triggers(training_options(*argv), 10)
+    assert not triggers.is_overdue()
+    monkeypatch.setattr(state_code, "SAVE_AFTER", 0)
+    assert triggers.is_overdue() == is_by_time
+    monkeypatch.setattr(state_code, "SAVE_AFTER", 0.5)
+    triggers.saved_at -= 1
+    assert triggers.is_overdue() == is_by_time
+    triggers.note_save()
+    assert not triggers.is_overdue()
 
 
 @pytest.mark.parametrize(

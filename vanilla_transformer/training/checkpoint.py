@@ -97,7 +97,7 @@ def reading_checkpoint(checkpoint: Path, file: str) -> AbstractContextManager:
 
 def load_state(checkpoint: Path) -> TrainerState:
     """The trainer state of a checkpoint. Raises UserError if it cannot be read."""
-    foreign = explaining(f"{checkpoint} was not written by this version of train.py", TypeError)
+    foreign = explaining(f"{checkpoint} was not written by this version of train.py: {STATE}", TypeError)
     with reading_checkpoint(checkpoint, STATE), foreign:
         state = TrainerState(**json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
         validate_typed_dict(TypedDict("State", get_type_hints(TrainerState)), vars(state))
@@ -138,8 +138,8 @@ def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, torc
         raise ValueError(f"'{name}' is {'missing' if name in expected else 'not a weight of this model'}")
     for name, tensor in found.items():
         if tensor.shape != expected[name].shape or not tensor.is_floating_point():
-            given, shape = f"{tuple(tensor.shape)} of {tensor.dtype}", tuple(expected[name].shape)
-            raise ValueError(f"'{name}' has the shape {given}, instead of {shape} of floating-point numbers")
+            given, shape = f"{tuple(tensor.shape)} and {tensor.dtype}", tuple(expected[name].shape)
+            raise ValueError(f"'{name}' is a tensor of {given}, but the model needs floating-point numbers of {shape}")
 
 
 def average_checkpoints(checkpoints: list[Path], use_ema: bool = False) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ..data.options import DataOptions
 from ..errors import UserError, catching_panics, explaining, one_line, show_cause
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .options import TrainingOptions
@@ -41,6 +43,7 @@ UNSUPPORTED = {
     "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing is not supported; give train.py "
     "--gradient_checkpointing instead.",
 }
+LONGEST_FOLDER = 70  # bytes of a temporary folder; a socket in it has 32 more, and 104 at most
 # Options that `accelerate launch` hands only to DeepSpeed, and the options of train.py to give instead.
 NOT_HANDED_ON = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
 
@@ -93,6 +96,17 @@ def check_launch(options: TrainingOptions):
                 f"accelerate launch has --{name} {told}, but train.py --{ours} {value}; give only the latter, after "
                 "train.py."
             )
+
+
+def check_temporary_folder(data: DataOptions, device: torch.device):
+    """Raises UserError if workers, which have their sockets in the temporary folder, would wait for them for ever."""
+    folder, workers = tempfile.gettempdir(), data.dataloader_num_workers
+    has_workers = workers or data.preprocessing_num_workers or (workers is None and device.type == "cuda")
+    if has_workers and os.name == "posix" and len(os.fsencode(folder)) > LONGEST_FOLDER:
+        raise UserError(
+            f"TMPDIR is {folder}, a longer path than the sockets of data workers may have; set TMPDIR to one of at "
+            f"most {LONGEST_FOLDER} characters, such as /tmp, or give --dataloader_num_workers 0."
+        )
 
 
 def launcher_option(name: str) -> str | None:
