@@ -210,6 +210,13 @@ class Dropped(nn.Module):
         return nn.functional.dropout(x)
 
 
+class Failing(nn.Module):
+    def forward(self, x):
+        if self.training:
+            raise RuntimeError("not for training")
+        return x
+
+
 IN_ALL = r"\(with eager, eager in training, sdpa, sdpa in training\)"
 NUMBER = "model.decoder.layer_norm.number"
 # The change; the checks that fail, first the one that names it; and what it says.
@@ -232,6 +239,11 @@ BROKEN = {
     "a gradient of NaN": (put(Added, "nan"), "gradients", f"not finite of {NUMBER}"),
     "a weight that is no parameter": (put(Added, "buffer"), "save", "saving and loading moves logits, by up to"),
     "a weight in a list": (put(Added, "list"), "save", "save: RuntimeError: Tensor on device meta"),
+    "an error in training": (
+        put(Failing),
+        "gradients causality padding batch",
+        "Error: not for training .with",
+    ),
     "dropout in evaluation": (put(Dropped), "repeat", "two equal calls differ, by up to"),
 }
 
