@@ -2,7 +2,6 @@
 
 import argparse
 from dataclasses import fields
-from typing import get_args, get_origin
 
 from transformers import HfArgumentParser
 
@@ -36,8 +35,7 @@ def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
     add = parser.add_argument
     for field in fields(DatasetOptions):
         is_required = required and field.name == "dataset_name"
-        several = {"nargs": "+"} if get_origin(get_args(field.type)[0]) is list else {}
-        add(f"--{field.name}", required=is_required, help=field.metadata["help"], **several)
+        add(f"--{field.name}", required=is_required, **field.metadata)
     add("--split", default="test", help="a split, or test[:100], test+dev, ... (default: %(default)s)")
 
 

@@ -72,10 +72,10 @@ def check_average(triggers: Triggers):
 def name_better_checkpoint(state: TrainerState, options: TrainingOptions):
     """Prints which evaluated checkpoint was better than the final weights, unless the best ones were asked for."""
     metric, entries = options.metric_for_best_model, {entry["step"]: entry for entry in state.evaluations()}
-    best = state.ranking(metric)[0]
+    best = state.ranking(metric, options.greater_is_better)[0]
     if best == state.step or options.early_stopping_patience or options.average_checkpoints_by == "score":
         return
-    names = [name for name in ("eval_bleu", "eval_chrf", "eval_loss") if name in entries[best]]
+    names = dict.fromkeys((f"eval_{metric}", "eval_bleu", "eval_chrf", "eval_loss"))
     scores = [f"{name[5:]} {entries[best][name]:.2f}, not {entries[state.step][name]:.2f}" for name in names]
     folder = options.output_dir / f"checkpoint-{best}"
     where = f" It is a model like any other: {folder}." if folder.is_dir() else ""
