@@ -129,7 +129,7 @@ def beam_search(
     check_supported([GenerationMode.BEAM_SEARCH], logits_processor, stopping_criteria, generation_config)
     n, max_length = generation_config.num_beams, generation_config.max_length
     # Enough that n unfinished candidates remain even if each beam also has a candidate for every end token.
-    candidates = max(2, 1 + len(end_tokens(generation_config))) * n
+    candidates = max(2, 1 + len(set(end_tokens(generation_config)))) * n
     prompt = length = input_ids.shape[1]
     running = input_ids.unflatten(0, (-1, n))  # (A,n,T)
     states = make_states(model, others, len(running), n, **model_kwargs)
@@ -142,10 +142,10 @@ def beam_search(
         log_probs = mean_log_probs(logits).expand(-1, n, -1).flatten(0, 1)  # (A,1 or n,V) -> (A n,V)
         log_probs = logits_processor(running.flatten(0, 1), log_probs)
         totals = (log_probs.unflatten(0, scores.shape) + scores[..., None]).flatten(1)  # (A,n V)
-        best, index = totals.topk(candidates)
+        best, index = totals.topk(min(candidates, totals.shape[1]))
         parents, tokens = index // log_probs.shape[-1], index % log_probs.shape[-1]  # (A,c)
         extended = torch.cat([gather_beams(running, parents), tokens[..., None]], dim=-1)  # (A,c,T+1)
-        ends = stopping_criteria(extended.flatten(0, 1), None).unflatten(0, (-1, candidates))  # (A,c)
+        ends = stopping_criteria(extended.flatten(0, 1), None).unflatten(0, best.shape)  # (A,c)
         length += 1
         indices = states[0].indices
         finished.add(indices, extended, best, ends)

@@ -71,7 +71,7 @@ class Hypothesis(NamedTuple):
 
     text: str
     score: float  # the sum of the log-probabilities, divided by the length to the power `length_penalty`
-    tokens: int  # without special tokens
+    tokens: int  # without special tokens; the length is one more if the translation ended, for the end token
 
 
 class Engine:
@@ -365,14 +365,14 @@ class Translator:
             progress: The label of a progress bar on stderr; None: no bar.
 
         Raises:
-            TypeError: `texts` is a single string, or an item is not a string.
+            TypeError: `texts` is a single string, a mapping or a table, or an item is not a string.
             TextTooLong: A sentence is too long and `too_long` is "refuse". Nothing is translated.
             ValueError: A text has a lone surrogate, or an option is out of range or changes what `generate` returns.
         """
         if isinstance(texts, str):
             raise TypeError("Give a list of texts; one text alone would be translated letter by letter.")
         generation = check_options(**generation)
-        texts = list(texts)
+        texts = list_texts(texts)
         text_indices, sources, gaps = self.tokenize(texts, self.too_long)
         translate = partial(self.engine.translate, options=generation)
         found = self.run(translate, sources, self.max_tokens, self.engine.num_beams(generation), progress)
@@ -386,7 +386,8 @@ class Translator:
         self, texts: str | Iterable[str], n: int = 5, streamer=None, progress: str | None = None, **generation
     ) -> list[list[Hypothesis]] | list[Hypothesis]:
         """The `n` best translations of each text, the best first; none of an empty text. With `do_sample=True`, `n`
-        samples of each text instead.
+        samples of each text instead. Beams may write one text in different tokens; it is returned once, with the best
+        score, so there may be fewer than `n`.
 
         Args:
             texts: A list of texts, or one text, for which its hypotheses alone are returned.
@@ -407,7 +408,7 @@ class Translator:
         generation = {"num_beams": 1 if samples else max(n, saved.num_beams or 1), **generation}
         if n > generation["num_beams"] and not samples:
             raise ValueError(f"`n` is {n}; there are only {generation['num_beams']} beams to choose from.")
-        texts = list(texts)
+        texts = list_texts(texts)
         text_indices, sources, _ = self.tokenize(texts, too_long="refuse", is_whole=True)
         translate = partial(self.engine.n_best, options=generation, n=n, streamer=streamer)
         max_tokens = self.max_tokens // n if samples else self.max_tokens  # beams share their source, samples do not
@@ -417,7 +418,8 @@ class Translator:
             written = self.tokenizer.batch_decode([ids for ids, _ in found], skip_special_tokens=True)
             hypotheses[index] = [
                 Hypothesis(text, score, sum(token not in special for token in ids))
-                for text, (ids, score) in zip(written, found, strict=True)
+                for number, (text, (ids, score)) in enumerate(zip(written, found, strict=True))
+                if samples or text not in written[:number]
             ]
         return hypotheses
 
@@ -569,6 +571,7 @@ def load_torch(
     """The models in `names` as an engine, and their tokenizer."""
     if quantization is not None:
         raise ValueError(f"`quantization={quantization!r}` needs `backend='ctranslate2'`.")
+    models = load_models(names, device, dtype, **kwargs)  # first, since this checks the configs
     tokenizers = [AutoTokenizer.from_pretrained(name, **kwargs) for name in names]
     for name, tokenizer in zip(names, tokenizers, strict=True):
         if tokenizer.get_vocab() != tokenizers[0].get_vocab():
@@ -576,7 +579,7 @@ def load_torch(
                 f"{name} has a different vocabulary from {names[0]}, so the probabilities of tokens cannot be "
                 "averaged; train the models of an ensemble with the same --tokenizer_name."
             )
-    return TorchEngine(load_models(names, device, dtype, **kwargs)), tokenizers[0]
+    return TorchEngine(models), tokenizers[0]
 
 
 def load_models(names: list[str | os.PathLike], device: torch.device, dtype="auto", **kwargs) -> list[PreTrainedModel]:
@@ -594,6 +597,13 @@ def load_models(names: list[str | os.PathLike], device: torch.device, dtype="aut
 # What `Translator.from_pretrained` calls for each backend, which is the name of a loader: its arguments are those of
 # `load_torch`. vanilla_transformer/__init__.py adds ctranslate2.
 BACKENDS: dict[str, Callable[..., tuple[Engine, PreTrainedTokenizerBase]]] = {"torch": load_torch}
+
+
+def list_texts(texts: Iterable[str]) -> list[str]:
+    """The texts as a list. Raises TypeError for a mapping or a table: its keys or columns would be translated."""
+    if isinstance(texts, Mapping) or getattr(texts, "ndim", 1) != 1:  # a DataFrame has 2 dimensions, a Series has 1
+        raise TypeError(f"Give a list of texts, such as one column, not a {type(texts).__name__}.")
+    return list(texts)
 
 
 def pad_batch(sources: list[list[int]], pad_token_id: int | None, device: torch.device) -> dict[str, torch.Tensor]:
@@ -825,21 +835,39 @@ def cut(
         return
     ends = CUTS[level](text)
     start = first = 0
+    count = 1
     while first < len(ends):
-        # How many parts fit is found by doubling, then by bisection: few pieces are tried, and none far too long.
-        count, step = 1, 2
-        while first + step <= len(ends) and fits(text[start : ends[first + step - 1]]):
-            count, step = step, 2 * step
-        tried = range(count + 1, min(step, len(ends) - first + 1))
-        count += bisect(tried, False, key=lambda parts: not fits(text[start : ends[first + parts - 1]]))  # noqa: B023
-        piece = text[start : ends[first + count - 1]]
+
+        def fit(parts: int) -> bool:
+            if parts < 1 or first + parts > len(ends):  # noqa: B023
+                return parts < 1
+            return fits(text[start : ends[first + parts - 1]])  # noqa: B023
+
         # A text of one part is not tried again: the next cuts will tell.
-        is_whole = level in (SENTENCES, WORDS) and is_possible(piece)
-        if count == 1 and not is_whole and (len(ends) == 1 or not fits(piece)):
+        found = 0 if len(ends) == 1 else largest(count, fit)
+        count = max(found, 1)
+        piece = text[start : ends[first + count - 1]]
+        if not found and not (level in (SENTENCES, WORDS) and is_possible(piece)):
             yield from cut(piece, fits, is_possible, level + 1)
         elif piece.strip():
             yield piece
         start, first = ends[first + count - 1], first + count
+
+
+def largest(guess: int, fit: Callable[[int], bool]) -> int:
+    """The largest number that fits, near `guess`: found by growing steps, then by bisection."""
+    step = 1
+    if fit(guess):
+        low = guess
+        while fit(low + step):
+            low, step = low + step, 2 * step
+        high = low + step
+    else:
+        high = guess
+        while not fit(high - step):
+            high, step = high - step, 2 * step
+        low = high - step
+    return low + bisect(range(low + 1, high), False, key=lambda number: not fit(number))
 
 
 def join(translations: list[str], gaps: list[str]) -> str:
@@ -876,10 +904,8 @@ class VanillaTranslationPipeline(Pipeline):
         return {}, options, {}
 
     def __call__(self, texts: str | Iterable[str], **kwargs) -> list[dict[str, str]]:
-        if isinstance(texts, Mapping):
-            raise TypeError("Give a text or a list of them, and not a mapping.")
         # One input for all texts: the Translator puts them in batches by length.
-        return super().__call__({"texts": [texts] if isinstance(texts, str) else list(texts)}, **kwargs)
+        return super().__call__({"texts": [texts] if isinstance(texts, str) else list_texts(texts)}, **kwargs)
 
     def preprocess(self, inputs):
         return inputs

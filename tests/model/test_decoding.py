@@ -341,6 +341,14 @@ def test_our_searches_equal_those_of_transformers(search):
             assert torch.equal(model.generate(source, **custom(options)), model.generate(source, **options))
 
 
+@pytest.mark.parametrize("ends", [[2] * 5000, list(range(37))], ids=["one end, often", "every token"])
+def test_beams_go_on_with_any_list_of_ends(model, ends):
+    distinct = list(set(ends))
+    options = {"num_beams": 4, "max_new_tokens": 6, "early_stopping": True, "custom_generate": beam_search}
+    found = model.generate(SOURCE, **options, eos_token_id=ends)
+    assert torch.equal(found, model.generate(SOURCE, **options, eos_token_id=distinct)) and len(found) == len(SOURCE)
+
+
 def test_beams_go_on_where_each_could_end_in_two_ways():
     model = make_lively(lm_head_bias=True)
     with torch.no_grad():

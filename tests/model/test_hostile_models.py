@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 import traceback
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from vanilla_transformer.__main__ import main
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.engines import ctranslate2 as engine
+from vanilla_transformer.engines.generate import load_any
 from vanilla_transformer.translation_vanilla_transformer import Translator, load_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
@@ -201,6 +203,20 @@ def test_other_families_are_compared_with_their_weights_too(marian, tmp_path):
     update(folder / "config.json", d_model=10**6)
     with pytest.raises(ValueError, match="do not match its config.*numbers.*download or save it again"):
         load_foreign(str(folder))
+
+
+@pytest.mark.parametrize("load", [load_any, Translator.from_pretrained], ids=["any model", "ours"])
+def test_a_config_is_checked_before_the_tokenizer_is_loaded(load, marian, tmp_path):
+    """Of which the class depends on the config, so that transformers makes a label of each number."""
+    folder = shutil.copytree(marian, tmp_path / "marian")
+    update(folder / "config.json", num_labels=2**22)
+    update(folder / "tokenizer_config.json", tokenizer_class=None)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="has the `num_labels` 4194304"):
+        load(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24
 
 
 def test_positions_that_no_file_holds_are_counted_too(tmp_path):

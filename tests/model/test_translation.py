@@ -3,13 +3,17 @@
 import copy
 import json
 import random
+from collections import UserDict
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
+import pandas
 import pytest
 import torch
+from datasets import Dataset
 from helpers import N_BEST, TEXTS, never_end, python_output, save_translator, small_model, writing_translator
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -95,6 +99,19 @@ def test_a_generation_config_for_several_translations_still_gives_one_of_each_te
     several = GenerationConfig(num_beams=3, num_return_sequences=3, return_dict_in_generate=True, max_length=20)
     single = GenerationConfig(num_beams=3, max_length=20)
     assert translator(TEXTS, generation_config=several) == translator(TEXTS, generation_config=single)
+
+
+def test_a_text_is_once_among_its_n_best(translator):
+    """Beams write it in different tokens; samples of it are as many as they are."""
+    tokenizer, model = translator.tokenizer, translator.model
+    few = [index for index in range(len(tokenizer)) if tokenizer.decode([index]) in ("d", "o", "do", "og", "dog")]
+    assert len(few) >= 3
+    model.lm_head.bias = torch.nn.Parameter(torch.full((len(tokenizer),), -1e4))
+    model.lm_head.bias.data[[*few, tokenizer.eos_token_id]] = 0
+    best = translator.n_best("No!", n=40, max_new_tokens=5)
+    texts = [one.text for one in best]
+    assert 1 < len(texts) == len(set(texts)) < 40 and best == sorted(best, key=lambda one: -one.score)
+    assert len(translator.n_best("No!", n=8, max_new_tokens=5, do_sample=True)) == 8
 
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 4096])
@@ -380,6 +397,12 @@ def test_pieces_are_as_long_as_those_of_a_plain_search(longest):
         assert list(cut(text, fits, fits)) == one_by_one(text, fits)
 
 
+def test_few_lengths_of_each_piece_of_a_long_word_are_tried():
+    tried = []
+    pieces = list(cut("x" * 100_000, lambda piece: tried.append(piece) or len(piece) <= 29, lambda piece: False))
+    assert len(pieces) == 3449 and len(tried) < 3 * len(pieces)
+
+
 def test_a_sentence_or_a_word_longer_than_usual_stays_whole_if_it_can():
     fits, is_possible = (partial(lambda longest, piece: len(piece.strip()) <= longest, longest) for longest in (8, 20))
     assert list(cut("One. Two three four. Five.", fits, is_possible)) == ["One. ", "Two three four. ", "Five."]
@@ -617,8 +640,28 @@ def test_a_pipeline_of_a_model_in_memory(translator):
     assert translate(texts, max_new_tokens=4) == expected == translate(iter(texts), max_new_tokens=4)
     with pytest.raises(TextTooLong):
         translate(texts, too_long="refuse")
-    with pytest.raises(TypeError, match="not a mapping"):
+    with pytest.raises(TypeError, match="not a dict"):
         translate({"text": "No!"})
+
+
+def test_texts_are_taken_from_columns_and_not_from_tables(translator):
+    frame, dataset = pandas.DataFrame({"text": TEXTS}), Dataset.from_dict({"text": TEXTS})
+    expected = translator(TEXTS, max_new_tokens=4)
+    for texts in (
+        frame["text"],
+        dataset["text"],
+        frame["text"].to_numpy(),
+        np.array(TEXTS),
+        iter(TEXTS),
+        tuple(TEXTS),
+    ):
+        assert translator(texts, max_new_tokens=4) == expected
+    for table in (frame, {"text": TEXTS}, UserDict(text=TEXTS)):
+        for call in (translator, translator.n_best):
+            with pytest.raises(TypeError, match=f"such as one column, not a {type(table).__name__}"):
+                call(table)
+    with pytest.raises(TypeError, match="Text 1 is {.*, of type dict; give texts only"):
+        translator(dataset)
 
 
 def test_the_pipeline_runs_no_code_unasked(folder):

@@ -19,10 +19,10 @@ def load_any(
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
     kwargs.setdefault("trust_remote_code", False)  # None would prompt on the terminal
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
     # Otherwise transformers asks a service to convert a pickle on the Hub, and loads what that service proposes.
     with patch_environment(DISABLE_SAFETENSORS_CONVERSION=1):
         (model,) = load_models([name_or_path], device, dtype, use_safetensors=None, **kwargs)
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)  # now that the config is checked
     return Translator(GenerateEngine(model), tokenizer, **own)
 
 
