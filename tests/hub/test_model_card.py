@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from html import unescape
+from itertools import pairwise
 
 import pytest
 from huggingface_hub import ModelCard
@@ -132,6 +133,33 @@ def test_names_cannot_break_the_card(trained):
     rows = [re.findall(r"(?m)^\|.*\|$", body) for body in (plain, prose)]
     cells = [[len(re.findall(r"(?<!\\)\|", row)) for row in table] for table in rows]
     assert cells[0] == cells[1]
+
+
+def test_a_dataset_that_is_no_hub_id_gets_no_link(trained):
+    for name in ("a/b) <script>alert(1)</script>", "a/b](c)", "a/b/c", "a/b c"):
+        edit(trained / "all_results.json", dataset=name)
+        edit(trained / "recipe.yaml", dataset_name=name)
+        card = ModelCard.load(write_model_card(trained))
+        assert (
+            "huggingface.co/datasets" not in card.text and "<script>" not in card.text and card.data.datasets is None
+        )
+
+
+LAUGHS = "\n".join(f"{two}: &{two} {{<<: [*{one}{f', *{one}' * 9}]}}" for one, two in pairwise("abcdefghij"))
+LAUGHS = f"a: &a {{x: 1}}\n{LAUGHS}\n"
+
+
+def test_merged_mappings_take_no_time(trained):
+    """A billion of them."""
+    card = write_model_card(trained)
+    front, text = "model-index: 7", read(card).removeprefix("---\n")
+    for merges in (LAUGHS, LAUGHS.replace("<<", "!!merge x")):
+        card.write_text(f"---\n{merges}{front}\n{text}")
+        assert not record_tuning(trained, TUNED, {"num_beams": 4, "length_penalty": 1.0})
+    card.unlink()
+    (trained / "recipe.yaml").write_text(LAUGHS)
+    with pytest.raises(UserError, match="recipe.yaml cannot be read: it merges mappings"):
+        write_model_card(trained)
 
 
 @pytest.mark.parametrize("text", ["a: !!timestamp x", "a: !!bool perhaps", "a: !!int ''", "a: !x 1", "[" * 1000])

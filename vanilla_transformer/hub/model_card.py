@@ -28,6 +28,8 @@ weight_decay average_checkpoints ema_decay seed num_beams length_penalty"""
 LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resume_from_checkpoint"]
 PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher", "metrics"]
 
+MERGE = "tag:yaml.org,2002:merge"
+
 
 class Card(ModelCard):
     """A model card with control characters spelled out: it is read in terminals, too."""
@@ -64,7 +66,8 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
     name, dataset = name or " ".join(output_dir.resolve().name.split()), results["dataset"]
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
-    is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name")  # of a local one, it is the last part
+    # Of a local one, it is the last part; what no Hub id can be gets no link, which it could break.
+    is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name") == public_name(dataset)
     base, further = recipe.get("model_name_or_path"), results.get("metrics", {})
     names = [name for key in ("source_lang", "target_lang") for name in (results.get(key) or "").split(", ")]
     languages = list(map(language_code, names))
@@ -120,9 +123,13 @@ def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
     if "train_target_tokens" not in results:
         return True
     is_ours = not card.exists()
-    with contextlib.suppress(UserError, ValueError, OSError):  # without a recipe or metadata, it is not ours
-        name = None if is_ours else ModelCard.load(card).data.model_name  # that of before the directory was renamed
-        is_ours = is_ours or card.read_text(encoding="utf-8") == str(make_model_card(output_dir, name))
+    # Without a recipe or metadata, it is not ours.
+    with contextlib.suppress(UserError, ValueError, OSError, yaml.YAMLError):
+        if not is_ours:
+            written = card.read_text(encoding="utf-8")
+            refuse_merge_keys(written.partition("\n---\n")[0])
+            name = ModelCard(written).data.model_name  # that of before the directory was renamed
+            is_ours = written == str(make_model_card(output_dir, name))
     text = json.dumps({"scored_with": scored_with} | results | tuned, indent=2, ensure_ascii=False)
     write_text(path, text + "\n")
     if card.exists() and is_ours:
@@ -166,13 +173,23 @@ def read_file(path: Path) -> dict:
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
     remedy = "name the --output_dir of a finished training run"
     with explaining(f"{path} cannot be read", Exception, remedy=remedy):  # YAML may be wrong in many ways
-        content = parse(path.read_text(encoding="utf-8"))
+        content = path.read_text(encoding="utf-8")
+        if path.suffix == ".yaml":
+            refuse_merge_keys(content)
+        content = parse(content)
         if not isinstance(content, dict):
             raise ValueError("it has no keys with values")
         lists = [value if isinstance(value, list) else [value] for value in content.values()]
         if path.suffix == ".yaml" and any(isinstance(one, list | dict) for one in itertools.chain(*lists)):
             raise ValueError("a recipe has values and lists of values only")  # aliases can make a few lines huge
     return content
+
+
+def refuse_merge_keys(text: str):
+    """Raises ValueError for YAML with a merge key (`<<`), by which a few lines can take hours to read."""
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.ScalarEvent) and (event.tag == MERGE or (event.value == "<<" and event.implicit[0])):
+            raise ValueError("it merges mappings (`<<`); write them out")
 
 
 def public_name(name_or_path: str) -> str:
