@@ -59,7 +59,12 @@ def main():
         pairs = load_pairs(data)
     existing = builders.existing_tokenizer(options, data.tokenizer_name, resume_from)  # (option, name) or None
     tokenizer = distributed.run_on_main(
-        builders.make_tokenizer, existing, pairs["train"], fields.get("vocab_size"), data.train_file_tags
+        builders.make_tokenizer,
+        existing,
+        pairs["train"],
+        fields.get("vocab_size"),
+        data.train_file_tags,
+        data.verbatim,
     )
     torch.manual_seed(options.seed)
     model = builders.make_model(fields, options, data, tokenizer, accelerator.device)
@@ -70,6 +75,7 @@ def main():
         splits = builders.tokenize_splits(pairs, tokenizer, data, model.config, keeps_length)
         if options.teacher:
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
+    builders.note_source_form(tokenizer, pairs, data, keeps_length)
     distributed.run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
@@ -156,7 +162,8 @@ def main():
     final = checkpoint.final_model(weights, state, triggers)  # the last, averaged or best weights
     results = state.results() | {"num_parameters": final.num_parameters()}
     if options.tune_decoding:
-        tune = partial(tune_on_split, final, splits["validation"], **scoring)
+        by = (options.metric_for_best_model, options.greater_is_better)
+        tune = partial(tune_on_split, final, splits["validation"], *by, **scoring)
         results["tuned_decoding"] = tried = distributed.run_on_main(tune)
         best = use_best(tried, final.generation_config)
         accelerator.print(f"tuned on the validation split: {best}")

@@ -36,10 +36,10 @@ from .decoding_vanilla_transformer import Unsupported, beam_search, greedy_searc
 from .sentences_vanilla_transformer import sentence_ends
 
 # The other options are those of `generate`.
-TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "max_source_sentences", "too_long")
+TRANSLATOR_OPTIONS = ("max_tokens", "max_source_length", "max_source_sentences", "max_source_lines", "too_long")
 VOCABULARY = ("vocab_size", "decoder_vocab_size", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 AT_LEAST_ONE = ("n", "max_tokens", "max_source_length", "num_beams", "max_length", "max_new_tokens")
-AT_LEAST_ONE += ("model_max_length", "max_source_sentences")
+AT_LEAST_ONE += ("model_max_length", "max_source_sentences", "max_source_lines")
 # What a stranger's model or text may demand.
 MOST_TOKENS = 4096  # of a text in one piece, unless `max_source_length` allows more: attention takes their square
 LONGEST_TEXT = 10_000  # characters that are always tokenized, see `longest_text`
@@ -259,8 +259,8 @@ class Translator:
         Translator.from_pretrained("outputs/sample")(["The dog sleeps."], num_beams=5)
         Translator.from_pretrained(["outputs/seed1", "outputs/seed2"])(["The dog sleeps."], num_beams=5)
 
-    A text is translated line by line, and a line in pieces of as many sentences as sources had in training. The spaces
-    and line breaks around them are kept; a text that is empty or only spaces becomes an empty one. All pieces are
+    A text is translated in pieces of as many lines and sentences as sources had in training. The spaces and line
+    breaks around them are kept; a text that is empty or only spaces becomes an empty one. All pieces are
     translated in batches of similar length. Translations end at the `max_length` of the model's generation config, as
     in `generate`. If that is None, they end 50 tokens after the length of the longest source in the batch (section
     6.1). Beam search stops with as many finished hypotheses as beams (`early_stopping=True`, as in CTranslate2),
@@ -276,6 +276,7 @@ class Translator:
             the smaller of the `max_position_embeddings` of each model and 4,096.
         max_source_sentences: The most sentences of a piece. None: as many as train.py has noted in the tokenizer or,
             if it has not, as many as fit.
+        max_source_lines: The most lines of a piece. None: as many as train.py has noted, or else one.
         too_long: `split` cuts a longer sentence after clauses, else between words, else anywhere. `refuse` raises
             [`TextTooLong`].
 
@@ -290,6 +291,7 @@ class Translator:
         max_tokens: int = 4096,
         max_source_length: int | None = None,
         max_source_sentences: int | None = None,
+        max_source_lines: int | None = None,
         too_long: Literal["split", "refuse"] = "split",
     ):
         if too_long not in ("split", "refuse"):
@@ -297,9 +299,10 @@ class Translator:
         if not isinstance(engine, Engine):
             engine = TorchEngine(engine if isinstance(engine, Sequence) else [engine])
         sentences = max_source_sentences or tokenizer.init_kwargs.get("max_source_sentences")
+        lines = max_source_lines or tokenizer.init_kwargs.get("max_source_lines", 1)
         own = {"max_source_length": max_source_length, "max_source_sentences": max_source_sentences}
         check_options(max_tokens=max_tokens, model_max_length=tokenizer.model_max_length, **own)
-        check_options(max_source_sentences=sentences)
+        check_options(max_source_sentences=sentences, max_source_lines=lines)
         self.engine = engine
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -309,6 +312,8 @@ class Translator:
             self.longest_source = min(self.longest_source, MOST_TOKENS)
         self.usual_source = min(max_source_length or tokenizer.model_max_length, self.longest_source)
         self.max_source_sentences = sentences or sys.maxsize
+        self.max_source_lines = lines
+        self.is_verbatim = bool(tokenizer.init_kwargs.get("verbatim"))  # spaces around a text mean something
 
     @property
     def model(self) -> PreTrainedModel:
@@ -401,6 +406,19 @@ class Translator:
         """
         if isinstance(texts, str):
             return self.n_best([texts], n, streamer, progress, **generation)[0]
+        texts = list_texts(texts)
+        pieces = self.tokenize(texts, too_long="refuse", is_whole=True)
+        hypotheses = [[] for _ in texts]
+        for index, found in zip(
+            pieces[0], self.n_best_of(pieces[1], n, streamer, progress, **generation), strict=True
+        ):
+            hypotheses[index] = found
+        return hypotheses
+
+    def n_best_of(
+        self, sources: list[list[int]], n: int, streamer=None, progress: str | None = None, **generation
+    ) -> list[list[Hypothesis]]:
+        """The `n` best translations of each of `sources`, the token ids of pieces; as in [`n_best`]."""
         check_options(n=n)
         generation = check_options(**generation)
         saved = generation.get("generation_config", self.engine.generation_config)
@@ -408,19 +426,19 @@ class Translator:
         generation = {"num_beams": 1 if samples else max(n, saved.num_beams or 1), **generation}
         if n > generation["num_beams"] and not samples:
             raise ValueError(f"`n` is {n}; there are only {generation['num_beams']} beams to choose from.")
-        texts = list_texts(texts)
-        text_indices, sources, _ = self.tokenize(texts, too_long="refuse", is_whole=True)
         translate = partial(self.engine.n_best, options=generation, n=n, streamer=streamer)
         max_tokens = self.max_tokens // n if samples else self.max_tokens  # beams share their source, samples do not
         rows = max(n, generation["num_beams"])
-        special, hypotheses = set(self.tokenizer.all_special_ids), [[] for _ in texts]
-        for index, found in zip(text_indices, self.run(translate, sources, max_tokens, rows, progress), strict=True):
+        special, hypotheses = set(self.tokenizer.all_special_ids), []
+        for found in self.run(translate, sources, max_tokens, rows, progress):
             written = self.tokenizer.batch_decode([ids for ids, _ in found], skip_special_tokens=True)
-            hypotheses[index] = [
-                Hypothesis(text, score, sum(token not in special for token in ids))
-                for number, (text, (ids, score)) in enumerate(zip(written, found, strict=True))
-                if samples or text not in written[:number]
-            ]
+            hypotheses.append(
+                [
+                    Hypothesis(text, score, sum(token not in special for token in ids))
+                    for number, (text, (ids, score)) in enumerate(zip(written, found, strict=True))
+                    if samples or text not in written[:number]
+                ]
+            )
         return hypotheses
 
     def run(
@@ -477,13 +495,15 @@ class Translator:
         return text_indices, sources, gaps
 
     def pieces_of(self, text: str) -> tuple[list[str], list[str]]:
-        """The lines of a text in pieces of at most `max_source_sentences`, each with the tags of the text; and what
-        stands before, between and after them.
+        """A text in pieces of at most `max_source_lines` and `max_source_sentences`, each with the tags of the text;
+        and what stands before, between and after them.
         """
         tags = self.tags_of(text)
         body = text.lstrip()[len(tags) :].lstrip()
         pieces, gaps = [], [text.removesuffix(body).replace(tags, "", 1)]
-        for line in LINE.findall(body):
+        lines = LINE.findall(body)
+        for first in range(0, len(lines), self.max_source_lines):
+            line = "".join(lines[first : first + self.max_source_lines])
             ends = [len(line)]
             if self.max_source_sentences < sys.maxsize:
                 ends = sentence_ends(line.rstrip())[self.max_source_sentences - 1 : -1 : self.max_source_sentences]
@@ -492,13 +512,13 @@ class Translator:
                 piece = line[start:end].rstrip()
                 gaps.append(line[start + len(piece) : end])
                 pieces.append(tags + piece)
-        return pieces, gaps
+        return ([text], ["", ""]) if self.is_verbatim and len(pieces) == 1 else (pieces, gaps)
 
     def limit_of(self, piece: str, source: list[int], too_long: str) -> int:
         """The tokens that a piece with the ids `source` may have. Warns if a sentence has more than usual."""
         if len(source) <= self.usual_source or too_long == "refuse" or len(source) > self.longest_source:
             return self.longest_source
-        if len(sentence_ends(piece)) > 1:
+        if len(CUTS[SENTENCES](piece)) > 1:
             return self.usual_source
         warnings.warn(  # always the same sentence, which Python shows only once
             f"Some sentences have more tokens than the longest training source, {self.usual_source:,}. They are "
@@ -815,7 +835,7 @@ def ends_of(pattern: str, text: str) -> list[int]:
 # Where a long text is cut: after sentences, else after clauses, else between words, else anywhere.
 SENTENCES, CLAUSES, WORDS, CHARACTERS = range(4)
 CUTS = {
-    SENTENCES: sentence_ends,
+    SENTENCES: lambda text: sorted({*sentence_ends(text), *ends_of(r"(?<=[\n\r\u2028\u2029])\s*", text)}),
     CLAUSES: partial(ends_of, r"(?<=[,;:])\s+|(?<=[，；：、])"),
     WORDS: partial(ends_of, r"\s+"),
     CHARACTERS: lambda text: list(range(1, len(text) + 1)),

@@ -494,10 +494,6 @@ BAD = {
     "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
     "tuning on the test split": (["--tune", "--model", "OURS", "--dataset_name", "data"], "must not use the test"),
     "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams."),
-    "tuning, long texts": (
-        ["--tune", "--model", "OURS", "--max_source_length", "5", *TEXT_FILES],
-        "OURS cannot be tuned: Text 1 has 13 tokens; at most 5 .*, unless you raise `max_source_length`",
-    ),
     "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds results"),
     "other files": (
         ["--hypotheses", "first.txt", "--output", "mine", *TEXT_FILES],

@@ -61,9 +61,11 @@ def test_short_texts_have_odd_lengths_too(pair, is_odd, ratio):
     assert odd == (is_odd if ratio == 1 else 1)
 
 
-@pytest.mark.parametrize("share, expected", [(0.09, 1), (0.11, 3)])
-def test_sources_usually_have_as_many_sentences_as_a_tenth_of_them(share, expected):
+@pytest.mark.parametrize("share, expected", [(0.009, 1), (0.011, 3)])
+def test_sources_usually_have_as_many_sentences_and_lines_as_one_in_a_hundred(share, expected):
     long = int(share * 1000)
+    lines = counts([("a\nb\r\n\nc\n", "d")] * long + [("One. Two.\n", "e")] * (1000 - long))["train"]
+    assert (lines["usual_lines"], lines["several_lines"], lines["usual_sentences"]) == (expected, long, 2)
     found = counts([("One. Two. Three.", "Eins. Zwei. Drei.")] * long + [("One.", "Eins.")] * (1000 - long))
     assert (found["train"]["usual_sentences"], found["train"]["several_sentences"]) == (expected, long)
     assert f"with several sentences {long}" in " ".join(describe_survey(found).split())

@@ -24,6 +24,7 @@ from vanilla_transformer.data.texts import is_filled, normalize
 from vanilla_transformer.data.tokenizer import (
     SPECIAL_TOKENS,
     check_coverage,
+    describe_losses,
     load_tokenizer,
     special_token_ids,
     train_tokenizer,
@@ -78,6 +79,60 @@ def test_every_text_comes_back_and_ends_once(tokenizer, text):
     assert tokenizer.batch_decode([generated], skip_special_tokens=True) == [expected]
     assert ids[-1] == tokenizer.eos_token_id and not set(ids[:-1]) & set(tokenizer.all_special_ids)
     assert tokenizer(text_target=text).input_ids == tokenizer([text, "a"]).input_ids[0] == ids
+
+
+MARKED = [
+    "</s\ufdd0>",
+    "\ufdd0\ufdd0>\ufdd0",
+    "x</s\ufdd0\ufdd0></s>",
+    "5 \u2126 <s>\u2126",
+    "def f(x):\n    return x\r\n",
+]
+
+
+@pytest.mark.parametrize("text", [*TEXTS.values(), *MARKED], ids=[*TEXTS, *map(ascii, MARKED)])
+def test_a_verbatim_tokenizer_returns_every_text(text, tmp_path):
+    train_tokenizer(corpus(), 300, tags=["<bt>"], verbatim=True).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer(text).input_ids
+    assert tokenizer.batch_decode([[tokenizer.bos_token_id, *ids, 0]], skip_special_tokens=True) == [text]
+    assert ids[-1] == tokenizer.eos_token_id and not set(ids[:-1]) & set(tokenizer.all_special_ids)
+    assert tokenizer.init_kwargs["verbatim"] and load_tokenizer(str(tmp_path)).init_kwargs["verbatim"]
+
+
+def test_a_verbatim_tokenizer_returns_random_texts():
+    tokenizer, generator = train_tokenizer(corpus(), 300, verbatim=True), random.Random(0)
+    atoms = [
+        *"\n\t \u00a0\u3000\u2126\ufdd0>a\u00ad\u200b\x00",
+        "\r\n",
+        "</s>",
+        "<pad>",
+        "</s",
+        "\ufdd0>",
+        "e\u0301",
+        "\u1112\u1161",
+    ]
+    texts = ["x" + "".join(generator.choices(atoms, k=generator.randint(0, 9))) for _ in range(2000)]
+    assert tokenizer.batch_decode(tokenizer(texts).input_ids, skip_special_tokens=True) == texts
+
+
+LOST = {
+    "line breaks": "a\nb",
+    "tabs": "a\tb",
+    "double, leading or trailing spaces": "    return x",
+    "other kinds of spaces": "10\u00a0km",
+    "invisible characters": "co\u00adop",
+    "decomposed letters": unicodedata.normalize("NFD", "안녕"),
+}
+
+
+@pytest.mark.parametrize("kind, text", LOST.items(), ids=LOST)
+def test_what_a_tokenizer_does_not_keep_is_described_by_kind(kind, text):
+    others = ["A man rides a bike."]
+    said = describe_losses(train_tokenizer(corpus(), 300), [text, *3 * others], "target")
+    assert said == f"the tokenizer does not keep, in target texts: {kind} (25%); --verbatim trains one that does."
+    assert describe_losses(train_tokenizer(corpus(), 300), [text, *200 * others], "target") is None  # negligible
+    assert describe_losses(train_tokenizer(corpus(), 300, verbatim=True), [text], "target") is None
 
 
 def test_the_tokenizer_normalizes_as_scores_do(tokenizer):

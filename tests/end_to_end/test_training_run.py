@@ -1,5 +1,6 @@
 """What a run of train.py does and leaves, with all kinds of options, and how it refuses bad input."""
 
+import itertools
 import json
 import os
 import re
@@ -185,6 +186,68 @@ def test_a_metric_of_evaluate_stands_beside_bleu_and_chooses_the_best_model(pair
     assert found["test_length_error"] == pytest.approx(3 * sum(lengths) / len(rows))
     said = train_fails(options(pairs, tmp_path / "other", more.replace("length_error", "rougeL")))
     assert "rougeL is not measured; choose one of loss, bleu, chrf, exact_match, word_error_rate, length_error" in said
+
+
+def write_tasks(folder: Path):
+    """Forms of three lines, Python code, and questions of which one in twelve has two sentences, as .jsonl files."""
+    colors, shapes, sizes = (
+        ["red", "blue", "green", "black", "white"],
+        ["cube", "ball", "cone", "ring", "disc"],
+        ["big", "tiny", "flat"],
+    )
+    forms = [
+        (f"colour: {color}\nshape: {shape}\nsize: {size}", f"a {size} {color} {shape}")
+        for color, shape, size in itertools.product(colors, shapes, sizes)
+    ]
+    operators = {"add": "+", "take": "-", "multiply": "*"}
+    code = [
+        (f"{verb} {name} and {n}", f"def f({name}):\n    if {name}:\n        return {name} {sign} {n}\n    return {n}")
+        for (verb, sign), name, n in itertools.product(operators.items(), "xyz", range(9))
+    ]
+    nouns, fields = (
+        ["cats", "dogs", "birds", "cars", "boats", "trees", "books", "songs"],
+        ["name", "age", "owner", "city", "price", "year"],
+    )
+    one = [(f"Show the {field} of all {noun}.", f"SELECT {field} FROM {noun}") for field in fields for noun in nouns]
+    two = [
+        (f"{question} Only those that are {kind}.", f"{query} WHERE {kind}")
+        for kind in ("old", "new", "cheap", "rare")
+        for question, query in one
+    ]
+    for name, trained_on, held_out in [
+        ("forms", forms[1::2] + forms[2::4], forms[::4]),
+        ("code", code[1::2] + code[2::4], code[::4]),
+        ("questions", one * 40 + two[1::2] + two[2::4], one[:4] + two[::4]),
+    ]:
+        for split, rows in [("train", trained_on), ("held_out", held_out)]:
+            lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
+            (folder / f"{name}_{split}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task, more", [("forms", ""), ("code", "--verbatim"), ("code", ""), ("questions", "")])
+def test_a_run_scores_what_it_trained(task, more, tmp_path, monkeypatch):
+    """Sources of several lines or sentences are translated whole, by the evaluation, the tuning and the Translator;
+    a verbatim model writes line breaks and indentation."""
+    write_tasks(tmp_path)
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (1,))
+    model = (
+        "--d_model 64 --encoder_layers 1 --decoder_layers 1 --encoder_attention_heads 4 --decoder_attention_heads 4"
+    )
+    model += " --encoder_ffn_dim 128 --decoder_ffn_dim 128 --vocab_size 400 --dropout 0 --label_smoothing_factor 0"
+    data = f"--train_file {tmp_path}/{task}_train.jsonl --validation_file {tmp_path}/{task}_held_out.jsonl"
+    steps = "--max_steps 400 --warmup_steps 20 --learning_rate 0.005 --lr_scheduler_type linear"
+    steps += " --per_device_train_max_tokens 1024 --tune_decoding"
+    printed = train(f"{model} {data} {steps} {more} --output_dir {tmp_path}/model".split())
+    found = results(tmp_path / "model")
+    is_lossy = (task, more) == ("code", "")
+    assert found["eval_bleu"] == pytest.approx(100, abs=1) and found["tuned_decoding"][0]["bleu"] == found["eval_bleu"]
+    assert found["eval_exact_match"] == (0 if is_lossy else pytest.approx(100, abs=5))
+    assert ("does not keep, in target texts: line breaks (100%)" in printed) == is_lossy
+    rows = [json.loads(line) for line in (tmp_path / f"{task}_held_out.jsonl").read_text().splitlines()]
+    translations = Translator.from_pretrained(str(tmp_path / "model"))([row["source"] for row in rows])
+    exact = sum(text == row["target"] for text, row in zip(translations, rows, strict=True))
+    assert 100 * exact / len(rows) == found["eval_exact_match"]
 
 
 @pytest.mark.parametrize("kind", ["columns", "lists", "parallel"])

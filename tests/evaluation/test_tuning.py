@@ -1,11 +1,12 @@
 """Decoding tuned on a validation set: what is rescored equals what the search finds."""
 
 import pytest
-from helpers import TEXTS
+from helpers import TEXTS, write_metric
 
 from vanilla_transformer.evaluation import tuning
+from vanilla_transformer.evaluation.metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.translation_vanilla_transformer import Hypothesis
+from vanilla_transformer.translation_vanilla_transformer import Hypothesis, Translator
 
 
 @pytest.mark.parametrize("num_beams, length_penalty", [(1, 1.0), (2, 0.0), (4, 2.0)])
@@ -25,6 +26,29 @@ def test_the_decoding_that_wrote_the_references_is_the_best(varied_translator, n
     assert [one["bleu"] for one in tried] == sorted((one["bleu"] for one in tried), reverse=True)
 
 
+def test_texts_of_several_pieces_have_the_scores_of_later_translations(varied_translator, monkeypatch):
+    """Also those that are cut because they are too long; the last one has neither a word nor a piece."""
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (3,))
+    monkeypatch.setattr(tuning, "LENGTH_PENALTIES", (0.0, 1.0))
+    options = {"max_source_sentences": 1, "max_source_length": 8}
+    translator = Translator(varied_translator.engine, varied_translator.tokenizer, **options)
+    sources = [" ".join(TEXTS), "\n".join(TEXTS), "A man " * 20, " "]
+    references = [f"{text} x" for text in translator(sources, num_beams=2)]
+    for one in tuning.tune(translator, sources, references, Scorer(tokenize="char")):
+        options = {"num_beams": 3, "length_penalty": one["length_penalty"]}
+        scores = Scorer(tokenize="char").score(translator(sources, **options), references)
+        assert (scores["bleu"], scores["chrf"]) == (pytest.approx(one["bleu"]), pytest.approx(one["chrf"]))
+
+
+@pytest.mark.parametrize("by, greater_is_better", [("chrf", True), ("same_length", True), ("length_error", False)])
+def test_another_metric_may_choose(by, greater_is_better, varied_translator, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "NUM_BEAMS", (1, 4))
+    scorer = Scorer(tokenize="char", metrics=Metrics([write_metric(tmp_path / "lengths.py")]))
+    tried = tuning.tune(varied_translator, TEXTS, TEXTS[::-1], scorer, by, greater_is_better)
+    assert [one[by] for one in tried] == sorted((one[by] for one in tried), reverse=greater_is_better)
+    assert tried[0].keys() == {"num_beams", "length_penalty", "bleu", "chrf", "length_error", "same_length"}
+
+
 def test_of_equally_good_ones_the_simplest_is_the_best(varied_translator, monkeypatch):
     monkeypatch.setattr(tuning, "NUM_BEAMS", (3, 1, 2))
     tried = tuning.tune(varied_translator, [""], ["Ω"], Scorer())
@@ -37,7 +61,12 @@ def test_chrf_chooses_where_bleu_says_nothing():
     by_beams = {1: "Hund", 2: "das Haus ist hier", 4: "das Haus"}
 
     class Beams:
-        def n_best(self, sources, n, **options):
+        too_long = "split"
+
+        def tokenize(self, sources, too_long):
+            return [0], [[1]], [["", ""]]
+
+        def n_best_of(self, pieces, n, **options):
             return [[Hypothesis(by_beams.get(n, "Hand"), -1.0, 3)]]
 
     tried = tuning.tune(Beams(), ["the house"], ["das Haus"], Scorer())

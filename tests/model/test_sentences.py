@@ -119,7 +119,7 @@ def test_lines_and_sentences_are_translated_one_by_one_and_spaces_stay(translato
         "No!": second,
         "\n": "",
     }
-    assert one_at_a_time(translator)(texts, **LIMIT) == list(texts.values())
+    assert one_at_a_time(translator)(list(texts), **LIMIT) == list(texts.values())
 
 
 def test_tags_are_repeated_and_no_piece_of_their_own():
@@ -144,6 +144,50 @@ def test_pieces_have_as_many_sentences_as_in_training(translator, most, groups):
     pieces = [" ".join(sentences[number] for number in group) for group in groups]
     noted = Translator(translator.model, translator.tokenizer, max_source_sentences=most)
     assert noted.tokenize([" ".join(sentences)], "split")[1] == translator.encode(pieces)
+
+
+LINES = ["A dog.", "No!", "Yes. A man?", "No."]
+
+
+@pytest.mark.parametrize(
+    "lines, sentences, expected",
+    [
+        (1, 1000, LINES),
+        (2, 1000, ["A dog.\nNo!", "Yes. A man?\n\nNo."]),
+        (3, 2, ["A dog.\nNo!", "Yes. A man?", "No."]),
+        (1000, 1000, ["A dog.\nNo!\nYes. A man?\n\nNo."]),
+    ],
+)
+def test_pieces_have_as_many_lines_as_in_training(translator, lines, sentences, expected):
+    """And the breaks between the pieces are kept."""
+    translator.tokenizer.init_kwargs |= {"max_source_lines": lines, "max_source_sentences": sentences}
+    noted = Translator(translator.model, translator.tokenizer)
+    text = " A dog.\nNo!\nYes. A man?\n\nNo.\n"
+    pieces, gaps = noted.pieces_of(text)
+    assert pieces == expected and (gaps[0], gaps[-1]) == (" ", "\n")
+    between = [*(gap + piece for gap, piece in zip(gaps, pieces, strict=False)), gaps[-1]]
+    assert "".join(between) == text
+
+
+def test_lines_that_are_too_long_together_are_cut_between_lines(translator):
+    translator.tokenizer.init_kwargs |= {"max_source_lines": 1000, "max_source_sentences": 1000}
+    lines = ["a man and a dog", "two children play in the park", "a man"]
+    translator.tokenizer.model_max_length = max(map(len, translator.encode(lines)))
+    assert Translator(translator.model, translator.tokenizer).tokenize(["\n".join(lines)], "split")[1] == (
+        translator.encode(lines)
+    )
+
+
+def test_a_verbatim_model_reads_and_writes_the_spaces_around_a_text():
+    """Of a text in one piece."""
+    tokenizer = train_tokenizer(TEXTS, 300, verbatim=True)
+    tokenizer.init_kwargs |= {"max_source_lines": 3, "max_source_sentences": 1}
+    translator = writing_translator(tokenizer)
+    text = "\tif x:\n\t\treturn  y \n"
+    assert translator.tokenize([text], "split")[1:] == ([tokenizer(text).input_ids], [["", ""]])
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    translator.engine.translate = lambda batches, options: [[ids] for _ in batches]
+    assert translator([text]) == [text]
 
 
 def test_the_tokenizer_says_how_many_sentences_unless_an_option_does(translator, tmp_path):

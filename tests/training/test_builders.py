@@ -17,7 +17,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from vanilla_transformer import Translator, VanillaTransformerConfig
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import load_pairs, tokenize_pairs
+from vanilla_transformer.data.pairs import Splits, load_pairs, tokenize_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import builders
 from vanilla_transformer.training.builders import (
@@ -27,7 +27,7 @@ from vanilla_transformer.training.builders import (
     make_generation_config,
     make_model,
     make_tokenizer,
-    note_sentences,
+    note_source_form,
     report_lost_text,
     resolve_defaults,
     tokenize_splits,
@@ -115,12 +115,34 @@ def test_the_tokenizer_keeps_the_longest_training_source(
         (1000, True, 2, 1000),
     ],
 )
-def test_the_tokenizer_notes_how_many_sentences_sources_have(text_tokenizer, before, keeps_more, found, expected):
-    tokenizer = copy.deepcopy(text_tokenizer)
+@pytest.mark.parametrize("unit", ["sentences", "lines"])
+def test_the_tokenizer_notes_how_many_sentences_and_lines_sources_have(
+    text_tokenizer, unit, before, keeps_more, found, expected
+):
+    tokenizer, pairs = copy.deepcopy(text_tokenizer), Splits()
+    pairs.survey = {"train": {"usual_sentences": 1, "usual_lines": 1, f"usual_{unit}": found}}
     if before:
-        tokenizer.init_kwargs["max_source_sentences"] = before
-    note_sentences(tokenizer, {"train": {"usual_sentences": found}}, keeps_more)
-    assert tokenizer.init_kwargs.get("max_source_sentences") == expected
+        tokenizer.init_kwargs[f"max_source_{unit}"] = before
+    note_source_form(tokenizer, pairs, DataOptions(), keeps_more)
+    assert tokenizer.init_kwargs[f"max_source_{unit}"] == expected
+    note_source_form(tokenizer, pairs, DataOptions(**{f"max_source_{unit}": 7}), keeps_more)
+    assert tokenizer.init_kwargs[f"max_source_{unit}"] == 7
+
+
+def test_a_verbatim_tokenizer_is_trained_and_never_an_existing_one(tmp_path, capsys):
+    pairs = datasets.Dataset.from_list([{"source": "f", "target": "def f(x):\n    return x"}] * 9)
+    make_tokenizer(None, pairs, 300).save_pretrained(tmp_path / "other")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "does not keep, in target texts: line breaks (100%), double, leading or trailing spaces (100%)" in said
+    assert "--verbatim trains one that does" in said
+    verbatim = make_tokenizer(None, pairs, 300, verbatim=True)
+    assert "keep" not in capsys.readouterr().out
+    verbatim.save_pretrained(tmp_path / "verbatim")
+    again = make_tokenizer(("--resume_from_checkpoint", str(tmp_path / "verbatim")), pairs, verbatim=True)
+    assert again.decode(again(pairs[0]["target"]).input_ids, skip_special_tokens=True) == pairs[0]["target"]
+    assert again.init_kwargs["verbatim"]
+    with pytest.raises(UserError, match="--verbatim trains a tokenizer, but --tokenizer_name .*other brings one"):
+        make_tokenizer(("--tokenizer_name", str(tmp_path / "other")), pairs, verbatim=True)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +175,7 @@ def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, cac
     make_tokenizer(None, pairs.to_iterable_dataset() if streaming else pairs, 300)
     make_tokenizer(None, pairs, None)
     texts, default = ["a", "b", "c", "d"], VanillaTransformerConfig().vocab_size
-    assert found == [(texts, 300, None if streaming else 4, []), (texts, default, 4, [])]
+    assert found == [(texts, 300, None if streaming else 4, [], False), (texts, default, 4, [], False)]
 
 
 def test_directories_with_a_card_and_the_same_name_have_their_own_tokenizers(cache, tmp_path):

@@ -25,7 +25,7 @@ from ..data.files import hide_bars
 from ..data.pairs import load_split
 from ..engines.generate import load_any, set_languages
 from ..errors import UserError, explaining, loading
-from ..evaluation.metrics import Metrics
+from ..evaluation.metrics import Metrics, greater_by_name
 from ..evaluation.scores import Scorer, as_list
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
@@ -279,8 +279,8 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     ((name, _),) = options.systems
     translator = load_translator(name, options)
     with explaining(f"{name} cannot be tuned", Exception):
-        tried = tune(translator, sources, references, scorer)
-    print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f", ".2f")))
+        tried = tune(translator, sources, references, scorer, options.tune, greater_by_name(options.tune))
+    print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f", ".2f", *[".4g"] * len(tried[0]))))
     config = translator.engine.generation_config
     penalty = 1.0 if config.length_penalty is None else config.length_penalty
     before = {"num_beams": config.num_beams or 1, "length_penalty": penalty}

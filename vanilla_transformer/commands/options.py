@@ -9,7 +9,7 @@ from ..data.options import DatasetOptions
 
 # Options that go to `Translator.from_pretrained`, and those that go to `generate`.
 LOADING = ("trust_remote_code", "backend", "quantization", "max_source_length", "max_tokens", "device", "dtype")
-LOADING += ("max_source_sentences",)
+LOADING += ("max_source_sentences", "max_source_lines")
 GENERATION = ("num_beams", "length_penalty", "max_new_tokens")
 
 
@@ -61,6 +61,7 @@ def add_translation_options(parser: argparse.ArgumentParser):
         help="tokens of a piece (default: the longest in training; of a single sentence, all positions)",
     )
     add("--max_source_sentences", type=positive, help="sentences translated in one piece (default: as in training)")
+    add("--max_source_lines", type=positive, help="lines translated in one piece (default: as in training)")
     add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
     add("--device", help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]

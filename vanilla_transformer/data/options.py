@@ -87,6 +87,18 @@ class DataOptions(DatasetOptions):
         None, "processes for making batches (default: 1 on a GPU, 0 on a CPU: in the training process)", ge=0
     )
     tokenizer_name: str | None = option(None, "an existing tokenizer; by default a byte-level BPE is trained")
+    verbatim: bool = option(
+        False,
+        "train a tokenizer that keeps texts as they are: line breaks, indentation, spaces of all kinds, decomposed "
+        "letters; for code, forms and typography",
+    )
+    max_source_sentences: int | None = option(
+        None,
+        "cut sources into pieces of so many sentences in evaluation and translation (default: as many as one in a "
+        "hundred training sources has)",
+        ge=1,
+    )
+    max_source_lines: int | None = option(None, "the same for lines", ge=1)
     bpe_dropout: float = option(0.0, "probability of skipping a BPE merge in training pairs (BPE-dropout)", ge=0, lt=1)
 
     @property

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -79,7 +79,7 @@ def load_pairs(options: DataOptions) -> Splits:
         pairs.origins = {split: describe_origin(split, names, held_out, options) for split in files}
         if PartialState().is_main_process:
             surveyed = {split: used_pairs(split, parts, options) for split, parts in files.items()}
-            pairs.survey = survey(surveyed, differ)
+            pairs.survey = survey(surveyed, differ, options.verbatim)
             print(describe_survey(pairs.survey))
         for split in filter(files.get, SPLITS):
             has_tags = split == "train" or split in held_out or len(names[split]) > 1
@@ -718,15 +718,23 @@ def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
             yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))
 
 
-def sample_texts(dataset: Dataset | IterableDataset, count: int = 1000) -> dict[str, list[str]]:
-    """The non-empty texts of each side of at most `count` pairs: evenly spaced ones, or the first ones of a stream."""
+def sample_texts(
+    dataset: Dataset | IterableDataset, count: int = 1000, tags: Iterable[str] = ()
+) -> dict[str, list[str]]:
+    """The non-empty texts of each side of at most `count` pairs: evenly spaced ones, or the first ones of a stream.
+
+    Sources are without their `tags`.
+    """
     if isinstance(dataset, IterableDataset):
         sample = dataset.take(count)
     else:
         sample = dataset.select(range(0, len(dataset), len(dataset) // count + 1))
     with reading_data("The training pairs"):
         rows = list(sample)
-    return {side: [row[side] for row in rows if is_filled(row[side])] for side in ("source", "target")}
+    texts = {side: [row[side] for row in rows if is_filled(row[side])] for side in ("source", "target")}
+    for tag in tags:
+        texts["source"] = [text.removeprefix(f"{tag} ") for text in texts["source"]]
+    return texts
 
 
 def encode_pairs(

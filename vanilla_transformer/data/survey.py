@@ -3,6 +3,7 @@
 import contextlib
 import json
 import textwrap
+import unicodedata
 import zlib
 from itertools import chain
 from pathlib import Path
@@ -16,6 +17,7 @@ from tqdm.auto import tqdm
 
 from ..files import write_text
 from ..sentences_vanilla_transformer import sentence_ends
+from ..translation_vanilla_transformer import LINE
 from .texts import KEPT, count_kept, is_filled, normal_form, normalize
 
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
@@ -23,6 +25,7 @@ FEATURES = 512  # of a text: its letters and sequences of up to three letters, i
 CLEAR = 1.6  # standard deviations of all pairs that a side is from the middle of its pair: the languages can be told
 RATIO = 3.0  # a ratio of lengths that is so many times the usual one, or less than a third of it, is odd
 FAR = 10  # characters: lengths that differ by fewer from the usual ratio are not odd
+SEEN = 0.01  # a share of the sources with so many sentences or lines is enough to learn to translate them together
 FEW = 30  # pairs: whether some of fewer are swapped is not said
 
 
@@ -34,14 +37,14 @@ class Texts:
         source, target: Hashes of their normal forms (n,).
         pair: Hashes of both sides (n,).
         lengths: Characters of the sides (2,n).
-        sentences: How many of the sources have 1, 2, ... 9, or more sentences (10,).
+        sentences, lines: How many of the sources have 1, 2, ... 9, or more of them (10,).
         characters: All that occur.
         kept: By name of a kind of [`KEPT`], how many the sources have, and how many of these the targets (2,).
     """
 
-    def __init__(self, files: list[Dataset]):
+    def __init__(self, files: list[Dataset], verbatim: bool = False):
         numbers, total = [np.empty((0, 5), dtype=np.int64)], 0  # an array for each batch, as lists take far more
-        self.sentences = np.zeros(10, dtype=np.int64)
+        self.sentences, self.lines = np.zeros((2, 10), dtype=np.int64)
         self.characters, self.kept = set(), {kind: np.zeros(2, dtype=np.int64) for kind in KEPT}
         batches = chain.from_iterable(pairs.iter(1000) for pairs in files)
         count = sum(map(len, files)) // 1000
@@ -52,7 +55,10 @@ class Texts:
                     hashes = hash(normal_form(source)), hash(normal_form(target))
                     some.append((row, *hashes, len(source), len(target)))
                     self.sentences[min(len(sentence_ends(source)), 10) - 1] += 1
-                    self.characters.update(source, target)
+                    self.lines[min(len(LINE.findall(source.strip())), 10) - 1] += 1
+                    for text in (source, target):
+                        is_kept = verbatim or unicodedata.is_normalized("NFC", text)
+                        self.characters.update(text if is_kept else normalize(text))
                     for kind, pattern in KEPT.items():
                         if pattern.search(source):
                             self.kept[kind] += count_kept(pattern, source, target)
@@ -76,10 +82,11 @@ class Texts:
         counts = np.unique((self.source + file)[distinct], return_counts=True)[1]
         return int(counts[counts > 1].sum())
 
-    def usual_sentences(self) -> int:
-        """The largest number of sentences that at least a tenth of the sources have; from 10 on, 1,000."""
-        at_least = self.sentences[::-1].cumsum()[::-1]  # so many sources have 1, 2, ... sentences or more
-        most = int((at_least >= 0.1 * len(self.rows)).sum())
+    def usual(self, counts: np.ndarray) -> int:
+        """The largest number of sentences or of lines, by their `counts`, that at least one in a hundred sources has;
+        from 10 on, 1,000."""
+        at_least = counts[::-1].cumsum()[::-1]  # so many sources have 1, 2, ... or more
+        most = int((at_least >= SEEN * len(self.rows)).sum())
         return most if most < 10 else 1000
 
     def odd_lengths(self) -> int:
@@ -134,19 +141,22 @@ def features(text: str) -> np.ndarray:
     return counts / np.linalg.norm(counts)
 
 
-def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> dict[str, dict]:
+def survey(
+    files: dict[str, list[Dataset]], directions_differ: bool = False, verbatim: bool = False
+) -> dict[str, dict]:
     """Counts of what is odd about each split, which may have several files; kept in `datasets`' cache.
 
-    If the files translate in different directions, several targets and swapped sides are counted within each file.
+    Characters are counted as the model sees them: `verbatim`, or composed. If the files translate in different
+    directions, several targets and swapped sides are counted within each file.
     """
     identity = [(split, part._fingerprint, part.cache_files) for split, parts in files.items() for part in parts]
     names = ("survey.py", "texts.py", "../sentences_vanilla_transformer.py")
     code = [Path(__file__).parent.joinpath(name).read_bytes() for name in names]
-    key = Hasher.hash((identity, directions_differ, code))
+    key = Hasher.hash((identity, directions_differ, verbatim, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "surveys" / f"{key}.json"
     with contextlib.suppress(OSError, ValueError):  # missing or damaged
         return json.loads(file.read_text(encoding="utf-8"))
-    texts = {split: Texts(parts) for split, parts in files.items()}
+    texts = {split: Texts(parts, verbatim) for split, parts in files.items()}
     train, found = texts["train"], {}
     axis = None if directions_differ else language_axis(spread(files["train"]))
     for split, some in texts.items():
@@ -160,7 +170,9 @@ def survey(files: dict[str, list[Dataset]], directions_differ: bool = False) -> 
         for kind, (count, kept) in some.kept.items():
             found[split] |= {kind: int(count), f"{kind}_kept": int(kept)}
         if split == "train":
-            found[split]["usual_sentences"] = some.usual_sentences()
+            found[split]["usual_sentences"] = some.usual(some.sentences)
+            found[split]["usual_lines"] = some.usual(some.lines)
+            found[split]["several_lines"] = int(some.lines[1:].sum())
             found[split]["several_sentences"] = int(some.sentences[1:].sum())
             groups = [[part] for part in files[split]] if directions_differ else [files[split]]
             sizes = [sum(map(len, parts)) for parts in groups]
@@ -194,6 +206,7 @@ ROWS = {
     "several_targets": "with several targets",
     "odd_lengths": "of odd lengths",
     "several_sentences": "with several sentences",
+    "several_lines": "with several lines",
     "sources_in_train": "with a source in train",
     "pairs_in_train": "that are in train",
     "placeholders": "placeholders",

@@ -1,10 +1,12 @@
 """Tokenizers: train one for both languages, or prepare an existing one for sequence-to-sequence training."""
 
 import copy
+import re
 import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 from tokenizers import (
     AddedToken,
@@ -24,17 +26,18 @@ from ..errors import UserError, one_line
 from ..translation_vanilla_transformer import LONGEST_TEXT
 from .texts import INVISIBLE, SPACES, normalize
 
+NOTES = ("verbatim", "max_source_sentences", "max_source_lines")  # of train.py in a tokenizer, for the Translator
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, length: int | None = None, tags: Iterable[str] = ()
+    texts: Iterable[str], vocab_size: int, length: int | None = None, tags: Iterable[str] = (), verbatim: bool = False
 ) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer (section 5.1: byte-pair encoding with a shared vocabulary).
 
-    The alphabet is the 256 bytes, so decoding returns every text exactly (as [`normalize`] makes it), and no character
-    is unknown. `</s>` typed in a sentence stays text, see [`special_tokens_stay_text`]; special tokens that are added
-    later are matched, as in every tokenizer.
+    The alphabet is the 256 bytes, so no character is unknown, and decoding returns every text as [`normalize`] makes
+    it or, with `verbatim`, as it is. `</s>` typed in a sentence stays text, see [`special_tokens_stay_text`]; special
+    tokens that are added later are matched, as in every tokenizer.
 
     Args:
         texts: Sentences of both languages. Those of more than 10,000 characters are skipped: one of many megabytes
@@ -42,6 +45,7 @@ def train_tokenizer(
         vocab_size: The maximum; a small corpus yields fewer tokens.
         length: The number of texts, for the progress bar.
         tags: Words such as `<bt>` that become one token each, wherever they occur.
+        verbatim: Keep spaces of all kinds, line breaks, invisible characters and decomposed letters.
 
     Raises:
         UserError: `vocab_size` is too small for the special tokens and the 256 bytes.
@@ -56,10 +60,10 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     # A leading space makes the first word the same token as inside a sentence; decoding strips it.
     spaces = [normalizers.Replace(Regex(SPACES), " "), normalizers.Strip()]
-    cleaning = [normalizers.Replace(Regex(INVISIBLE), ""), normalizers.NFC(), *spaces]
+    cleaning = [] if verbatim else [normalizers.Replace(Regex(INVISIBLE), ""), normalizers.NFC(), *spaces]
     tokenizer.normalizer = normalizers.Sequence([*cleaning, normalizers.Prepend(" ")])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    specials = special_tokens_stay_text(tokenizer)
+    specials = special_tokens_stay_text(tokenizer, verbatim)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags),
@@ -70,28 +74,35 @@ def train_tokenizer(
     tokenizer.train_from_iterator((text for text in texts if len(text) <= LONGEST_TEXT), trainer, length=length)
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
-    return wrap_trained(tokenizer)
+    return wrap_trained(tokenizer, verbatim)
 
 
-def wrap_trained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def wrap_trained(tokenizer: Tokenizer, verbatim: bool = False) -> PreTrainedTokenizerFast:
     """What [`train_tokenizer`] returns for a tokenizer that it has trained."""
-    return wrap(tokenizer, clean_up_tokenization_spaces=False, split_special_tokens=False, **SPECIAL_TOKENS)
+    options = {"clean_up_tokenization_spaces": False, "split_special_tokens": False}
+    return wrap(tokenizer, **options, **({"verbatim": True} if verbatim else {}), **SPECIAL_TOKENS)
 
 
-def special_tokens_stay_text(tokenizer: Tokenizer) -> list[AddedToken]:
+def special_tokens_stay_text(tokenizer: Tokenizer, verbatim: bool = False) -> list[AddedToken]:
     """The special tokens, after `tokenizer` is changed so that it does not find them in a sentence.
 
     `split_special_tokens=True` would do that too, but also to the special tokens that a user adds. Instead, ours are
     looked for in the normalized text, where the normalizer has put a mark before the `>` of each `</s>`. After NFC the
-    mark, an ohm sign, occurs nowhere else, and the pre-tokenizer removes it at a place where it splits anyway. Only a
-    text, or the rest of one after an added token, that is a special token and nothing else is still that token.
+    mark, an ohm sign, occurs nowhere else, and the pre-tokenizer removes it at a place where it splits anyway. With
+    `verbatim`, any character may occur: the mark is one that Unicode reserves, and is also put between itself and a
+    `>`, so that removing one is always right. Only a text, or the rest of one after an added token, that is a special
+    token and nothing else is still that token.
     """
+    mark = "\ufdd0" if verbatim else "\u2126"
     names = list(SPECIAL_TOKENS.values())
     alone = Regex(rf"(?<![\s\S]) (?=(?:{'|'.join(names)})(?![\s\S]))")
-    inside = Regex("|".join(rf"(?<=[\s\S]{name.removesuffix('>')})>" for name in names))
-    steps = [tokenizer.normalizer, normalizers.Replace(alone, ""), normalizers.Replace(inside, "\u2126>")]
+    places = [rf"(?<=[\s\S]{name.removesuffix('>')})>" for name in names] + [rf"(?<={mark})>"] * verbatim
+    inside = Regex("|".join(places))
+    steps = [tokenizer.normalizer, normalizers.Replace(alone, ""), normalizers.Replace(inside, f"{mark}>")]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    removed = pre_tokenizers.Split(Regex("\u2126"), "removed")  # given a plain string, transformers.js keeps it
+    removed = pre_tokenizers.Split(
+        Regex(f"{mark}(?=>)" if verbatim else mark), "removed"
+    )  # given a plain string, transformers.js keeps it
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([removed, tokenizer.pre_tokenizer])
     return [AddedToken(name, normalized=True, special=True) for name in names]
 
@@ -140,6 +151,7 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
     if tokenizer.is_fast:  # model-specific classes may rebuild the template or return token_type_ids; ours never does
         kept = ("clean_up_tokenization_spaces", "split_special_tokens", "model_max_length")
         kwargs = {name: getattr(tokenizer, name) for name in kept}
+        kwargs |= {name: tokenizer.init_kwargs[name] for name in NOTES if name in tokenizer.init_kwargs}
         return wrap(tokenizer.backend_tokenizer, **kwargs, **tokenizer.special_tokens_map)
     if tokenizer("x").input_ids[-1] != tokenizer.eos_token_id:
         raise UserError(
@@ -179,6 +191,37 @@ def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: s
         f"warning: the tokenizer changes {len(changed):,} of {len(texts):,} {side} texts ({example}); {unknown:,} of "
         f"{total:,} tokens are unknown, and {lost:.1%} of the characters are lost, case aside."
     )
+
+
+# By name of a kind of loss, what a text has of it.
+LOSSES = {
+    "line breaks": partial(re.findall, r"[\n\r\u2028\u2029]"),
+    "tabs": partial(re.findall, "\t"),
+    "double, leading or trailing spaces": partial(re.findall, r"(?<![^ ]) | (?![^ ])"),
+    "other kinds of spaces": partial(re.findall, r"(?![\t\n\r \u2028\u2029])\s"),
+    "invisible characters": partial(re.findall, INVISIBLE),
+    "decomposed letters": lambda text: "" if unicodedata.is_normalized("NFC", text) else text,
+}
+
+
+def describe_losses(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: str) -> str | None:
+    """A sentence on spaces, line breaks and forms of letters that the tokenizer changes in at least one in a hundred
+    of `texts`, which are of one side of the pairs; None if there are none."""
+    texts = [text for text in texts if len(text) <= LONGEST_TEXT]
+    inputs = {"text_target": texts} if side == "target" else {"text": texts}
+    odd = [any(map(has, texts)) for has in LOSSES.values()]
+    if not any(odd):  # nothing to lose
+        return None
+    ids = tokenizer(**inputs, add_special_tokens=False, verbose=False).input_ids
+    decoded = tokenizer.batch_decode(ids)
+    lost = {
+        kind: sum(len(has(text)) > len(has(written)) for text, written in zip(texts, decoded, strict=True))
+        for kind, has in LOSSES.items()
+    }
+    said = [f"{kind} ({count / len(texts):.0%})" for kind, count in lost.items() if count >= 0.01 * len(texts)]
+    if not said:
+        return None
+    return f"the tokenizer does not keep, in {side} texts: {', '.join(said)}; --verbatim trains one that does."
 
 
 def lost_characters(text: str, decoded: str) -> int:

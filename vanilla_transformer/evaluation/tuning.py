@@ -1,44 +1,61 @@
-"""Beams and length penalty chosen by BLEU, or else by chrF, on a validation set."""
+"""Beams and length penalty chosen by BLEU, chrF or another metric on a validation set."""
 
 from accelerate import Accelerator
 from datasets import Dataset
 from transformers import GenerationConfig
 
-from ..translation_vanilla_transformer import Hypothesis, Translator
+from ..translation_vanilla_transformer import Hypothesis, Translator, join
+from .metrics import greater_by_name
 from .scores import Scorer
+from .splits import references_of
 
 NUM_BEAMS = (1, 2, 4, 5, 8)
 LENGTH_PENALTIES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 
 
-def tune(translator: Translator, sources: list[str], references: list[str], scorer: Scorer) -> list[dict]:
-    """Tries each number of beams with each length penalty: dictionaries of both with their `bleu` and `chrf`.
+def tune(
+    translator: Translator,
+    sources: list[str],
+    references: list[str] | list[list[str]],
+    scorer: Scorer,
+    by: str = "bleu",
+    greater_is_better: bool = True,
+) -> list[dict]:
+    """Tries each number of beams with each length penalty: dictionaries of both with their `bleu`, `chrf` and further
+    metrics of the `scorer`.
 
-    The best by BLEU comes first; by chrF if BLEU is 0 where chrF is highest, as for right translations of fewer than
-    four words. Of equally good ones, that with fewer beams, and of these that with a penalty nearer to 1.
+    The best by the metric `by` comes first; instead of BLEU by chrF if BLEU is 0 where chrF is highest, as for right
+    translations of fewer than four words. Of equally good ones, that with fewer beams, and of these that with a
+    penalty nearer to 1. Sources are cut into pieces as in any translation, so the scores are those of later searches.
     Each number of beams translates only once: all its hypotheses are kept, and each length penalty chooses among them.
     A search with that penalty would find nearly the same, since it stops with as many finished hypotheses as beams
     (`early_stopping=True`), and the penalty hardly affects which ones these are.
 
     Raises:
-        TextTooLong: A source is too long to be translated in one piece.
+        TextTooLong: A source is too long and the translator does not split it.
     """
     tried = []
+    text_indices, pieces, gaps = translator.tokenize(sources, translator.too_long)
     for num_beams in NUM_BEAMS:
         # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
         search = {"num_beams": num_beams, "length_penalty": 0.0} | early_stopping(num_beams)
-        found = translator.n_best(sources, num_beams, progress=f"{num_beams} beams", **search)
+        found = translator.n_best_of(pieces, num_beams, progress=f"{num_beams} beams", **search)
         for penalty in LENGTH_PENALTIES if num_beams > 1 else [1.0]:
 
             def score(one: Hypothesis, penalty: float = penalty) -> float:
                 return one.score / (one.tokens + 1) ** penalty  # the end of the sentence counts too
 
-            texts = [max(hypotheses, key=score).text if hypotheses else "" for hypotheses in found]
-            scores = scorer.score(texts, references)
-            search = {"num_beams": num_beams, "length_penalty": penalty}
-            tried.append(search | {"bleu": scores["bleu"], "chrf": scores["chrf"]})
-    metric = "bleu" if max(tried, key=lambda one: one["chrf"])["bleu"] else "chrf"
-    return sorted(tried, key=lambda one: (-one[metric], one["num_beams"], abs(one["length_penalty"] - 1)))
+            translations = [[] for _ in sources]
+            for index, hypotheses in zip(text_indices, found, strict=True):
+                translations[index].append(max(hypotheses, key=score).text)
+            texts = [join(parts, between) for parts, between in zip(translations, gaps, strict=True)]
+            scores = scorer.score(texts, references, sources)
+            numbers = {name: number for name, number in scores.items() if not name.endswith("_signature")}
+            tried.append({"num_beams": num_beams, "length_penalty": penalty} | numbers)
+    if by == "bleu" and not max(tried, key=lambda one: one["chrf"])["bleu"]:
+        by = "chrf"
+    sign = -1 if greater_is_better else 1
+    return sorted(tried, key=lambda one: (sign * one[by], one["num_beams"], abs(one["length_penalty"] - 1)))
 
 
 def early_stopping(num_beams: int) -> dict:
@@ -54,10 +71,23 @@ def use_best(tried: list[dict], config: GenerationConfig) -> dict:
 
 
 def tune_on_split(
-    model, split: Dataset, *, tokenizer, scorer: Scorer, accelerator: Accelerator, max_tokens: int
+    model,
+    split: Dataset,
+    by: str,
+    greater_is_better: bool | None,
+    *,
+    tokenizer,
+    scorer: Scorer,
+    accelerator: Accelerator,
+    max_tokens: int,
 ) -> list[dict]:
-    """What [`tune`] returns for a split, on this process alone; the arguments are those of [`evaluate_split`]."""
+    """What [`tune`] returns for a split, on this process alone; the others are arguments of [`evaluate_split`].
+
+    By BLEU if the metric `by` is not one of translations alone.
+    """
     model.eval()
-    translator = Translator(model, tokenizer, max_tokens, max(split["source_length"]))
+    by = by if by in ("bleu", "chrf", *scorer.metrics.module_of) else "bleu"
+    is_better = greater_by_name(by) if greater_is_better is None else greater_is_better
     with accelerator.autocast():
-        return tune(translator, list(split["source"]), list(split["target"]), scorer)
+        translator = Translator(model, tokenizer, max_tokens)
+        return tune(translator, list(split["source"]), references_of(split), scorer, by, is_better)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import textwrap
 from collections.abc import Iterable, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from ..data.pairs import digest_texts, iter_texts, sample_texts, tokenize_pairs
 from ..data.tokenizer import (
     SPECIAL_TOKENS,
     check_coverage,
+    describe_losses,
     load_tokenizer,
     special_token_ids,
     train_tokenizer,
@@ -35,6 +37,7 @@ from ..errors import UserError, explaining, loading
 from ..files import write_text
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .checkpoint import load_state
+from .distributed import run_on_main
 from .memory import check_model_fits, largest_batch, use_byte_dropout
 from .optimization import default_learning_rate
 from .options import TrainingOptions
@@ -56,16 +59,21 @@ def existing_tokenizer(
 
 
 def make_tokenizer(
-    existing: tuple[str, str] | None, train_pairs, vocab_size: int | None = None, tags: Iterable[str] | None = None
+    existing: tuple[str, str] | None,
+    train_pairs,
+    vocab_size: int | None = None,
+    tags: Iterable[str] | None = None,
+    verbatim: bool = False,
 ):
     """The tokenizer that [`existing_tokenizer`] found, or else a new one, trained on the training pairs.
 
-    Prints what an existing one loses of the training texts. Raises UserError if that is nearly all, or if one of the
-    `tags` is not one token of it, or is a special token.
+    Prints what it loses of the training texts. Raises UserError if that is nearly all, if one of the `tags` is not one
+    token of it, or is a special token, or if an existing tokenizer is to be `verbatim` and is not.
     """
     tags = [tag for tag in tags or [] if tag]
     if existing is None:
-        tokenizer = trained_tokenizer(train_pairs, vocab_size or VanillaTransformerConfig().vocab_size, tags)
+        size = vocab_size or VanillaTransformerConfig().vocab_size
+        tokenizer = trained_tokenizer(train_pairs, size, tags, verbatim)
     else:
         option, name = existing
         if option == "--resume_from_checkpoint" and not Path(name, "tokenizer_config.json").is_file():
@@ -73,11 +81,16 @@ def make_tokenizer(
         tokenizer = load_tokenizer(name, option)
         if option != "--resume_from_checkpoint":
             report_lost_text(tokenizer, train_pairs, f"{option} {name}", tags)
+        if verbatim and not tokenizer.init_kwargs.get("verbatim"):
+            raise UserError(f"--verbatim trains a tokenizer, but {option} {name} brings one; leave one of them out.")
         if option == "--model_name_or_path" and vocab_size not in (None, len(tokenizer)):
             print(
                 f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "
                 f"{len(tokenizer)} tokens, to which none can be added."
             )
+    for side, texts in sample_texts(train_pairs, tags=tags).items():
+        if note := describe_losses(tokenizer, texts, side):
+            print(textwrap.fill(note, 80, subsequent_indent="  "))
     for tag in tags:
         if tag in (getattr(tokenizer, name) for name in SPECIAL_TOKENS):
             raise UserError(f"--train_file_tags has {tag}, a special token of the tokenizer; choose another tag.")
@@ -89,22 +102,22 @@ def make_tokenizer(
     return tokenizer
 
 
-def trained_tokenizer(train_pairs, size: int, tags: list[str]):
+def trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool):
     """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
 
     The name of its file is a digest of the texts, the arguments and the code. Streams have no digest, and their
     tokenizers are always trained.
     """
     if not isinstance(train_pairs, Sized):
-        return train_tokenizer(iter_texts(train_pairs), size, None, tags)
+        return train_tokenizer(iter_texts(train_pairs), size, None, tags, verbatim)
     code = [Path(module.__file__).read_bytes() for module in (tokenizer_code, pairs_code)] + [tokenizers.__version__]
-    key = Hasher.hash((digest_texts(train_pairs), size, tags, code))
+    key = Hasher.hash((digest_texts(train_pairs), size, tags, verbatim, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
-        tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")))
+        tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")), verbatim)
         print(f"the tokenizer was trained by an earlier run on these pairs, which left it in {file}")
         return tokenizer
-    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * len(train_pairs), tags)
+    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * len(train_pairs), tags, verbatim)
     with contextlib.suppress(OSError):  # then the next run trains it again
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, tokenizer.backend_tokenizer.to_str())
@@ -113,9 +126,7 @@ def trained_tokenizer(train_pairs, size: int, tags: list[str]):
 
 def report_lost_text(tokenizer, train_pairs, origin: str, tags: list[str]):
     """Prints how much of the training texts the tokenizer loses; `origin` is the option that gave it."""
-    for side, texts in sample_texts(train_pairs).items():
-        for tag in tags if side == "source" else ():
-            texts = [text.removeprefix(f"{tag} ") for text in texts]
+    for side, texts in sample_texts(train_pairs, tags=tags).items():
         if texts and (warning := check_coverage(tokenizer, texts, side, origin)):
             print(warning)
 
@@ -227,18 +238,28 @@ def tokenize_splits(
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length
     before = tokenizer.model_max_length if keeps_length else 0
     tokenizer.model_max_length = max(int(longest), before if before < VERY_LARGE_INTEGER else 0)
-    note_sentences(tokenizer, getattr(pairs, "survey", {}), keeps_length)
     return splits
 
 
-def note_sentences(tokenizer, survey: dict, keeps_more: bool):
-    """Notes in the tokenizer how many sentences a training source may have; the Translator cuts texts accordingly.
+def note_source_form(tokenizer, pairs: dict, options: DataOptions, keeps_more: bool):
+    """Notes in the tokenizer how many sentences and lines a training source may have, and prints it; evaluation and
+    the Translator cut texts accordingly.
 
-    With `keeps_more`, the number is never lowered: a model to fine-tune may have read more.
+    Every process must call it, as only the main one has looked at the pairs. The options win. With `keeps_more`, no
+    number is lowered: a model to fine-tune may have read more.
     """
-    before = tokenizer.init_kwargs.get("max_source_sentences", 0) if keeps_more else 0
-    if "train" in survey:  # on the main process, which saves the tokenizer
-        tokenizer.init_kwargs["max_source_sentences"] = max(survey["train"]["usual_sentences"], before)
+    survey = run_on_main(getattr(pairs, "survey", {}).get, "train")
+    noted = {}
+    for unit, asked in {"sentences": options.max_source_sentences, "lines": options.max_source_lines}.items():
+        before = tokenizer.init_kwargs.get(f"max_source_{unit}", 0) if keeps_more else 0
+        if number := asked or (survey and max(survey[f"usual_{unit}"], before)):
+            tokenizer.init_kwargs[f"max_source_{unit}"] = noted[unit] = number
+    if noted:
+        limits = " and ".join(f"{number:,} {unit[: -1 if number == 1 else None]}" for unit, number in noted.items())
+        PartialState().print(
+            f"texts are translated in pieces of up to {limits}, as in training (--max_source_sentences, "
+            "--max_source_lines)"
+        )
 
 
 # Kept from a Marian model: its decoder starts with the padding token, which these options keep out of the output.
