@@ -1,16 +1,21 @@
 """Runs that are killed, stopped, out of disk, without one of their processes, or that diverge."""
 
 import contextlib
+import fcntl
 import os
+import pty
 import random
 import re
 import resource
 import signal
 import statistics
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +42,7 @@ from runs import (
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import optimization as optim
+from vanilla_transformer.training import state as state_code
 from vanilla_transformer.training.checkpoint import list_checkpoints, load_state
 from vanilla_transformer.training.signals import REPEAT_AFTER
 
@@ -155,8 +161,17 @@ def test_signal_to_launched_processes_saves_a_checkpoint(launcher, whom, number,
     assert_stopped_and_resumes(pairs, tmp_path / "model", printed(), whole, tolerance=1e-5)
 
 
+TO_ALL = [
+    (signal.SIGTERM, "loss "),
+    (signal.SIGINT, EVALUATING),
+    (signal.SIGHUP, "loss "),  # ssh ends
+    (signal.SIGUSR1, "loss "),  # SLURM, before the time limit
+    (signal.SIGUSR2, EVALUATING),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number, when", [(signal.SIGTERM, "loss "), (signal.SIGINT, EVALUATING)])
+@pytest.mark.parametrize("number, when", TO_ALL)
 def test_signal_to_all_saves_a_checkpoint_and_ends_the_run(number, when, pairs, fork, whole, tmp_path):
     """To a process and those that read its data, in a step and in an evaluation."""
     argv = options(pairs, tmp_path / "model", STOPPED + " --gradient_accumulation_steps 2")
@@ -175,6 +190,93 @@ def test_signal_to_one_of_two_processes_ends_both(pairs, fork_two, whole, tmp_pa
     assert [run.wait() for run in two] == [143, 143], two[0].printed() + two[1].printed()
     printed = two[0].printed() + two[1].printed()
     assert_stopped_and_resumes(pairs, tmp_path / "model", printed, whole, tolerance=1e-5)
+
+
+ALONE = (
+    "-m accelerate.commands.launch --num_machines 1 --num_processes 1 --mixed_precision no --dynamo_backend no --cpu"
+)
+
+
+@pytest.mark.slow
+def test_run_whose_launcher_is_ended_saves_a_checkpoint(pairs, whole, tmp_path):
+    """accelerate launch leaves SIGTERM to its end, as `docker stop` or a job scheduler sends it to one process."""
+    argv = options(pairs, tmp_path / "model", STOPPED + " --gradient_accumulation_steps 2")
+    printed = partial((tmp_path / "log").read_text, encoding="utf-8", errors="replace")
+    with launched([*ALONE.split(), "train.py", *argv], tmp_path / "log") as run:
+        await_text("loss ", printed, lambda: run.poll() is None)
+        processes = psutil.Process(run.pid).children(recursive=True)
+        run.terminate()
+        assert run.wait(120) == -signal.SIGTERM, printed()
+        assert not psutil.wait_procs(processes, timeout=60)[1], printed()
+    assert_stopped_and_resumes(pairs, tmp_path / "model", printed(), whole, tolerance=0)
+
+
+@pytest.mark.slow
+def test_run_whose_terminal_closes_saves_a_checkpoint(pairs, tmp_path):
+    """Although it can print no more."""
+    argv = options(pairs, tmp_path / "model", "--max_steps 100000 --save_steps 90000")
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))  # for the progress bar
+    control = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
+    command = [sys.executable, "train.py", *argv]
+    run = subprocess.Popen(command, cwd=ROOT, stdin=end, stdout=end, stderr=end, **control)
+    os.close(end)
+    printed = b""
+    while b"loss " not in printed:
+        printed += os.read(terminal, 1000)
+    os.close(terminal)
+    assert run.wait(60) == 128 + signal.SIGHUP
+    assert len(steps(tmp_path / "model")) == 1
+
+
+@pytest.mark.slow
+def test_run_that_waits_for_a_batch_ends_at_the_second_signal(pairs, tmp_path):
+    """Its worker hangs. At the first signal, the run goes on waiting for the batch of its step."""
+    argv = options(pairs, tmp_path / "model", "--max_steps 100000 --save_steps 4 --dataloader_num_workers 1")
+    printed = partial((tmp_path / "log").read_text, encoding="utf-8", errors="replace")
+    with launched(["train.py", *argv], tmp_path / "log") as run:
+        await_text("9/100,000: loss ", printed, lambda: run.poll() is None)
+        for worker in psutil.Process(run.pid).children():
+            worker.suspend()
+        time.sleep(1)  # for the batches that were read ahead
+        run.terminate()
+        time.sleep(REPEAT_AFTER + 0.5)
+        assert run.poll() is None and steps(tmp_path / "model")
+        run.terminate()
+        assert run.wait(5) == 128 + signal.SIGTERM
+    assert "train.py: stopped; resume from the newest checkpoint" in printed() and "Traceback" not in printed()
+
+
+def test_run_in_a_thread_goes_on_without_signals(pairs, tmp_path):
+    """As a page of Gradio or Streamlit starts it."""
+    with ThreadPoolExecutor() as threads:
+        threads.submit(train, options(pairs, tmp_path / "model", "--max_steps 2" + QUICK)).result()
+    assert steps(tmp_path / "model") == [2]
+
+
+def save_at_each_log_entry():
+    state_code.SAVE_AFTER = 0
+    signal_at(*STEP, 8)()
+
+
+def one_or_two(argv: list[str], processes: int, fork, fork_two, fault=None) -> list:
+    return [fork(argv, fault)] if processes == 1 else fork_two(argv, fault, (0,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_run_killed_after_a_checkpoint_saved_by_time_equals_uninterrupted(processes, pairs, fork, fork_two, tmp_path):
+    """The first process decides for all when to save."""
+    argv = options(pairs, tmp_path / "killed", TWELVE + " --eval_steps 12")
+    at = argv.index("--save_steps")
+    argv = argv[:at] + argv[at + 2 :]
+    killed = one_or_two(argv, processes, fork, fork_two, save_at_each_log_entry)
+    assert killed[0].wait() == -signal.SIGKILL and steps(tmp_path / "killed") == [3, 6]
+    resumed = one_or_two([*argv, "--resume_from_checkpoint"], processes, fork, fork_two)
+    whole = one_or_two([*argv, "--output_dir", str(tmp_path / "whole")], processes, fork, fork_two)
+    assert {run.wait() for run in resumed + whole} == {0}, resumed[0].printed()
+    assert "steps 6 to 12" in resumed[0].printed() and steps(tmp_path / "whole") == [12]
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
 def interrupt_twice():

@@ -336,12 +336,12 @@ def test_a_model_to_fine_tune_takes_other_dropout_only(build, folder):
     "argv, resumed, expected, said",
     [
         (["--warmup_steps=40000"], {}, (16 * 40000) ** -0.5, ""),
-        (["--warmup_steps=100"], {}, 3e-3, "3e-03 instead of .* = 2.5e-02, as --warmup_steps 100 is short"),
+        (["--warmup_steps=100"], {}, (16 * 4000) ** -0.5, "4.0e-03 instead of .* = 2.5e-02, as --warmup_steps 100 is"),
         (
             ["--warmup_steps=2", "--model_name_or_path=x"],
             {},
             1e-4,
-            "1e-04 instead of .* = 1.8e-01, as a higher",
+            "1.0e-04 instead of .* = 1.8e-01, as a higher",
         ),
         (["--warmup_steps=2", "--learning_rate=0.5"], {}, 0.5, ""),
         (["--warmup_steps=2"], {"learning_rate": 0.0125}, 0.0125, ""),

@@ -27,6 +27,17 @@ def test_learning_rate_is_equation_3(d_model, warmup_steps):
     assert rate(warmup_steps) == max(rate(step) for step in range(1, 2 * warmup_steps))
 
 
+@pytest.mark.parametrize("d_model, limit", [(64, 3e-3), (128, 2.8e-3), (256, 1.4e-3), (512, 7.0e-4), (1024, 4.9e-4)])
+def test_default_peak_is_limited_where_models_of_this_width_learn(d_model, limit):
+    for warmup_steps in (0, 50, 1000):
+        peak, said = optim.default_learning_rate(d_model, warmup_steps, is_new=True)
+        assert peak == pytest.approx(limit, rel=0.02) and f"--warmup_steps {warmup_steps} is short" in said
+    for warmup_steps in (4000, 16000):
+        expected = (optim.paper_learning_rate(d_model, warmup_steps), "")
+        assert optim.default_learning_rate(d_model, warmup_steps, is_new=True) == expected
+    assert optim.default_learning_rate(d_model, 4000, is_new=False)[0] == 1e-4
+
+
 def test_schedule_without_warmup_starts_at_its_peak():
     assert optim.inverse_square_root(1, 0) == 1
     assert optim.learning_rate_schedule("inverse_sqrt", 0.5, 0, 10)(4) == 0.25

@@ -30,7 +30,7 @@ from ..data.options import DataOptions
 from ..errors import UserError, catching_panics, explaining, one_line, show_cause
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .options import TrainingOptions
-from .signals import Stopped
+from .signals import Stopped, StoppedAtOnce
 
 # Variables that `accelerate launch` sets to ask for what train.py does not do.
 UNSUPPORTED = {
@@ -184,27 +184,37 @@ def end_processes(accelerator: Accelerator):
 def exit_on_error():
     """Turns expected exceptions into one sentence on stderr, once per machine, and an exit status."""
     status, is_shared = 2, False
+    # The launcher ends all processes when one exits. So the first of a machine tells what has happened to all of them,
+    # and the others wait for their end. One that does not meet it has an error of its own, and tells that.
+    is_first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
     try:
         with catching_panics():
             yield
         return
     except Stopped as stopped:
         message, status, is_shared = str(stopped), stopped.exit_status, True
+    except StoppedAtOnce as stopped:
+        if is_first:
+            tell(STOPPED)
+        os._exit(stopped.exit_status)  # sys.exit waits for workers, which may be what hangs
     except KeyboardInterrupt as stopped:
-        resuming = "stopped; resume from the newest checkpoint, if there is one, with --resume_from_checkpoint"
-        message, status = str(stopped) or resuming, getattr(stopped, "exit_status", 130)
+        message, status = str(stopped) or STOPPED, 130
     except (UserError, StrictDataclassError) as error:  # the latter for a wrong value in the model's config
         show_cause(error)
         message, is_shared = f"error: {one_line(error)}", hasattr(error, "is_shared")
     except (OSError, SafetensorError) as error:  # a full disk, say
         show_cause(error)
         message, is_shared = f"error: {error}{getattr(error, 'remedy', '')}", hasattr(error, "is_shared")
-    # The launcher ends all processes when one exits. So the first of a machine tells what has happened to all of them,
-    # and the others wait for their end. One that does not meet it has an error of its own, and tells that.
-    is_first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
     if not is_first:
         time.sleep(3)
     if is_first or not is_shared:
-        print(f"train.py: {message}", file=sys.stderr, flush=True)
+        tell(message)
     time.sleep(0.1)  # for gloo, see end_processes
     sys.exit(status)
+
+
+STOPPED = "stopped; resume from the newest checkpoint, if there is one, with --resume_from_checkpoint"
+
+
+def tell(message: str):
+    print(f"train.py: {message}", file=sys.stderr, flush=True)

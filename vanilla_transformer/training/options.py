@@ -28,7 +28,10 @@ class TrainingOptions:
     per_device_eval_max_tokens: int = option(4096, "tokens in a batch in evaluation", ge=1, lt=2**31)
     gradient_accumulation_steps: int = option(1, "batches per device in an optimizer step", ge=1)
     learning_rate: float | None = option(
-        None, "peak learning rate (default: (d_model x warmup_steps)^-0.5, at most 3e-3, in fine-tuning 1e-4)", ge=0
+        None,
+        "peak learning rate (default: (d_model x warmup_steps)^-0.5, but after a short warm-up no more than models of "
+        "this width bear, 3e-3 at a d_model of 120, and in fine-tuning no more than 1e-4)",
+        ge=0,
     )
     lr_scheduler_type: Literal[
         "inverse_sqrt", "linear", "cosine", "polynomial", "constant", "constant_with_warmup"
