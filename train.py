@@ -29,7 +29,7 @@ from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.outputs import save_model
-from vanilla_transformer.training.signals import GracefulShutdown, Stopped
+from vanilla_transformer.training.signals import GracefulShutdown, Stopped, held_back
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
 from vanilla_transformer.training.trackers import start_trackers
 from vanilla_transformer.training.weights import Weights
@@ -123,7 +123,9 @@ def main():
     evaluate = partial(evaluate_split, **scoring, num_examples=options.num_examples)
 
     # -------------------------------------------------------------------------------------------------------- train
-    loader, meter, saved_step, is_overdue, stopping = iter(batches), Meter(), state.step, False, False
+    with held_back():
+        loader = iter(batches)
+    meter, saved_step, is_overdue, stopping = Meter(), state.step, False, False
     bar = reports.progress_bar(state.step, max_steps, accelerator.is_local_main_process)
     with checkpoint.offering_resume(output_dir), shutdown, bar:
         while True:
@@ -140,6 +142,8 @@ def main():
                 scores = evaluate(weights.to_score(), splits["validation"], "eval", step=state.step)
                 state.log_scores(scores)
                 accelerator.log(reports.scalars(scores), step=state.step)
+                if shutdown.should_stop():
+                    raise Stopped(state.step, shutdown.signal_number)
             if state.step == saved_step and accelerator.is_main_process:
                 checkpoint.prune_checkpoints(state, triggers)
             if triggers.is_done(state):

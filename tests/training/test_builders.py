@@ -104,6 +104,20 @@ def test_the_tokenizer_keeps_the_longest_training_source(
     assert tokenizer.model_max_length == (9 if streaming and expected == 8 else expected)
 
 
+@pytest.mark.parametrize("long, is_said", [(1, False), (2, True), (9, True)])
+def test_many_pairs_that_are_too_long_are_a_warning(long, is_said, byte_tokenizer, capsys):
+    """Of 10 pairs; in evaluation, positions are the limit."""
+    pairs = text_dataset([("1", "b" * 50)] * long + [("1", "2")] * (10 - long))
+    config = VanillaTransformerConfig(max_position_embeddings=40)
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenize_splits({"train": pairs, "test": pairs}, tokenizer, DataOptions(**LIMITS), config, False)
+    said = re.findall(
+        r"(?m)^warning: (\d) of 10 (\w+) pairs .* longer than (\d+) tokens; raise --max_source_length and",
+        capsys.readouterr().out,
+    )
+    assert said == [(str(long), "train", "30"), (str(long), "test", "40")] * is_said
+
+
 @pytest.mark.parametrize(
     "before, keeps_more, found, expected",
     [

@@ -256,3 +256,40 @@ def test_every_dropout_of_a_model_is_replaced(make_model):
     assert all(module.training == ("decoder" in name) for name, module in model.named_modules() if "dropout" in name)
     kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Dropout)}
     assert kinds == {memory.ByteDropout} and model.model.encoder.layers[0].activation_dropout.p == 0.5
+
+
+GIB = 2**30
+V1 = {
+    "memory.limit_in_bytes": 4 * GIB,
+    "memory.usage_in_bytes": 3 * GIB,
+    "memory.stat": f"cache 7\ntotal_inactive_file {GIB}",
+}
+V2 = {"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 7\ninactive_file {GIB}"}
+V1_UNLIMITED, V2_UNLIMITED = V1 | {"memory.limit_in_bytes": 2**63 - 4096}, V2 | {"memory.max": "max"}
+ROOT_GROUP = {"memory.stat": "anon 7"}  # has no limit
+
+
+@pytest.mark.parametrize(
+    "groups, files, free",
+    [
+        ("0::/job/step", {"job/step": V2, ".": ROOT_GROUP}, 2),
+        ("0::/job/step", {"job/step": V2_UNLIMITED, "job": V2}, 2),  # each group is within those above
+        ("0::/", {".": V2}, 2),  # in a container
+        ("4:memory:/job\n1:cpu:/job\n0::/", {"memory/job": V1, "memory": V1_UNLIMITED}, 2),
+        ("4:cpu,memory:/docker/abc", {"cpu,memory": V1}, 2),  # named as outside the container
+        ("0::/job", {"job": V2 | {"memory.current": 6 * GIB}}, 0),
+        ("0::/job", {"job": V2_UNLIMITED}, 8),
+        ("3:cpu:/job", {"job": V2}, 8),
+        (None, {}, 8),
+    ],
+)
+def test_the_limit_of_a_container_or_job_counts_as_memory(groups, files, free, tmp_path, monkeypatch):
+    """In GiB: what is left below the limit, and the cache that could be freed."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
+    for group, contents in files.items():
+        (tmp_path / "cgroup" / group).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (tmp_path / "cgroup" / group / name).write_text(f"{content}\n")
+    if groups is not None:
+        (tmp_path / "groups").write_text(f"{groups}\n")
+    assert memory.free_memory(tmp_path / "cgroup", tmp_path / "groups") == free * GIB

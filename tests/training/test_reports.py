@@ -5,11 +5,19 @@ import re
 import sys
 
 import pytest
+from helpers import training_options
 
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.pairs import Splits
-from vanilla_transformer.training.reports import describe_run, progress_bar, show_progress
-from vanilla_transformer.training.state import TrainerState
+from vanilla_transformer.training.reports import (
+    check_average,
+    compare_rates,
+    describe_run,
+    name_better_checkpoint,
+    progress_bar,
+    show_progress,
+)
+from vanilla_transformer.training.state import TrainerState, Triggers
 
 
 def test_languages_of_all_training_files_are_reported(accelerator):
@@ -54,3 +62,74 @@ def test_only_one_process_shows_progress(monkeypatch):
     with progress_bar(1, 9, is_shown=False) as bar:
         show_progress(bar, entry, TrainerState(step=1), 9, is_shown=False)
     assert sys.stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    "before, said",
+    [
+        (2.01e-3, ""),
+        (
+            1e-4,
+            "warning: the learning rate goes from 1.00e-04 to 2.00e-03, as the schedule changed; --learning_rate, ",
+        ),
+        (1e-2, "the learning rate goes from 1.00e-02 to 2.00e-03, as the schedule changed"),
+    ],
+)
+def test_another_learning_rate_of_a_resumed_run_is_said(before, said, accelerator, capsys):
+    history = [{"step": 3, "learning_rate": 0.7}, {"step": 6, "learning_rate": before}, {"step": 6, "eval_loss": 1.0}]
+    compare_rates(TrainerState(step=6, history=history), lambda step: 2e-3 if step == 6 else 0.0)
+    printed = capsys.readouterr().out
+    assert printed.startswith(said) if said else printed == ""
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (
+            ["--save_steps=3"],
+            "warning: --average_checkpoints 5 will average 4, all there are; save more often, with --save_steps.",
+        ),
+        (
+            ["--eval_steps=4"],
+            "warning: --average_checkpoints 5 will average 3, all there are; save more often, with --save_steps.",
+        ),
+        (["--eval_steps=4", "--save_steps=2"], ""),
+        (
+            ["--eval_steps=4", "--save_steps=2", "--average_checkpoints_by=score"],
+            "warning: --average_checkpoints 5 will average 3, all there are; save more often, with --eval_steps.",
+        ),
+        ([], ""),
+        (["--average_checkpoints=0", "--save_steps=3"], ""),
+    ],
+)
+def test_too_few_checkpoints_for_the_average_are_said_before_the_run(argv, said, accelerator, capsys):
+    check_average(Triggers(training_options("--average_checkpoints=5", *argv), 10))
+    assert capsys.readouterr().out.rstrip("\n") == said
+
+
+BETTER = r"checkpoint-4 was better than the final weights by --metric_for_best_model {} \(bleu 9.00, not 8.00, "
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        ([], BETTER.format("bleu")),
+        (["--metric_for_best_model=chrf"], ""),
+        (["--metric_for_best_model=loss"], BETTER.format("loss")),
+        (["--average_checkpoints=2"], BETTER.format("bleu")),
+        (["--early_stopping_patience=3"], ""),
+        (["--average_checkpoints=2", "--average_checkpoints_by=score"], ""),
+    ],
+)
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_checkpoint_better_than_the_final_weights_is_named(argv, said, is_kept, tmp_path, capsys):
+    if is_kept:
+        (tmp_path / "checkpoint-4").mkdir()
+    options = training_options("--eval_steps=4", f"--output_dir={tmp_path}", *argv)
+    state = TrainerState()
+    for state.step, (bleu, chrf, loss) in {4: (9.0, 1.0, 2.0), 8: (8.0, 3.0, 2.5)}.items():
+        state.log_scores({"eval_bleu": bleu, "eval_chrf": chrf, "eval_loss": loss})
+    name_better_checkpoint(state, options)
+    printed = capsys.readouterr().out
+    assert re.match(said, printed) if said else printed == ""
+    assert (f"{tmp_path}/checkpoint-4" in printed) == (is_kept and bool(said))

@@ -386,8 +386,12 @@ class StreamedBatches(DataLoader):
         super().__init__(lanes, batch_size=None, **options)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return self.note_states(super().__iter__())  # which starts the workers
+
+    def note_states(self, batches: Iterator[tuple]) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches, whose states are kept."""
         numbers = itertools.count(self.dataset.first, self.dataset.step)
-        for number, (batch, state) in zip(numbers, super().__iter__(), strict=False):
+        for number, (batch, state) in zip(numbers, batches, strict=False):
             if isinstance(batch, UserError):
                 raise batch
             states = self.states.setdefault(number % LANES, deque(maxlen=100))
@@ -458,14 +462,12 @@ def training_batches(
 
 
 def leave_signals_to_training(worker_id: int):
-    """Makes a worker process ignore what training/signals.py handles; SIGTERM unless the training process sends it.
+    """Makes a worker process ignore Ctrl-C, and SIGTERM unless the training process sends it.
 
     A terminal or a job scheduler signals all processes of a run, but the training process still needs its workers to
     finish the step and save.
     """
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):  # not on Windows
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         training = multiprocessing.parent_process().pid

@@ -63,9 +63,9 @@ def check_average(triggers: Triggers):
     is_due = triggers.should_evaluate if is_by_score else triggers.should_save
     count = sum(map(is_due, range(1, triggers.max_steps + 1))) if asked else 0
     if count < asked:
-        lower = "--eval_steps" if is_by_score else "--save_steps"
+        option = "--eval_steps" if is_by_score else "--save_steps"
         PartialState().print(
-            f"warning: --average_checkpoints {asked} will average {count}, all there are; lower {lower}."
+            f"warning: --average_checkpoints {asked} will average {count}, all there are; save more often, with {option}."
         )
 
 

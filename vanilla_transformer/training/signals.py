@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -35,6 +36,23 @@ class StoppedAtOnce(KeyboardInterrupt):
     def __init__(self, signal_number: int):
         super().__init__()
         self.exit_status = 128 + signal_number
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """A context in which signals wait for its end. Processes that are started in it never get them.
+
+    A terminal or a job scheduler signals all processes of a run, which still needs its workers to finish the step.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    numbers = {getattr(signal, name) for name in (*ALWAYS_HANDLED, *HANDLED_BY_DEFAULT)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def launcher_id() -> int | None:
