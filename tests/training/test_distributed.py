@@ -139,7 +139,12 @@ def test_a_tracker_that_is_not_installed_is_named(trackers, name, tmp_path):
 
 def test_an_accelerator_that_cannot_start_is_one_sentence(monkeypatch):
     monkeypatch.setattr(distributed, "Accelerator", Mock(side_effect=ValueError("no such device")))
-    with pytest.raises(UserError, match="^Accelerate cannot start: no such device"):
+    with pytest.raises(UserError, match="^Accelerate cannot start: no such device$"):
+        distributed.make_accelerator(training_options())
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(
+        UserError, match="^Accelerate cannot start: no such device; unset LOCAL_RANK, which only a lau"
+    ):
         distributed.make_accelerator(training_options())
 
 

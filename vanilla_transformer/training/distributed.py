@@ -62,7 +62,9 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
     given = {"project_dir": options.output_dir, "gradient_accumulation_plugin": steps}
     given["kwargs_handlers"] = [timeout, views]
     what = f" with --report_to {options.report_to}" if trackers else ""
-    with explaining(f"Accelerate cannot start{what}", ValueError):
+    is_left_over = "LOCAL_RANK" in os.environ and "WORLD_SIZE" not in os.environ
+    remedy = "unset LOCAL_RANK, which only a launcher sets, together with others" if is_left_over else ""
+    with explaining(f"Accelerate cannot start{what}", ValueError, remedy=remedy):
         accelerator = Accelerator(log_with=trackers or None, **given)
     for name in trackers:
         if name not in map(str, accelerator.log_with) and (name != "all" or not accelerator.log_with):
