@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ from transformers import MarianTokenizer
 from vanilla_transformer import loss_vanilla_transformer as loss
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.data.tokenizer import train_tokenizer
+
+
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, in the runs that are started too
 
 
 @pytest.fixture(scope="module", autouse=True)

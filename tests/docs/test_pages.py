@@ -18,6 +18,8 @@ LAUNCHER_OPTIONS = {
     *(
         "--num_processes",
         "--multi_gpu",
+        "--preload",  # of gunicorn
+        "--workers",
         "--mixed_precision",
         "--cpu",
         "--nproc_per_node",

@@ -15,14 +15,6 @@ ALONE = SimpleNamespace(num_processes=1)
 TERM, INT, HUP, USR1, USR2 = (getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "USR1", "USR2"))
 
 
-@pytest.fixture(autouse=True)
-def hangups_are_not_ignored():
-    """As they are if the tests run under nohup."""
-    before = signal.signal(HUP, signal.SIG_DFL)
-    yield
-    signal.signal(HUP, before)
-
-
 def one_of_two(is_other_stopped: bool):
     """The other process has a flag of its own, and each sees both."""
     flags = [is_other_stopped]
