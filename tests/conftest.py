@@ -21,7 +21,6 @@ from vanilla_transformer import loss_vanilla_transformer as loss
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.data.tokenizer import train_tokenizer
 
-
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, in the runs that are started too
 
