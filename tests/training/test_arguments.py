@@ -484,3 +484,14 @@ def test_paper_recipes_build_the_paper_models(size, parameters):
     assert (args["adam_beta1"], args["adam_beta2"], args["adam_epsilon"]) == (0.9, 0.98, 1e-9)
     assert config.dropout == {"base": 0.1, "big": 0.3}[size]
     assert args["max_steps"] == {"base": 100_000, "big": 300_000}[size]
+
+
+def test_a_recipe_alone_runs_no_code_of_metrics(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("train_file: [a.tsv]\nmetrics: [rouge, ./mine.py]\nmetric_kwargs: [rouge.use_stemmer=true]\n")
+    with pytest.raises(
+        UserError, match="metrics rouge, ./mine.py, whose code would run; give --metrics rouge ./mine.py"
+    ):
+        parse_arguments(["--config", str(recipe)])
+    *_, training = parse_arguments(["--config", str(recipe), "--metrics", "rouge", "./mine.py"])
+    assert training.metrics == ["rouge", "./mine.py"] and training.metric_kwargs == ["rouge.use_stemmer=true"]

@@ -96,7 +96,7 @@ LANGUAGES = {"source_lang", "target_lang"}
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
     "metric_for_best_model": {"greater_is_better"},
-    "metrics": {"metric_kwargs"},
+    "metrics": {"metrics"},
     "source_column": LANGUAGES,
     "target_column": LANGUAGES | {"reference_columns"},
     "dataset_name": {"dataset_config_name", "dataset_revision", "reference_columns"} | FILE_OPTIONS,
@@ -129,6 +129,12 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
                 f"run from {SAMPLE_RECIPE.parents[1]}, or say what to train on."
             )
     recipe = {} if given.config is None else read_recipe(Path(given.config), options - {"config"})
+    if "metrics" in recipe and given.metrics is None:
+        named = recipe["metrics"] if isinstance(recipe["metrics"], list) else [recipe["metrics"]]
+        raise UserError(
+            f"The recipe {given.config} has the metrics {', '.join(named)}, whose code would run; give --metrics "
+            f"{' '.join(named)} on the command line, too, if you trust it, or remove them from the recipe."
+        )
     for name, overridden in OVERRIDES.items():
         if getattr(given, name) is not None:
             recipe = {key: value for key, value in recipe.items() if key not in overridden}
