@@ -13,7 +13,8 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
-from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, StrictDataclassError
 
 # What moves the cursor, reorders text or ends a line: C0 and C1, DEL, the separators of lines and paragraphs, and the
 # embeddings, overrides and isolates of bidirectional text.
@@ -134,10 +135,29 @@ def catching_panics() -> Iterator[None]:
         raise UserError(f"A library written in Rust, such as tokenizers, failed: {one_line(error)}") from error
 
 
+def check_place(name_or_path: str):
+    """Raises OSError for a model that is not on this machine if the Hub cannot be reached.
+
+    transformers would try again for most of a minute, and not say that there is no such directory.
+    """
+    in_cache = Path(constants.HF_HUB_CACHE, f"models--{name_or_path.replace('/', '--')}")
+    if Path(name_or_path).exists() or in_cache.is_dir():
+        return
+    try:
+        HfApi().model_info(name_or_path, timeout=10)
+    except (HfHubHTTPError, HFValidationError):  # the Hub has answered, or the name is no id
+        return
+    except (HTTPError, ConnectionError) as error:
+        raise OSError(f"the directory '{name_or_path}' does not exist, and the Hub cannot be reached.") from error
+
+
 @contextlib.contextmanager
 def loading(*models: str, option: str = "") -> Iterator[None]:
     """Turns any error from loading the models, which `option` names, into a UserError, as [`explaining`] does."""
     try:
+        for name in models:
+            for member in [name] if Path(name).exists() else name.split("+"):  # of an ensemble
+                check_place(member)
         yield
     except Exception as error:  # a damaged file can make the libraries raise anything
         if is_mistake_in_model(error):

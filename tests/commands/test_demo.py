@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from html import unescape
 from http.client import HTTPConnection, HTTPResponse
@@ -328,6 +329,20 @@ def test_a_translation_ends_when_its_time_is_over(folder, num_beams, monkeypatch
     part = list(app.Page(*load(folder)[1:]).translate(TEXTS[1], num_beams, 1.0))[-1]
     assert whole[0].startswith(part[0]) and 1 <= len(part[0]) < len(whole[0])
     assert "Stopped after" in part[1] and "Stopped after" not in whole[1]
+
+
+def test_all_batches_of_a_request_end_in_time(text_tokenizer, tmp_path, monkeypatch):
+    from vanilla_transformer.demo import app
+
+    translator = writing_translator(text_tokenizer, lm_head_bias=True)
+    translator.model.lm_head.bias.data[text_tokenizer.eos_token_id] = -1e4
+    translator.model.generation_config.max_length = 10**6
+    page = app.Page(*load(save_translator(translator, tmp_path / "model"))[1:])
+    page.translator.max_tokens = 1  # one line a batch
+    monkeypatch.setattr(app, "MOST_SECONDS", 1)
+    start = time.monotonic()
+    shown = list(page.translate("\n".join(f"No {number}!" for number in range(20)), 4, 1.0))[-1]
+    assert "Stopped after 1 s" in shown[1] and len(shown[0].split("\n")) == 20 and time.monotonic() - start < 10
 
 
 def test_with_ctranslate2_a_translation_ends_at_a_length(text_tokenizer, tmp_path):

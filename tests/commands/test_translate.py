@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 import torch
-from helpers import TEXTS, never_end, save_translator, writing_translator
+from helpers import TEXTS, command_error, never_end, save_translator, writing_translator
+from huggingface_hub import constants
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import translate as translation
@@ -56,7 +58,7 @@ def test_as_many_lines_come_out_as_went_in(lines, expected, monkeypatch):
 
     monkeypatch.setattr(translation.Translator, "from_pretrained", lambda *_, **__: upper)
     monkeypatch.setattr(translation, "LINES_AT_A_TIME", 3)
-    assert run_main(monkeypatch, lines.encode(), "--model", "x").decode() == expected
+    assert run_main(monkeypatch, lines.encode(), "--model", ".").decode() == expected
 
 
 def test_lines_before_one_that_is_no_text_are_translated(folder, monkeypatch):
@@ -128,6 +130,24 @@ def test_a_model_that_cannot_be_loaded_is_named(name, message, marian, tmp_path,
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SystemExit, match=f"^vanilla-transformer translate: .*{folder}.*{message}"):
         run_main(monkeypatch, b"a\n", "--model", str(folder))
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+@pytest.mark.parametrize("name", ["missing", "outputs/missing"])
+def test_a_directory_that_does_not_exist_is_named_at_once_without_a_network(name, is_offline, capsys, monkeypatch):
+    """transformers tries for most of a minute, and says that it could not connect."""
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    start = time.monotonic()
+    for command in (["translate", "--model", name], ["convert", name, "new"]):
+        message = command_error(capsys, *command)
+        assert f"the directory '{name}' does not exist, and the Hub cannot be reached." in message
+    assert time.monotonic() - start < 5
+
+
+def test_a_text_on_the_command_line_is_no_model(folder, capsys):
+    message = command_error(capsys, "translate", "--model", folder, "The dog sleeps.")
+    assert "--model 'The dog sleeps.' is no model; give texts on standard input, one a line." in message
 
 
 def test_of_several_models_the_one_without_a_config_is_named(folder, tmp_path, monkeypatch):

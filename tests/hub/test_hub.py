@@ -209,6 +209,8 @@ def test_evaluating_a_pickle_of_the_hub(marian, hub, tmp_path):
     asked = [request for request in hub.requests if "opus-mt-bin" in request]
     assert any("pytorch_model.bin" in request for request in asked)
     assert not any(part in request for part in ("/commits/", "/discussions", "/refs") for request in asked)
+    done = run_python([*command, "--revision", "v2", *files], tmp_path, hub.url, "hf_read")
+    assert done.returncode and "me/opus-mt-bin cannot be loaded" in done.stderr and "v2" in done.stderr
 
 
 # ---------------------------------------------------------------------------------------------- code in a repository

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
 from ..conversion.native import save_tokenizer, to_native
-from ..errors import UserError, explaining, one_line
+from ..errors import UserError, check_place, explaining, one_line
 from ..files import copy_permissions, new_folder
 from ..translation_vanilla_transformer import TorchEngine
 
@@ -69,6 +69,7 @@ def load(options: argparse.Namespace) -> tuple:
             return from_fairseq(options.model), no_tokenizer(options, "without --dictionary there is none.")
         tokenizer, size = fairseq_tokenizer(options.dictionary, options.codes)
         return from_fairseq(options.model, size, len(tokenizer) - size), tokenizer
+    check_place(options.model)
     model = load_foreign(options.model)
     try:
         return model, AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     systems = {"dest": "systems", "nargs": "+", "action": "extend", "default": []}
     models = "models, each a system of its own: directories or Hub ids; with + between them, an ensemble"
     add("--model", **systems, type=lambda name: (name, "model"), metavar="DIR_OR_ID", help=models)
+    add("--revision", help="the commit, branch or tag of the models on the Hub (default: main)")
     add("--hypotheses", **systems, type=lambda name: (name, "file"), metavar="FILE", help="translations, one per line")
     add_dataset_options(parser, required=False)
     add("--test_file", nargs="+", metavar="FILE", help="pairs from a file that train.py reads, instead of a dataset")
@@ -251,11 +252,12 @@ def load_translator(name: str, options: argparse.Namespace) -> Translator:
 
     Raises UserError if it cannot be loaded.
     """
-    given = {key: getattr(options, key) for key in LOADING}
+    given = {key: getattr(options, key) for key in (*LOADING, "revision")}
     configure_malloc()
     models = [name] if Path(name).exists() else name.split("+")
     with loading(name):
-        types = {PretrainedConfig.get_config_dict(model)[0].get("model_type") for model in models}
+        revision = {"revision": options.revision}
+        types = {PretrainedConfig.get_config_dict(model, **revision)[0].get("model_type") for model in models}
         backend, quantization = given.pop("backend"), given.pop("quantization")
         if len(models) > 1 or types <= {None, "vanilla_transformer"} or backend != "torch" or quantization:
             return Translator.from_pretrained(models, backend=backend, quantization=quantization, **given)

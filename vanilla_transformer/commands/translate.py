@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--catalogue", type=Path, metavar="FILE.po", help="translate the untranslated messages of this catalogue")
     add("--output", type=Path, metavar="FILE.po", help="the catalogue with the translations; may be the same file")
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--n_best", type=positive, metavar="N", help="write the N best of each line: its number TAB score TAB text")
+    n_best = "write the N best of each line, each text once: the line's number TAB score TAB text"
+    add("--n_best", type=positive, metavar="N", help=n_best)
     add("--mbr", type=positive, metavar="N", help="of N candidates, write the one most similar to all of them")
     add = parser.add_argument
     add("--mbr_candidates", choices=["samples", "beams"], help="of --mbr (default: samples)")
@@ -74,6 +75,9 @@ def run(options: argparse.Namespace):
         raise UserError("--catalogue and --output go together; other texts come from stdin and go to stdout.")
     if options.catalogue and (options.n_best or options.mbr):
         raise UserError("--n_best and --mbr translate lines; leave them out, or --catalogue.")
+    for name in options.model:
+        if " " in name and not Path(name).exists():
+            raise UserError(f"--model {name!r} is no model; give texts on standard input, one a line.")
     torch.manual_seed(options.seed)
     given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
     with loading(*options.model):

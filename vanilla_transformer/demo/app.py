@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
-from transformers import PreTrainedModel, TextIteratorStreamer
+from transformers import MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList, TextIteratorStreamer
 from transformers.utils import cached_file
 
 from ..errors import UserError, catching_panics, explaining, one_line
@@ -27,7 +27,7 @@ MOST_BEAMS = 10
 MOST_LABELS = 400  # in a picture; matplotlib takes up to 10 ms for each
 CHARACTERS_PER_TOKEN = 20  # a text with more characters is refused before it is tokenized
 MOST_WAITING = 20  # visitors, or requests of one; the next is told that the queue is full
-MOST_SECONDS = 60  # of a translation by torch, which then ends where it is
+MOST_SECONDS = 60  # of a request to torch, whose translations then end where they are
 LARGEST_BODY = 2**20  # bytes of a request
 # Gradio's routes that store, serve or fetch files, which this page does not need.
 CLOSED = re.compile(r"/gradio_api/(upload|file|proxy|component_server|process_recording|deep_link|(undo-)?vibe)")
@@ -235,9 +235,10 @@ class Page:
             streamer.end()
 
     def limit(self, pieces: list[str]) -> dict:
-        """The option that ends a search that would go on, even after the visitor has left."""
-        if self.has_time_limit:
-            return {"max_time": MOST_SECONDS}
+        """The option that ends the searches of a request that would go on, even after the visitor has left."""
+        if self.has_time_limit:  # from now, where `max_time` would be that of each batch
+            limit = MaxTimeCriteria(MOST_SECONDS, initial_timestamp=time.time())
+            return {"stopping_criteria": StoppingCriteriaList([limit])}
         longest = max(map(len, self.translator.tokenize(pieces, "refuse", is_whole=True)[1]), default=1)
         of_model = self.translator.engine.stopping_options(longest, {})["max_length"]
         return {"max_length": min(of_model, 1 + 2 * longest + 50)}  # with the start token
