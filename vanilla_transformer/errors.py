@@ -155,7 +155,7 @@ def check_place(name_or_path: str):
 def loading(*models: str, option: str = "") -> Iterator[None]:
     """Turns any error from loading the models, which `option` names, into a UserError, as [`explaining`] does."""
     try:
-        for name in models:
+        for name in map(str, models):
             for member in [name] if Path(name).exists() else name.split("+"):  # of an ensemble
                 check_place(member)
         yield

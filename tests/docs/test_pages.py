@@ -27,6 +27,7 @@ LAUNCHER_OPTIONS = {
         "--machine_rank",
     ),
     *("--main_process_ip", "--main_process_port", "--help", "--check"),
+    *("--preload", "--workers"),  # of gunicorn
     *("--bind", "--ignore", "--notebook"),  # of http.server, npm (--ignore-scripts) and Jupyter (--notebook-dir)
 }
 
