@@ -91,14 +91,25 @@ def test_what_cannot_be_used_is_said_before_a_model_is_trained(write_module, len
         with pytest.raises(UserError, match=message):
             load(["a", "b"], None)
     with pytest.raises(RuntimeError, match="lengths.py failed; --metric_kwargs has its arguments") as raised:
-        Metrics([lengths], ["other=1"]).load(["a"], None)
-    assert "other" in str(raised.value.__cause__)
+        Metrics([lengths], ["scale=null"]).load(["a"], None)
+    assert isinstance(raised.value.__cause__, TypeError)
 
 
 @pytest.mark.parametrize("given", ["scale", "=2", "scale=2", "other.scale=2"])
 def test_arguments_of_no_module_are_refused(given):
     with pytest.raises(UserError, match=f"--metric_kwargs has {given}; give KEY=VALUE, .*: lengths, exact."):
         Metrics(["lengths.py", "exact.py"], [given])
+
+
+def test_an_argument_that_a_module_does_not_take_is_refused(lengths):
+    with pytest.raises(UserError, match="--metric_kwargs does not fit --metrics .*lengths.py: .*'scales'"):
+        Metrics([lengths], ["scales=2"]).load(["a", "b"], None)
+
+
+def test_numbers_called_like_signatures_leave_ours_alone(write_module):
+    module = write_module("sign", 'return {"bleu_signature": 1.0}')
+    scores = Scorer(metrics=Metrics([module])).score(["a"], ["a"])
+    assert scores["sign_bleu_signature"] == 1.0 and scores["bleu_signature"].startswith("nrefs:1|")
 
 
 def test_arguments_of_one_module_need_no_name():

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import UserError, explaining
 
 OURS = ("loss", "bleu", "chrf", "exact_match", "word_error_rate")  # measured in every evaluation
+TAKEN = ("bleu_signature", "chrf_signature", "samples")  # other keys of results
 LOWER_IS_BETTER = {"loss", "error", "errors", "distance", "wer", "cer", "mer", "wil", "ter", "charcut", "perplexity"}
 
 
@@ -60,8 +61,8 @@ class Metrics:
         So an error comes before a model is trained, or has translated.
 
         Raises:
-            UserError: A module cannot be loaded, needs sources that are not there, takes one reference where texts
-                have several, or returns no number.
+            UserError: A module cannot be loaded, does not take one of the arguments, needs sources that are not there,
+                takes one reference where texts have several, or returns no number.
             RuntimeError: A module failed.
         """
         if not self.names:
@@ -91,12 +92,14 @@ class Metrics:
             try:
                 numbers = module.compute(**inputs, **self.kwargs[name])
             except Exception as error:
+                if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+                    raise UserError(f"--metric_kwargs does not fit --metrics {name}: {error}.") from error
                 raise RuntimeError(f"--metrics {name} failed; --metric_kwargs has its arguments.") from error
             numbers = {key: number for key, value in numbers.items() if (number := as_number(value)) is not None}
             if not numbers:
                 raise UserError(f"--metrics {name} returns no number; leave it out.")
             for key, number in numbers.items():
-                own = key if key not in found and key not in (*OURS, "samples") else f"{Path(name).stem}_{key}"
+                own = key if key not in found and key not in (*OURS, *TAKEN) else f"{Path(name).stem}_{key}"
                 found[own], self.module_of[own] = number, name
         return found
 
