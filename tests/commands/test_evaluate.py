@@ -277,6 +277,8 @@ def test_several_references_are_scored_as_by_sacrebleus_command(folder, tmp_path
         "options": [word for file in files for word in ("--references", file)],
         "parallel": ["--test_file", tmp_path / "test.src", *files],
         "columns": ["--test_file", tmp_path / "columns.jsonl", "--reference_columns", "second", "third"],
+        "columns again": ["--test_file", tmp_path / "columns.jsonl"]
+        + ["--reference_columns", "second", "--reference_columns", "third"],
         "lists": [
             "--test_file",
             tmp_path / "lists.jsonl",

@@ -458,6 +458,16 @@ def test_every_option_has_help(capsys):
     assert all(f"--{name}" in shown for name in parse([]))
 
 
+def test_metrics_that_are_given_twice_are_added_and_replace_those_of_a_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("train_file: a.jsonl\nmetrics: [rouge]\nreference_columns: [one]\n")
+    again = ["--reference_columns", "two", "--reference_columns", "three", "--metrics", "cer", "--metrics", "wer"]
+    data, _, training = parse_arguments(["--config", str(recipe), *again])
+    assert (data.reference_columns, training.metrics) == (["two", "three"], ["cer", "wer"])
+    data, _, training = parse_arguments(["--config", str(recipe)])
+    assert (data.reference_columns, training.metrics) == (["one"], ["rouge"])
+
+
 # --------------------------------------------------------------------------------------------------------- the recipes
 
 

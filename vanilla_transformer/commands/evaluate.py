@@ -61,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--revision", help="the commit, branch or tag of the models on the Hub (default: main)")
     add("--hypotheses", **systems, type=lambda name: (name, "file"), metavar="FILE", help="translations, one per line")
     add_dataset_options(parser, required=False)
-    add("--test_file", nargs="+", metavar="FILE", help="pairs from a file that train.py reads, instead of a dataset")
-    add("--sources", metavar="FILE", help="texts to translate, one per line; with --references, instead of a dataset")
     several = {"nargs": "+", "action": "extend", "metavar": "FILE"}
+    add("--test_file", **several, help="pairs from a file that train.py reads, instead of a dataset")
+    add("--sources", metavar="FILE", help="texts to translate, one per line; with --references, instead of a dataset")
     add("--references", **several, help="reference translations, one per line; of several files, each line may match")
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
     add("--lowercase", action="store_true", help="ignore case")
@@ -73,8 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser):
     how += "(default: none, or nfc if a model's tokenizer can only write references so)"
     add("--score_normalization", choices=["none", "nfc"], help=how)
     more = "further metrics: ids of modules of the library evaluate, such as rouge, or local scripts; their code runs"
-    add("--metrics", nargs="+", metavar="ID_OR_PATH", help=more)
-    add("--metric_kwargs", nargs="+", metavar="KEY=VALUE", help="their arguments; of one of several, MODULE.KEY=VALUE")
+    add("--metrics", nargs="+", action="extend", metavar="ID_OR_PATH", help=more)
+    add(
+        "--metric_kwargs",
+        nargs="+",
+        action="extend",
+        metavar="KEY=VALUE",
+        help="their arguments; of one of several, MODULE.KEY=VALUE",
+    )
     tune = (
         "choose beams and length penalty on --split, such as validation, by bleu (the default), chrf or a number of "
     )

@@ -26,7 +26,10 @@ class DatasetOptions:
     source_column: str | None = option(None, "the column with source texts, if it is not named after the language")
     target_column: str | None = option(None, "the column with target texts, if it is not named after the language")
     reference_columns: list[str] | None = option(
-        None, "columns with further references, which validation and test are scored against too", nargs="+"
+        None,
+        "columns with further references, which validation and test are scored against too",
+        nargs="+",
+        action="extend",
     )
 
     @property

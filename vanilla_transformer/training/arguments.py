@@ -138,6 +138,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     for name, overridden in OVERRIDES.items():
         if getattr(given, name) is not None:
             recipe = {key: value for key, value in recipe.items() if key not in overridden}
+    recipe = {key: value for key, value in recipe.items() if key not in LISTS or getattr(given, key) is None}
     named = [*(given.train_file or ()), *(given.validation_file or ()), *(given.test_file or ())]
     languages = {recipe[key] for key in LANGUAGES & recipe.keys()}
     if given.train_file and not any(may_have_columns(file, languages) for file in group_parallel(named)):

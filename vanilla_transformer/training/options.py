@@ -90,9 +90,12 @@ class TrainingOptions:
         None,
         "further metrics of each evaluation: ids of modules of the library evaluate, such as rouge, or local scripts; "
         "their code runs",
+        action="extend",
     )
     metric_kwargs: list[str] | None = option(
-        None, "arguments of the metrics: KEY=VALUE or, of one of several, MODULE.KEY=VALUE, as rouge.use_stemmer=true"
+        None,
+        "arguments of the metrics: KEY=VALUE or, of one of several, MODULE.KEY=VALUE, as rouge.use_stemmer=true",
+        action="extend",
     )
     on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss stays high; NaN always stops")
     num_beams: int = option(1, "beams in evaluation; saved with the model as its default", ge=1)
