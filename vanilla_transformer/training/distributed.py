@@ -72,7 +72,9 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
     is_cpu, launched = accelerator.device.type == "cpu", int(os.environ.get("WORLD_SIZE", "1"))
     if launched > accelerator.num_processes:
         remedy = "as there is no GPU, set ACCELERATE_USE_CPU=true" if is_cpu else "use accelerate launch or torchrun"
-        raise UserError(f"{launched} processes were started that do not know of each other; {remedy}.")
+        error = UserError(f"{launched} processes were started that do not know of each other; {remedy}.")
+        error.is_shared = True  # see exit_on_error
+        raise error
     if is_cpu and options.per_device_train_max_tokens is None:
         raise UserError("--per_device_train_max_tokens auto needs a GPU; give a number.")
     if is_cpu and accelerator.mixed_precision == "fp16":
