@@ -464,7 +464,7 @@ def test_metrics_that_are_given_twice_are_added_and_replace_those_of_a_recipe(tm
     again = ["--reference_columns", "two", "--reference_columns", "three", "--metrics", "cer", "--metrics", "wer"]
     data, _, training = parse_arguments(["--config", str(recipe), *again])
     assert (data.reference_columns, training.metrics) == (["two", "three"], ["cer", "wer"])
-    data, _, training = parse_arguments(["--config", str(recipe)])
+    data, _, training = parse_arguments(["--config", str(recipe), "--metrics", "rouge"])
     assert (data.reference_columns, training.metrics) == (["one"], ["rouge"])
 
 
