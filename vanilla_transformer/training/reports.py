@@ -64,8 +64,10 @@ def check_average(triggers: Triggers):
     count = sum(map(is_due, range(1, triggers.max_steps + 1))) if asked else 0
     if count < asked:
         option = "--eval_steps" if is_by_score else "--save_steps"
-        have = f"--average_checkpoints {asked} will average {count}, all there are"
-        PartialState().print(f"warning: {have}; save more often, with {option}.")
+        PartialState().print(
+            f"warning: --average_checkpoints {asked} will average {count}, all there are; save more often, with "
+            f"{option}."
+        )
 
 
 def name_better_checkpoint(state: TrainerState, options: TrainingOptions):

@@ -113,7 +113,7 @@ class GracefulShutdown:
 
     def is_stopped(self) -> bool:
         """Whether this process has received a signal or lost its launcher."""
-        if self.signal_number is None and self.launcher not in (None, os.getppid()):
+        if self.signal_number is None and self.launcher not in (None, psutil.Process().ppid()):
             self.handle(signal.SIGTERM, None)
         return self.signal_number is not None
 
