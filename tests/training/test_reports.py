@@ -107,7 +107,7 @@ def test_too_few_checkpoints_for_the_average_are_said_before_the_run(argv, said,
     assert capsys.readouterr().out.rstrip("\n") == said
 
 
-BETTER = r"checkpoint-4 was better than the final weights by --metric_for_best_model {} \(bleu 9.00, not 8.00, "
+BETTER = r"checkpoint-4 was better than the final weights by --metric_for_best_model {} \(bleu 9, not 8, "
 
 
 @pytest.mark.parametrize(
@@ -133,3 +133,12 @@ def test_a_checkpoint_better_than_the_final_weights_is_named(argv, said, is_kept
     printed = capsys.readouterr().out
     assert re.match(said, printed) if said else printed == ""
     assert (f"{tmp_path}/checkpoint-4" in printed) == (is_kept and bool(said))
+
+
+def test_a_checkpoint_that_is_only_as_good_is_not_named(tmp_path, capsys):
+    """Of equal scores, the lower loss ranks first."""
+    state = TrainerState()
+    for state.step, loss in {4: 2.0, 8: 2.5}.items():
+        state.log_scores({"eval_bleu": 9.0, "eval_chrf": 3.0, "eval_loss": loss})
+    name_better_checkpoint(state, training_options(f"--output_dir={tmp_path}"))
+    assert capsys.readouterr().out == ""

@@ -76,8 +76,11 @@ def name_better_checkpoint(state: TrainerState, options: TrainingOptions):
     best = state.ranking(metric, options.greater_is_better)[0]
     if best == state.step or options.early_stopping_patience or options.average_checkpoints_by == "score":
         return
+    ours, theirs = entries[state.step], entries[best]
+    if all(ours[name] == theirs[name] for name in (f"eval_{metric}", "eval_chrf")):  # the loss has decided
+        return
     names = dict.fromkeys(("eval_bleu", "eval_chrf", "eval_loss", f"eval_{metric}"))
-    scores = [f"{name[5:]} {entries[best][name]:.2f}, not {entries[state.step][name]:.2f}" for name in names]
+    scores = [f"{name[5:]} {theirs[name]:.4g}, not {ours[name]:.4g}" for name in names]
     folder = options.output_dir / f"checkpoint-{best}"
     where = f" It is a model like any other: {folder}." if folder.is_dir() else ""
     print(
