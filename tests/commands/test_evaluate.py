@@ -290,12 +290,24 @@ def test_several_references_are_scored_as_by_sacrebleus_command(folder, tmp_path
     }
     command = [sys.executable, "-m", "sacrebleu", *files, "-i", "hypotheses.txt", "-m", "bleu", "chrf", "-w", "12"]
     printed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    write(
+        tmp_path / "languages.jsonl",
+        [json.dumps({"en": row["source"], "de": [row[name] for name in names[1:]]}) for row in rows],
+    )
+    languages = ["--source_lang", "en", "--target_lang", "de"]
+    ways["a list by language"] = ["--test_file", tmp_path / "languages.jsonl", *languages]
+    shutil.copy(tmp_path / "test.src", tmp_path / "test.en")
+    ways["endings that are no languages"] = ["--test_file", tmp_path / "test.en", *files, *languages]
     for name, options in ways.items():
         found = evaluate(tmp_path / name, "--hypotheses", "hypotheses.txt", *options, "--num_samples", "9")
         for metric, expected in zip(("BLEU", "chrF2"), printed, strict=True):
             assert round(found["systems"]["hypotheses.txt"][metric]["score"], 12) == expected["score"]
             assert found["signatures"][metric].startswith("nrefs:3|")
         assert (tmp_path / name / "references-3.txt").read_text(encoding="utf-8").split("\n")[:-1] == streams[2]
+    for column in ("source", "target"):
+        again = ["--test_file", tmp_path / "columns.jsonl", "--reference_columns", "third", column]
+        said = command_error(capsys, "evaluate", "--hypotheses", "hypotheses.txt", *again)
+        assert f"--reference_columns has {column}, which is the source or the target" in said
     write(tmp_path / "short", ["one", "two"])
     options = ["--hypotheses", "hypotheses.txt", "--references", files[0], tmp_path / "short"]
     said = command_error(capsys, "evaluate", *options)

@@ -147,7 +147,7 @@ def test_a_directory_that_does_not_exist_is_named_at_once_without_a_network(name
 
 def test_a_text_on_the_command_line_is_no_model(folder, capsys):
     message = command_error(capsys, "translate", "--model", folder, "The dog sleeps.")
-    assert "--model 'The dog sleeps.' is no model; give texts on standard input, one a line." in message
+    assert "--model 'The dog sleeps.' is not a model; give texts on standard input, one per line." in message
 
 
 def test_of_several_models_the_one_without_a_config_is_named(folder, tmp_path, monkeypatch):

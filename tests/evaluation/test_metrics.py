@@ -72,6 +72,8 @@ def test_modules_get_the_inputs_that_they_name(write_module):
     body = "return {'same': float(predictions == sources)}"
     comet = Metrics([write_module("comet", body, WITH_SOURCES, "sources, predictions, references")])
     assert comet.load(["a"], ["a"]) == ["same"]
+    with pytest.raises(UserError, match="takes one reference of a text, and there are several"):
+        comet.load(["a", "b", ["c", "d"]], ["a", "b", "c"])
     with pytest.raises(UserError, match="comet.py needs sources, and there are translations and references only"):
         comet.load(["a"], None)
 

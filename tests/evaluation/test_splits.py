@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -104,3 +105,24 @@ def test_warnings_if_bleu_is_0_but_chrf_is_not_or_its_tokenizer_does_not_fit(
     assert first.startswith("eval: loss ") and first.endswith(", 100.0% exact at step 1,200")
     warnings = [line for line in lines if line.startswith("warning: ")]
     assert len(warnings) == len(said) and all(part in line for part, line in zip(said, warnings, strict=True))
+
+
+def test_processes_have_the_same_errors_of_normalized_texts(
+    make_model, split, byte_tokenizer, accelerator, monkeypatch
+):
+    """Only the scorer of the main process is fitted to the tokenizer."""
+    translations, targets = ["5 \u03a9"] * len(split), ["5 \u2126"] * len(split)
+    split = split.add_column("source", targets).add_column("target", targets)
+    monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: translations)
+    options = {"tokenizer": byte_tokenizer, "max_tokens": 99, "num_examples": 0}
+    fitted, scored = Scorer(normalization="nfc"), []
+    main = accelerator
+    other = SimpleNamespace(process_index=1, num_processes=2, is_main_process=False, is_local_main_process=False)
+    other.autocast = accelerator.autocast
+    other.device = accelerator.device
+    monkeypatch.setattr(evaluation, "gather_object", lambda part: scored.extend(part) or list(scored))
+    monkeypatch.setattr(evaluation, "evaluate_loss", lambda *args: 1.0)
+    model = make_model()
+    one = evaluate_split(model, split, "eval", scorer=fitted, accelerator=main, **options)
+    two = evaluate_split(model, split, "eval", scorer=Scorer(), accelerator=other, **options)
+    assert one == two and one["eval_word_error_rate"] == 0

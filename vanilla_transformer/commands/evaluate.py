@@ -25,8 +25,8 @@ from ..data.files import hide_bars
 from ..data.pairs import load_split
 from ..engines.generate import load_any, set_languages
 from ..errors import UserError, explaining, loading
-from ..evaluation.metrics import Metrics, greater_by_name
-from ..evaluation.scores import Scorer, as_list
+from ..evaluation.metrics import Metrics, as_list, greater_by_name
+from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
@@ -68,22 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
     add("--lowercase", action="store_true", help="ignore case")
     how = (
-        "nfc: compose letters and remove invisible characters on both sides before scoring, which the signatures say "
+        "nfc: compose letters and drop invisible characters on both sides before scoring, as the signatures then say "
     )
     how += "(default: none, or nfc if a model's tokenizer can only write references so)"
     add("--score_normalization", choices=["none", "nfc"], help=how)
     more = "further metrics: ids of modules of the library evaluate, such as rouge, or local scripts; their code runs"
-    add("--metrics", nargs="+", action="extend", metavar="ID_OR_PATH", help=more)
-    add(
-        "--metric_kwargs",
-        nargs="+",
-        action="extend",
-        metavar="KEY=VALUE",
-        help="their arguments; of one of several, MODULE.KEY=VALUE",
-    )
-    tune = (
-        "choose beams and length penalty on --split, such as validation, by bleu (the default), chrf or a number of "
-    )
+    add("--metrics", **several | {"metavar": "ID_OR_PATH"}, help=more)
+    arguments = "their arguments; of one of several, MODULE.KEY=VALUE"
+    add("--metric_kwargs", **several | {"metavar": "KEY=VALUE"}, help=arguments)
+    tune = "choose beams and length penalty on --split, such as validation, by bleu (the default), chrf or one of the "
     tune += "--metrics, and save them with the model"
     add("--tune", nargs="?", const="bleu", metavar="METRIC", help=tune)
     tests = ["bootstrap", "randomization", "none"]
@@ -107,7 +100,7 @@ def run(options: argparse.Namespace):
     language = dataset_options(options).target_language
     scorer = Scorer(language, options.bleu_tokenize, options.lowercase, options.score_normalization, metrics)
     # All that may fail, before hours of translating.
-    numbers = metrics.load(references[:2], sources and sources[:2])
+    numbers = metrics.load(references, sources)
     if options.tune not in (None, "bleu", "chrf", *numbers):
         choice = ", ".join(["bleu", "chrf", *numbers])
         raise UserError(

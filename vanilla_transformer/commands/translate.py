@@ -77,7 +77,7 @@ def run(options: argparse.Namespace):
         raise UserError("--n_best and --mbr translate lines; leave them out, or --catalogue.")
     for name in options.model:
         if " " in name and not Path(name).exists():
-            raise UserError(f"--model {name!r} is no model; give texts on standard input, one a line.")
+            raise UserError(f"--model {name!r} is not a model; give texts on standard input, one per line.")
     torch.manual_seed(options.seed)
     given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
     with loading(*options.model):

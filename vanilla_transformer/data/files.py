@@ -260,6 +260,7 @@ def map_columns(
 
 
 def map_table(table: pa.Table, function: Callable[[dict], dict[str, list]]) -> pa.Table:
+    """The columns that the function makes of a table; a side that is not text is None."""
     columns = function(table.to_pydict())
     texts = {
         side: [text if isinstance(text, str) else None for text in columns[side]] for side in ("source", "target")

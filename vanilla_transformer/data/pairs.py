@@ -493,7 +493,7 @@ def are_columns_named(options: DatasetOptions) -> bool:
 
 
 def is_known(column: str | tuple[str, str]) -> bool:
-    """Whether a column has the name of a language, or one that is no text."""
+    """Whether a column is called after a language, or `source`, `target` or `column 3`."""
     name = column if isinstance(column, str) else column[1]
     return bool(re.fullmatch(r"source|target|column \d+", name)) or known_code(name) is not None
 
@@ -510,13 +510,14 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
     name, is_parallel = describe_file(file), isinstance(file, tuple)
     features = features_of(dataset, name)
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
+    targets = [*text, *(key for key in features if is_list(features, key))]
     nested = nested_languages(dataset, features.get("translation"))
     by_row = ", named by its first row," if is_table(dataset, file) else ""
     remedy = describe_columns(f"{name}{by_row}", features, text, nested)
     columns = options.source_column, options.target_column
     languages = options.source_lang, options.target_lang
     if any(columns):
-        if columns[0] in text and columns[1] in [*text, *filter(partial(is_list, features), features)]:
+        if columns[0] in text and columns[1] in targets:
             return columns
         if set(features) == {"source", "target"}:  # a .txt file beside others
             return "source", "target"
@@ -530,12 +531,17 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
     if set(features) == {"source", "target"}:
         return "source", "target"
     if any(languages):
-        if all(found := [column_of(language, text) for language in languages]):
-            return tuple(found)
+        named = column_of(languages[0], text), column_of(languages[1], targets)
+        if all(named):
+            return named
         if all(found := [column_of(language, nested) for language in languages]):
             return tuple(("translation", language) for language in found)
-        if is_parallel and not any(column_of(language, text) for language in languages):
-            return tuple(features)[:2]
+        # Endings are other words than the languages, as .src and .tgt, or one of them is, as in .en and .ref0.
+        if is_parallel:
+            endings = tuple(features)[:2]
+            fits = (name == end or known_code(end) is None for name, end in zip(named, endings, strict=True))
+            if not any(named) or all(fits):
+                return endings
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
         check_header(dataset, file, languages, options.describe_languages())
@@ -633,13 +639,17 @@ def further_targets(
 ) -> list[str]:
     """The columns with targets beside the one of `columns`: those of parallel files, and `--reference_columns`.
 
-    Raises UserError if the dataset lacks one of the latter.
+    Raises UserError if the dataset lacks one of the latter, or one is the source or the target.
     """
     named = (options and options.reference_columns) or []
     features = features_of(dataset, describe_file(file)) if named or isinstance(file, tuple) else {}
     if missing := [name for name in named if name not in features]:
         raise UserError(
             f"--reference_columns has {missing[0]}; the columns of {describe_file(file)} are {', '.join(features)}."
+        )
+    if repeated := [name for name in named if name in columns]:
+        raise UserError(
+            f"--reference_columns has {repeated[0]}, which is the source or the target; name further columns only."
         )
     return named or [name for name in features if name not in columns]
 

@@ -56,7 +56,8 @@ class Metrics:
         return modules
 
     def load(self, references: list[str | list[str]], sources: list[str] | None) -> list[str]:
-        """Loads the modules and tries them on some `references`; returns the names of their numbers.
+        """Loads the modules and tries them on two of the `references`, one of them with as many as any text has;
+        returns the names of their numbers.
 
         So an error comes before a model is trained, or has translated.
 
@@ -67,7 +68,9 @@ class Metrics:
         """
         if not self.names:
             return []
-        return list(self.score([one if isinstance(one, str) else one[0] for one in references], references, sources))
+        most = max(range(len(references)), key=lambda index: len(as_list(references[index])))
+        tried = [references[0], references[most]]
+        return list(self.score([as_list(one)[0] for one in tried], tried, sources and [sources[0], sources[most]]))
 
     def score(
         self, hypotheses: list[str], references: list[str | list[str]], sources: list[str] | None
@@ -110,7 +113,7 @@ class Metrics:
         """
         formats = module.features if isinstance(module.features, list) else [module.features]
         takes_text = [getattr(one["references"], "dtype", None) == "string" for one in formats]
-        rows = [[one] if isinstance(one, str) else one for one in references]
+        rows = list(map(as_list, references))
         if max(map(len, rows), default=1) == 1:
             return [row[0] for row in rows] if any(takes_text) else rows
         if all(takes_text):
@@ -123,6 +126,11 @@ class Metrics:
             number: {"module": Path(name).name if Path(name).exists() else name, "arguments": self.kwargs[name]}
             for number, name in self.module_of.items()
         }
+
+
+def as_list(references: str | list[str]) -> list[str]:
+    """The references of a text, of which one may be given alone."""
+    return [references] if isinstance(references, str) else list(references)
 
 
 def input_names(module) -> list[str]:

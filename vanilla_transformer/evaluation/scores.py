@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.texts import SPACES, normalize
 from ..errors import UserError
 from ..languages import parse_language
-from .metrics import Metrics
+from .metrics import Metrics, as_list
 
 # How sacreBLEU tokenizes languages that are written without spaces.
 CHINESE = ["zh", "cmn", "yue", "wuu", "nan", "hak", "gan", "hsn", "cdo", "lzh"]
@@ -164,11 +164,6 @@ class Scorer:
         """A sentence that names a better tokenizer, if none was given and 13a does not fit the references."""
         texts = itertools.chain.from_iterable(map(as_list, references))
         return None if self.is_told else unfit_tokenizer(self.bleu, texts)
-
-
-def as_list(references: str | list[str]) -> list[str]:
-    """The references of a text, of which one may be given alone."""
-    return [references] if isinstance(references, str) else list(references)
 
 
 def fold_spaces(text: str) -> str:

@@ -51,10 +51,14 @@ def evaluate_split(
         label = f"Translating {len(sources):,}" if is_shown else None
         translations = translate_split(translator, sources, label, **shares)
     # By the main process alone: a metric may be large, and all must agree on which model is the best.
-    scored = [scorer.score(translations, references, sources)] if accelerator.is_main_process else []
-    (scores,) = gather_object(scored)
-    signatures = {f"{name}_signature": scores.pop(f"{name}_signature") for name in ("bleu", "chrf")}
-    errors = count_errors(translations, references, scorer)
+    scored = []
+    if accelerator.is_main_process:
+        errors = count_errors(translations, references, scorer)
+        scored = [(scorer.score(translations, references, sources), errors)]
+    ((scores, errors),) = gather_object(scored)
+    names = ("bleu_signature", "chrf_signature")
+    signatures = {name: scores[name] for name in names}
+    scores = {name: number for name, number in scores.items() if name not in names}
     rows = list(zip(sources, split["target"], translations, strict=True))[:num_examples]
     examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
     if accelerator.is_main_process:
@@ -86,13 +90,14 @@ def prepare_scorer(scorer: Scorer, tokenizer, splits: dict[str, Dataset], best: 
 
     Raises UserError if a metric cannot be used, or none of the numbers is called `best`.
     """
-    some = splits["validation"].select(range(min(2, len(splits["validation"]))))
-    numbers = (*OURS, *scorer.metrics.load(references_of(some), list(some["source"])))
+    scored = [splits[name] for name in ("validation", "test") if name in splits]
+    numbers = list(OURS)
+    for split in scored:
+        numbers += scorer.metrics.load(references_of(split), list(split["source"]))
     if best not in numbers:
-        choice = ", ".join(numbers)
+        choice = ", ".join(dict.fromkeys(numbers))
         raise UserError(f"--metric_for_best_model {best} is not measured; choose one of {choice}.")
-    scored = [references_of(splits[name]) for name in ("validation", "test") if name in splits]
-    if doubt := scorer.fit(tokenizer, itertools.chain(*scored)):
+    if doubt := scorer.fit(tokenizer, itertools.chain(*map(references_of, scored))):
         print(f"warning: {doubt}")
 
 

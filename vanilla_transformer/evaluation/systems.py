@@ -9,7 +9,8 @@ from tabulate import tabulate
 
 from ..data.texts import KEPT, count_kept
 from ..errors import printable
-from .scores import Scorer, as_list, explain_sameness, explain_zero
+from .metrics import as_list
+from .scores import Scorer, explain_sameness, explain_zero
 
 MOST_SWAPPED = 13  # sentences whose swaps are all tried, about as many as sacreBLEU's 10,000 random trials
 

@@ -231,7 +231,7 @@ def tokenize_splits(
         PartialState().print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
         if drops["too long"] > MANY_TOO_LONG * len(dataset):
             PartialState().print(
-                f"warning: {drops['too long']:,} of {len(dataset):,} {split} pairs are left out because a side is "
+                f"warning: {drops['too long']:,} of {len(dataset):,} {split} pairs are dropped, since a side is "
                 f"longer than {max(limits)} tokens; raise --max_source_length and --max_target_length."
             )
     train = splits["train"]
