@@ -113,6 +113,9 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     parser = make_parser()
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
     options = vars(given).keys()
+    for name in sorted(FILE_OPTIONS | {"teacher"}):
+        if sum(word.partition("=")[0] == f"--{name}" for word in argv) > 1:
+            raise UserError(f"--{name} is given twice, and the first would be lost; give all values after one.")
     if unknown and argv[: argv.index(unknown[0])][-2:-1] == ["--dataset_config_name"]:
         raise UserError(
             f"--dataset_config_name takes one configuration, not also {unknown[0]}; to train on several, name their "
