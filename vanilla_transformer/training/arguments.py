@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import re
+import warnings
 from collections.abc import Iterable, Set
 from dataclasses import fields, make_dataclass, replace
 from difflib import get_close_matches
@@ -115,7 +116,8 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     options = vars(given).keys()
     for name in sorted(FILE_OPTIONS | {"teacher"}):
         if sum(word.partition("=")[0] == f"--{name}" for word in argv) > 1:
-            raise UserError(f"--{name} is given twice, and the first would be lost; give all values after one.")
+            values = " ".join(map(str, getattr(given, name)))
+            warnings.warn(f"--{name} is given twice; only the last list counts: {values}.", stacklevel=2)
     if unknown and argv[: argv.index(unknown[0])][-2:-1] == ["--dataset_config_name"]:
         raise UserError(
             f"--dataset_config_name takes one configuration, not also {unknown[0]}; to train on several, name their "
