@@ -16,8 +16,8 @@ from accelerate import Accelerator
 from filelock import FileLock
 
 from vanilla_transformer.data.batches import training_batches
-from vanilla_transformer.data.files import hide_bars
-from vanilla_transformer.data.pairs import load_pairs
+from vanilla_transformer.data.rows import hide_bars
+from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.errors import escape_output
 from vanilla_transformer.evaluation.metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer

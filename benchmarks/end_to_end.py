@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, MarianConfig, Ma
 
 from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.batches import training_batches
+from vanilla_transformer.data.encoding import tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import tokenize_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.training.optimization import learning_rate_schedule
 

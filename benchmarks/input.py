@@ -27,8 +27,9 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
 from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.batches import SOFT_TARGETS, TokenBatchSampler, lengths_of, training_batches
+from vanilla_transformer.data.encoding import PAIR_FEATURES, iter_texts, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import PAIR_FEATURES, iter_texts, load_pairs, tokenize_pairs
+from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer, with_bpe_dropout
 from vanilla_transformer.training.distillation import FEATURES
 

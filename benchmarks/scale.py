@@ -27,8 +27,9 @@ from pyarrow.parquet import write_table
 
 from vanilla_transformer.commands.options import positive
 from vanilla_transformer.data.batches import LANES, lengths_of, padding_fraction, plan_batches, training_batches
+from vanilla_transformer.data.encoding import fingerprint, iter_texts, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import fingerprint, iter_texts, load_pairs, tokenize_pairs
+from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
 
 SHARD = 100_000  # pairs in a file

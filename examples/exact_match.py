@@ -9,9 +9,9 @@ from common import Parser
 
 from vanilla_transformer import Translator
 from vanilla_transformer.commands.options import positive
-from vanilla_transformer.data.files import hide_bars
 from vanilla_transformer.data.options import DatasetOptions
-from vanilla_transformer.data.pairs import load_split
+from vanilla_transformer.data.rows import hide_bars
+from vanilla_transformer.data.splits import load_split
 from vanilla_transformer.errors import UserError, loading
 
 SHOWN = 3  # wrong outputs

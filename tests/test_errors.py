@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.data.pairs import load_pairs
+from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.errors import UserError, escape_output, one_line, printable
 from vanilla_transformer.training.distributed import exit_on_error
 

@@ -45,7 +45,7 @@ LIBRARIES_OF_THE_MODEL = {
 
 
 def part_of(module: str) -> str:
-    """The part of the package that a module name, such as vanilla_transformer.data.pairs, belongs to."""
+    """The part of the package that a module name, such as vanilla_transformer.data.splits, belongs to."""
     name = module.removeprefix("vanilla_transformer").lstrip(".").partition(".")[0]
     return "model" if name in MODEL_FILES or not name else name
 

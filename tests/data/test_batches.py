@@ -32,8 +32,9 @@ from vanilla_transformer.data.batches import (
     plan_batches,
     training_batches,
 )
+from vanilla_transformer.data.encoding import PAIR_FEATURES, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import PAIR_FEATURES, load_pairs, tokenize_pairs
+from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training.distillation import FEATURES

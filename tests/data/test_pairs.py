@@ -14,17 +14,10 @@ import yaml
 from datasets import Dataset, IterableDataset
 from helpers import data_options, text_dataset
 
+from vanilla_transformer.data.encoding import PAIR_FEATURES, fingerprint, iter_texts, sample_texts, tokenize_pairs
 from vanilla_transformer.data.options import DatasetOptions
-from vanilla_transformer.data.pairs import (
-    PAIR_FEATURES,
-    column_of,
-    fingerprint,
-    iter_texts,
-    load_pairs,
-    load_split,
-    sample_texts,
-    tokenize_pairs,
-)
+from vanilla_transformer.data.readers import column_of
+from vanilla_transformer.data.splits import load_pairs, load_split
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
 from vanilla_transformer.errors import UserError
 

@@ -14,9 +14,9 @@ import pytest
 from datasets import Dataset
 from helpers import data_options
 
-from vanilla_transformer.data.files import reading_data
 from vanilla_transformer.data.options import DatasetOptions, group_parallel, suffix_of
-from vanilla_transformer.data.pairs import load_pairs, load_split
+from vanilla_transformer.data.rows import reading_data
+from vanilla_transformer.data.splits import load_pairs, load_split
 from vanilla_transformer.errors import UserError
 
 PAIRS = [(f"a dog {i}", f"ein Hund für {i}") for i in range(6)]

@@ -12,7 +12,7 @@ from datasets import Dataset
 from helpers import data_options
 
 from vanilla_transformer.data import survey as survey_module
-from vanilla_transformer.data.pairs import load_pairs
+from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.survey import Texts, describe_survey, language_axis, survey, swapped_share
 from vanilla_transformer.data.texts import KEPT, MANY_MARKS, count_kept, normal_form, normalize, placeholders
 from vanilla_transformer.errors import UserError

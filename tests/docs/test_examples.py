@@ -15,7 +15,7 @@ import pytest
 from helpers import ROOT, python_output, save_untrained
 
 from vanilla_transformer import Translator
-from vanilla_transformer.data.pairs import load_pairs
+from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.training.arguments import parse_arguments
 

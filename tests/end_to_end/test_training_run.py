@@ -34,7 +34,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, Ma
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion import from_native
-from vanilla_transformer.data import pairs as data
+from vanilla_transformer.data import encoding, splits
 from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.evaluation import tuning
 from vanilla_transformer.evaluation.scores import Scorer
@@ -596,8 +596,8 @@ def test_unreadable_row_of_a_stream_is_an_error(sample, tmp_path, monkeypatch):
     lines = ["en,de", *(f"a dog {i},ein Hund {i}" for i in range(12_000))]  # files are read 10,000 rows at a time
     (tmp_path / "validation.csv").write_text("\n".join(lines[:5]) + "\n")
     (tmp_path / "train.csv").write_text("\n".join([*lines, "a,b,c"]) + "\n")
-    monkeypatch.setattr(data, "TOKENIZER_SAMPLE", sample)
-    monkeypatch.setattr(data, "SURVEYED", 100)
+    monkeypatch.setattr(encoding, "TOKENIZER_SAMPLE", sample)
+    monkeypatch.setattr(splits, "SURVEYED", 100)
     more = f"--train_file {tmp_path}/train.csv --validation_file {tmp_path}/validation.csv --streaming --max_steps 99"
     message = train_fails(options("x", tmp_path / "model", more + " --per_device_train_max_tokens 20000")[2:])
     assert "line 12002" in message and ("training pairs" if sample > 100 else "after row ") in message

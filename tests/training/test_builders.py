@@ -16,8 +16,9 @@ from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from vanilla_transformer import Translator, VanillaTransformerConfig
+from vanilla_transformer.data.encoding import tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import Splits, load_pairs, tokenize_pairs
+from vanilla_transformer.data.splits import Splits, load_pairs
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import builders
 from vanilla_transformer.training.builders import (

@@ -12,8 +12,8 @@ from transformers import MarianMTModel
 from vanilla_transformer import Translator
 from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.batches import SOFT_TARGETS, PairCollator, training_batches
+from vanilla_transformer.data.encoding import tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import tokenize_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import distillation

@@ -8,7 +8,7 @@ import pytest
 from helpers import training_options
 
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.pairs import Splits
+from vanilla_transformer.data.splits import Splits
 from vanilla_transformer.training.reports import (
     check_average,
     compare_rates,

@@ -21,8 +21,8 @@ from sacrebleu.utils import smart_open
 from tabulate import tabulate
 from transformers import PretrainedConfig
 
-from ..data.files import hide_bars
-from ..data.pairs import load_split
+from ..data.rows import hide_bars
+from ..data.splits import load_split
 from ..engines.generate import load_any, set_languages
 from ..errors import UserError, explaining, loading
 from ..evaluation.metrics import Metrics, as_list, greater_by_name

@@ -13,8 +13,8 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from .. import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from ..data.files import hide_bars
-from ..data.pairs import load_split
+from ..data.rows import hide_bars
+from ..data.splits import load_split
 from ..errors import UserError, explaining, loading
 from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of

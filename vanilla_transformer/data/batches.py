@@ -28,9 +28,9 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .files import reading_data
+from .encoding import are_filled, encode_pairs
 from .options import DataOptions
-from .pairs import are_filled, encode_pairs
+from .rows import reading_data
 from .tokenizer import with_bpe_dropout
 
 # Columns of pairs that teachers have read (training/distillation.py): k tokens per position, and their probabilities.

@@ -19,11 +19,11 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
-from ..data import pairs as pairs_code
+from ..data import encoding
 from ..data import tokenizer as tokenizer_code
 from ..data.batches import lengths_of
+from ..data.encoding import digest_texts, iter_texts, sample_texts, tokenize_pairs
 from ..data.options import DataOptions
-from ..data.pairs import digest_texts, iter_texts, sample_texts, tokenize_pairs
 from ..data.tokenizer import (
     SPECIAL_TOKENS,
     check_coverage,
@@ -110,7 +110,7 @@ def trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool):
     """
     if not isinstance(train_pairs, Sized):
         return train_tokenizer(iter_texts(train_pairs), size, None, tags, verbatim)
-    code = [Path(module.__file__).read_bytes() for module in (tokenizer_code, pairs_code)] + [tokenizers.__version__]
+    code = [Path(module.__file__).read_bytes() for module in (tokenizer_code, encoding)] + [tokenizers.__version__]
     key = Hasher.hash((digest_texts(train_pairs), size, tags, verbatim, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.pairs import fingerprint
+from ..data.encoding import fingerprint
 from ..errors import UserError, explaining, one_line
 from ..files import copy_permissions, new_folder, remove_folder, remove_unfinished, write_text
 from .distributed import run_on_main

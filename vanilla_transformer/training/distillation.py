@@ -17,7 +17,7 @@ from pyarrow import ArrowInvalid
 
 from ..conversion import load_foreign
 from ..data.batches import SOFT_TARGETS, PairCollator, fill_batches, lengths_of
-from ..data.pairs import PAIR_FEATURES, fingerprint
+from ..data.encoding import PAIR_FEATURES, fingerprint
 from ..data.tokenizer import load_tokenizer
 from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from .. import __version__
 from ..data.batches import PairLoader, lengths_of, padding_fraction
 from ..data.options import DataOptions
-from ..data.pairs import Splits
+from ..data.splits import Splits
 from ..files import last_part
 from .distributed import run_on_main
 from .memory import USABLE, memory_for, step_bytes

@@ -1,0 +1,319 @@
+"""Which columns of a dataset or a file are source and target, and the pairs in them."""
+
+import itertools
+import json
+import re
+import textwrap
+from functools import partial
+
+import datasets
+import pyarrow as pa
+from accelerate import PartialState
+from datasets import Dataset, IterableDataset
+
+from ..errors import UserError
+from ..languages import language_code as known_code
+from .options import DataOptions, DatasetOptions, describe_file, suffix_of
+from .readers import TextFiles, column_of
+from .rows import TEXTS, map_columns
+from .texts import is_filled
+
+VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.TranslationVariableLanguages`
+REFERENCES = datasets.Features(references=datasets.List(datasets.Value("string")))  # of validation and test
+
+
+def choose_columns(
+    dataset: Dataset | IterableDataset, options: DataOptions, name: str | tuple[str, str], preferred: tuple = ()
+) -> tuple:
+    """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed.
+
+    Raises UserError if there are none.
+    """
+    names = {column if isinstance(column, str) else column[0] for column in preferred}
+    if names and names <= set(dataset.features or names):
+        return preferred
+    columns, is_named = find_columns(dataset, options, name), are_columns_named(options) or not is_table(dataset, name)
+    name = describe_file(name)
+    if not is_named and not all(map(is_known, columns)):
+        PartialState().print(
+            f"The first row of {name} is taken for the names of its columns; if it is a pair, put a row with two "
+            "names above it."
+        )
+    source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
+    PartialState().print(f"translating from column {source!r} to column {target!r} of {name}")
+    return columns
+
+
+def lacks_header(
+    dataset: Dataset | IterableDataset, options: DatasetOptions, name: str | tuple[str, str], preferred: tuple = ()
+) -> bool:
+    """Whether the first row of a .csv or .tsv file is plainly a pair and names no columns, which is printed then.
+
+    Names are languages or identifiers, or have numbers below them. Raises UserError if the row is no pair, either.
+    """
+    if not is_table(dataset, name) or are_columns_named(options):
+        return False
+    cells = list(features_of(dataset, name))
+    if len(cells) < 2 or preferred and set(preferred) <= set(cells):
+        return False
+    if all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells):
+        return False
+    words = columns_of_words(dataset, cells)
+    if not all(is_number(cell) for cell in cells if cell not in words):
+        return False
+    row = " | ".join(cells)
+    if len(cells) > 2 and len(words) != 2:
+        raise UserError(
+            f"The first row of {name}, {row}, does not say which columns are source and target; choose two with "
+            "--source_column and --target_column, and put a row with the names of all columns above it if it has none."
+        )
+    PartialState().print(
+        f"{name} has no header row: its first row, {row}, is read like the others. If it names the columns, choose "
+        "two with --source_column and --target_column."
+    )
+    return True
+
+
+def check_header(dataset: Dataset | IterableDataset, file: str | tuple[str, str], names: tuple, given: str):
+    """Raises UserError if the columns that options name are missing in a table whose first row may be a pair."""
+    cells = list(features_of(dataset, describe_file(file)))
+    is_named = all(map(is_known, cells)) or any(column_of(name, cells) for name in names)
+    if is_table(dataset, file) and not is_named:
+        raise UserError(
+            f"{file} has no header row with {given}; its first row is {' | '.join(cells)}. Put a row with the names "
+            "of the columns above it."
+        )
+
+
+def is_table(dataset: Dataset | IterableDataset, name: str | tuple[str, str]) -> bool:
+    """Whether the columns are named by the first row of a .csv or .tsv file; a dataset may have other files, too."""
+    is_text_file = dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]
+    return is_text_file and isinstance(name, str) and suffix_of(name) not in (".txt", ".po", ".tmx")
+
+
+def are_columns_named(options: DatasetOptions) -> bool:
+    return any((options.source_lang, options.target_lang, options.source_column, options.target_column))
+
+
+def is_known(column: str | tuple[str, str]) -> bool:
+    """Whether a column is called after a language, or `source`, `target` or `column 3`."""
+    name = column if isinstance(column, str) else column[1]
+    return bool(re.fullmatch(r"source|target|column \d+", name)) or known_code(name) is not None
+
+
+def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, file: str | tuple[str, str]) -> tuple:
+    """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
+
+    The first that applies: the columns named by `--source_column` and `--target_column`; `source` and `target`, if
+    there are no others, as in a .txt file; the columns, or the languages of a `translation` column, named by
+    `--source_lang` and `--target_lang`, but for case and regions; those of two parallel files, in their order; and, if
+    no option is given, the only two languages of a `translation` column, the columns `source` and `target`, or the
+    only two text columns. Messages name the `file`, or the dataset.
+    """
+    name, is_parallel = describe_file(file), isinstance(file, tuple)
+    features = features_of(dataset, name)
+    text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
+    targets = [*text, *(key for key in features if is_list(features, key))]
+    nested = nested_languages(dataset, features.get("translation"))
+    by_row = ", named by its first row," if is_table(dataset, file) else ""
+    remedy = describe_columns(f"{name}{by_row}", features, text, nested)
+    columns = options.source_column, options.target_column
+    languages = options.source_lang, options.target_lang
+    if any(columns):
+        if columns[0] in text and columns[1] in targets:
+            return columns
+        if set(features) == {"source", "target"}:  # a .txt file beside others
+            return "source", "target"
+        if is_parallel and not set(columns) & set(text):
+            return tuple(features)[:2]
+        if None in columns:
+            raise UserError(f"Give both --source_column and --target_column; {remedy}")
+        given = f"--source_column {columns[0]} and --target_column {columns[1]}"
+        check_header(dataset, file, columns, given)
+        raise UserError(f"{given} must both be text columns; {remedy}")
+    if set(features) == {"source", "target"}:
+        return "source", "target"
+    if any(languages):
+        named = column_of(languages[0], text), column_of(languages[1], targets)
+        if all(named):
+            return named
+        if all(found := [column_of(language, nested) for language in languages]):
+            return tuple(("translation", language) for language in found)
+        # Endings are other words than the languages, as .src and .tgt, or one of them is, as in .en and .ref0.
+        if is_parallel:
+            endings = tuple(features)[:2]
+            fits = (name == end or known_code(end) is None for name, end in zip(named, endings, strict=True))
+            if not any(named) or all(fits):
+                return endings
+        if None in languages:
+            raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
+        check_header(dataset, file, languages, options.describe_languages())
+        raise UserError(
+            f"{options.describe_languages()} must both be text columns, or languages of a translation column; {remedy}"
+        )
+    if len(nested) == 2:
+        return tuple(("translation", language) for language in nested)
+    if {"source", "target"} <= set(text):
+        return "source", "target"
+    if is_parallel:
+        return tuple(features)[:2]
+    words = text if len(text) <= 2 else columns_of_words(dataset, text)
+    if len(words) == 2:
+        return tuple(words)
+    if not nested:
+        check_layout(dataset, name)
+    raise UserError(
+        "Name the source and the target with --source_lang and --target_lang, or --source_column and --target_column; "
+        + remedy
+    )
+
+
+def features_of(dataset: Dataset | IterableDataset, name: str) -> dict:
+    """The features of a dataset; of a stream that does not know them, its columns as text."""
+    if dataset.features:
+        return dataset.features
+    first = next(iter(dataset), None)
+    if first is None:
+        raise UserError(f"{name} has no pairs.")
+    return dict.fromkeys(first, datasets.Value("string"))
+
+
+def describe_columns(name: str, features: dict, text: list[str], nested: list[str]) -> str:
+    """What there is to choose from, for messages."""
+    said = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
+    said += f"; languages in translation: {', '.join(nested)}." if nested else "."
+    if any(str(getattr(feature, "dtype", "")).startswith(("timestamp", "date")) for feature in features.values()):
+        said += " Dates in .json files are read as times; save them as .tsv to have them as text."
+    if mixed := [key for key, feature in features.items() if isinstance(feature, datasets.Json)]:
+        said += f" In {', '.join(mixed)}, rows have values of several types; write all as texts."
+    return said
+
+
+def nested_languages(dataset: Dataset | IterableDataset, feature) -> list[str]:
+    """The languages in a column `translation` with this feature; where rows differ, those of the first 10,000."""
+    if isinstance(feature, datasets.Json):  # rows with different languages
+        rows = (row["translation"] for row in dataset.select_columns("translation").take(10_000))
+        return sorted({language for row in rows if isinstance(row, dict) for language in row})
+    has_keys = isinstance(feature, dict)
+    if isinstance(feature, datasets.TranslationVariableLanguages) or has_keys and feature.keys() == VARIABLE_LANGUAGES:
+        rows = [row["translation"] or {} for row in dataset.select_columns("translation").take(10_000)]
+        return sorted({language for row in rows for language in row.get("language") or ()})
+    return list(feature) if has_keys else list(getattr(feature, "languages", []))
+
+
+def columns_of_words(dataset: Dataset | IterableDataset, columns: list[str]) -> list[str]:
+    """Those of the columns that are not only numbers, as ids and scores are, in the first 1,000 rows."""
+    rows = list(dataset.select_columns(columns).take(1000))
+    return [name for name in columns if any(not is_number(row[name]) for row in rows)]
+
+
+def is_number(text: str | None) -> bool:
+    try:
+        float(text or 0)
+        return True
+    except ValueError:
+        return False
+
+
+def check_layout(dataset: Dataset | IterableDataset, name: str):
+    """Raises UserError if the first rows show that the file is no list of pairs, or has another separator."""
+    first, *others = next(dataset.with_format("arrow").iter(2)).to_pylist()  # images are not decoded
+    if len(first) == 1 and (found := re.search(r"[;|\t,]", next(iter(first)))):
+        raise UserError(
+            f"{name} has one column, {found.string!r}; its separator seems to be {found[0]!r}. Columns of a .csv file "
+            "are separated by commas, those of a .tsv file by tabs."
+        )
+    is_nested = any(isinstance(value, (list, dict)) for value in first.values())
+    if dataset.info.builder_name == "json" and (is_nested or not others):
+        keys = textwrap.shorten(", ".join(first), 100, placeholder=" ...")
+        raise UserError(
+            f"{name} is no list of pairs: its rows have the keys {keys}. A .json file has a list such as "
+            '[{"en": "one", "de": "eins"}, ...], a .jsonl file one pair in each line.'
+        )
+
+
+def is_list(features: dict, column: str) -> bool:
+    """Whether a column has lists of texts, such as the corrections of a sentence."""
+    return getattr(getattr(features[column], "feature", None), "dtype", "") in ("string", "large_string")
+
+
+def further_targets(
+    dataset: Dataset | IterableDataset, columns: tuple, file: str | tuple[str, ...], options: DatasetOptions | None
+) -> list[str]:
+    """The columns with targets beside the one of `columns`: those of parallel files, and `--reference_columns`.
+
+    Raises UserError if the dataset lacks one of the latter, or one is the source or the target.
+    """
+    named = (options and options.reference_columns) or []
+    features = features_of(dataset, describe_file(file)) if named or isinstance(file, tuple) else {}
+    if missing := [name for name in named if name not in features]:
+        raise UserError(
+            f"--reference_columns has {missing[0]}; the columns of {describe_file(file)} are {', '.join(features)}."
+        )
+    if repeated := [name for name in named if name in columns]:
+        raise UserError(
+            f"--reference_columns has {repeated[0]}, which is the source or the target; name further columns only."
+        )
+    return named or [name for name in features if name not in columns]
+
+
+def select_pair(
+    dataset,
+    source: str | tuple[str, str],
+    target: str | tuple[str, str],
+    further: list[str] | None = None,
+    as_references: bool = False,
+):
+    """The dataset with only the columns `source` and `target`; raises UserError if they are the same.
+
+    A row with several texts of a language, as `TranslationVariableLanguages` allows, makes a pair of each; and so does
+    one with a list of targets, or with `further` columns of targets. With `as_references`, the latter two make one
+    pair with the first target, and the others are in a column `references`.
+    """
+    if source == target:
+        raise UserError(f"Source and target are both {source}; name two different ones.")
+    if isinstance(source, tuple):
+        rows = dataset.select_columns(source[0])
+        return map_columns(rows, partial(unnest, source=source, target=target), None)
+    if further or is_list(dataset.features or {target: None}, target):
+        targets = [target, *(further or ())]
+        gather = partial(gather_targets, source=source, targets=targets, as_references=as_references)
+        features = datasets.Features(TEXTS | REFERENCES) if as_references else TEXTS
+        return map_columns(dataset.select_columns([source, *targets]), gather, features)
+    pairs = dataset.select_columns([source, target])
+    if isinstance(dataset, Dataset):
+        return pairs.rename_columns({source: "source", target: "target"})
+    features = pairs.features and datasets.Features(source=pairs.features[source], target=pairs.features[target])
+    named = partial(name_columns, source=source, target=target)
+    return pairs.with_format("arrow").map(named, batched=True, features=features).with_format(None)
+
+
+def name_columns(table: pa.Table, source: str, target: str) -> pa.Table:
+    return pa.table({"source": table[source], "target": table[target]})
+
+
+def gather_targets(batch: dict, source: str, targets: list[str], as_references: bool) -> dict[str, list]:
+    """Of each row a pair with all its targets or, unless `as_references`, a pair for each."""
+    cells = zip(*(batch[name] for name in targets), strict=True)
+    rows = [[text for cell in row for text in (cell if isinstance(cell, list) else [cell])] for row in cells]
+    rows = [list(filter(is_filled, texts)) or [None] for texts in rows]
+    if as_references:
+        first, others = [texts[0] for texts in rows], [texts[1:] for texts in rows]
+        return {"source": batch[source], "target": first, "references": others}
+    pairs = [(text, target) for text, row in zip(batch[source], rows, strict=True) for target in row]
+    return {"source": [text for text, _ in pairs], "target": [target for _, target in pairs]}
+
+
+def unnest(batch: dict, source: tuple[str, str], target: tuple[str, str]) -> dict[str, list[str | None]]:
+    rows = [json.loads(row) if isinstance(row, str) else row or {} for row in batch[source[0]]]  # text in a stream
+    sides = ([texts_in(row, language) for row in rows] for _, language in (source, target))
+    pairs = [pair for texts in zip(*sides, strict=True) for pair in itertools.product(*texts)]
+    return {"source": [text for text, _ in pairs], "target": [text for _, text in pairs]}
+
+
+def texts_in(row: dict, language: str) -> list[str | None]:
+    """The texts of a language in a row of a `translation` column; `TranslationVariableLanguages` may have several."""
+    if row.keys() == VARIABLE_LANGUAGES:
+        found = zip(row["language"] or (), row["translation"] or (), strict=True)
+        return [text for name, text in found if name == language] or [None]
+    return [row.get(language)]

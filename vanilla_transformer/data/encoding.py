@@ -1,0 +1,149 @@
+"""Sentence pairs -> token ids, and digests of both."""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from functools import partial
+from hashlib import blake2b
+
+import datasets
+import pyarrow.compute as pc
+import tokenizers
+import transformers
+from datasets import Dataset, IterableDataset
+from datasets.fingerprint import Hasher
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from ..errors import UserError
+from ..translation_vanilla_transformer import longest_text
+from .columns import REFERENCES
+from .rows import TEXTS, reading_data
+from .texts import is_filled
+
+TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
+PAIR_FEATURES = datasets.Features(
+    TEXTS
+    | dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
+    | dict.fromkeys(("source_length", "target_length"), datasets.Value("int32"))
+)
+
+
+def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
+    """The non-empty texts of both sides; of a stream, those of the first million pairs."""
+    if isinstance(dataset, IterableDataset):
+        dataset = dataset.take(TOKENIZER_SAMPLE)
+    with reading_data("The training pairs"):
+        for batch in dataset.iter(1000):
+            yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))
+
+
+def sample_texts(
+    dataset: Dataset | IterableDataset, count: int = 1000, tags: Iterable[str] = ()
+) -> dict[str, list[str]]:
+    """The non-empty texts of each side of at most `count` pairs: evenly spaced ones, or the first ones of a stream.
+
+    Sources are without their `tags`.
+    """
+    if isinstance(dataset, IterableDataset):
+        sample = dataset.take(count)
+    else:
+        sample = dataset.select(range(0, len(dataset), len(dataset) // count + 1))
+    with reading_data("The training pairs"):
+        rows = list(sample)
+    texts = {side: [row[side] for row in rows if is_filled(row[side])] for side in ("source", "target")}
+    for tag in tags:
+        texts["source"] = [text.removeprefix(f"{tag} ") for text in texts["source"]]
+    return texts
+
+
+def encode_pairs(
+    batch: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int
+) -> dict[str, list]:
+    """The columns of [`PAIR_FEATURES`] for the pairs of texts that are within the limits."""
+    names = [*PAIR_FEATURES, *(name for name in REFERENCES if name in batch)]
+    limits = longest_text(max_source_length), longest_text(max_target_length)  # in characters
+    pairs = zip(batch["source"], batch["target"], strict=True)
+    short = [len(source) <= limits[0] and len(target) <= limits[1] for source, target in pairs]
+    if not any(short):
+        return {name: [] for name in names}
+    batch = {name: list(itertools.compress(batch[name], short)) for name in names if name in batch}
+    columns = batch | tokenizer(
+        batch["source"], text_target=batch["target"], return_attention_mask=False, verbose=False
+    )
+    columns["source_length"] = list(map(len, columns["input_ids"]))
+    columns["target_length"] = list(map(len, columns["labels"]))
+    lengths = zip(columns["source_length"], columns["target_length"], strict=True)
+    kept = [source <= max_source_length and target <= max_target_length for source, target in lengths]
+    return {name: list(itertools.compress(columns[name], kept)) for name in names}
+
+
+def tokenize_pairs(
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_source_length: int,
+    max_target_length: int,
+    split: str = "train",
+    num_proc: int | None = None,
+) -> tuple[Dataset, dict[str, int]]:
+    """Tokenizes the pairs; returns them with the number of pairs dropped for each reason.
+
+    Pairs with an empty or missing side, or longer than a limit in tokens (including the end-of-sentence token), are
+    dropped; none is truncated. Those with far too many characters are dropped untokenized, see [`longest_text`]. Adds
+    `input_ids`, `labels`, `source_length` and `target_length`. A tokenizer that treats the two languages differently
+    (Marian's) is told which side is the target. `datasets` caches the result on disk. Raises UserError if no pair is
+    left.
+    """
+
+    limits = {"max_source_length": max_source_length, "max_target_length": max_target_length}
+    encode = partial(encode_pairs, tokenizer=tokenizer, **limits)
+    workers = num_proc if num_proc and len(dataset) > 1000 * num_proc else None
+    filled = dataset.filter(are_filled, batched=True, num_proc=workers, desc=f"Reading {split}")
+    features = PAIR_FEATURES | REFERENCES if "references" in dataset.column_names else PAIR_FEATURES
+    options = {"batched": True, "features": datasets.Features(features), "num_proc": workers}
+    options["desc"] = f"Tokenizing {split}"
+    to_encode = filled if len(filled) < len(dataset) else dataset
+    if type(tokenizer) is PreTrainedTokenizerFast:
+        # `datasets` would hash its wrapper, which is another one after saving and loading, as by a resumed run.
+        content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+        limits |= {"characters": [longest_text(limit) for limit in limits.values()]}
+        code = (encode_pairs.__code__, transformers.__version__, tokenizers.__version__)
+        key = (to_encode._fingerprint, content, tokenizer.split_special_tokens, limits, code)
+        options["new_fingerprint"] = Hasher.hash(key)
+    encoded = to_encode.map(encode, **options)
+    drops = {"empty": len(dataset) - len(filled), "too long": len(filled) - len(encoded)}
+    if len(encoded) == 0:
+        names = ("--max_source_length ", "--max_target_length ") if split == "train" else ("", "")
+        raise UserError(
+            f"None of the {len(dataset)} pairs of the {split} split is usable: {drops['empty']} have an empty or "
+            f"missing side, {drops['too long']} a source longer than {names[0]}{max_source_length} or a target longer "
+            f"than {names[1]}{max_target_length} tokens."
+        )
+    return encoded, drops
+
+
+def are_filled(batch: dict) -> list[bool]:
+    return [is_filled(s) and is_filled(t) for s, t in zip(batch["source"], batch["target"], strict=True)]
+
+
+def fingerprint(dataset: Dataset | IterableDataset) -> str | None:
+    """A digest of all token ids in order, by which a resumed run notices changed data; None for a stream."""
+    if isinstance(dataset, IterableDataset):
+        return None
+    content = blake2b(digest_size=16)
+    for table in dataset.select_columns(["input_ids", "labels"]).with_format("arrow").iter(10_000):
+        for column in table.columns:
+            ids = column.combine_chunks()  # the same whatever the number of writers
+            content.update(ids.value_lengths().to_numpy())
+            content.update(ids.flatten().to_numpy())
+    return content.hexdigest()
+
+
+def digest_texts(dataset: Dataset) -> str:
+    """A digest of all texts in order. The fingerprint that `datasets` keeps may be that of other texts: of a directory
+    with a dataset card, it is made from its name."""
+    content = blake2b(digest_size=16)
+    for table in dataset.select_columns(["source", "target"]).with_format("arrow").iter(10_000):
+        for column in table.columns:
+            content.update(pc.binary_length(column.combine_chunks()).fill_null(-1).to_numpy())
+            content.update("".join(filter(None, column.to_pylist())).encode())
+    return content.hexdigest()

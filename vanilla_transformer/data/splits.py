@@ -1,0 +1,398 @@
+"""The training, validation and test pairs: opened, held out, mixed."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+
+import datasets
+import numpy as np
+from accelerate import PartialState
+from datasets import Dataset, IterableDataset, ReadInstruction
+from datasets.features.features import require_decoding
+
+from ..errors import UserError, one_line
+from ..files import last_part
+from ..languages import language_code as known_code
+from .columns import REFERENCES, choose_columns, find_columns, further_targets, lacks_header, select_pair
+from .options import DataOptions, DatasetOptions, describe_file, group_parallel
+from .rows import TEXTS, load_dataset, load_file, map_columns, reading_data
+from .survey import Texts, describe_survey, survey
+from .texts import is_filled, normal_form
+
+SPLITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
+NAMED = 8  # files that the origin of a split names
+SURVEYED = 10_000  # of a stream
+
+
+class Splits(dict):
+    """The splits by name, each with the columns `source` and `target`; only `train` may be a stream.
+
+    Attributes:
+        origins: By name of the split, where it is from, in words.
+        survey: What [`survey`] found in them; empty on all processes but the main one.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.origins: dict[str, str] = {}
+        self.survey: dict[str, dict] = {}
+
+
+def load_pairs(options: DataOptions) -> Splits:
+    """Loads the training, validation and test splits that exist, and prints what is odd about them.
+
+    Raises UserError if the dataset, a split, a column or a language does not exist (the message lists those that do),
+    or if a file cannot be read or its header does not fit its rows.
+    """
+    if not (options.dataset_name or options.train_file):  # as in a recipe of sizes only
+        raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
+    rows, names = open_splits(options)
+    with reading_data(options.label):
+        files, differ = read_splits(rows, names, options)
+        held_out = hold_out(files, options, differ)
+        files |= held_out
+        files["train"] = leave_out(files, options)
+        pairs = Splits()
+        pairs.origins = {split: describe_origin(split, names, held_out, options) for split in files}
+        if PartialState().is_main_process:
+            surveyed = {split: used_pairs(split, parts, options) for split, parts in files.items()}
+            pairs.survey = survey(surveyed, differ, options.verbatim)
+            print(describe_survey(pairs.survey))
+        for split in filter(files.get, SPLITS):
+            has_tags = split == "train" or split in held_out or len(names[split]) > 1
+            tags = options.train_file_tags if has_tags else None
+            pairs[split] = mix_files(files[split], options.train_file_weights if split == "train" else None, tags)
+            count = getattr(options, SPLITS[split])
+            if count is not None:
+                pairs[split] = pairs[split].take(count)
+    return pairs
+
+
+def open_splits(options: DataOptions) -> tuple[dict[str, Dataset | IterableDataset], dict[str, list]]:
+    """By split, the rows of its first file, and the names of its files or, of a dataset, that of the split.
+
+    Prints a warning where the model would be trained on the pairs that score it.
+    """
+    if options.train_file:
+        names = {split: options.files(split) for split in SPLITS}
+        rows = {split: load_file(split, files[0], options.streaming) for split, files in names.items() if files}
+        trained_on = set().union(*map(paths_of, names["train"]))
+    else:
+        names = {split: [getattr(options, f"{split}_split") or split] for split in SPLITS}
+        found = load_dataset(options, "--train_file", options.streaming)
+        rows = {
+            split: find_split(found, name, options.label)
+            for split, (name,) in names.items()
+            if split == "train" or getattr(options, f"{split}_split") or name in found
+        }
+    for split in ("validation", "test"):
+        for name in names[split] if split in rows else ():
+            if trained_on & paths_of(name) if options.train_file else overlap(found, name, names["train"][0]):
+                PartialState().print(
+                    f"warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
+                    "nothing about unseen text."
+                )
+    return rows, names
+
+
+def read_splits(
+    rows: dict[str, Dataset | IterableDataset], names: dict[str, list], options: DataOptions
+) -> tuple[dict[str, list[Dataset]], bool]:
+    """The pairs of each file of each split, and whether the training files translate in different directions."""
+    files, known = {}, {}  # known: the columns of the first file with these languages
+    by_file = options_of_files(options)
+    for split, first in rows.items():
+        is_like_train = split == "train" or len(names[split]) > 1 or not options.source_lang
+        own = by_file[: len(names[split])] if is_like_train else [options]
+        files[split], columns = read_files(split, first, names[split], own, known)
+        if split == "train":
+            differ = report_directions(columns, options)
+        elif options.streaming:
+            with reading_data(describe_file(names[split][0])):
+                files[split] = list(map(as_table, files[split]))
+    return files, differ
+
+
+def paths_of(name: str | tuple[str, str]) -> set[Path]:
+    """The files of an entry of [`DataOptions.files`], by one name each."""
+    return {Path(file).resolve() for file in ([name] if isinstance(name, str) else name)}
+
+
+def options_of_files(options: DataOptions) -> list[DataOptions]:
+    """The options for each training file, with its languages of `--train_file_langs` as its source and target."""
+    if not options.train_file_langs:
+        return [options] * len(options.files("train") or [options.dataset_name])
+    return [replace(options, source_lang=source, target_lang=target) for source, target in options.directions]
+
+
+def read_files(
+    split: str, first: Dataset, names: list[str], by_file: list[DataOptions], known: dict
+) -> tuple[list, list]:
+    """The pairs of each file of a split, and the columns they are in; `first` has the rows of the first file.
+
+    Columns that are `known` for the languages of a file are taken if it has them.
+    """
+    files, columns = [], []
+    for number, (name, options) in enumerate(zip(names, by_file, strict=True)):
+        dataset = load_file(split, name, options.streaming) if number else first
+        direction = options.source_lang, options.target_lang
+        with reading_data(describe_file(name)):  # a stream is first read here
+            if options.train_file and lacks_header(dataset, options, name, known.get(direction, ())):
+                dataset = load_file(split, name, options.streaming, has_header=False)
+            columns.append(choose_columns(dataset, options, name, known.get(direction, ())))
+        known.setdefault(direction, columns[-1])
+        more = further_targets(dataset, columns[-1], name, options if split != "train" else None)
+        files.append(select_pair(dataset, *columns[-1], more, as_references=split != "train"))
+    return files, columns
+
+
+def report_directions(columns: list[tuple], options: DataOptions) -> bool:
+    """Prints the directions in which the training files translate, if they differ; returns whether they do.
+
+    Columns and the endings of parallel files are languages if they are called so, unlike `question` or `ref0`.
+    """
+    directions = options.directions
+    if not directions:
+        if options.source_lang or options.source_column:  # of all files, whatever their columns are called
+            return False
+        directions = [tuple(side if isinstance(side, str) else side[1] for side in pair) for pair in columns]
+        directions = [pair if all(map(known_code, pair)) else (None, None) for pair in directions]
+    distinct = list(dict.fromkeys(pair for pair in directions if pair != (None, None)))
+    if len(distinct) > 1:
+        said = ", ".join(f"{source} to {target}" for source, target in distinct)
+        PartialState().print(f"The training files translate in different directions: {said}.")
+        tags = options.train_file_tags or [""] * len(directions)
+        if len(set(zip(tags, (target for _, target in directions), strict=True))) > len(set(tags)):
+            PartialState().print(
+                "warning: files with different target languages have the same tag, so the model cannot know which "
+                "one to write; give each its own with --train_file_tags, such as '>>de<<' '>>fr<<'."
+            )
+    return len(distinct) > 1
+
+
+def load_split(options: DatasetOptions, split: str, files: list[str] | None = None) -> Dataset:
+    """Loads a split of a dataset, or `files`, one or two parallel ones, with all columns, and its two sides as the
+    columns `source` and `target`.
+
+    Images and sounds are dropped, and all other columns if a row makes several pairs. Raises UserError if the dataset,
+    the split, a file or a column does not exist.
+    """
+    if files:
+        names = group_parallel(files)
+        if len(names) > 1:
+            raise UserError(f"--{split}_file has {len(names)} files; give one, or two parallel ones.")
+        label, rows = describe_file(names[0]), load_file(split, names[0], streaming=False)
+    else:
+        label = options.label
+        rows = find_split(load_dataset(options, "--test_file, or --sources and --references"), split, label)
+    with reading_data(label):
+        if files and lacks_header(rows, options, names[0]):
+            rows = load_file(split, names[0], streaming=False, has_header=False)
+        columns = find_columns(rows, options, names[0] if files else label)
+        more = further_targets(rows, columns, names[0] if files else label, options)
+        pairs = select_pair(rows, *columns, more, as_references=True)
+        for side in ("source", "target"):
+            if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
+                raise UserError(f"The {side} of {label} is not text, but {pairs.features[side]}.")
+    kept = [name for name, feature in rows.features.items() if not require_decoding(feature)]
+    others = rows.select_columns([name for name in kept if name not in pairs.column_names])
+    if len(others) != len(pairs) or not others.column_names:  # a row may make several pairs
+        return pairs
+    return datasets.concatenate_datasets([pairs, others], axis=1)
+
+
+def find_split(splits: dict, name: str, dataset: str) -> Dataset | IterableDataset:
+    """A split, or the pairs that an expression of `datasets` selects, such as `train[:50%]` or `train+validation`.
+
+    Raises UserError if there is no such split, or if a stream is to be sliced or joined.
+    """
+    is_expression = bool(set(name) & set("[+"))
+    if is_expression and any(isinstance(rows, IterableDataset) for rows in splits.values()):
+        raise UserError(f"A stream has whole splits only, not '{name}'; leave out --streaming, or name one split.")
+    try:
+        parts = split_parts(splits, name)
+    except (AssertionError, ValueError) as error:
+        detail = f" ({one_line(error).rstrip('.')})" if is_expression else ""
+        listed = ", ".join(splits)
+        raise UserError(f"{dataset} has no split '{name}'{detail}; its splits: {listed}.") from error
+    if name in splits:
+        return splits[name]
+    return datasets.concatenate_datasets([splits[split].select(range(start, end)) for split, start, end in parts])
+
+
+def split_parts(splits: dict, name: str) -> list[tuple[str, int, int]]:
+    """The split, first row and end of each part that `name` selects of `splits`."""
+    lengths = {split: len(rows) if isinstance(rows, Dataset) else 1 for split, rows in splits.items()}
+    if name in splits:
+        return [(name, 0, lengths[name])]
+    return [(part.splitname, part.from_, part.to) for part in ReadInstruction.from_spec(name).to_absolute(lengths)]
+
+
+def overlap(splits: dict, name: str, other: str) -> bool:
+    """Whether two splits, or expressions, have rows in common."""
+    pairs = itertools.product(split_parts(splits, name), split_parts(splits, other))
+    return any(one[0] == two[0] and max(one[1], two[1]) < min(one[2], two[2]) for one, two in pairs)
+
+
+def mix_files(files: list[Dataset], weights: list[float] | None, tags: list[str] | None) -> Dataset | IterableDataset:
+    """One dataset of all files: each pair as often as the weight of its file says, each source with its tag.
+
+    A weight of w makes round(w n) pairs of the n pairs of a file, but at least one unless w is 0, spread evenly: each
+    of them floor(w) or ceil(w) times. So the data itself says how often a pair is in an epoch, and batches,
+    fingerprints and resuming need no weights.
+    """
+    mixed = []
+    for pairs, weight, tag in zip(files, weights or [1.0] * len(files), tags or [""] * len(files), strict=False):
+        if weight != 1:
+            pairs = pairs.select(rows_of_epoch(len(pairs), weight))
+        pairs = add_tag(pairs, tag)
+        has_others = any("references" in (one.features or ()) for one in (pairs, files[0]))
+        is_same = has_others or pairs.features == files[0].features
+        mixed.append(pairs if is_same else pairs.cast(files[0].features))
+    return datasets.concatenate_datasets(mixed) if len(mixed) > 1 else mixed[0]
+
+
+def rows_of_epoch(length: int, weight: float) -> np.ndarray:
+    """The rows of a file of this length that an epoch reads."""
+    count = max(round(weight * length), int(weight > 0))
+    return np.arange(count) * length // max(count, 1)
+
+
+def used_pairs(split: str, files: list[Dataset | IterableDataset], options: DataOptions) -> list[Dataset]:
+    """The pairs of each file that are used, each once; of a stream the first."""
+    count, weights = getattr(options, SPLITS[split]), options.train_file_weights if split == "train" else None
+    if isinstance(files[0], IterableDataset):
+        return [as_table(part, min(SURVEYED, count or SURVEYED)) for part in files]
+    if not (count or weights):
+        return files
+    used, left = [], count
+    for pairs, weight in zip(files, weights or [1.0] * len(files), strict=True):
+        rows = rows_of_epoch(len(pairs), weight)[:left]
+        left = count and left - len(rows)
+        used.append(pairs.select(np.unique(rows)))
+    return used
+
+
+def add_tag(pairs: Dataset | IterableDataset, tag: str) -> Dataset | IterableDataset:
+    """Puts the tag, if it is not empty, and a space in front of each source that is not empty."""
+
+    return map_columns(pairs, partial(tag_sources, tag=tag), pairs.features) if tag else pairs
+
+
+def tag_sources(batch: dict, tag: str) -> dict[str, list[str | None]]:
+    return {**batch, "source": [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]}
+
+
+def describe_origin(split: str, origins: dict, held_out: dict, options: DataOptions) -> str:
+    """Where a split is from, without the paths of its files, which may be private."""
+    is_held_out = split in held_out and split != "train"
+    names = origins["train" if is_held_out else split]
+    names = names[: len(held_out[split])] if is_held_out else names
+    if name := options.dataset_name:
+        where = f"{names[0]} of {last_part(name) if Path(name).exists() else name}"
+    else:
+        files = list(itertools.chain(*([name] if isinstance(name, str) else name for name in names)))
+        where = ", ".join(file if file.startswith("hf://") else last_part(file) for file in files[:NAMED])
+        where += f" and {len(files) - NAMED:,} more" if len(files) > NAMED else ""
+    return f"held out of {where}" if is_held_out else where
+
+
+def as_table(pairs: Dataset | IterableDataset, count: int | None = None) -> Dataset:
+    """All pairs of a stream, or the first ones; a map-style dataset itself."""
+    if isinstance(pairs, Dataset):
+        return pairs
+    features = TEXTS | REFERENCES if "references" in (pairs.features or ()) else TEXTS
+    return Dataset.from_list(list(pairs if count is None else pairs.take(count)), datasets.Features(features))
+
+
+def leave_out(files: dict[str, list[Dataset]], options: DataOptions) -> list[Dataset]:
+    """The training files without the pairs that `--deduplicate` and `--remove_overlap` leave out."""
+    if not (options.deduplicate or options.remove_overlap):
+        return files["train"]
+    if options.streaming:
+        raise UserError("--deduplicate and --remove_overlap need all pairs at once; leave out --streaming.")
+    train = Texts(files["train"])
+    is_kept = np.ones(len(train.rows), dtype=bool)
+    if options.deduplicate:
+        is_kept &= ~train.repeated()
+        repeated = (~is_kept).sum()
+        PartialState().print(f"--deduplicate leaves out {repeated:,} training pairs that repeat an earlier one.")
+    if options.remove_overlap:
+        others = [Texts(parts).source for split, parts in files.items() if split != "train"]
+        is_scored = np.isin(train.source, np.concatenate(others))
+        PartialState().print(
+            f"--remove_overlap leaves out {(is_kept & is_scored).sum():,} training pairs whose source is in the "
+            "validation or test split."
+        )
+        is_kept &= ~is_scored
+    ends = np.cumsum([0, *map(len, files["train"])])
+    rows = train.rows[is_kept]
+    cuts = np.searchsorted(rows, ends)
+    return [
+        part.select(rows[first:last] - start)
+        for part, start, first, last in zip(files["train"], ends, cuts, cuts[1:], strict=False)
+    ]
+
+
+def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool) -> dict[str, list[Dataset]]:
+    """Divides the training files where a split is missing: validation and, with `--test_split_percentage`, test.
+
+    A pair is held out by a hash of its normalized source, so that all pairs of a source are on the same side, the same
+    ones when a file grows or is shuffled. They are taken from all files, of each at least one if these `differ` in
+    their languages. If files have tags or weights and the same languages, such as back-translations, they are taken
+    from the first only, and the others lose the pairs with sources that are held out.
+    """
+    name, train = options.label, files["train"]
+    shares = {"test": options.test_split_percentage, "validation": options.validation_split_percentage}
+    shares = {split: share for split, share in shares.items() if share and split not in files}
+    if "test" in files and options.test_split_percentage:
+        raise UserError(f"{name} has a test split; leave --test_split_percentage out.")
+    if not shares:
+        return {}
+    remedy = "give validation pairs with --validation_split or --validation_file."
+    if options.streaming:
+        raise UserError(f"{name} has no {' and no '.join(shares)} split, and a stream cannot be split; {remedy}")
+    points = [np.array([point_of(text) for part in pairs.iter(10_000) for text in part["source"]]) for pairs in train]
+    count = len(train) if differ or not options.has_special_files else 1
+    name, has = (f"{name} and {count - 1:,} more", "have") if count > 1 else (name, "has")
+    total = sum(map(len, train[:count]))
+    if differ:
+        bounds = [bounds_of(of_file, shares) for of_file in points]
+    else:
+        bounds = [bounds_of(np.concatenate(points[:count]), shares)] * len(train)
+    found: dict[str, list[Dataset]] = {split: [] for split in ("train", *shares)}
+    for pairs, of_file, within in zip(train[:count], points, bounds, strict=False):
+        for split, (start, end) in within.items():
+            found[split].append(pairs.select(np.flatnonzero((start <= of_file) & (of_file < end))))
+    sources = points[0][points[0] < bounds[0]["train"][0]]  # those that are held out of the first file
+    for pairs, of_file in zip(train[count:], points[count:], strict=True):
+        found["train"].append(pairs.select(np.flatnonzero(~np.isin(of_file, sources))))
+    held_out = {split: [len(part) for part in found[split]] for split in shares}
+    needed = all if differ else any  # files with pairs on either side
+    if not needed(map(len, found["train"])) or not all(map(needed, held_out.values())):
+        each = " of each direction" if differ else ""
+        raise UserError(f"{name} {has} {total:,} pair(s), too few to hold some out{each}; {remedy}")
+    for split, counts in held_out.items():
+        how_many = f"{sum(counts):,} of {total:,} pairs are held out, by a hash of their sources"
+        PartialState().print(f"{name} {has} no {split} split: {how_many}.")
+    return found
+
+
+def bounds_of(points: np.ndarray, shares: dict[str, int]) -> dict[str, tuple[float, float]]:
+    """The range of points of each split: its percentage, or more if that would leave it without a source."""
+    bounds, start = {}, 0.0
+    for split, share in shares.items():
+        end = start + share / 100
+        if len(left := points[(start <= points) & (points < 1)]):
+            end = max(end, np.nextafter(left.min(), 1))
+        bounds[split], start = (start, end), end
+    return bounds | {"train": (start, 2.0)}
+
+
+def point_of(source: str | None) -> float:
+    """A number below 1 that only depends on the normalized source; 1 for an empty one, which is never held out."""
+    if not is_filled(source):
+        return 1.0
+    return int.from_bytes(blake2b(normal_form(source).encode(), digest_size=6).digest(), "big") / 2**48
