@@ -14,6 +14,7 @@ import yaml
 from datasets import Dataset, IterableDataset
 from helpers import data_options, text_dataset
 
+from vanilla_transformer.data import encoding
 from vanilla_transformer.data.encoding import PAIR_FEATURES, fingerprint, iter_texts, sample_texts, tokenize_pairs
 from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.readers import column_of
@@ -721,16 +722,29 @@ def test_unusable_pairs_are_dropped_and_counted(byte_tokenizer):
         assert pair["source_length"] == len(pair["input_ids"]) and pair["target_length"] == len(pair["labels"])
 
 
+@pytest.mark.parametrize("splits_special_tokens", [False, True])
+def test_texts_are_encoded_as_a_call_of_the_tokenizer_does(splits_special_tokens):
+    """Whatever the last call left in it."""
+    tokenizer = train_tokenizer(["a dog"], 261, tags=["<bt>"])
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<sep>"]})
+    tokenizer.split_special_tokens = splits_special_tokens
+    sources, targets = ["<bt> a dog <sep> </s>", "", "dog " * 9], ["a", "</s>", " ein  Hund\n"]
+    expected = tokenizer(sources, text_target=targets)
+    tokenizer(sources, truncation=True, max_length=3, padding="max_length", split_special_tokens=False)
+    found = encoding.encode_texts(sources, targets, tokenizer)
+    assert found == {"input_ids": expected.input_ids, "labels": expected.labels}
+
+
 @pytest.mark.parametrize("batches", [1, 2])
 def test_monstrous_texts_are_dropped_before_they_are_tokenized(batches, byte_tokenizer, monkeypatch):
     """Also where a whole batch, of 1,000 pairs, is of them."""
-    longest, call = [], type(byte_tokenizer).__call__
+    longest, call = [], encoding.encode_texts
 
-    def note(tokenizer, texts, **options):
-        longest.extend(map(len, [*texts, *options["text_target"]]))
-        return call(tokenizer, texts, **options)
+    def note(sources, targets, tokenizer):
+        longest.extend(map(len, [*sources, *targets]))
+        return call(sources, targets, tokenizer)
 
-    monkeypatch.setattr(type(byte_tokenizer), "__call__", note)
+    monkeypatch.setattr(encoding, "encode_texts", note)
     monsters = [("x" * 10_001, "b"), ("a", "y" * 10_001)]
     pairs, drops = tokenize_pairs(
         text_dataset((monsters * 500) * (batches - 1) + monsters + [("a", "b")]), byte_tokenizer, 20, 20

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import time
 import unicodedata
 from pathlib import Path
@@ -14,8 +15,18 @@ from helpers import data_options
 from vanilla_transformer.data import survey as survey_module
 from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.survey import Texts, describe_survey, language_axis, survey, swapped_share
-from vanilla_transformer.data.texts import KEPT, MANY_MARKS, count_kept, normal_form, normalize, placeholders
+from vanilla_transformer.data.texts import (
+    INVISIBLE,
+    KEPT,
+    MANY_MARKS,
+    count_kept,
+    is_filled,
+    normal_form,
+    normalize,
+    placeholders,
+)
 from vanilla_transformer.errors import UserError
+from vanilla_transformer.translation_vanilla_transformer import is_invisible
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +86,22 @@ def test_documents_have_more_sentences_than_are_counted():
     assert counts([("One. " * 12, "Eins.")] * 10)["train"]["usual_sentences"] == 1000
 
 
+def test_forms_of_many_pairs_are_estimated_from_a_sample_and_said_to_be(monkeypatch, tmp_path):
+    pairs = [
+        ("Two. Sentences %s", "Zwei. Sätze %s") if number % 4 == 3 else ("One 7", "Eins") for number in range(999)
+    ]
+    exact = counts(pairs)["train"]
+    assert "sampled" not in exact and "estimated" not in describe_survey({"train": exact})
+    monkeypatch.setattr(survey_module, "SAMPLE", 400)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "another")
+    found = counts(pairs)["train"]
+    said = " ".join(describe_survey({"train": found}).split())
+    assert 300 < found["sampled"] < 400 and f"numbers are estimated from {found['sampled']} pairs" in said
+    estimated = {"several_sentences", "placeholders", "placeholders_kept", "numbers", "sampled"}
+    assert {key for key in found if found[key] != exact.get(key)} <= estimated
+    assert all(found[key] == pytest.approx(exact[key], rel=0.15) for key in estimated - {"sampled"})
+
+
 def test_splits_are_compared_with_training():
     validation = [PAIRS[0], (PAIRS[1][0], "Eine andere Übersetzung."), ("What is\u00a0a Ж?\u200b", "Was ist ein Ж?")]
     found = counts(PAIRS, validation=validation, test=[("New.", "Neu.")])
@@ -95,6 +122,12 @@ def test_swapped_sides_are_found_without_knowing_the_languages(share):
     assert swapped_share(mixed, language_axis(mixed)) == pytest.approx(min(expected, 1 - expected), abs=0.02)
     said = " ".join(describe_survey(counts(mixed)).split())
     assert ("source and target seem to be swapped in about" in said) == (share > 0)
+
+
+def test_every_second_pair_of_a_large_file_may_be_swapped(monkeypatch):
+    monkeypatch.setattr(survey_module, "LOOKED_AT", 100)
+    mixed = [pair[::-1] if number % 2 else pair for number, pair in enumerate(PAIRS)]
+    assert counts(mixed)["train"]["swapped"] == pytest.approx(0.5, abs=0.2)
 
 
 def with_mistakes(text: str) -> str:
@@ -205,6 +238,14 @@ def test_that_no_target_has_the_placeholders_of_its_source_is_shown():
 def test_the_normal_form_ignores_case_width_and_spaces():
     assert normal_form(" The\u00a0ＤＯＧ\u3000 Stra\u00ad\u200bße\n") == normal_form("the dog strasse")
     assert normal_form("e\u0301") == normal_form("é") != normal_form("e")
+
+
+def test_shortcuts_for_plain_texts_find_the_same():
+    for letter in map(chr, [*range(0xD800), *range(0xE000, 0x30000), *range(0xE0000, 0xE0200)]):
+        for text in (letter, f" a {letter}  B"):
+            plain = re.sub(INVISIBLE, "", text)
+            assert normal_form(text) == " ".join(unicodedata.normalize("NFKC", plain).casefold().split())
+            assert is_filled(text) == (not all(map(is_invisible, normalize(text))))
 
 
 @pytest.mark.parametrize("marks", ["\u0301\u0316", "\u0323\u0301\u0334", "\u0344\u0323"])

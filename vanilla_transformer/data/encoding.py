@@ -67,14 +67,24 @@ def encode_pairs(
     if not any(short):
         return {name: [] for name in names}
     batch = {name: list(itertools.compress(batch[name], short)) for name in names if name in batch}
-    columns = batch | tokenizer(
-        batch["source"], text_target=batch["target"], return_attention_mask=False, verbose=False
-    )
+    columns = batch | encode_texts(batch["source"], batch["target"], tokenizer)
     columns["source_length"] = list(map(len, columns["input_ids"]))
     columns["target_length"] = list(map(len, columns["labels"]))
     lengths = zip(columns["source_length"], columns["target_length"], strict=True)
     kept = [source <= max_source_length and target <= max_target_length for source, target in lengths]
     return {name: list(itertools.compress(columns[name], kept)) for name in names}
+
+
+def encode_texts(sources: list[str], targets: list[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list]:
+    """The `input_ids` of the sources and the `labels` of the targets."""
+    if type(tokenizer) is not PreTrainedTokenizerFast:  # it may treat the two languages differently
+        return tokenizer(sources, text_target=targets, return_attention_mask=False, verbose=False)
+    backend = tokenizer.backend_tokenizer  # transformers would also look for offsets, words and masks
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    source, target = ([one.ids for one in backend.encode_batch_fast(texts)] for texts in (sources, targets))
+    return {"input_ids": source, "labels": target}
 
 
 def tokenize_pairs(

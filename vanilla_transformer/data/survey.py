@@ -2,10 +2,10 @@
 
 import contextlib
 import json
+import sys
 import textwrap
 import unicodedata
-import zlib
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import datasets
@@ -20,6 +20,7 @@ from ..sentences_vanilla_transformer import sentence_ends
 from ..translation_vanilla_transformer import LINE
 from .texts import KEPT, count_kept, is_filled, normal_form, normalize
 
+SAMPLE = 50_000  # pairs whose sentences, lines, placeholders and numbers are counted
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
 FEATURES = 512  # of a text: its letters and sequences of up to three letters, in so many classes
 CLEAR = 1.6  # standard deviations of all pairs that a side is from the middle of its pair: the languages can be told
@@ -30,42 +31,36 @@ FEW = 30  # pairs: whether some of fewer are swapped is not said
 
 
 class Texts:
-    """What is counted in the pairs of `files` of a split, in 64 bytes a pair; those with an empty side do not count.
+    """What is counted in the pairs of `files` of a split, in 40 bytes a pair; those with an empty side do not count.
 
     Attributes:
         rows: The places of the pairs, counted over all files (n,).
         source, target: Hashes of their normal forms (n,).
         pair: Hashes of both sides (n,).
         lengths: Characters of the sides (2,n).
-        sentences, lines: How many of the sources have 1, 2, ... 9, or more of them (10,).
-        characters: All that occur.
-        kept: By name of a kind of [`KEPT`], how many the sources have, and how many of these the targets (2,).
+        seen: Which code points occur.
     """
 
     def __init__(self, files: list[Dataset], verbatim: bool = False):
-        numbers, total = [np.empty((0, 5), dtype=np.int64)], 0  # an array for each batch, as lists take far more
-        self.sentences, self.lines = np.zeros((2, 10), dtype=np.int64)
-        self.characters, self.kept = set(), {kind: np.zeros(2, dtype=np.int64) for kind in KEPT}
-        batches = chain.from_iterable(pairs.iter(1000) for pairs in files)
-        count = sum(map(len, files)) // 1000
-        for batch in tqdm(batches, "Looking at the pairs", count, unit="k", leave=False, disable=None):
-            some = []
-            for row, (source, target) in enumerate(zip(batch["source"], batch["target"], strict=True), total):
-                if is_filled(source) and is_filled(target):
-                    hashes = hash(normal_form(source)), hash(normal_form(target))
-                    some.append((row, *hashes, len(source), len(target)))
-                    self.sentences[min(len(sentence_ends(source)), 10) - 1] += 1
-                    self.lines[min(len(LINE.findall(source.strip())), 10) - 1] += 1
-                    for text in (source, target):
-                        is_kept = verbatim or unicodedata.is_normalized("NFC", text)
-                        self.characters.update(text if is_kept else normalize(text))
-                    for kind, pattern in KEPT.items():
-                        if pattern.search(source):
-                            self.kept[kind] += count_kept(pattern, source, target)
-            numbers.append(np.array(some, dtype=np.int64).reshape(-1, 5))
+        numbers, total = [np.empty((5, 0), dtype=np.int64)], 0  # an array for each batch, as lists take far more
+        self.seen = np.zeros(sys.maxunicode + 1, dtype=bool)
+        bar = tqdm(desc="Looking at the pairs", total=sum(map(len, files)), unit=" pairs", leave=False, disable=None)
+        for batch in chain.from_iterable(pairs.iter(1000) for pairs in files):
+            pairs = zip(count(total), batch["source"], batch["target"])  # noqa: B905
+            filled = [pair for pair in pairs if is_filled(pair[1]) and is_filled(pair[2])]
+            rows, *sides = zip(*filled, strict=True) if filled else ((), (), ())
+            hashes = (map(hash, map(normal_form, texts)) for texts in sides)
+            lengths = (map(len, texts) for texts in sides)
+            numbers.append(np.array([list(column) for column in (rows, *hashes, *lengths)], dtype=np.int64))
+            text = "\n".join(chain.from_iterable(sides))
+            if not (verbatim or unicodedata.is_normalized("NFC", text)):
+                text = normalize(text)
+            self.seen[code_points(text)] = True
             total += len(batch["source"])
+            bar.update(len(batch["source"]))
+        bar.close()
         self.ends = np.cumsum([len(pairs) for pairs in files])
-        self.rows, self.source, self.target, *lengths = np.concatenate(numbers).T
+        self.rows, self.source, self.target, *lengths = np.concatenate(numbers, axis=1)
         self.pair = self.source * 31 + self.target  # overflows, as hashes do
         self.lengths = np.array(lengths)
 
@@ -82,13 +77,6 @@ class Texts:
         counts = np.unique((self.source + file)[distinct], return_counts=True)[1]
         return int(counts[counts > 1].sum())
 
-    def usual(self, counts: np.ndarray) -> int:
-        """The largest number of sentences or of lines, by their `counts`, that at least one in a hundred sources has;
-        from 10 on, 1,000."""
-        at_least = counts[::-1].cumsum()[::-1]  # so many sources have 1, 2, ... or more
-        most = int((at_least >= SEEN * len(self.rows)).sum())
-        return most if most < 10 else 1000
-
     def odd_lengths(self) -> int:
         """How many pairs have lengths that are far from the usual ratio."""
         if not len(self.rows):
@@ -97,6 +85,36 @@ class Texts:
         usual = np.median(source / target)
         is_odd = np.abs(np.log(source / target / usual)) > np.log(RATIO)
         return int((is_odd & (np.abs(source - usual * target) >= FAR * min(1, usual))).sum())
+
+
+def code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
+    """How many of `total` pairs have several sentences or lines, how many placeholders and numbers their sources have,
+    and how many of these the targets have, judged by a sample of `pairs`.
+
+    `usual_sentences` and `usual_lines` are the largest numbers that at least one in a hundred sources has; from 10 on,
+    1,000.
+    """
+    found, scale = {}, total / max(len(pairs), 1)
+    for kind, pattern in KEPT.items():
+        counts = [count_kept(pattern, source, target) for source, target in pairs if pattern.search(source)]
+        found[kind], found[f"{kind}_kept"] = (round(sum(side) * scale) for side in zip(*counts, (0, 0), strict=True))
+    parts = {
+        "sentences": [len(sentence_ends(source)) for source, _ in pairs],
+        "lines": [len(LINE.findall(source.strip())) for source, _ in pairs],
+    }
+    for unit, counts in parts.items():
+        counts = np.bincount([min(count, 10) for count in counts], minlength=11)[
+            1:
+        ]  # sources with 1, 2, ... 9, or more
+        at_least = counts[::-1].cumsum()[::-1]
+        most = int((at_least >= SEEN * len(pairs)).sum())
+        found[f"usual_{unit}"] = most if most < 10 else 1000
+        found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
+    return found
 
 
 def swapped_share(pairs: list[tuple[str, str]], axis: np.ndarray | None) -> float:
@@ -117,7 +135,7 @@ def language_axis(pairs: list[tuple[str, str]]) -> np.ndarray | None:
     if len(pairs) < FEW:
         return None
     halves = half_differences(pairs)
-    middles = halves + np.array([features(target) for _, target in pairs])
+    middles = halves + features([target for _, target in pairs])
     spread = np.cov(middles.T)
     distinct = len(set(chain.from_iterable(pairs)))
     spread += (np.trace(spread) / distinct + 1e-9) * np.eye(FEATURES)  # few texts say little about it
@@ -130,15 +148,22 @@ def language_axis(pairs: list[tuple[str, str]]) -> np.ndarray | None:
 
 def half_differences(pairs: list[tuple[str, str]]) -> np.ndarray:
     """Of each pair, the features of the source from the middle of both sides (n,FEATURES)."""
-    return np.array([features(source) - features(target) for source, target in pairs]) / 2
+    return (features([source for source, _ in pairs]) - features([target for _, target in pairs])) / 2
 
 
-def features(text: str) -> np.ndarray:
-    """The letters of a text, and the sequences of two and three, as a vector of length 1 (FEATURES,)."""
-    text = f" {text.casefold()[:200]} "
-    grams = (text[start : start + n] for n in (1, 2, 3) for start in range(len(text) - n + 1))
-    counts = np.bincount([zlib.crc32(gram.encode()) % FEATURES for gram in grams], minlength=FEATURES)
-    return counts / np.linalg.norm(counts)
+def features(texts: list[str]) -> np.ndarray:
+    """The letters of texts, and the sequences of two and three, as vectors of length 1 (n,FEATURES)."""
+    texts = [f" {text.casefold()[:200]} " for text in texts]
+    number = np.repeat(np.arange(len(texts)), list(map(len, texts)))  # of the text that a letter is in
+    letters = code_points("".join(texts)).astype(np.uint64)
+    grams, counts = np.zeros_like(letters), np.zeros(len(texts) * FEATURES)
+    for size in (1, 2, 3):
+        grams = (grams[: len(letters) - size + 1] + letters[size - 1 :]) * np.uint64(0x9E3779B97F4A7C15)
+        is_inside = number[: len(grams)] == number[size - 1 :]
+        places = number[: len(grams)] * FEATURES + (grams >> np.uint64(32)).astype(np.int64) % FEATURES
+        counts += np.bincount(places[is_inside], minlength=len(counts))
+    counts = counts.reshape(-1, FEATURES)
+    return counts / np.linalg.norm(counts, axis=1, keepdims=True)
 
 
 def survey(
@@ -158,7 +183,12 @@ def survey(
         return json.loads(file.read_text(encoding="utf-8"))
     texts = {split: Texts(parts, verbatim) for split, parts in files.items()}
     train, found = texts["train"], {}
-    axis = None if directions_differ else language_axis(spread(files["train"]))
+    groups = (
+        [spread([part], LOOKED_AT) for part in files["train"]]
+        if directions_differ
+        else [spread(files["train"], LOOKED_AT)]
+    )
+    axes = list(map(language_axis, groups))
     for split, some in texts.items():
         found[split] = {
             "pairs": len(some.rows),
@@ -167,35 +197,38 @@ def survey(
             "several_targets": some.ambiguous(by_file=directions_differ),
             "odd_lengths": some.odd_lengths(),
         }
-        for kind, (count, kept) in some.kept.items():
-            found[split] |= {kind: int(count), f"{kind}_kept": int(kept)}
+        sample = spread(files[split], SAMPLE)
+        forms = count_forms(sample, len(some.rows))
+        if len(sample) < len(some.rows):
+            forms["sampled"] = len(sample)
         if split == "train":
-            found[split]["usual_sentences"] = some.usual(some.sentences)
-            found[split]["usual_lines"] = some.usual(some.lines)
-            found[split]["several_lines"] = int(some.lines[1:].sum())
-            found[split]["several_sentences"] = int(some.sentences[1:].sum())
-            groups = [[part] for part in files[split]] if directions_differ else [files[split]]
-            sizes = [sum(map(len, parts)) for parts in groups]
-            shares = [swapped_share(some, language_axis(some)) for some in map(spread, groups)]
+            found[split] |= forms
+            sizes = list(map(len, files[split] if directions_differ else groups))
+            shares = list(map(swapped_share, groups, axes))
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
-            found[split]["swapped"] = swapped_share(spread(files[split]), axis)
-            unknown = sorted(set().union(*map(normalize, some.characters - train.characters)) - train.characters)
+            found[split] |= {name: forms[name] for name in forms if not name.endswith(("lines", "sentences"))}
+            axis = None if directions_differ else axes[0]
+            found[split]["swapped"] = swapped_share(spread(files[split], LOOKED_AT), axis)
+            new = "".join(normalize(chr(point)) for point in np.flatnonzero(some.seen & ~train.seen))
             found[split]["sources_in_train"] = int(np.isin(some.source, train.source).sum())
             found[split]["pairs_in_train"] = int(np.isin(some.pair, train.pair).sum())
-            found[split]["unknown_characters"] = "".join(unknown)
+            found[split]["unknown_characters"] = "".join(sorted({one for one in new if not train.seen[ord(one)]}))
     with contextlib.suppress(OSError):  # then the next run counts again
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(found))
     return found
 
 
-def spread(files: list[Dataset]) -> list[tuple[str, str]]:
-    """Some filled pairs from everywhere in the files."""
-    pairs, total = [], sum(map(len, files))
+def spread(files: list[Dataset], count: int) -> list[tuple[str, str]]:
+    """About `count` pairs from random places in the files, or all, without those that have an empty side."""
+    pairs, total, generator = [], sum(map(len, files)), np.random.default_rng(0)
     for part in files:
-        some = part.select(range(0, len(part), total // LOOKED_AT + 1))
-        pairs += [(row["source"], row["target"]) for row in some]
+        rows = range(len(part))
+        if total > count:  # evenly spaced ones might be all of a kind, as where every second pair is swapped
+            rows = np.unique(generator.integers(len(part), size=-(-len(part) * count // total)))
+        for batch in part.select(rows).iter(10_000):
+            pairs += zip(batch["source"], batch["target"], strict=True)
     return [pair for pair in pairs if all(map(is_filled, pair))]
 
 
@@ -226,6 +259,8 @@ def describe_survey(found: dict[str, dict]) -> str:
     columns = {"headers": ["the data", *found], "colalign": ["left", *["right"] * len(found)]}
     lines = [tabulate(table, **columns, disable_numparse=True)]
     train = found["train"]
+    if sampled := train.get("sampled"):
+        lines.append(f"Sentences, lines, placeholders and numbers are estimated from {sampled:,} pairs of train.")
     for split, counts in found.items():
         if counts["swapped"] >= 0.02:
             share, which = f"{counts['swapped']:.0%}", "pairs" if split == "train" else f"{split} pairs"

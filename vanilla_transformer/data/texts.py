@@ -33,7 +33,11 @@ def normalize(text: str) -> str:
 
 def normal_form(text: str) -> str:
     """A key to compare texts by: equal if they differ only in case, width, spaces or invisible characters."""
-    return " ".join(to_form("NFKC", re.sub(INVISIBLE, "", text)).casefold().split())
+    if not text.isprintable():  # most texts are: they have neither control characters nor spaces other than " "
+        text = re.sub(INVISIBLE, "", text)
+    text = to_form("NFKC", text).casefold()
+    has_single_spaces = text.isprintable() and "  " not in text
+    return text.strip(" ") if has_single_spaces else " ".join(text.split())
 
 
 def to_form(form: str, text: str) -> str:
@@ -50,7 +54,10 @@ def sort_marks(found: re.Match) -> str:
 
 
 def is_filled(text) -> bool:
-    return isinstance(text, str) and not all(map(is_invisible, normalize(text)))
+    """Whether it is a text that has visible characters."""
+    if not isinstance(text, str):
+        return False
+    return not text.isspace() if text and text.isprintable() else not all(map(is_invisible, normalize(text)))
 
 
 def placeholders(text: str) -> Counter:
