@@ -13,7 +13,7 @@ from datasets import Dataset, IterableDataset
 
 from ..errors import UserError
 from ..languages import language_code as known_code
-from .options import DataOptions, DatasetOptions, describe_file, suffix_of
+from .options import Source, suffix_of
 from .readers import TextFiles, column_of
 from .rows import TEXTS, map_columns
 from .texts import is_filled
@@ -22,9 +22,7 @@ VARIABLE_LANGUAGES = {"language", "translation"}  # the fields of `datasets.Tran
 REFERENCES = datasets.Features(references=datasets.List(datasets.Value("string")))  # of validation and test
 
 
-def choose_columns(
-    dataset: Dataset | IterableDataset, options: DataOptions, name: str | tuple[str, str], preferred: tuple = ()
-) -> tuple:
+def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred: tuple = ()) -> tuple:
     """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed.
 
     Raises UserError if there are none.
@@ -32,28 +30,25 @@ def choose_columns(
     names = {column if isinstance(column, str) else column[0] for column in preferred}
     if names and names <= set(dataset.features or names):
         return preferred
-    columns, is_named = find_columns(dataset, options, name), are_columns_named(options) or not is_table(dataset, name)
-    name = describe_file(name)
-    if not is_named and not all(map(is_known, columns)):
+    columns = find_columns(dataset, source)
+    if not source.is_named and is_table(dataset, source) and not all(map(is_known, columns)):
         PartialState().print(
-            f"The first row of {name} is taken for the names of its columns; if it is a pair, put a row with two "
-            "names above it."
+            f"The first row of {source.label} is taken for the names of its columns; if it is a pair, put a row with "
+            "two names above it."
         )
-    source, target = (column if isinstance(column, str) else " / ".join(column) for column in columns)
-    PartialState().print(f"translating from column {source!r} to column {target!r} of {name}")
+    names = (column if isinstance(column, str) else " / ".join(column) for column in columns)
+    PartialState().print("translating from column {!r} to column {!r} of {}".format(*names, source.label))
     return columns
 
 
-def lacks_header(
-    dataset: Dataset | IterableDataset, options: DatasetOptions, name: str | tuple[str, str], preferred: tuple = ()
-) -> bool:
+def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: tuple = ()) -> bool:
     """Whether the first row of a .csv or .tsv file is plainly a pair and names no columns, which is printed then.
 
     Names are languages or identifiers, or have numbers below them. Raises UserError if the row is no pair, either.
     """
-    if not is_table(dataset, name) or are_columns_named(options):
+    if source.dataset or not is_table(dataset, source) or source.is_named:
         return False
-    cells = list(features_of(dataset, name))
+    cells = list(features_of(dataset, source.label))
     if len(cells) < 2 or preferred and set(preferred) <= set(cells):
         return False
     if all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells):
@@ -64,35 +59,32 @@ def lacks_header(
     row = " | ".join(cells)
     if len(cells) > 2 and len(words) != 2:
         raise UserError(
-            f"The first row of {name}, {row}, does not say which columns are source and target; choose two with "
-            "--source_column and --target_column, and put a row with the names of all columns above it if it has none."
+            f"The first row of {source.label}, {row}, does not say which columns are source and target; choose two "
+            "with --source_column and --target_column, and put a row with the names of all columns above it if it has "
+            "none."
         )
     PartialState().print(
-        f"{name} has no header row: its first row, {row}, is read like the others. If it names the columns, choose "
-        "two with --source_column and --target_column."
+        f"{source.label} has no header row: its first row, {row}, is read like the others. If it names the columns, "
+        "choose two with --source_column and --target_column."
     )
     return True
 
 
-def check_header(dataset: Dataset | IterableDataset, file: str | tuple[str, str], names: tuple, given: str):
+def check_header(dataset: Dataset | IterableDataset, source: Source, names: tuple, given: str):
     """Raises UserError if the columns that options name are missing in a table whose first row may be a pair."""
-    cells = list(features_of(dataset, describe_file(file)))
+    cells = list(features_of(dataset, source.label))
     is_named = all(map(is_known, cells)) or any(column_of(name, cells) for name in names)
-    if is_table(dataset, file) and not is_named:
+    if is_table(dataset, source) and not is_named:
         raise UserError(
-            f"{file} has no header row with {given}; its first row is {' | '.join(cells)}. Put a row with the names "
-            "of the columns above it."
+            f"{source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Put a row with the "
+            "names of the columns above it."
         )
 
 
-def is_table(dataset: Dataset | IterableDataset, name: str | tuple[str, str]) -> bool:
+def is_table(dataset: Dataset | IterableDataset, source: Source) -> bool:
     """Whether the columns are named by the first row of a .csv or .tsv file; a dataset may have other files, too."""
     is_text_file = dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]
-    return is_text_file and isinstance(name, str) and suffix_of(name) not in (".txt", ".po", ".tmx")
-
-
-def are_columns_named(options: DatasetOptions) -> bool:
-    return any((options.source_lang, options.target_lang, options.source_column, options.target_column))
+    return is_text_file and isinstance(source.name, str) and suffix_of(source.name) not in (".txt", ".po", ".tmx")
 
 
 def is_known(column: str | tuple[str, str]) -> bool:
@@ -101,24 +93,24 @@ def is_known(column: str | tuple[str, str]) -> bool:
     return bool(re.fullmatch(r"source|target|column \d+", name)) or known_code(name) is not None
 
 
-def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, file: str | tuple[str, str]) -> tuple:
+def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
     """The source and the target: a column name, or `("translation", language)` for a column of dictionaries.
 
     The first that applies: the columns named by `--source_column` and `--target_column`; `source` and `target`, if
     there are no others, as in a .txt file; the columns, or the languages of a `translation` column, named by
     `--source_lang` and `--target_lang`, but for case and regions; those of two parallel files, in their order; and, if
     no option is given, the only two languages of a `translation` column, the columns `source` and `target`, or the
-    only two text columns. Messages name the `file`, or the dataset.
+    only two text columns.
     """
-    name, is_parallel = describe_file(file), isinstance(file, tuple)
+    name, is_parallel = source.label, isinstance(source.name, tuple)
     features = features_of(dataset, name)
     text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     targets = [*text, *(key for key in features if is_list(features, key))]
     nested = nested_languages(dataset, features.get("translation"))
-    by_row = ", named by its first row," if is_table(dataset, file) else ""
+    by_row = ", named by its first row," if is_table(dataset, source) else ""
     remedy = describe_columns(f"{name}{by_row}", features, text, nested)
-    columns = options.source_column, options.target_column
-    languages = options.source_lang, options.target_lang
+    columns = source.source_column, source.target_column
+    languages = source.source_lang, source.target_lang
     if any(columns):
         if columns[0] in text and columns[1] in targets:
             return columns
@@ -129,7 +121,7 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
         if None in columns:
             raise UserError(f"Give both --source_column and --target_column; {remedy}")
         given = f"--source_column {columns[0]} and --target_column {columns[1]}"
-        check_header(dataset, file, columns, given)
+        check_header(dataset, source, columns, given)
         raise UserError(f"{given} must both be text columns; {remedy}")
     if set(features) == {"source", "target"}:
         return "source", "target"
@@ -147,9 +139,9 @@ def find_columns(dataset: Dataset | IterableDataset, options: DatasetOptions, fi
                 return endings
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
-        check_header(dataset, file, languages, options.describe_languages())
+        check_header(dataset, source, languages, source.languages)
         raise UserError(
-            f"{options.describe_languages()} must both be text columns, or languages of a translation column; {remedy}"
+            f"{source.languages} must both be text columns, or languages of a translation column; {remedy}"
         )
     if len(nested) == 2:
         return tuple(("translation", language) for language in nested)
@@ -237,18 +229,16 @@ def is_list(features: dict, column: str) -> bool:
     return getattr(getattr(features[column], "feature", None), "dtype", "") in ("string", "large_string")
 
 
-def further_targets(
-    dataset: Dataset | IterableDataset, columns: tuple, file: str | tuple[str, ...], options: DatasetOptions | None
-) -> list[str]:
+def further_targets(dataset: Dataset | IterableDataset, columns: tuple, source: Source) -> list[str]:
     """The columns with targets beside the one of `columns`: those of parallel files, and `--reference_columns`.
 
     Raises UserError if the dataset lacks one of the latter, or one is the source or the target.
     """
-    named = (options and options.reference_columns) or []
-    features = features_of(dataset, describe_file(file)) if named or isinstance(file, tuple) else {}
+    named = list(source.reference_columns)
+    features = features_of(dataset, source.label) if named or isinstance(source.name, tuple) else {}
     if missing := [name for name in named if name not in features]:
         raise UserError(
-            f"--reference_columns has {missing[0]}; the columns of {describe_file(file)} are {', '.join(features)}."
+            f"--reference_columns has {missing[0]}; the columns of {source.label} are {', '.join(features)}."
         )
     if repeated := [name for name in named if name in columns]:
         raise UserError(

@@ -15,6 +15,42 @@ FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
 
 
 @dataclass(frozen=True)
+class Source:
+    """A file, parallel files or a split of a dataset: which of its columns have the pairs, and how these are mixed.
+
+    Attributes:
+        name: The file, two or more parallel ones, or the split.
+        dataset: The dataset of the split; None for files.
+        source_lang, target_lang, source_column, target_column: The columns or languages that were named, or None.
+        languages: How messages refer to the named languages, with the options that named them.
+        reference_columns: Columns with further references.
+        tag: Put before each source, if it is not empty.
+        weight: How often an epoch reads it.
+    """
+
+    name: str | tuple[str, ...]
+    dataset: str | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+    source_column: str | None = None
+    target_column: str | None = None
+    languages: str = ""
+    reference_columns: tuple[str, ...] = ()
+    tag: str = ""
+    weight: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """How messages refer to it."""
+        return describe_file(self.name)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether any column or language was named."""
+        return any((self.source_lang, self.target_lang, self.source_column, self.target_column))
+
+
+@dataclass(frozen=True)
 class DatasetOptions:
     """A dataset on the Hub or on disk, and which of its columns or languages are source and target."""
 
@@ -42,9 +78,13 @@ class DatasetOptions:
         """`target_lang`, or else `target_column`, which is often named after its language."""
         return self.target_lang or self.target_column
 
-    def describe_languages(self) -> str:
-        """The languages and the options that named them, for messages."""
-        return f"--source_lang {self.source_lang} and --target_lang {self.target_lang}"
+    def source_of(self, name: str | tuple[str, ...], is_file: bool, **more) -> Source:
+        """The [`Source`] of this name, with the columns and languages of these options, or with `more` of its own."""
+        names = ("source_lang", "target_lang", "source_column", "target_column")
+        named = {field: getattr(self, field) for field in names}
+        named["languages"] = f"--source_lang {self.source_lang} and --target_lang {self.target_lang}"
+        named["reference_columns"] = tuple(self.reference_columns or ())
+        return Source(name, None if is_file else self.dataset_name, **named | more)
 
 
 @dataclass(frozen=True)
@@ -109,11 +149,6 @@ class DataOptions(DatasetOptions):
         """The name of the dataset, or that of the first training file."""
         return self.dataset_name or describe_file(self.files("train")[0])
 
-    @property
-    def has_special_files(self) -> bool:
-        """Whether the training files are not all alike, as tags or weights say."""
-        return bool(self.train_file_tags or self.train_file_weights)
-
     def files(self, split: str) -> list[str | tuple[str, str]]:
         """The files of a split; two parallel ones are one entry, a pair."""
         return group_parallel(getattr(self, f"{split}_file") or [])
@@ -128,13 +163,32 @@ class DataOptions(DatasetOptions):
         """The largest number of tokens that a side of a training pair may have."""
         return max(self.max_source_length, self.max_target_length)
 
-    def describe_languages(self) -> str:
-        if self.train_file_langs:
-            return f"{self.source_lang} and {self.target_lang} of --train_file_langs"
+    def sources(self, split: str) -> list[Source]:
+        """Where the pairs of a split come from: its files, or the split of the dataset.
+
+        The files of validation and test have the languages and tags of the training files if there is one for each;
+        a single one has the first languages of `--train_file_langs`, unless `--source_lang` names others.
+        """
+        names = [getattr(self, f"{split}_split") or split] if self.dataset_name else self.files(split)
+        is_train, is_like_train = split == "train", split == "train" or len(names) > 1
         hint = " (on the command line or in the recipe)"
         if len(self.files("train")) > 1:
             hint = " (files with different languages need --train_file_langs)"
-        return super().describe_languages() + hint
+        sources = []
+        for number, name in enumerate(names):
+            more = {"languages": f"--source_lang {self.source_lang} and --target_lang {self.target_lang}{hint}"}
+            if self.directions and (is_like_train or not self.source_lang):
+                source, target = self.directions[number]
+                more = {"source_lang": source, "target_lang": target}
+                more["languages"] = f"{source} and {target} of --train_file_langs"
+            if self.train_file_tags and is_like_train:
+                more["tag"] = self.train_file_tags[number]
+            if self.train_file_weights and is_train:
+                more["weight"] = self.train_file_weights[number]
+            if is_train:
+                more["reference_columns"] = ()
+            sources.append(self.source_of(name, is_file=not self.dataset_name, **more))
+        return sources
 
     def check_conflicts(self):
         """Raises UserError for options that contradict each other."""

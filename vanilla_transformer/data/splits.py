@@ -16,7 +16,7 @@ from ..errors import UserError, one_line
 from ..files import last_part
 from ..languages import language_code as known_code
 from .columns import REFERENCES, choose_columns, find_columns, further_targets, lacks_header, select_pair
-from .options import DataOptions, DatasetOptions, describe_file, group_parallel
+from .options import DataOptions, DatasetOptions, Source, describe_file, group_parallel
 from .rows import TEXTS, load_dataset, load_file, map_columns, reading_data
 from .survey import Texts, describe_survey, survey
 from .texts import is_filled, normal_form
@@ -48,39 +48,40 @@ def load_pairs(options: DataOptions) -> Splits:
     """
     if not (options.dataset_name or options.train_file):  # as in a recipe of sizes only
         raise UserError("There is nothing to train on; give --dataset_name or --train_file.")
-    rows, names = open_splits(options)
+    sources = {split: options.sources(split) for split in SPLITS}
+    rows = open_splits(sources, options)
     with reading_data(options.label):
-        files, differ = read_splits(rows, names, options)
-        held_out = hold_out(files, options, differ)
+        files, differ = read_splits(rows, sources, options)
+        held_out = hold_out(files, sources["train"], options, differ)
         files |= held_out
         files["train"] = leave_out(files, options)
+        for split in held_out.keys() - {"train"}:
+            sources[split] = [replace(source, weight=1.0) for source in sources["train"][: len(files[split])]]
         pairs = Splits()
-        pairs.origins = {split: describe_origin(split, names, held_out, options) for split in files}
+        pairs.origins = {
+            split: ("held out of " if split in held_out and split != "train" else "") + describe_origin(sources[split])
+            for split in files
+        }
+        counts = {split: getattr(options, name) for split, name in SPLITS.items()}
         if PartialState().is_main_process:
-            surveyed = {split: used_pairs(split, parts, options) for split, parts in files.items()}
+            surveyed = {split: used_pairs(parts, sources[split], counts[split]) for split, parts in files.items()}
             pairs.survey = survey(surveyed, differ, options.verbatim)
             print(describe_survey(pairs.survey))
         for split in filter(files.get, SPLITS):
-            has_tags = split == "train" or split in held_out or len(names[split]) > 1
-            tags = options.train_file_tags if has_tags else None
-            pairs[split] = mix_files(files[split], options.train_file_weights if split == "train" else None, tags)
-            count = getattr(options, SPLITS[split])
-            if count is not None:
-                pairs[split] = pairs[split].take(count)
+            pairs[split] = mix_files(files[split], sources[split])
+            if counts[split] is not None:
+                pairs[split] = pairs[split].take(counts[split])
     return pairs
 
 
-def open_splits(options: DataOptions) -> tuple[dict[str, Dataset | IterableDataset], dict[str, list]]:
-    """By split, the rows of its first file, and the names of its files or, of a dataset, that of the split.
-
-    Prints a warning where the model would be trained on the pairs that score it.
-    """
+def open_splits(sources: dict[str, list[Source]], options: DataOptions) -> dict[str, Dataset | IterableDataset]:
+    """By split, the rows of its first source. Prints a warning where the model would be trained on the pairs that
+    score it."""
+    names = {split: [source.name for source in some] for split, some in sources.items()}
     if options.train_file:
-        names = {split: options.files(split) for split in SPLITS}
         rows = {split: load_file(split, files[0], options.streaming) for split, files in names.items() if files}
         trained_on = set().union(*map(paths_of, names["train"]))
     else:
-        names = {split: [getattr(options, f"{split}_split") or split] for split in SPLITS}
         found = load_dataset(options, "--train_file", options.streaming)
         rows = {
             split: find_split(found, name, options.label)
@@ -94,23 +95,20 @@ def open_splits(options: DataOptions) -> tuple[dict[str, Dataset | IterableDatas
                     f"warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
                     "nothing about unseen text."
                 )
-    return rows, names
+    return rows
 
 
 def read_splits(
-    rows: dict[str, Dataset | IterableDataset], names: dict[str, list], options: DataOptions
+    rows: dict[str, Dataset | IterableDataset], sources: dict[str, list[Source]], options: DataOptions
 ) -> tuple[dict[str, list[Dataset]], bool]:
     """The pairs of each file of each split, and whether the training files translate in different directions."""
     files, known = {}, {}  # known: the columns of the first file with these languages
-    by_file = options_of_files(options)
     for split, first in rows.items():
-        is_like_train = split == "train" or len(names[split]) > 1 or not options.source_lang
-        own = by_file[: len(names[split])] if is_like_train else [options]
-        files[split], columns = read_files(split, first, names[split], own, known)
+        files[split], columns = read_files(split, first, sources[split], options.streaming, known)
         if split == "train":
-            differ = report_directions(columns, options)
+            differ = report_directions(columns, sources[split])
         elif options.streaming:
-            with reading_data(describe_file(names[split][0])):
+            with reading_data(sources[split][0].label):
                 files[split] = list(map(as_table, files[split]))
     return files, differ
 
@@ -120,50 +118,39 @@ def paths_of(name: str | tuple[str, str]) -> set[Path]:
     return {Path(file).resolve() for file in ([name] if isinstance(name, str) else name)}
 
 
-def options_of_files(options: DataOptions) -> list[DataOptions]:
-    """The options for each training file, with its languages of `--train_file_langs` as its source and target."""
-    if not options.train_file_langs:
-        return [options] * len(options.files("train") or [options.dataset_name])
-    return [replace(options, source_lang=source, target_lang=target) for source, target in options.directions]
-
-
-def read_files(
-    split: str, first: Dataset, names: list[str], by_file: list[DataOptions], known: dict
-) -> tuple[list, list]:
-    """The pairs of each file of a split, and the columns they are in; `first` has the rows of the first file.
+def read_files(split: str, first: Dataset, sources: list[Source], streaming: bool, known: dict) -> tuple[list, list]:
+    """The pairs of each source of a split, and the columns they are in; `first` has the rows of the first source.
 
     Columns that are `known` for the languages of a file are taken if it has them.
     """
     files, columns = [], []
-    for number, (name, options) in enumerate(zip(names, by_file, strict=True)):
-        dataset = load_file(split, name, options.streaming) if number else first
-        direction = options.source_lang, options.target_lang
-        with reading_data(describe_file(name)):  # a stream is first read here
-            if options.train_file and lacks_header(dataset, options, name, known.get(direction, ())):
-                dataset = load_file(split, name, options.streaming, has_header=False)
-            columns.append(choose_columns(dataset, options, name, known.get(direction, ())))
+    for number, source in enumerate(sources):
+        dataset = load_file(split, source.name, streaming) if number else first
+        direction = source.source_lang, source.target_lang
+        with reading_data(source.label):  # a stream is first read here
+            if lacks_header(dataset, source, known.get(direction, ())):
+                dataset = load_file(split, source.name, streaming, has_header=False)
+            columns.append(choose_columns(dataset, source, known.get(direction, ())))
         known.setdefault(direction, columns[-1])
-        more = further_targets(dataset, columns[-1], name, options if split != "train" else None)
+        more = further_targets(dataset, columns[-1], source)
         files.append(select_pair(dataset, *columns[-1], more, as_references=split != "train"))
     return files, columns
 
 
-def report_directions(columns: list[tuple], options: DataOptions) -> bool:
+def report_directions(columns: list[tuple], sources: list[Source]) -> bool:
     """Prints the directions in which the training files translate, if they differ; returns whether they do.
 
     Columns and the endings of parallel files are languages if they are called so, unlike `question` or `ref0`.
     """
-    directions = options.directions
-    if not directions:
-        if options.source_lang or options.source_column:  # of all files, whatever their columns are called
-            return False
+    directions = [(source.source_lang, source.target_lang) for source in sources]
+    if not sources[0].is_named:  # else the options name the languages, whatever the columns are called
         directions = [tuple(side if isinstance(side, str) else side[1] for side in pair) for pair in columns]
         directions = [pair if all(map(known_code, pair)) else (None, None) for pair in directions]
     distinct = list(dict.fromkeys(pair for pair in directions if pair != (None, None)))
     if len(distinct) > 1:
         said = ", ".join(f"{source} to {target}" for source, target in distinct)
         PartialState().print(f"The training files translate in different directions: {said}.")
-        tags = options.train_file_tags or [""] * len(directions)
+        tags = [source.tag for source in sources]
         if len(set(zip(tags, (target for _, target in directions), strict=True))) > len(set(tags)):
             PartialState().print(
                 "warning: files with different target languages have the same tag, so the model cannot know which "
@@ -187,11 +174,12 @@ def load_split(options: DatasetOptions, split: str, files: list[str] | None = No
     else:
         label = options.label
         rows = find_split(load_dataset(options, "--test_file, or --sources and --references"), split, label)
+    source = options.source_of(names[0] if files else label, is_file=bool(files))
     with reading_data(label):
-        if files and lacks_header(rows, options, names[0]):
+        if lacks_header(rows, source):
             rows = load_file(split, names[0], streaming=False, has_header=False)
-        columns = find_columns(rows, options, names[0] if files else label)
-        more = further_targets(rows, columns, names[0] if files else label, options)
+        columns = find_columns(rows, source)
+        more = further_targets(rows, columns, source)
         pairs = select_pair(rows, *columns, more, as_references=True)
         for side in ("source", "target"):
             if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
@@ -236,18 +224,18 @@ def overlap(splits: dict, name: str, other: str) -> bool:
     return any(one[0] == two[0] and max(one[1], two[1]) < min(one[2], two[2]) for one, two in pairs)
 
 
-def mix_files(files: list[Dataset], weights: list[float] | None, tags: list[str] | None) -> Dataset | IterableDataset:
-    """One dataset of all files: each pair as often as the weight of its file says, each source with its tag.
+def mix_files(files: list[Dataset], sources: list[Source]) -> Dataset | IterableDataset:
+    """One dataset of all files: each pair as often as the weight of its source says, with its tag.
 
     A weight of w makes round(w n) pairs of the n pairs of a file, but at least one unless w is 0, spread evenly: each
     of them floor(w) or ceil(w) times. So the data itself says how often a pair is in an epoch, and batches,
     fingerprints and resuming need no weights.
     """
     mixed = []
-    for pairs, weight, tag in zip(files, weights or [1.0] * len(files), tags or [""] * len(files), strict=False):
-        if weight != 1:
-            pairs = pairs.select(rows_of_epoch(len(pairs), weight))
-        pairs = add_tag(pairs, tag)
+    for pairs, source in zip(files, sources, strict=True):
+        if source.weight != 1:
+            pairs = pairs.select(rows_of_epoch(len(pairs), source.weight))
+        pairs = add_tag(pairs, source.tag)
         has_others = any("references" in (one.features or ()) for one in (pairs, files[0]))
         is_same = has_others or pairs.features == files[0].features
         mixed.append(pairs if is_same else pairs.cast(files[0].features))
@@ -260,16 +248,15 @@ def rows_of_epoch(length: int, weight: float) -> np.ndarray:
     return np.arange(count) * length // max(count, 1)
 
 
-def used_pairs(split: str, files: list[Dataset | IterableDataset], options: DataOptions) -> list[Dataset]:
-    """The pairs of each file that are used, each once; of a stream the first."""
-    count, weights = getattr(options, SPLITS[split]), options.train_file_weights if split == "train" else None
+def used_pairs(files: list[Dataset | IterableDataset], sources: list[Source], count: int | None) -> list[Dataset]:
+    """The pairs of each file that are among the first `count` of an epoch, each once; of a stream the first."""
     if isinstance(files[0], IterableDataset):
         return [as_table(part, min(SURVEYED, count or SURVEYED)) for part in files]
-    if not (count or weights):
+    if count is None and all(source.weight == 1 for source in sources):
         return files
     used, left = [], count
-    for pairs, weight in zip(files, weights or [1.0] * len(files), strict=True):
-        rows = rows_of_epoch(len(pairs), weight)[:left]
+    for pairs, source in zip(files, sources, strict=True):
+        rows = rows_of_epoch(len(pairs), source.weight)[:left]
         left = count and left - len(rows)
         used.append(pairs.select(np.unique(rows)))
     return used
@@ -285,18 +272,14 @@ def tag_sources(batch: dict, tag: str) -> dict[str, list[str | None]]:
     return {**batch, "source": [f"{tag} {text}" if is_filled(text) else text for text in batch["source"]]}
 
 
-def describe_origin(split: str, origins: dict, held_out: dict, options: DataOptions) -> str:
+def describe_origin(sources: list[Source]) -> str:
     """Where a split is from, without the paths of its files, which may be private."""
-    is_held_out = split in held_out and split != "train"
-    names = origins["train" if is_held_out else split]
-    names = names[: len(held_out[split])] if is_held_out else names
-    if name := options.dataset_name:
-        where = f"{names[0]} of {last_part(name) if Path(name).exists() else name}"
-    else:
-        files = list(itertools.chain(*([name] if isinstance(name, str) else name for name in names)))
-        where = ", ".join(file if file.startswith("hf://") else last_part(file) for file in files[:NAMED])
-        where += f" and {len(files) - NAMED:,} more" if len(files) > NAMED else ""
-    return f"held out of {where}" if is_held_out else where
+    first = sources[0]
+    if name := first.dataset:
+        return f"{first.name} of {last_part(name) if Path(name).exists() else name}"
+    files = [file for source in sources for file in ([source.name] if isinstance(source.name, str) else source.name)]
+    where = ", ".join(file if file.startswith("hf://") else last_part(file) for file in files[:NAMED])
+    return where + (f" and {len(files) - NAMED:,} more" if len(files) > NAMED else "")
 
 
 def as_table(pairs: Dataset | IterableDataset, count: int | None = None) -> Dataset:
@@ -336,7 +319,9 @@ def leave_out(files: dict[str, list[Dataset]], options: DataOptions) -> list[Dat
     ]
 
 
-def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool) -> dict[str, list[Dataset]]:
+def hold_out(
+    files: dict[str, list[Dataset]], sources: list[Source], options: DataOptions, differ: bool
+) -> dict[str, list[Dataset]]:
     """Divides the training files where a split is missing: validation and, with `--test_split_percentage`, test.
 
     A pair is held out by a hash of its normalized source, so that all pairs of a source are on the same side, the same
@@ -355,7 +340,8 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
     if options.streaming:
         raise UserError(f"{name} has no {' and no '.join(shares)} split, and a stream cannot be split; {remedy}")
     points = [np.array([point_of(text) for part in pairs.iter(10_000) for text in part["source"]]) for pairs in train]
-    count = len(train) if differ or not options.has_special_files else 1
+    are_alike = all(source.weight == 1 and not source.tag for source in sources)
+    count = len(train) if differ or are_alike else 1
     name, has = (f"{name} and {count - 1:,} more", "have") if count > 1 else (name, "has")
     total = sum(map(len, train[:count]))
     if differ:
@@ -366,9 +352,9 @@ def hold_out(files: dict[str, list[Dataset]], options: DataOptions, differ: bool
     for pairs, of_file, within in zip(train[:count], points, bounds, strict=False):
         for split, (start, end) in within.items():
             found[split].append(pairs.select(np.flatnonzero((start <= of_file) & (of_file < end))))
-    sources = points[0][points[0] < bounds[0]["train"][0]]  # those that are held out of the first file
+    taken = points[0][points[0] < bounds[0]["train"][0]]  # sources that are held out of the first file
     for pairs, of_file in zip(train[count:], points[count:], strict=True):
-        found["train"].append(pairs.select(np.flatnonzero(~np.isin(of_file, sources))))
+        found["train"].append(pairs.select(np.flatnonzero(~np.isin(of_file, taken))))
     held_out = {split: [len(part) for part in found[split]] for split in shares}
     needed = all if differ else any  # files with pairs on either side
     if not needed(map(len, found["train"])) or not all(map(needed, held_out.values())):
