@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None):
     options = parser.parse_args(argv)
     hide_bars()
     try:
-        sides = {"source_column": options.source_column, "target_column": options.target_column}
+        sides = {"source_column": [options.source_column], "target_column": [options.target_column]}
         pairs = load_split(DatasetOptions(options.dataset_name, **sides), options.split)
         sources, targets = ([text or "" for text in pairs[side]] for side in ("source", "target"))
         with loading(options.model):

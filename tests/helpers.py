@@ -182,7 +182,7 @@ def text_dataset(pairs: list[tuple]) -> datasets.Dataset:
 
 def data_options(**options) -> DataOptions:
     """The options that [`load_pairs`] reads, with the defaults of train.py."""
-    for name in ("train_file", "validation_file", "test_file"):
+    for name in ("train_file", "validation_file", "test_file", "source_column", "target_column"):
         if isinstance(options.get(name), str | Path):
             options[name] = [options[name]]
     return DataOptions(**json.loads(json.dumps(options, default=str)))  # paths as texts, also in lists

@@ -410,12 +410,49 @@ def test_a_first_row_that_is_a_pair_is_read_and_one_that_may_be_is_said(streamin
         assert load(file, **named)[0] == ("Save", "Sichern")
 
 
+@streamed
+def test_columns_have_numbers_in_a_table_without_a_header(streaming, tmp_path, capsys):
+    words = write(tmp_path / "words.csv", "hello,hallo\nworld,Welt\n")
+    columns = {"source_column": "2", "target_column": "1", "streaming": streaming}
+    assert load(words, **columns) == [("hallo", "hello"), ("Welt", "world")]
+    assert f"{words} is read without a header row; its first row is hello | hallo." in capsys.readouterr().out
+    forms = write(tmp_path / "forms.tsv", "go\tV;PST\twent\nsee\t\tsaw\n")
+    columns = {"source_column": ["1", "2"], "target_column": ["3"]}
+    assert load(forms, **columns, streaming=streaming) == [("go V;PST", "went"), ("see", "saw")]
+    assert texts(load_split(data_options(**columns), "test", [str(forms)])) == [("go V;PST", "went"), ("see", "saw")]
+    years = write(tmp_path / "years.tsv", "1\t2\nx\ty\n")
+    assert load(years, source_column="1", target_column="2", streaming=streaming) == [("x", "y")]
+    message = error(forms, source_column="1", target_column="4", streaming=streaming)
+    assert "--source_column column 1 and --target_column 4 must both be text columns" in message
+
+
+@streamed
+@pytest.mark.parametrize("suffix", ["tsv", "jsonl", "parquet"])
+def test_columns_are_joined(suffix, streaming, tmp_path):
+    """Empty ones leave no space; the number of a row is no text."""
+    rows = [{"id": 1, "lemma": "go", "form": "went", "tags": "V;PST"}, {"id": 2, "lemma": "see", "form": "saw"}]
+    rows = [{"tags": None, **row} for row in [*rows, {"id": 3, "lemma": " ", "form": "x"}]]
+    file = tmp_path / f"forms.{suffix}"
+    if suffix == "jsonl":
+        write(file, "".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        table = Dataset.from_list(rows)
+        table.to_parquet(file) if suffix == "parquet" else table.to_csv(file, sep="\t")
+    columns = {"source_column": ["lemma", "tags"], "target_column": "form"}
+    pairs = load(file, **columns, streaming=streaming)
+    assert pairs == [("go V;PST", "went"), ("see", "saw"), (None, "x")]
+    assert texts(load_split(data_options(**columns), "test", [str(file)])) == pairs
+    message = error(file, source_column=["lemma", "tag"], target_column="form", streaming=streaming)
+    assert message.startswith("--source_column lemma tag and --target_column form must both be text columns; the ")
+
+
 @pytest.mark.parametrize("kind", ["lang", "column"])
 def test_a_header_that_is_missing_is_named_with_a_remedy(kind, tmp_path):
     file = write(tmp_path / "sounds.tsv", "ship\tʃ ɪ p\nchin\tt͡ʃ ɪ n\n")
     message = error(file, **{f"source_{kind}": "en", f"target_{kind}": "ipa"})
+    remedy = "Number its columns, such as --source_column 1 --target_column 2."
     assert message.startswith(f"{file} has no header row with --source_{kind} en and --target_{kind} ipa")
-    assert message.endswith("its first row is ship | ʃ ɪ p. Put a row with the names of the columns above it.")
+    assert message.endswith(f"its first row is ship | ʃ ɪ p. {remedy}")
     inflected = write(tmp_path / "forms.tsv", "go\tV;PST\twent\nsee\tV;PST\tsaw\n")
     assert f"The first row of {inflected}, go | V;PST | went, does not say which columns are source" in error(
         inflected

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import textwrap
+from dataclasses import replace
 from functools import partial
 
 import datasets
@@ -33,8 +34,8 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
     columns = find_columns(dataset, source)
     if not source.is_named and is_table(dataset, source) and not all(map(is_known, columns)):
         PartialState().print(
-            f"The first row of {source.label} is taken for the names of its columns; if it is a pair, put a row with "
-            "two names above it."
+            f"The first row of {source.label} is taken for the names of its columns; if it is a pair, give "
+            "--source_column 1 --target_column 2."
         )
     names = (column if isinstance(column, str) else " / ".join(column) for column in columns)
     PartialState().print("translating from column {!r} to column {!r} of {}".format(*names, source.label))
@@ -42,13 +43,20 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
 
 
 def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: tuple = ()) -> bool:
-    """Whether the first row of a .csv or .tsv file is plainly a pair and names no columns, which is printed then.
+    """Whether the first row of a .csv or .tsv file names no columns, which is printed then: it is plainly a pair, or
+    the options number the columns.
 
     Names are languages or identifiers, or have numbers below them. Raises UserError if the row is no pair, either.
     """
-    if source.dataset or not is_table(dataset, source) or source.is_named:
+    if source.dataset or not is_table(dataset, source):
         return False
     cells = list(features_of(dataset, source.label))
+    named = [*source.source_columns, *source.target_columns]
+    if named and all(map(str.isdecimal, named)) and not set(named) & set(cells):
+        PartialState().print(f"{source.label} is read without a header row; its first row is {' | '.join(cells)}.")
+        return True
+    if source.is_named:
+        return False
     if len(cells) < 2 or preferred and set(preferred) <= set(cells):
         return False
     if all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells):
@@ -59,9 +67,8 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
     row = " | ".join(cells)
     if len(cells) > 2 and len(words) != 2:
         raise UserError(
-            f"The first row of {source.label}, {row}, does not say which columns are source and target; choose two "
-            "with --source_column and --target_column, and put a row with the names of all columns above it if it has "
-            "none."
+            f"The first row of {source.label}, {row}, does not say which columns are source and target; choose "
+            "two with --source_column and --target_column: by their numbers, from 1 on, if it has no names."
         )
     PartialState().print(
         f"{source.label} has no header row: its first row, {row}, is read like the others. If it names the columns, "
@@ -70,14 +77,40 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
     return True
 
 
+def number_columns(dataset: Dataset | IterableDataset, source: Source) -> Source:
+    """The source with the names of the columns of a table without a header where the options have their numbers."""
+    names = list(features_of(dataset, source.label))
+    by_number = dict(zip(map(str, range(1, 1 + len(names))), names, strict=True))
+    sides = ((by_number.get(name, name) for name in side) for side in (source.source_columns, source.target_columns))
+    return replace(source, **dict(zip(("source_columns", "target_columns"), map(tuple, sides), strict=True)))
+
+
+def join_columns(dataset: Dataset | IterableDataset, source: Source) -> Dataset | IterableDataset:
+    """The dataset with a further column for each side that has several: their texts, but for empty ones, with a space
+    between them. Without a text, it is None."""
+    features = features_of(dataset, source.label)
+    for names, joined in zip((source.source_columns, source.target_columns), source.columns, strict=True):
+        if len(names) > 1 and set(names) <= set(features):
+            features = datasets.Features(features | {joined: datasets.Value("string")})
+            add = partial(add_joined, names=names, joined=joined)
+            dataset = dataset.with_format("arrow").map(add, batched=True, features=features).with_format(None)
+    return dataset
+
+
+def add_joined(table: pa.Table, names: tuple[str, ...], joined: str) -> pa.Table:
+    rows = zip(*(table[name].to_pylist() for name in names), strict=True)
+    texts = [" ".join(filter(is_filled, row)) or None for row in rows]
+    return table.append_column(joined, pa.array(texts, pa.string()))
+
+
 def check_header(dataset: Dataset | IterableDataset, source: Source, names: tuple, given: str):
     """Raises UserError if the columns that options name are missing in a table whose first row may be a pair."""
     cells = list(features_of(dataset, source.label))
     is_named = all(map(is_known, cells)) or any(column_of(name, cells) for name in names)
     if is_table(dataset, source) and not is_named:
         raise UserError(
-            f"{source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Put a row with the "
-            "names of the columns above it."
+            f"{source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Number its "
+            "columns, such as --source_column 1 --target_column 2."
         )
 
 
@@ -109,7 +142,7 @@ def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
     nested = nested_languages(dataset, features.get("translation"))
     by_row = ", named by its first row," if is_table(dataset, source) else ""
     remedy = describe_columns(f"{name}{by_row}", features, text, nested)
-    columns = source.source_column, source.target_column
+    columns = source.columns
     languages = source.source_lang, source.target_lang
     if any(columns):
         if columns[0] in text and columns[1] in targets:

@@ -21,7 +21,8 @@ class Source:
     Attributes:
         name: The file, two or more parallel ones, or the split.
         dataset: The dataset of the split; None for files.
-        source_lang, target_lang, source_column, target_column: The columns or languages that were named, or None.
+        source_lang, target_lang: The languages that were named, or None.
+        source_columns, target_columns: The columns that were named; several are joined.
         languages: How messages refer to the named languages, with the options that named them.
         reference_columns: Columns with further references.
         tag: Put before each source, if it is not empty.
@@ -32,8 +33,8 @@ class Source:
     dataset: str | None = None
     source_lang: str | None = None
     target_lang: str | None = None
-    source_column: str | None = None
-    target_column: str | None = None
+    source_columns: tuple[str, ...] = ()
+    target_columns: tuple[str, ...] = ()
     languages: str = ""
     reference_columns: tuple[str, ...] = ()
     tag: str = ""
@@ -45,9 +46,14 @@ class Source:
         return describe_file(self.name)
 
     @property
+    def columns(self) -> tuple[str | None, str | None]:
+        """The named source and target column; several have one name, with spaces, once they are joined."""
+        return " ".join(self.source_columns) or None, " ".join(self.target_columns) or None
+
+    @property
     def is_named(self) -> bool:
         """Whether any column or language was named."""
-        return any((self.source_lang, self.target_lang, self.source_column, self.target_column))
+        return any((self.source_lang, self.target_lang, *self.columns))
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,13 @@ class DatasetOptions:
     dataset_revision: str | None = option(None, "the commit, branch or tag of the dataset on the Hub (default: main)")
     source_lang: str | None = option(None, "the source language: a column name, or a key of `translation`")
     target_lang: str | None = option(None, "the target language: a column name, or a key of `translation`")
-    source_column: str | None = option(None, "the column with source texts, if it is not named after the language")
-    target_column: str | None = option(None, "the column with target texts, if it is not named after the language")
+    source_column: list[str] | None = option(
+        None,
+        "the column with source texts, if it is not named after the language; several are joined by spaces; in a .csv "
+        "or .tsv file without a header, its number",
+        nargs="+",
+    )
+    target_column: list[str] | None = option(None, "the same for target texts", nargs="+")
     reference_columns: list[str] | None = option(
         None,
         "columns with further references, which validation and test are scored against too",
@@ -74,14 +85,19 @@ class DatasetOptions:
         return self.dataset_name
 
     @property
+    def source_language(self) -> str | None:
+        """`source_lang`, or else `source_column`, which is often named after its language."""
+        return self.source_lang or " ".join(self.source_column or ()) or None
+
+    @property
     def target_language(self) -> str | None:
-        """`target_lang`, or else `target_column`, which is often named after its language."""
-        return self.target_lang or self.target_column
+        """`target_lang`, or else `target_column`."""
+        return self.target_lang or " ".join(self.target_column or ()) or None
 
     def source_of(self, name: str | tuple[str, ...], is_file: bool, **more) -> Source:
         """The [`Source`] of this name, with the columns and languages of these options, or with `more` of its own."""
-        names = ("source_lang", "target_lang", "source_column", "target_column")
-        named = {field: getattr(self, field) for field in names}
+        named = {"source_lang": self.source_lang, "target_lang": self.target_lang}
+        named |= {"source_columns": tuple(self.source_column or ()), "target_columns": tuple(self.target_column or ())}
         named["languages"] = f"--source_lang {self.source_lang} and --target_lang {self.target_lang}"
         named["reference_columns"] = tuple(self.reference_columns or ())
         return Source(name, None if is_file else self.dataset_name, **named | more)

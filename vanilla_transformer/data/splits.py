@@ -15,7 +15,16 @@ from datasets.features.features import require_decoding
 from ..errors import UserError, one_line
 from ..files import last_part
 from ..languages import language_code as known_code
-from .columns import REFERENCES, choose_columns, find_columns, further_targets, lacks_header, select_pair
+from .columns import (
+    REFERENCES,
+    choose_columns,
+    find_columns,
+    further_targets,
+    join_columns,
+    lacks_header,
+    number_columns,
+    select_pair,
+)
 from .options import DataOptions, DatasetOptions, Source, describe_file, group_parallel
 from .rows import TEXTS, load_dataset, load_file, map_columns, reading_data
 from .survey import Texts, describe_survey, survey
@@ -128,13 +137,22 @@ def read_files(split: str, first: Dataset, sources: list[Source], streaming: boo
         dataset = load_file(split, source.name, streaming) if number else first
         direction = source.source_lang, source.target_lang
         with reading_data(source.label):  # a stream is first read here
-            if lacks_header(dataset, source, known.get(direction, ())):
-                dataset = load_file(split, source.name, streaming, has_header=False)
+            dataset, source = open_columns(split, dataset, source, streaming, known.get(direction, ()))
             columns.append(choose_columns(dataset, source, known.get(direction, ())))
         known.setdefault(direction, columns[-1])
         more = further_targets(dataset, columns[-1], source)
         files.append(select_pair(dataset, *columns[-1], more, as_references=split != "train"))
     return files, columns
+
+
+def open_columns(
+    split: str, rows: Dataset | IterableDataset, source: Source, streaming: bool = False, preferred: tuple = ()
+) -> tuple[Dataset | IterableDataset, Source]:
+    """The rows, read again if they have no header, with columns as the source names them, and that source."""
+    if lacks_header(rows, source, preferred):
+        rows = load_file(split, source.name, streaming, has_header=False)
+        source = number_columns(rows, source)
+    return join_columns(rows, source), source
 
 
 def report_directions(columns: list[tuple], sources: list[Source]) -> bool:
@@ -176,8 +194,7 @@ def load_split(options: DatasetOptions, split: str, files: list[str] | None = No
         rows = find_split(load_dataset(options, "--test_file, or --sources and --references"), split, label)
     source = options.source_of(names[0] if files else label, is_file=bool(files))
     with reading_data(label):
-        if lacks_header(rows, source):
-            rows = load_file(split, names[0], streaming=False, has_header=False)
+        rows, source = open_columns(split, rows, source)
         columns = find_columns(rows, source)
         more = further_targets(rows, columns, source)
         pairs = select_pair(rows, *columns, more, as_references=True)

@@ -90,7 +90,8 @@ NEEDS |= {"early_stopping_patience": "eval_steps", "dataset_revision": "dataset_
 NEEDS |= dict.fromkeys(("hub_private_repo", "native"), "push_to_hub")
 NEEDS["metric_kwargs"] = "metrics"
 NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
-LISTS = {*FILE_OPTIONS, "teacher", "reference_columns", "metrics", "metric_kwargs"}  # with one or more values
+LISTS = {*FILE_OPTIONS, "teacher", "metrics", "metric_kwargs"}  # with one or more values
+LISTS |= {"source_column", "target_column", "reference_columns"}
 PUBLISHING = {"push_to_hub", "hub_model_id", "hub_private_repo", "native"}  # on the command line only
 LANGUAGES = {"source_lang", "target_lang"}
 # Options on the command line that override keys of a recipe other than their own.

@@ -166,7 +166,7 @@ def describe_run(data: DataOptions, pairs: Splits, splits: dict) -> dict:
         "dataset": ", ".join(datasets),
         "origins": pairs.origins,
         "survey": pairs.survey,
-        "source_lang": languages[0] or data.source_lang or data.source_column,
+        "source_lang": languages[0] or data.source_language,
         "target_lang": languages[1] or data.target_language,
         "hardware": f"{state.num_processes} x {device}",
         "mixed_precision": state.mixed_precision,
