@@ -3,7 +3,7 @@
     python tests/versions.py --model outputs/sample lowest newest
     python tests/versions.py --model outputs/sample --python 3.13 pinned newest
     python tests/versions.py --model outputs/sample --python 3.12 --environment ENV newest
-    python tests/versions.py --start 3.10 3.12 3.13
+    python tests/versions.py --start 3.11 3.12 3.13
 
 `pinned` are the versions of constraints.txt; `lowest` and `newest` the lowest and newest that pyproject.toml admits.
 Each set is installed into a new environment by uv, or was installed into ENV before. There, the main job of the README

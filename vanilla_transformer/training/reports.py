@@ -5,7 +5,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sized
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 
@@ -170,6 +170,6 @@ def describe_run(data: DataOptions, pairs: Splits, splits: dict) -> dict:
         "target_lang": languages[1] or data.target_language,
         "hardware": f"{state.num_processes} x {device}",
         "mixed_precision": state.mixed_precision,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"vanilla-transformer": __version__} | {name: version(name) for name in packages},
     }
