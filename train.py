@@ -24,11 +24,12 @@ from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
 from vanilla_transformer.hub import upload
-from vanilla_transformer.training import arguments, builders, checkpoint, distributed, memory, reports
+from vanilla_transformer.training import builders, checkpoint, hardware, processes, report
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.options import TrainingOptions
-from vanilla_transformer.training.outputs import save_model
+from vanilla_transformer.training.recipe import given_fields, parse_arguments, recipe_to_yaml, resolved_recipe
+from vanilla_transformer.training.run_folder import save_model
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped, held_back
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
 from vanilla_transformer.training.trackers import start_trackers
@@ -36,20 +37,20 @@ from vanilla_transformer.training.weights import Weights
 
 
 def main():
-    data, model_options, options = arguments.parse_arguments(sys.argv[1:])
-    fields = arguments.given_fields(model_options)
+    data, model_options, options = parse_arguments(sys.argv[1:])
+    fields = given_fields(model_options)
     output_dir = options.output_dir
     metrics = Metrics(options.metrics, options.metric_kwargs)
     # Raises now, not at the first evaluation.
     scorer = Scorer(data.target_language, options.bleu_tokenize, False, options.score_normalization, metrics)
     if options.push_to_hub:
         upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
-    accelerator = distributed.make_accelerator(options)
+    accelerator = processes.make_accelerator(options)
     shutdown = GracefulShutdown(accelerator)
-    distributed.check_temporary_folder(data, accelerator.device)
-    memory.configure(accelerator.device, accelerator.mixed_precision)
+    processes.check_temporary_folder(data, accelerator.device)
+    hardware.configure(accelerator.device, accelerator.mixed_precision)
     hide_bars()
-    resume_from = distributed.run_on_main(
+    resume_from = processes.run_on_main(
         checkpoint.resolve_resume_checkpoint, output_dir, options.resume_from_checkpoint
     )
 
@@ -58,7 +59,7 @@ def main():
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(data)
     existing = builders.existing_tokenizer(options, data.tokenizer_name, resume_from)  # (option, name) or None
-    tokenizer = distributed.run_on_main(
+    tokenizer = processes.run_on_main(
         builders.make_tokenizer,
         existing,
         pairs["train"],
@@ -76,7 +77,7 @@ def main():
         if options.teacher:
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
     builders.note_source_form(tokenizer, pairs, data, keeps_length)
-    distributed.run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
+    processes.run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
     longest = builders.longest_side_of(splits["train"], data.length_limit)
@@ -87,7 +88,7 @@ def main():
 
     # ------------------------------------------------------------------------------------ batches, schedule, resume
     batches_per_step = options.gradient_accumulation_steps * accelerator.num_processes
-    recipe = arguments.resolved_recipe(data, options, model.config)
+    recipe = resolved_recipe(data, options, model.config)
     settings = checkpoint.run_settings(recipe, splits, batches_per_step, accelerator.mixed_precision)
     state = TrainerState(settings=settings)
     if resume_from is not None:
@@ -100,23 +101,23 @@ def main():
     schedule = optim.learning_rate_schedule(  # step, from 1 on -> learning rate
         options.lr_scheduler_type, options.learning_rate, options.warmup_steps, max_steps
     )
-    reports.compare_rates(state, schedule)
+    report.compare_rates(state, schedule)
     triggers = Triggers(options, max_steps)
-    reports.check_average(triggers)
+    report.check_average(triggers)
     take_step = partial(optimizer_step, weights, optimizer, options, accelerator)
     if options.dry_run:
-        fits = reports.describe_plan(options, model, longest, batches, batches_per_step, accelerator)
-        accelerator.print(f"the resolved recipe:\n\n{arguments.recipe_to_yaml(recipe)}\n{reports.DRY_RUN}", flush=True)
+        fits = report.describe_plan(options, model, longest, batches, batches_per_step, accelerator)
+        accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}\n{report.DRY_RUN}", flush=True)
         if fits:
             try_step = partial(take_step, state=state, learning_rate=0.0)
-            reports.describe_time(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step)
-        return distributed.end_processes(accelerator)
+            report.describe_time(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step)
+        return processes.end_processes(accelerator)
     # Held by the main process until it ends. A soft lock, filelock's own remedy, would outlive a killed run.
     lock = FileLock(output_dir / checkpoint.LOCK, timeout=10, fallback_to_soft=False)
-    distributed.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, arguments.recipe_to_yaml(recipe))
+    processes.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
     must_agree = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
-    distributed.check_same_everywhere(must_agree)  # by every machine
-    distributed.run_on_main(start_trackers, accelerator, options.run_name, recipe)
+    processes.check_same_everywhere(must_agree)  # by every machine
+    processes.run_on_main(start_trackers, accelerator, options.run_name, recipe)
     # How many beams `evaluate` takes is in `model.generation_config`, where make_model has put --num_beams.
     scoring = {"tokenizer": tokenizer, "scorer": scorer, "accelerator": accelerator}
     scoring |= {"max_tokens": options.per_device_eval_max_tokens}
@@ -126,7 +127,7 @@ def main():
     with held_back():
         loader = iter(batches)
     meter, saved_step, is_overdue, stopping = Meter(), state.step, False, False
-    bar = reports.progress_bar(state.step, max_steps, accelerator.is_local_main_process)
+    bar = report.progress_bar(state.step, max_steps, accelerator.is_local_main_process)
     with checkpoint.offering_resume(output_dir), shutdown, bar:
         while True:
             # Save before evaluating, so that a run killed during an evaluation loses nothing. What is due after a step
@@ -141,7 +142,7 @@ def main():
             if triggers.should_evaluate(state.step):
                 scores = evaluate(weights.to_score(), splits["validation"], "eval", step=state.step)
                 state.log_scores(scores)
-                accelerator.log(reports.scalars(scores), step=state.step)
+                accelerator.log(report.scalars(scores), step=state.step)
                 if shutdown.should_stop():
                     raise Stopped(state.step, shutdown.signal_number)
             if state.step == saved_step and accelerator.is_main_process:
@@ -158,9 +159,9 @@ def main():
             stopping = shutdown.should_stop(may_ask_others=triggers.should_log(state.step))
             if triggers.should_log(state.step) or stopping:
                 entry = meter.flush(state, accelerator, batches.pairs, options.on_divergence == "stop")  # or Diverged
-                reports.show_progress(bar, entry, state, max_steps, accelerator.is_local_main_process)
+                report.show_progress(bar, entry, state, max_steps, accelerator.is_local_main_process)
                 accelerator.log(entry, step=state.step)
-                is_overdue = distributed.run_on_main(triggers.is_overdue)
+                is_overdue = processes.run_on_main(triggers.is_overdue)
 
     # ------------------------------------------------------------------------------------------------ final scores
     final = checkpoint.final_model(weights, state, triggers)  # the last, averaged or best weights
@@ -168,7 +169,7 @@ def main():
     if options.tune_decoding:
         by = (options.metric_for_best_model, options.greater_is_better)
         tune = partial(tune_on_split, final, splits["validation"], *by, **scoring)
-        results["tuned_decoding"] = tried = distributed.run_on_main(tune)
+        results["tuned_decoding"] = tried = processes.run_on_main(tune)
         best = use_best(tried, final.generation_config)
         accelerator.print(f"tuned on the validation split: {best}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:
@@ -176,17 +177,17 @@ def main():
             results |= evaluate(final, splits[split], prefix)
     if not state.is_evaluated:
         state.log_scores(results)
-    accelerator.log(reports.scalars(results), step=state.step)
+    accelerator.log(report.scalars(results), step=state.step)
     if accelerator.is_main_process:
-        results |= reports.describe_run(data, pairs, splits) | {"metrics": metrics.describe()}
+        results |= report.describe_run(data, pairs, splits) | {"metrics": metrics.describe()}
         lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
         with checkpoint.offering_resume(output_dir):
             save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
-        reports.name_better_checkpoint(state, options)
+        report.name_better_checkpoint(state, options)
         if options.push_to_hub:
             commit = upload.push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)
             print(f"Pushed to {commit.commit_url}")
-    distributed.end_processes(accelerator)
+    processes.end_processes(accelerator)
 
 
 def optimizer_step(
@@ -226,5 +227,5 @@ def optimizer_step(
 
 if __name__ == "__main__":
     escape_output()
-    with distributed.exit_on_error():
+    with processes.exit_on_error():
         main()

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 import psutil
 import torch
 
-from vanilla_transformer.training.memory import configure_malloc
+from vanilla_transformer.training.hardware import configure_malloc
 
 # Forked from a process that has imported the libraries, as importing them takes longer than many a measurement.
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -137,7 +137,7 @@ def train_one(matrices: str, embeddings: float, argv: list[str], log: Path):
     os.chdir(REPOSITORY)
     sys.path.insert(0, str(REPOSITORY))
     import train
-    from vanilla_transformer.training import builders, distributed
+    from vanilla_transformer.training import builders, processes
 
     make_model = builders.make_model
 
@@ -149,7 +149,7 @@ def train_one(matrices: str, embeddings: float, argv: list[str], log: Path):
 
     builders.make_model = make_initialized
     sys.argv = ["train.py", *argv]
-    with distributed.exit_on_error():
+    with processes.exit_on_error():
         train.main()
 
 

@@ -20,7 +20,8 @@ from transformers.trainer_pt_utils import LabelSmoother
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions
-from vanilla_transformer.training import memory, optimization
+from vanilla_transformer.training import optimization
+from vanilla_transformer.training.dropout import use_byte_dropout
 from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.state import TrainerState
 from vanilla_transformer.training.weights import Weights
@@ -73,7 +74,7 @@ class OurTraining:
         options = TrainingOptions(label_smoothing_factor=SMOOTHING)
         model = model.to(accelerator.device)
         if accelerator.device.type == "cpu":
-            memory.use_byte_dropout(model)
+            use_byte_dropout(model)
         self.weights = Weights(model, accelerator, compile, ema_decay=None)
         optimizer = accelerator.prepare_optimizer(optimization.make_optimizer(model, options))
         self.take_step = partial(optimizer_step, self.weights, optimizer, options, accelerator)

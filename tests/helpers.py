@@ -22,8 +22,8 @@ from vanilla_transformer import loss_vanilla_transformer as loss
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
-from vanilla_transformer.training.arguments import parse_arguments
 from vanilla_transformer.training.options import TrainingOptions
+from vanilla_transformer.training.recipe import parse_arguments
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,7 +20,7 @@ from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.errors import UserError, escape_output, one_line, printable
-from vanilla_transformer.training.distributed import exit_on_error
+from vanilla_transformer.training.processes import exit_on_error
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\x9b\u202e"
 SPELLED = r"\x1b]0;owned\x07\x1b[2J\x9b\u202e"

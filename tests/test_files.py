@@ -12,7 +12,7 @@ from vanilla_transformer import Translator, files
 from vanilla_transformer.hub.model_card import record_tuning
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.inspection.explorer import write_explorer
-from vanilla_transformer.training.plots import plot_training_curves
+from vanilla_transformer.training.report import plot_training_curves
 
 # In each folder that this program removes there is one of these.
 MARKERS = ("optimizer.safetensors", "vanilla_transformer.json")

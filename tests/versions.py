@@ -63,7 +63,7 @@ START = """
 import contextlib, io, platform, sys
 from pathlib import Path
 from vanilla_transformer.__main__ import VERBS, main
-from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.recipe import parse_arguments
 
 for recipe in Path("recipes").glob("*.yaml"):
     parse_arguments(["--config", str(recipe)])

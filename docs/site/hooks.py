@@ -154,7 +154,7 @@ def command_reference():
     """The lines of a page with every option of every command, from their parsers."""
     from vanilla_transformer.__main__ import VERBS
     from vanilla_transformer.commands.options import Parser
-    from vanilla_transformer.training.arguments import make_parser
+    from vanilla_transformer.training.recipe import make_parser
 
     yield "# Commands\n\nWritten from the parsers when the site is built; `--help` prints the same.\n"
     push_to_hub = runpy.run_path(str(ROOT / "push_to_hub.py"))

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import PairCollator, TokenBatchSampler
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
-from vanilla_transformer.training.memory import use_byte_dropout
+from vanilla_transformer.training.dropout import use_byte_dropout
 from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer, set_learning_rate
 from vanilla_transformer.training.options import TrainingOptions
 

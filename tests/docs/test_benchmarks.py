@@ -13,7 +13,7 @@ from runs import random_pairs
 
 from vanilla_transformer.conversion import to_native
 from vanilla_transformer.conversion.torch_transformer import from_torch_transformer
-from vanilla_transformer.training.memory import ByteDropout
+from vanilla_transformer.training.dropout import ByteDropout
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from helpers import ROOT, python_output, save_untrained
 from vanilla_transformer import Translator
 from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer
-from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.recipe import parse_arguments
 
 EXAMPLES = ROOT / "examples"
 README = (EXAMPLES / "README.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from helpers import ROOT, save_untrained
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import evaluate, translate
 from vanilla_transformer.commands.options import Parser
-from vanilla_transformer.training.arguments import make_parser
+from vanilla_transformer.training.recipe import make_parser
 
 IGNORED = re.compile(r"(^|/)(\.|outputs/|node_modules/)")  # hidden folders: pytest itself writes one while it collects
 PAGES = sorted(path for path in ROOT.glob("**/*.md") if not IGNORED.search(path.relative_to(ROOT).as_posix()))

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from helpers import ROOT, python_output
 
-from vanilla_transformer.training.arguments import make_parser
+from vanilla_transformer.training.recipe import make_parser
 
 pytestmark = pytest.mark.slow
 REPOSITORY = "https://example.org/you/vanilla-transformer"

@@ -6,7 +6,7 @@ import datasets
 import pytest
 from runs import ROOT, Fork, options, random_pairs, ranks, train
 
-from vanilla_transformer.training import outputs
+from vanilla_transformer.training import run_folder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,8 +39,8 @@ def finished(pairs, tmp_path_factory) -> tuple[Path, str]:
 def histories(monkeypatch) -> list[list[dict]]:
     """The history of each run, instead of its pictures, which take half the time of a small run."""
     drawn = []
-    monkeypatch.setattr(outputs, "plot_training_curves", lambda history, path, bound: drawn.append(history))
-    monkeypatch.setattr(outputs, "draw_attention", lambda *_: None)
+    monkeypatch.setattr(run_folder, "plot_training_curves", lambda history, path, bound: drawn.append(history))
+    monkeypatch.setattr(run_folder, "draw_attention", lambda *_: None)
     return drawn
 
 

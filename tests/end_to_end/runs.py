@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import train as script
-from vanilla_transformer.training import checkpoint, distributed, memory
+from vanilla_transformer.training import checkpoint, hardware, processes
 
 ROOT = Path(__file__).parents[2]  # not of helpers, which would take each forked process a second to import
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "big": "großer", "the": "der", "not": "nicht"}
@@ -68,9 +68,9 @@ def execute(argv: list[str]) -> tuple[int, str, str]:
     status, out, err = 0, io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["train.py", *argv])
-        patch.setattr(memory, "configure_cpu", lambda precision: None)  # one thread is the fastest
+        patch.setattr(hardware, "configure_cpu", lambda precision: None)  # one thread is the fastest
         try:
-            with distributed.exit_on_error():
+            with processes.exit_on_error():
                 script.main()
         except SystemExit as error:
             status = error.code
@@ -136,11 +136,11 @@ def work(argv: list[str], log: Path, fault, cwd: Path, cache: Path, env: dict):
     os.chdir(cwd)
     datasets.config.HF_DATASETS_CACHE, datasets.config.HF_HUB_OFFLINE = cache, True
     torch.set_num_threads(1)
-    memory.configure_cpu = lambda precision: None
+    hardware.configure_cpu = lambda precision: None
     if fault is not None:
         fault()
     sys.argv = ["train.py", *argv]
-    with distributed.exit_on_error():
+    with processes.exit_on_error():
         script.main()
 
 

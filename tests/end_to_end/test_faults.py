@@ -68,7 +68,7 @@ KILLS = {  # a function, and the calls of which one is the last
 }
 KILLS_AT_THE_END = {
     "in the last evaluation": (CHECKPOINT, "average_checkpoints", 1),
-    "after the model is written": ("vanilla_transformer.training.outputs", "plot_training_curves", 1),
+    "after the model is written": ("vanilla_transformer.training.run_folder", "plot_training_curves", 1),
 }
 
 

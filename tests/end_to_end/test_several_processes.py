@@ -19,7 +19,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from runs import HOW, ROOT, STEP, assert_same_run, options, random_pairs, signal_at, steps, train, weights, write_pairs
 from transformers import AutoModelForSeq2SeqLM
 
-from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.recipe import parse_arguments
 
 FILES = {path.stem: path for path in sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))}
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").replace("\\\n        ", "")

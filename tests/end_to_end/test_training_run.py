@@ -40,7 +40,7 @@ from vanilla_transformer.evaluation import tuning
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.systems import count_errors
 from vanilla_transformer.hub.upload import staged, translate_in_fresh_process
-from vanilla_transformer.training.arguments import parse_arguments
+from vanilla_transformer.training.recipe import parse_arguments
 from vanilla_transformer.translation_vanilla_transformer import Translator
 
 # ------------------------------------------------------------------------------------------------------ what it leaves

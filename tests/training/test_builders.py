@@ -33,7 +33,7 @@ from vanilla_transformer.training.builders import (
     resolve_defaults,
     tokenize_splits,
 )
-from vanilla_transformer.training.memory import ByteDropout
+from vanilla_transformer.training.dropout import ByteDropout
 from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.state import TrainerState
 

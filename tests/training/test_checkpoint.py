@@ -22,7 +22,7 @@ from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import checkpoint as checkpoints
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.arguments import RECIPE_HEADER, parse_arguments, resolved_recipe
+from vanilla_transformer.training.recipe import RECIPE_HEADER, parse_arguments, resolved_recipe
 from vanilla_transformer.training.state import TrainerState, Triggers
 from vanilla_transformer.training.weights import Weights
 

@@ -5,6 +5,7 @@ import torch
 from accelerate.state import AcceleratorState
 from helpers import SOURCES, TARGETS, assert_same_gradients, gradients, parts, small_model, training_options
 from torch import nn
+from torch.nn.functional import cross_entropy
 from transformers import get_scheduler
 
 from train import optimizer_step
@@ -304,3 +305,19 @@ def test_float16_clips_unscaled_gradients(make_model, half):
     torch.testing.assert_close(found, norm, rtol=0.01, atol=0)
     change = torch.stack([(p.detach() - before[name]).norm() for name, p in model.named_parameters()]).norm()
     torch.testing.assert_close(change, torch.tensor(0.1), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+def test_no_prediction_has_a_lower_loss_than_the_bound(smoothing):
+    """That of the smoothed targets themselves equals it."""
+    bound = optim.lowest_loss(training_options(f"--label_smoothing_factor={smoothing}"), 7)
+    targets = torch.full((7,), smoothing / 7)
+    targets[3] += 1 - smoothing
+    best = targets.clamp(min=1e-30).log()
+    rows = torch.stack([best, *torch.randn(20, 7)])
+    loss, *others = cross_entropy(rows, torch.full((21,), 3), label_smoothing=smoothing, reduction="none")
+    assert loss == pytest.approx(bound, abs=1e-6) and min(others) > bound
+
+
+def test_a_teacher_has_other_targets():
+    assert optim.lowest_loss(training_options("--teacher=outputs/teacher"), 7) is None

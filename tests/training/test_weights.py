@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from vanilla_transformer.data.batches import SOFT_TARGETS
-from vanilla_transformer.training.distributed import make_accelerator, number_of_shards
 from vanilla_transformer.training.optimization import compute_loss
+from vanilla_transformer.training.processes import make_accelerator, number_of_shards
 from vanilla_transformer.training.weights import Weights
 
 

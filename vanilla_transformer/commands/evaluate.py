@@ -32,7 +32,7 @@ from ..evaluation.systems import kept_by_kind, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
-from ..training.memory import configure_malloc
+from ..training.hardware import configure_malloc
 from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
 

@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..errors import UserError, explaining, is_mistake_in_model, loading, one_line
 from ..evaluation.mbr import most_similar
-from ..training.memory import configure_malloc
+from ..training.hardware import configure_malloc
 from ..translation_vanilla_transformer import TextTooLong, Translator
 from .catalogue import fill_catalogue
 from .options import GENERATION, LOADING, add_translation_options, positive

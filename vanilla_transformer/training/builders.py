@@ -37,10 +37,11 @@ from ..errors import UserError, explaining, loading
 from ..files import write_text
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .checkpoint import load_state
-from .distributed import run_on_main
-from .memory import check_model_fits, largest_batch, use_byte_dropout
+from .dropout import use_byte_dropout
+from .hardware import check_model_fits, largest_batch
 from .optimization import default_learning_rate
 from .options import TrainingOptions
+from .processes import run_on_main
 
 MANY_TOO_LONG = 0.1  # share of the pairs of a split
 

@@ -35,7 +35,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.encoding import fingerprint
 from ..errors import UserError, explaining, one_line
 from ..files import copy_permissions, new_folder, remove_folder, remove_unfinished, write_text
-from .distributed import run_on_main
+from .processes import run_on_main
 from .state import TrainerState, Triggers
 from .weights import Weights
 

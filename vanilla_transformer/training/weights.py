@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from .distributed import copy_weights, number_of_shards, shard
+from .processes import copy_weights, number_of_shards, shard
 
 
 class Weights:

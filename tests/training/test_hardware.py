@@ -10,12 +10,11 @@ import psutil
 import pytest
 import torch
 from helpers import peak_of, training_options
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.training import memory
-from vanilla_transformer.training.memory import activation_bytes, largest_batch, memory_for, step_bytes
+from vanilla_transformer.training import hardware
+from vanilla_transformer.training.hardware import activation_bytes, largest_batch, memory_for, step_bytes
 from vanilla_transformer.training.optimization import compute_loss
 
 
@@ -76,7 +75,7 @@ def test_estimate_matches_the_measured_peak(attention, length, pairs, argv, acce
 )
 def test_copies_of_the_weights_per_process(argv, processes, is_sharded, copies, make_model, accelerator, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(is_sharded))
-    monkeypatch.setattr(memory, "activation_bytes", lambda *_: 0)
+    monkeypatch.setattr(hardware, "activation_bytes", lambda *_: 0)
     several = SimpleNamespace(num_processes=processes, device=accelerator.device, autocast=accelerator.autocast)
     model = make_model()
     assert step_bytes(model, training_options(*argv), several, 20)[0] == copies * 4 * model.num_parameters()
@@ -86,7 +85,7 @@ def test_the_bytes_of_no_pairs_are_constant(make_model, accelerator, monkeypatch
     """A step with one pair takes 10 bytes and with two 16: so 6 a pair, and 4 for none."""
     model, options = make_model(), training_options()
     for two, expected in [(16, (4, 6)), (30, (0, 20)), (10, (10, 1))]:
-        monkeypatch.setattr(memory, "activation_bytes", lambda *given, two=two: {1: 10, 2: two}[given[3]])
+        monkeypatch.setattr(hardware, "activation_bytes", lambda *given, two=two: {1: 10, 2: two}[given[3]])
         constant, per_pair = step_bytes(model, options, accelerator, 20)
         assert (constant - 16 * model.num_parameters(), per_pair) == expected
 
@@ -95,11 +94,11 @@ def test_a_model_that_does_not_fit_into_memory_is_refused(monkeypatch):
     config = VanillaTransformerConfig(vocab_size=1000)
     free = 4 * 3 * VanillaTransformerForConditionalGeneration(config).num_parameters()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    memory.check_model_fits(config, 3)
+    hardware.check_model_fits(config, 3)
     with pytest.raises(
         UserError, match=r"^A model of 4\d,\d{3},\d{3} parameters takes 0\.\d GiB, more than the 0\.\d GiB"
     ):
-        memory.check_model_fits(config, 4)
+        hardware.check_model_fits(config, 4)
 
 
 def test_measuring_has_no_side_effects(make_model, accelerator):
@@ -123,7 +122,7 @@ def test_the_memory_of_long_pairs_follows_from_shorter_ones(attention, make_mode
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *a, **k: longest.append(k["labels"].shape[1]) or forward(*a, **k))
     expected = activation_bytes(model, training_options(), accelerator, 2, 400)
-    monkeypatch.setattr(memory, "MEASURED", 64)
+    monkeypatch.setattr(hardware, "MEASURED", 64)
     assert activation_bytes(model, training_options(), accelerator, 2, 400) == pytest.approx(expected, rel=0.02)
     assert longest == [400, 16, 32, 64]
 
@@ -135,7 +134,7 @@ def with_memory_for(make_model, accelerator, monkeypatch):
     def make(pairs: float):
         model = make_model()
         needed = estimate(model, training_options(), accelerator, pairs, 20)
-        monkeypatch.setattr(memory, "memory_for", lambda model, device: needed / memory.USABLE)
+        monkeypatch.setattr(hardware, "memory_for", lambda model, device: needed / hardware.USABLE)
         return model
 
     return make
@@ -173,11 +172,11 @@ def test_processes_share_the_memory_and_the_cores_of_a_machine(num_processes, ma
     threads = Mock()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "set_num_threads", threads)
-    monkeypatch.setattr(memory, "is_thread_count_given", lambda: False)
+    monkeypatch.setattr(hardware, "is_thread_count_given", lambda: False)
     malloc = Mock()
-    monkeypatch.setattr(memory, "configure_malloc", malloc)
+    monkeypatch.setattr(hardware, "configure_malloc", malloc)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
-    memory.configure_cpu("no")
+    hardware.configure_cpu("no")
     threads.assert_called_once_with(12 // num_processes)
     malloc.assert_called_once_with()
 
@@ -194,7 +193,7 @@ sys.exit(subprocess.call([sys.executable, "-c", sys.argv[1]]))
 @pytest.mark.parametrize("is_given", [True, False])
 def test_a_number_of_threads_that_the_user_has_set_is_kept(is_given, is_launched):
     """What a launcher sets is not in its own environment, as the system keeps it."""
-    code = "from vanilla_transformer.training.memory import is_thread_count_given; print(is_thread_count_given())"
+    code = "from vanilla_transformer.training.hardware import is_thread_count_given; print(is_thread_count_given())"
     command = [sys.executable, "-c", *([LAUNCHER] if is_launched else []), code]
     launched = ("OMP_NUM_THREADS", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
     environment = {name: value for name, value in os.environ.items() if name not in launched}
@@ -205,10 +204,10 @@ def test_a_number_of_threads_that_the_user_has_set_is_kept(is_given, is_launched
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
 def test_bfloat16_warning_on_a_cpu_without_it(has_bfloat16, monkeypatch, capsys):
-    monkeypatch.setattr(memory, "cpu_has_bfloat16", lambda: has_bfloat16)
-    monkeypatch.setattr(memory, "configure_malloc", lambda: None)
+    monkeypatch.setattr(hardware, "cpu_has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(hardware, "configure_malloc", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    memory.configure_cpu("bf16")
+    hardware.configure_cpu("bf16")
     assert ("--mixed_precision bf16 is many times slower" in capsys.readouterr().out) == (not has_bfloat16)
 
 
@@ -216,46 +215,10 @@ def test_bfloat16_warning_on_a_cpu_without_it(has_bfloat16, monkeypatch, capsys)
 def test_glibc_keeps_freed_memory(library, calls, monkeypatch):
     """The numbers of M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD, from malloc.h, and no mapping, no trimming."""
     libc = Mock()
-    monkeypatch.setattr(memory.platform, "libc_ver", lambda: (library, "2"))
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: libc)
-    memory.configure_malloc()
+    monkeypatch.setattr(hardware.platform, "libc_ver", lambda: (library, "2"))
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: libc)
+    hardware.configure_malloc()
     assert [call.args for call in libc.mallopt.call_args_list] == calls
-
-
-# -------------------------------------------------------------------------------------------------------- byte dropout
-
-
-@pytest.mark.parametrize(("p", "dropped"), [(0.3, 77), (1e-6, 1), (0.9999, 255)])
-def test_byte_dropout_drops_at_the_nearest_rate_and_keeps_the_mean(p, dropped):
-    x = torch.ones(1000, 999)
-    found = memory.ByteDropout(p)(x)
-    assert found.unique().tolist() == pytest.approx([0, 256 / (256 - dropped)])
-    assert (found == 0).float().mean() == pytest.approx(dropped / 256, abs=0.002)
-    assert torch.equal(memory.ByteDropout(p).eval()(x), x) and torch.equal(memory.ByteDropout(0.0)(x), x)
-
-
-@pytest.mark.parametrize("elements", [1, 8, 1001])
-def test_byte_dropout_draws_a_byte_for_each_element(elements):
-    drawn = []
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if "random" in str(function):
-                drawn.append(args[0].nbytes)
-            return function(*args, **kwargs or {})
-
-    with Recorder():
-        memory.ByteDropout(0.5)(torch.ones(elements))
-    assert len(drawn) == 1 and elements <= drawn[0] < elements + 8
-
-
-def test_every_dropout_of_a_model_is_replaced(make_model):
-    model = make_model(dropout=0.5, activation_dropout=0.5)
-    model.model.decoder.train()
-    memory.use_byte_dropout(model)
-    assert all(module.training == ("decoder" in name) for name, module in model.named_modules() if "dropout" in name)
-    kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Dropout)}
-    assert kinds == {memory.ByteDropout} and model.model.encoder.layers[0].activation_dropout.p == 0.5
 
 
 GIB = 2**30
@@ -292,4 +255,4 @@ def test_the_limit_of_a_container_or_job_counts_as_memory(groups, files, free, t
             (tmp_path / "cgroup" / group / name).write_text(f"{content}\n")
     if groups is not None:
         (tmp_path / "groups").write_text(f"{groups}\n")
-    assert memory.free_memory(tmp_path / "cgroup", tmp_path / "groups") == free * GIB
+    assert hardware.free_memory(tmp_path / "cgroup", tmp_path / "groups") == free * GIB

@@ -13,7 +13,7 @@ import torch
 from helpers import assert_close, data_options, small_model, training_options
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.training import distributed
+from vanilla_transformer.training import processes
 
 ARGS = training_options("--gradient_accumulation_steps=2")
 
@@ -37,17 +37,17 @@ def test_what_the_launcher_was_told_is_done_or_refused(environment, remedy, acce
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=remedy):
-        distributed.make_accelerator(ARGS)
+        processes.make_accelerator(ARGS)
 
 
 def test_float16_on_a_cpu_is_rejected(half):
     with pytest.raises(UserError, match="fp16 needs a GPU; .* bf16 or no"):
-        distributed.make_accelerator(ARGS)
+        processes.make_accelerator(ARGS)
 
 
 def test_a_batch_as_large_as_fits_on_a_cpu_is_rejected(accelerator):
     with pytest.raises(UserError, match="^--per_device_train_max_tokens auto needs a GPU; give a number"):
-        distributed.make_accelerator(replace(ARGS, per_device_train_max_tokens=None))
+        processes.make_accelerator(replace(ARGS, per_device_train_max_tokens=None))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_option_that_accelerate_does_not_hand_on_may_not_differ(words, message, 
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setattr(psutil.Process, "cmdline", lambda process: words.split())
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
-        distributed.check_launch(ARGS)
+        processes.check_launch(ARGS)
 
 
 @pytest.mark.parametrize(
@@ -90,68 +90,68 @@ def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_named(
     monkeypatch.setattr(tempfile, "tempdir", "/tmp".ljust(length, "x"))
     message = "^TMPDIR is /tmpx+, a longer path .* at most 70 characters, such as /tmp, or give --dataloader_num_wor"
     with pytest.raises(UserError, match=message) if is_refused else contextlib.nullcontext():
-        distributed.check_temporary_folder(data_options(**workers), torch.device(device))
+        processes.check_temporary_folder(data_options(**workers), torch.device(device))
 
 
 def test_losses_are_not_divided_by_accelerate(accelerator, monkeypatch):
     """It would divide them by the number in the environment, and train.py sums them."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
     loss = torch.ones((), requires_grad=True)
-    distributed.make_accelerator(ARGS).backward(loss)
+    processes.make_accelerator(ARGS).backward(loss)
     assert loss.grad == 1
 
 
 def test_one_process_instead_of_several_is_said(accelerator, monkeypatch, capsys):
     """`accelerate launch --num_processes 2` without GPUs."""
-    distributed.make_accelerator(ARGS)
+    processes.make_accelerator(ARGS)
     assert "warning" not in capsys.readouterr().out
     monkeypatch.setenv("MASTER_PORT", "29500")
-    distributed.make_accelerator(ARGS)
+    processes.make_accelerator(ARGS)
     assert "several processes but started one" in capsys.readouterr().out
 
 
 def test_error_on_main_is_raised_everywhere(accelerator):
     with pytest.raises(ZeroDivisionError):
-        distributed.run_on_main(lambda: 1 // 0)
-    assert distributed.run_on_main(max, 2, 3) == 3
+        processes.run_on_main(lambda: 1 // 0)
+    assert processes.run_on_main(max, 2, 3) == 3
 
 
 def test_what_differs_between_machines_is_named(accelerator, monkeypatch):
-    distributed.check_same_everywhere({"The data": "a", "--output_dir": True})
-    monkeypatch.setattr(distributed, "gather_object", lambda found: [*found, True])
-    distributed.check_same_everywhere({"--output_dir": True})
+    processes.check_same_everywhere({"The data": "a", "--output_dir": True})
+    monkeypatch.setattr(processes, "gather_object", lambda found: [*found, True])
+    processes.check_same_everywhere({"--output_dir": True})
     with pytest.raises(UserError, match="^The data is not the same on all machines; let them share a disk.$"):
-        distributed.check_same_everywhere({"--output_dir": True, "The data": "a"})
+        processes.check_same_everywhere({"--output_dir": True, "The data": "a"})
 
 
 @pytest.mark.parametrize("trackers", ["none", "tensorboard", "all"])
 def test_trackers_that_are_installed_are_used(trackers, tmp_path):
     options = training_options(f"--report_to={trackers}", f"--output_dir={tmp_path}")
-    found = [str(name) for name in distributed.make_accelerator(options).log_with]
+    found = [str(name) for name in processes.make_accelerator(options).log_with]
     assert ("tensorboard" in found) == (trackers != "none")
 
 
 @pytest.mark.parametrize("trackers, name", [("comet_ml", "comet_ml"), ("tensorboard,clearml", "clearml")])
 def test_a_tracker_that_is_not_installed_is_named(trackers, name, tmp_path):
     with pytest.raises(UserError, match=f"^--report_to {name} is not installed; install it, or choose another"):
-        distributed.make_accelerator(training_options(f"--report_to={trackers}", f"--output_dir={tmp_path}"))
+        processes.make_accelerator(training_options(f"--report_to={trackers}", f"--output_dir={tmp_path}"))
 
 
 def test_an_accelerator_that_cannot_start_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(distributed, "Accelerator", Mock(side_effect=ValueError("no such device")))
+    monkeypatch.setattr(processes, "Accelerator", Mock(side_effect=ValueError("no such device")))
     with pytest.raises(UserError, match="^Accelerate cannot start: no such device$"):
-        distributed.make_accelerator(training_options())
+        processes.make_accelerator(training_options())
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(
         UserError, match="^Accelerate cannot start: no such device; unset LOCAL_RANK, which only a lau"
     ):
-        distributed.make_accelerator(training_options())
+        processes.make_accelerator(training_options())
 
 
 def test_copied_weights_are_equal():
     source, target = small_model(), small_model()
     expected = {name: value.clone() for name, value in source.state_dict().items()}
-    distributed.copy_weights(source, target)
+    processes.copy_weights(source, target)
     for model in (source, target):
         assert_close(model.state_dict(), expected, 0)
 
@@ -161,11 +161,11 @@ def refuse(*_):
 
 
 def refuse_on_all(*_):
-    distributed.run_on_main(refuse)
+    processes.run_on_main(refuse)
 
 
 @pytest.mark.parametrize(
-    "processes, rank, fail, wait, is_told",
+    "world_size, rank, fail, wait, is_told",
     [
         ("2", "0", refuse, 0, True),
         ("2", "1", refuse, 3, True),  # it has an error of its own, or the launcher would have ended it by now
@@ -176,13 +176,13 @@ def refuse_on_all(*_):
     ],
 )
 def test_an_error_is_told_by_the_first_process_that_has_it(
-    processes, rank, fail, wait, is_told, accelerator, monkeypatch, capsys
+    world_size, rank, fail, wait, is_told, accelerator, monkeypatch, capsys
 ):
     waited = []
-    monkeypatch.setattr(distributed.time, "sleep", waited.append)
+    monkeypatch.setattr(processes.time, "sleep", waited.append)
     monkeypatch.setenv("LOCAL_RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", processes) if processes else monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(SystemExit) as ending, distributed.exit_on_error():
+    monkeypatch.setenv("WORLD_SIZE", world_size) if world_size else monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(SystemExit) as ending, processes.exit_on_error():
         fail()
     assert ending.value.code == 2 and waited == [*[wait] * bool(wait), 0.1]
     assert capsys.readouterr().err == "train.py: error: no such file\n" * is_told
@@ -190,6 +190,6 @@ def test_an_error_is_told_by_the_first_process_that_has_it(
 
 def test_processes_wait_for_gloo_before_they_end(monkeypatch):
     done = []
-    monkeypatch.setattr(distributed.time, "sleep", done.append)
-    distributed.end_processes(SimpleNamespace(end_training=lambda: done.append("end")))
+    monkeypatch.setattr(processes.time, "sleep", done.append)
+    processes.end_processes(SimpleNamespace(end_training=lambda: done.append("end")))
     assert done == [0.1, "end"]

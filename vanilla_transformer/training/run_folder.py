@@ -12,7 +12,7 @@ from ..files import copy_permissions, remove_file, replacing_files, write_text
 from ..hub.model_card import write_model_card
 from ..inspection.attention import attention_maps, draw_attention
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .plots import plot_training_curves
+from .report import plot_training_curves
 
 NEXT = """The model is in {0}. Now you can translate, try it in a browser, and publish it:
 

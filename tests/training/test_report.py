@@ -6,14 +6,16 @@ import sys
 
 import pytest
 from helpers import training_options
+from matplotlib.figure import Figure
 
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.splits import Splits
-from vanilla_transformer.training.reports import (
+from vanilla_transformer.training.report import (
     check_average,
     compare_rates,
     describe_run,
     name_better_checkpoint,
+    plot_training_curves,
     progress_bar,
     show_progress,
 )
@@ -142,3 +144,26 @@ def test_a_checkpoint_that_is_only_as_good_is_not_named(tmp_path, capsys):
         state.log_scores({"eval_bleu": 9.0, "eval_chrf": 3.0, "eval_loss": loss})
     name_better_checkpoint(state, training_options(f"--output_dir={tmp_path}"))
     assert capsys.readouterr().out == ""
+
+
+HISTORY = [{"step": step, "loss": 1 + 9 / step, "learning_rate": 1e-3 * step} for step in (1, 2, 4, 8)]
+HISTORY.append({"step": 8, "eval_loss": 0.4, "eval_bleu": 30.0, "eval_chrf": 50.0})
+
+
+@pytest.mark.parametrize("bound", [None, 0.9])
+def test_curves_fill_their_axes_and_have_one_label_each(bound, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
+    plot_training_curves(HISTORY, tmp_path / "curves.png", bound)
+    loss, score, rate = drawn[0].axes
+    assert [axis.get_xlim() for axis in drawn[0].axes] == [(0, 8)] * 3
+    assert list(loss.lines[0].get_ydata()) == [10, 5.5, 3.25, 2.125] and list(loss.lines[1].get_ydata()) == [0.4]
+    assert [list(line.get_ydata()) for line in loss.lines[2:]] == ([[bound, bound]] if bound else [])
+    labels = [text.get_text() for axis in (loss, score) for text in axis.get_legend().get_texts()]
+    assert labels[:2] == ["training, smoothed targets", "validation"] and labels[-2:] == ["BLEU", "chrF"]
+    assert len(set(labels)) == len(labels) == 4 + bool(bound) and rate.get_legend() is None
+
+
+def test_a_run_without_history_is_drawn_too(tmp_path):
+    plot_training_curves([], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -11,7 +11,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub import model_card
 from vanilla_transformer.hub.model_card import public_recipe
-from vanilla_transformer.training.arguments import (
+from vanilla_transformer.training.recipe import (
     NOT_OPTIONS,
     PATHS_OR_IDS,
     SAMPLE_RECIPE,
