@@ -24,12 +24,12 @@ from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
 from vanilla_transformer.hub import upload
-from vanilla_transformer.training import builders, checkpoint, hardware, processes, report
+from vanilla_transformer.training import builders, checkpoint, hardware, processes, report, resume, run_folder
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import add_soft_targets
+from vanilla_transformer.training.final_weights import final_model
 from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.recipe import given_fields, parse_arguments, recipe_to_yaml, resolved_recipe
-from vanilla_transformer.training.run_folder import save_model
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped, held_back
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
 from vanilla_transformer.training.trackers import start_trackers
@@ -50,9 +50,7 @@ def main():
     processes.check_temporary_folder(data, accelerator.device)
     hardware.configure(accelerator.device, accelerator.mixed_precision)
     hide_bars()
-    resume_from = processes.run_on_main(
-        checkpoint.resolve_resume_checkpoint, output_dir, options.resume_from_checkpoint
-    )
+    resume_from = processes.run_on_main(resume.find_checkpoint, output_dir, options.resume_from_checkpoint)
 
     # -------------------------------------------------------------------------------------------------- data, model
     # One process per machine prepares what the others then read from its disk.
@@ -89,10 +87,10 @@ def main():
     # ------------------------------------------------------------------------------------ batches, schedule, resume
     batches_per_step = options.gradient_accumulation_steps * accelerator.num_processes
     recipe = resolved_recipe(data, options, model.config)
-    settings = checkpoint.run_settings(recipe, splits, batches_per_step, accelerator.mixed_precision)
+    settings = resume.run_settings(recipe, splits, batches_per_step, accelerator.mixed_precision)
     state = TrainerState(settings=settings)
     if resume_from is not None:
-        state = checkpoint.resume(resume_from, settings, output_dir, weights, optimizer)
+        state = resume.resume(resume_from, settings, output_dir, weights, optimizer)
     content = {"max_tokens": options.per_device_train_max_tokens, "seed": options.seed}  # decides what is in batch n
     share = {"start": state.position, "num_processes": accelerator.num_processes, "stream_state": state.stream}
     share |= {"process_index": accelerator.process_index}  # decides which batches this process reads
@@ -113,8 +111,8 @@ def main():
             report.describe_time(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step)
         return processes.end_processes(accelerator)
     # Held by the main process until it ends. A soft lock, filelock's own remedy, would outlive a killed run.
-    lock = FileLock(output_dir / checkpoint.LOCK, timeout=10, fallback_to_soft=False)
-    processes.run_on_main(checkpoint.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
+    lock = FileLock(output_dir / run_folder.LOCK, timeout=10, fallback_to_soft=False)
+    processes.run_on_main(run_folder.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
     must_agree = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
     processes.check_same_everywhere(must_agree)  # by every machine
     processes.run_on_main(start_trackers, accelerator, options.run_name, recipe)
@@ -128,7 +126,7 @@ def main():
         loader = iter(batches)
     meter, saved_step, is_overdue, stopping = Meter(), state.step, False, False
     bar = report.progress_bar(state.step, max_steps, accelerator.is_local_main_process)
-    with checkpoint.offering_resume(output_dir), shutdown, bar:
+    with run_folder.offering_resume(output_dir), shutdown, bar:
         while True:
             # Save before evaluating, so that a run killed during an evaluation loses nothing. What is due after a step
             # is done at the beginning of the next turn, so that a resumed run makes up for it.
@@ -146,7 +144,7 @@ def main():
                 if shutdown.should_stop():
                     raise Stopped(state.step, shutdown.signal_number)
             if state.step == saved_step and accelerator.is_main_process:
-                checkpoint.prune_checkpoints(state, triggers)
+                run_folder.prune_checkpoints(state, triggers)
             if triggers.is_done(state):
                 break
 
@@ -164,7 +162,7 @@ def main():
                 is_overdue = processes.run_on_main(triggers.is_overdue)
 
     # ------------------------------------------------------------------------------------------------ final scores
-    final = checkpoint.final_model(weights, state, triggers)  # the last, averaged or best weights
+    final = final_model(weights, state, triggers)  # the last, averaged or best weights
     results = state.results() | {"num_parameters": final.num_parameters()}
     if options.tune_decoding:
         by = (options.metric_for_best_model, options.greater_is_better)
@@ -181,8 +179,8 @@ def main():
     if accelerator.is_main_process:
         results |= report.describe_run(data, pairs, splits) | {"metrics": metrics.describe()}
         lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
-        with checkpoint.offering_resume(output_dir):
-            save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
+        with run_folder.offering_resume(output_dir):
+            run_folder.save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
         report.name_better_checkpoint(state, options)
         if options.push_to_hub:
             commit = upload.push(output_dir, options.hub_model_id, options.hub_private_repo, native=options.native)

@@ -22,8 +22,10 @@ from vanilla_transformer import loss_vanilla_transformer as loss
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
+from vanilla_transformer.training.checkpoint import OPTIMIZER
 from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.recipe import parse_arguments
+from vanilla_transformer.training.state import TrainerState
 
 ROOT = Path(__file__).parents[1]
 
@@ -328,3 +330,16 @@ def panics(folder: str) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([slow, tokenizer.pre_tokenizer])
     tokenizer.save(str(file))
     return f"{'a' * 40}!"
+
+
+def put_checkpoints(output_dir: Path, *steps):
+    """Folders that are taken for checkpoints."""
+    for step in steps:
+        folder = output_dir / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / OPTIMIZER).touch()
+
+
+def state_with_bleu(scores: dict[int, float]) -> TrainerState:
+    entries = [{"eval_bleu": bleu, "eval_chrf": bleu, "eval_loss": 1.0} for bleu in scores.values()]
+    return TrainerState(history=[{"step": step} | entry for step, entry in zip(scores, entries, strict=True)])

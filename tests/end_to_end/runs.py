@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import train as script
-from vanilla_transformer.training import checkpoint, hardware, processes
+from vanilla_transformer.training import checkpoint, hardware, processes, run_folder
 
 ROOT = Path(__file__).parents[2]  # not of helpers, which would take each forked process a second to import
 WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "big": "großer", "the": "der", "not": "nicht"}
@@ -179,7 +179,7 @@ def signal_at(owner: str, name: str, call: int, number: int = signal.SIGKILL):
 
 def files(folder: Path) -> dict[str, bytes]:
     """The content of all files but locks, to see that none was touched."""
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != checkpoint.LOCK]
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != run_folder.LOCK]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 

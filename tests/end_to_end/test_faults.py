@@ -67,7 +67,7 @@ KILLS = {  # a function, and the calls of which one is the last
     "while an old checkpoint is deleted": ("os", "unlink", 30),
 }
 KILLS_AT_THE_END = {
-    "in the last evaluation": (CHECKPOINT, "average_checkpoints", 1),
+    "in the last evaluation": ("vanilla_transformer.training.final_weights", "average_checkpoints", 1),
     "after the model is written": ("vanilla_transformer.training.run_folder", "plot_training_curves", 1),
 }
 

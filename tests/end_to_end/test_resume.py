@@ -240,7 +240,7 @@ def test_run_that_ends_while_another_prepares_is_not_overwritten(done, message, 
         train(argv)
         before.update(files(folder))
 
-    place = ("vanilla_transformer.training.checkpoint", "prepare_output_dir")
+    place = ("vanilla_transformer.training.run_folder", "prepare_output_dir")
     fault_at(*place, 1, end, set_attribute=monkeypatch.setattr)
     assert message in train_fails([*argv, "--learning_rate", "0.01"])
     assert files(folder) == before

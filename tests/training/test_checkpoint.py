@@ -1,28 +1,33 @@
 """Checkpoints: complete or absent, resumed, pruned and averaged; the output directory; changed settings."""
 
-import errno
-import fcntl
 import itertools
 import os
 import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from filelock import FileLock
-from helpers import BIAS, EMBEDDINGS, assert_close, parts, small_model, training_options
+from helpers import (
+    BIAS,
+    EMBEDDINGS,
+    assert_close,
+    parts,
+    put_checkpoints,
+    small_model,
+    state_with_bleu,
+    training_options,
+)
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import checkpoint as checkpoints
+from vanilla_transformer.training import final_weights
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.recipe import RECIPE_HEADER, parse_arguments, resolved_recipe
+from vanilla_transformer.training.resume import resume
 from vanilla_transformer.training.state import TrainerState, Triggers
 from vanilla_transformer.training.weights import Weights
 
@@ -63,7 +68,7 @@ class Run:
 
     def load(self, folder: Path, **settings):
         settings = {"streaming": False} | settings
-        self.state = checkpoints.resume(folder, settings, folder.parent, self.weights, self.optimizer)
+        self.state = resume(folder, settings, folder.parent, self.weights, self.optimizer)
         return self
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -249,55 +254,7 @@ def test_a_checkpoint_of_another_program_is_not_to_be_deleted(folder, accelerato
         Run(accelerator).load(folder)
 
 
-# ------------------------------------------------------------------------------------- pruning, averaging, output dir
-
-
-def put(output_dir: Path, *steps):
-    for step in steps:
-        folder = output_dir / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / checkpoints.OPTIMIZER).touch()
-
-
-def state_with_bleu(scores: dict[int, float]) -> TrainerState:
-    entries = [{"eval_bleu": bleu, "eval_chrf": bleu, "eval_loss": 1.0} for bleu in scores.values()]
-    return TrainerState(history=[{"step": step} | entry for step, entry in zip(scores, entries, strict=True)])
-
-
-@pytest.mark.parametrize(
-    "argv, left",
-    [
-        (["--save_total_limit=1"], [20, 60]),
-        (["--save_total_limit=2"], [20, 50, 60]),
-        (["--save_total_limit=9"], [10, 20, 30, 40, 50, 60]),
-        (["--save_total_limit=1", "--average_checkpoints=3"], [20, 40, 50, 60]),
-        (["--save_total_limit=1", "--average_checkpoints=2", "--average_checkpoints_by=score"], [10, 20, 60]),
-    ],
-)
-def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
-    """Step 5 was saved because of a signal, and is not kept; step 7 by transformers' Trainer."""
-    put(tmp_path, 5, 7, 10, 20, 30, 40, 50, 60, "best", "60.tmp")
-    (tmp_path / "checkpoint-7" / checkpoints.OPTIMIZER).rename(tmp_path / "checkpoint-7" / STATE)
-    options = training_options("--eval_steps=10", f"--output_dir={tmp_path}", *argv)
-    state = state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0, 40: 2.0})
-    checkpoints.prune_checkpoints(state, Triggers(options, 100))
-    assert [checkpoints.step_of(one) for one in checkpoints.list_checkpoints(tmp_path)] == sorted([7, *left])
-
-
-@pytest.mark.parametrize(
-    "argv, left",
-    [
-        ([], [5, 7]),
-        (["--save_total_limit=1"], [7]),
-        (["--eval_steps=4"], [4, 7]),
-        (["--save_steps=2"], [2, 4, 7]),
-    ],
-)
-def test_pruning_keeps_what_was_saved_because_of_the_time_until_a_checkpoint_was_due(argv, left, tmp_path):
-    put(tmp_path, 2, 3, 4, 5, 7)
-    triggers = Triggers(training_options(f"--output_dir={tmp_path}", *argv), 100)
-    checkpoints.prune_checkpoints(TrainerState(), triggers)
-    assert [checkpoints.step_of(one) for one in checkpoints.list_checkpoints(tmp_path)] == left
+# ------------------------------------------------------------------------------------------------------- final weights
 
 
 @pytest.mark.parametrize(
@@ -310,10 +267,10 @@ def test_pruning_keeps_what_was_saved_because_of_the_time_until_a_checkpoint_was
     ],
 )
 def test_final_checkpoints_ignore_those_saved_by_a_signal(argv, chosen, tmp_path):
-    put(tmp_path, 10, 20, 30, 35)
+    put_checkpoints(tmp_path, 10, 20, 30, 35)
     options = training_options("--eval_steps=10", f"--output_dir={tmp_path}", *argv)
     state = state_with_bleu({10: 4.0, 20: 5.0, 30: 3.0})
-    found = checkpoints.final_checkpoints(state, Triggers(options, 100))
+    found = final_weights.final_checkpoints(state, Triggers(options, 100))
     assert [checkpoints.step_of(one) for one in found] == chosen
 
 
@@ -321,7 +278,7 @@ def test_final_checkpoints_ignore_those_saved_by_a_signal(argv, chosen, tmp_path
 def test_a_run_that_ends_early_says_so(step, said, accelerator, tmp_path, capsys):
     options = training_options(f"--output_dir={tmp_path}")
     weights = Weights(small_model(), accelerator, compile=False, ema_decay=None)
-    final = checkpoints.final_model(weights, TrainerState(step=step), Triggers(options, 100))
+    final = final_weights.final_model(weights, TrainerState(step=step), Triggers(options, 100))
     assert final is weights.full and capsys.readouterr().out == said
 
 
@@ -329,7 +286,7 @@ def test_a_run_ends_with_the_mean_of_its_checkpoints(accelerator, byte_tokenizer
     run = Run(accelerator, with_ema=False)
     saved = [load_file(run.train(10).save(tmp_path, byte_tokenizer) / "model.safetensors") for _ in range(2)]
     options = training_options(f"--output_dir={tmp_path}", "--save_steps=10", "--average_checkpoints=2")
-    final = checkpoints.final_model(run.weights, run.state, Triggers(options, 20)).state_dict()
+    final = final_weights.final_model(run.weights, run.state, Triggers(options, 20)).state_dict()
     for name, value in saved[0].items():
         assert_close(final[name], (value + saved[1][name]) / 2)
     assert "using the weights of checkpoint-10, checkpoint-20\n" in capsys.readouterr().out
@@ -341,184 +298,9 @@ def test_averaged_checkpoints_are_the_mean(use_ema, accelerator, byte_tokenizer,
     saved = [run.train(1).save(tmp_path, byte_tokenizer) for _ in range(3)]
     file = "ema.safetensors" if use_ema else "model.safetensors"
     each = [load_file(folder / file) for folder in saved]
-    for name, value in checkpoints.average_checkpoints(saved, use_ema).items():
+    for name, value in final_weights.average_checkpoints(saved, use_ema).items():
         mean = sum(weights[name].double() for weights in each) / 3
         torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
     truncate(saved[1] / file)
     with pytest.raises(UserError, match=f"^{saved[1]} cannot be read"):
-        checkpoints.average_checkpoints(saved, use_ema)
-
-
-def prepare(output_dir: Path, checkpoint: Path | None = None) -> FileLock:
-    lock = FileLock(output_dir / checkpoints.LOCK, timeout=0.1, fallback_to_soft=False)
-    checkpoints.prepare_output_dir(lock, checkpoint, f"{RECIPE_HEADER}seed: 1\n")
-    return lock
-
-
-def test_one_run_at_a_time(tmp_path):
-    lock = prepare(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b" / "recipe.yaml").read_text() == f"{RECIPE_HEADER}seed: 1\n"
-    with pytest.raises(UserError, match=f"^Another run is writing to --output_dir {tmp_path}/a/b; choose another"):
-        prepare(tmp_path / "a" / "b")
-    lock.release()
-    prepare(tmp_path / "a" / "b")
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
-def test_a_file_system_without_locks_is_used_with_a_warning(number, tmp_path, monkeypatch, capsys):
-    """As NFS and Lustre may be mounted. A run that is killed there before its first checkpoint starts again."""
-
-    def flock(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    for _ in range(2):
-        assert not prepare(tmp_path / "model").is_locked
-        said = capsys.readouterr().out
-        assert said.startswith(f"warning: the file system of --output_dir {tmp_path}/model cannot lock files ([Errno")
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [".lock", "recipe.yaml"]
-
-
-@pytest.mark.parametrize("steps, remedy", [([], None), ([4], "; resume with --resume_from_checkpoint")])
-def test_an_error_of_a_file_offers_to_resume_if_there_is_a_checkpoint(steps, remedy, tmp_path):
-    put(tmp_path, *steps)
-    with pytest.raises(OSError) as full, checkpoints.offering_resume(tmp_path):
-        raise OSError("No space left on device")
-    assert getattr(full.value, "remedy", None) == remedy
-
-
-@pytest.mark.parametrize(
-    "resume_from, written, message",
-    [
-        (None, ["checkpoint-8", "config.json"], "already holds a model; resume with"),
-        (None, ["notes"], "is not empty"),
-        ("checkpoint-4", ["checkpoint-4", "checkpoint-8"], "-4 is older than .*/checkpoint-8; resume from that"),
-        ("checkpoint-4", ["checkpoint-8", "checkpoint-9"], "already holds a model; resume with"),
-    ],
-)
-def test_what_was_written_during_the_preparation_is_not_overwritten(resume_from, written, message, tmp_path):
-    checkpoint = resume_from and tmp_path / resume_from
-    for name in written:
-        (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match=message):
-        prepare(tmp_path, checkpoint)
-    assert not (tmp_path / "recipe.yaml").exists()
-
-
-def test_run_that_waited_for_the_lock_checks_again(tmp_path):
-    lock = FileLock(tmp_path / checkpoints.LOCK)
-    lock.acquire = (tmp_path / "config.json").touch  # of the run that was waited for
-    with pytest.raises(UserError, match="already holds a model"):
-        checkpoints.prepare_output_dir(lock, None, "")
-
-
-def resolve(output_dir: Path, name: str | None):
-    return checkpoints.resolve_resume_checkpoint(output_dir, name)
-
-
-def test_newest_or_named_checkpoint_is_resumed(tmp_path):
-    put(tmp_path, 1, 2)
-    assert resolve(tmp_path, "newest") == resolve(tmp_path, f"{tmp_path}/checkpoint-2") == tmp_path / "checkpoint-2"
-    assert resolve(tmp_path / "other", f"{tmp_path}/checkpoint-1") == tmp_path / "checkpoint-1"
-    assert resolve(tmp_path / "other", "newest") is None
-
-
-@pytest.mark.parametrize(
-    "found, name, message",
-    [
-        (["checkpoint-1", "checkpoint-2"], "checkpoint-1", "is older than .*/checkpoint-2; resume from that"),
-        (["checkpoint-1"], None, "already holds a model; resume with --resume_from_checkpoint"),
-        (["config.json"], "newest", "already holds a model; fine-tune it with --model_name_or_path"),
-        (["recipe.yaml"], None, "is not empty; choose another"),
-    ],
-)
-def test_nothing_is_overwritten(found, name, message, tmp_path):
-    for one in found:
-        (tmp_path / one).mkdir()
-    with pytest.raises(UserError, match=f"^--.* {tmp_path}.*{message}"):
-        resolve(tmp_path, name if name in (None, "newest") else f"{tmp_path}/{name}")
-
-
-def test_an_empty_directory_is_used(tmp_path):
-    assert resolve(tmp_path, None) is None
-    prepare(tmp_path)
-
-
-@pytest.mark.parametrize("place", ["file", "file/model"])
-def test_output_dir_that_cannot_be_one_is_refused_at_once(place, tmp_path):
-    (tmp_path / "file").touch()
-    message = f"^--output_dir {tmp_path}/{place} cannot be used: {tmp_path}/file is not a dir"
-    with pytest.raises(UserError, match=message):
-        resolve(tmp_path / place, "newest")
-
-
-# ------------------------------------------------------------------------------------------------------------ settings
-
-FROM = Path("runs/checkpoint-7")
-
-
-def settings(*argv: str, data="d1", validation="v1", batches=4, precision="no", **config) -> dict:
-    options, _, training = parse_arguments(["--dataset_name=x", *argv])
-    extra = {"data": None if options.streaming else data, "validation": validation, "batches_per_step": batches}
-    recipe = resolved_recipe(options, training, VanillaTransformerConfig(**config))
-    return recipe | extra | {"mixed_precision": precision}
-
-
-@pytest.mark.parametrize("teacher, soft_targets", [(["t"], ["abc"]), (None, [])])
-def test_settings_tell_the_data_and_the_soft_targets(teacher, soft_targets, monkeypatch):
-    """Soft targets by the name of their file, which has a digest of the pairs and the teachers."""
-    monkeypatch.setattr(checkpoints, "fingerprint", lambda split: split.digest)
-    files = [{"filename": "cache/abc.arrow"}]
-    splits = {name: SimpleNamespace(digest=name[:1], cache_files=files) for name in ("train", "validation")}
-    expected = {"teacher": teacher, "data": "t", "validation": "v", "soft_targets": soft_targets}
-    expected |= {"batches_per_step": 4, "mixed_precision": "bf16"}
-    assert checkpoints.run_settings({"teacher": teacher}, splits, 4, "bf16") == expected
-
-
-def test_changed_settings_are_named():
-    now = settings("--warmup_steps=7", dropout=0.45, validation="v2", precision="bf16")
-    assert checkpoints.compare_settings(FROM, settings(), now) == {
-        "warmup_steps": "--warmup_steps was 4000, now 7",
-        "dropout": "--dropout was 0.1, now 0.45",
-        "validation": "the validation pairs",
-        "mixed_precision": "--mixed_precision was no, now bf16",
-    }
-    assert checkpoints.compare_settings(FROM, settings(), settings()) == {}
-
-
-STREAM = ["--streaming", "--max_steps=9"]
-BATCHES = r"batches per step \(processes times --gradient_accumulation_steps\) were 4, now 6"
-
-
-@pytest.mark.parametrize(
-    "old, new, culprit",
-    [
-        (settings(), settings("--seed=7"), "--seed was 42, now 7"),
-        (settings(), settings("--per_device_train_max_tokens=99"), "--per_device_train_max_tokens was 4096, now 99"),
-        (settings(), settings("--bpe_dropout=0.1"), "--bpe_dropout was 0.0, now 0.1"),
-        (settings(), settings("--tokenizer_name=y"), "--tokenizer_name was None, now y"),
-        (settings(), settings(*STREAM), "the training pairs .*"),
-        (settings(), settings(data="d2"), "the training pairs .*"),
-        (settings(), settings(batches=6), BATCHES),
-        (settings(), settings(decoder_attention_heads=4), "--decoder_attention_heads was 8, now 4"),
-        (settings(), settings(activation_function="gelu"), "--activation_function was relu, now gelu"),
-        *(
-            (settings(*STREAM), settings(*STREAM, f"--{name}=9"), f"--{name} was .*, now 9")
-            for name in [
-                *(f"dataset_{what}" for what in ("name", "config_name", "revision")),
-                *(f"{side}_{what}" for side in ("source", "target") for what in ("lang", "column")),
-                *("train_split", "max_train_samples", "max_source_length", "max_target_length"),
-            ]
-        ),
-        *(
-            (settings(*STREAM) | {name: ["a"]}, settings(*STREAM) | {name: ["b"]}, rf"--{name} was \['a'\], now .*")
-            for name in ("train_file", "train_file_tags", "train_file_langs")
-        ),
-    ],
-)
-def test_resume_rejects_changed_batches_and_sizes(old, new, culprit):
-    message = f"^Cannot resume, .* runs/checkpoint-7 was written: {culprit}. Restore them"
-    with pytest.raises(UserError, match=message) as caught:
-        checkpoints.compare_settings(FROM, old, new)
-    is_size = "attention_heads" in culprit or "activation" in culprit  # --model_name_or_path refuses it, too
-    assert ("--model_name_or_path runs/checkpoint-7" in str(caught.value)) != is_size
+        final_weights.average_checkpoints(saved, use_ema)

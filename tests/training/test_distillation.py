@@ -17,8 +17,8 @@ from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import distillation
-from vanilla_transformer.training.checkpoint import compare_settings, run_settings
 from vanilla_transformer.training.distillation import add_soft_targets, soft_targets
+from vanilla_transformer.training.resume import compare_settings, run_settings
 
 # ------------------------------------------------------------------------------------------------------------- targets
 

@@ -1,1 +1,1 @@
-"""What train.py is made of: from the command line (`recipe`) to the finished model (`run_folder`), a file for each job."""
+"""The parts of train.py, from the command line (`recipe`) to the finished model (`run_folder`)."""
