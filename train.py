@@ -9,6 +9,7 @@ accelerate launch train.py --help                                               
 
 import contextlib
 import sys
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,18 +17,21 @@ from accelerate import Accelerator
 from filelock import FileLock
 
 from vanilla_transformer.data.batches import training_batches
+from vanilla_transformer.data.encoding import longest_side_of, tokenize_splits
 from vanilla_transformer.data.rows import hide_bars
 from vanilla_transformer.data.splits import load_pairs
+from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenizer, note_source_form
 from vanilla_transformer.errors import escape_output
 from vanilla_transformer.evaluation.metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
 from vanilla_transformer.hub import upload
-from vanilla_transformer.training import builders, checkpoint, hardware, processes, report, resume, run_folder
+from vanilla_transformer.training import checkpoint, hardware, processes, report, resume, run_folder
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.final_weights import final_model
+from vanilla_transformer.training.model import make_model
 from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.recipe import given_fields, parse_arguments, recipe_to_yaml, resolved_recipe
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped, held_back
@@ -56,9 +60,9 @@ def main():
     # One process per machine prepares what the others then read from its disk.
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(data)
-    existing = builders.existing_tokenizer(options, data.tokenizer_name, resume_from)  # (option, name) or None
+    existing = existing_tokenizer(resume_from, options.model_name_or_path, data.tokenizer_name, options.teacher)
     tokenizer = processes.run_on_main(
-        builders.make_tokenizer,
+        make_tokenizer,
         existing,
         pairs["train"],
         fields.get("vocab_size"),
@@ -66,20 +70,23 @@ def main():
         data.verbatim,
     )
     torch.manual_seed(options.seed)
-    model = builders.make_model(fields, options, data, tokenizer, accelerator.device)
+    model = make_model(fields, options, data, tokenizer, accelerator.device)
     if options.native:
         upload.check_native(model.config)
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         keeps_length = options.model_name_or_path is not None
-        splits = builders.tokenize_splits(pairs, tokenizer, data, model.config, keeps_length)
+        splits = tokenize_splits(pairs, tokenizer, data, model.config, keeps_length)
         if options.teacher:
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
-    builders.note_source_form(tokenizer, pairs, data, keeps_length)
+    note_source_form(tokenizer, processes.run_on_main(pairs.survey.get, "train"), data, keeps_length)
     processes.run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
     model.to(accelerator.device)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    longest = builders.longest_side_of(splits["train"], data.length_limit)
-    options = builders.resolve_defaults(options, model, longest, resume_from, accelerator)
+    longest = longest_side_of(splits["train"], data.length_limit)
+    before = {} if resume_from is None else checkpoint.load_state(resume_from).settings
+    options = replace(options, learning_rate=optim.choose_learning_rate(options, model.config.d_model, before))
+    max_tokens = hardware.choose_batch_size(model, options, accelerator, longest, before)
+    options = replace(options, per_device_train_max_tokens=max_tokens)
     # The weights in all their forms. FSDP shards `model` in place, so the optimizer comes after them.
     weights = Weights(model, accelerator, options.torch_compile, options.ema_decay)
     optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, options))
@@ -95,7 +102,7 @@ def main():
     share = {"start": state.position, "num_processes": accelerator.num_processes, "stream_state": state.stream}
     share |= {"process_index": accelerator.process_index}  # decides which batches this process reads
     batches = training_batches(splits["train"], tokenizer, data, **content, **share)
-    max_steps = builders.count_steps(options, batches, batches_per_step, state.step)
+    max_steps = optim.count_steps(options, batches, batches_per_step, state.step)
     schedule = optim.learning_rate_schedule(  # step, from 1 on -> learning rate
         options.lr_scheduler_type, options.learning_rate, options.warmup_steps, max_steps
     )

@@ -18,7 +18,7 @@ from vanilla_transformer.training.hardware import configure_malloc
 
 # Forked from a process that has imported the libraries, as importing them takes longer than many a measurement.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["vanilla_transformer.training.builders"])
+PROCESSES.set_forkserver_preload(["vanilla_transformer.training.model"])
 
 
 class Contestant:

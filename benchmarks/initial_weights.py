@@ -137,9 +137,9 @@ def train_one(matrices: str, embeddings: float, argv: list[str], log: Path):
     os.chdir(REPOSITORY)
     sys.path.insert(0, str(REPOSITORY))
     import train
-    from vanilla_transformer.training import builders, processes
+    from vanilla_transformer.training import processes
 
-    make_model = builders.make_model
+    make_model = train.make_model
 
     def make_initialized(*arguments):
         model = make_model(*arguments)
@@ -147,7 +147,7 @@ def train_one(matrices: str, embeddings: float, argv: list[str], log: Path):
             initialize(model, matrices, embeddings or model.config.d_model**-0.5)
         return model
 
-    builders.make_model = make_initialized
+    train.make_model = make_initialized
     sys.argv = ["train.py", *argv]
     with processes.exit_on_error():
         train.main()

@@ -7,9 +7,14 @@ import random
 import subprocess
 import sys
 import unicodedata
+from copy import deepcopy
+from pathlib import Path
+from unittest.mock import Mock
 
+import datasets
 import pytest
 from datasets.fingerprint import Hasher
+from helpers import text_dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoTokenizer,
@@ -20,12 +25,20 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.data import tokenizer as tokenizer_code
+from vanilla_transformer.data.options import DataOptions
+from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.texts import is_filled, normalize
 from vanilla_transformer.data.tokenizer import (
     SPECIAL_TOKENS,
     check_coverage,
     describe_losses,
+    existing_tokenizer,
     load_tokenizer,
+    make_tokenizer,
+    note_source_form,
+    report_lost_text,
     special_token_ids,
     train_tokenizer,
     with_bpe_dropout,
@@ -433,3 +446,178 @@ def test_training_shows_no_bars_outside_a_terminal(capfd):
     """They would be blank lines in a notebook or a file."""
     train_tokenizer(["a b"], vocab_size=300)
     assert capfd.readouterr() == ("", "")
+
+
+# ------------------------------------------------------------------------------------------------- the one of a run
+
+PAIRS = [("A dog sleeps.", "犬が寝ています。")] * 3
+
+
+@pytest.fixture
+def ascii_only(text_tokenizer, tmp_path) -> str:
+    """A tokenizer that drops letters other than those of English."""
+    text_tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    drop = '{"type": "Replace", "pattern": {"Regex": "[^ -~]"}, "content": ""}'
+    file.write_text(file.read_text().replace('"normalizers": [', f'"normalizers": [{drop},'))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
+@pytest.mark.parametrize("option", ["--tokenizer_name", "--model_name_or_path", "--teacher"])
+def test_existing_tokenizer_is_tried_on_the_training_texts(option, streaming, ascii_only, capsys):
+    pairs = text_dataset(PAIRS).to_iterable_dataset() if streaming else text_dataset(PAIRS)
+    existing = (option, ascii_only)
+    with pytest.raises(UserError, match=f"^{option} {ascii_only} has a tokenizer that does not know the target texts"):
+        make_tokenizer(existing, pairs)
+    make_tokenizer(existing, pairs.map(lambda pair: {"target": "Straße"}))
+    said = "the tokenizer changes 3 of 3 target texts ('Straße' becomes 'Strae'); 0 of "
+    assert said in capsys.readouterr().out
+
+
+def test_what_a_tokenizer_loses_of_the_tags_does_not_count(ascii_only, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(ascii_only)
+    for pairs, is_lost in [([("犬 A dog", "a")], False), ([("A dog", "犬 a")], True)]:
+        report_lost_text(tokenizer, text_dataset(pairs), "--tokenizer_name x", ["犬"])
+        assert ("warning: the tokenizer changes 1 of 1" in capsys.readouterr().out) == is_lost
+
+
+@pytest.mark.parametrize(
+    "before, keeps_more, found, expected",
+    [
+        (None, False, 2, 2),
+        (3, False, 2, 2),
+        (3, True, 2, 3),
+        (1, True, 2, 2),
+        (None, True, 2, 2),
+        (1000, True, 2, 1000),
+    ],
+)
+@pytest.mark.parametrize("unit", ["sentences", "lines"])
+def test_the_tokenizer_notes_how_many_sentences_and_lines_sources_have(
+    text_tokenizer, unit, before, keeps_more, found, expected
+):
+    tokenizer, survey = deepcopy(text_tokenizer), {"usual_sentences": 1, "usual_lines": 1, f"usual_{unit}": found}
+    if before:
+        tokenizer.init_kwargs[f"max_source_{unit}"] = before
+    note_source_form(tokenizer, survey, DataOptions(), keeps_more)
+    assert tokenizer.init_kwargs[f"max_source_{unit}"] == expected
+    note_source_form(tokenizer, survey, DataOptions(**{f"max_source_{unit}": 7}), keeps_more)
+    assert tokenizer.init_kwargs[f"max_source_{unit}"] == 7
+
+
+def test_a_verbatim_tokenizer_is_trained_and_never_an_existing_one(tmp_path, capsys):
+    pairs = datasets.Dataset.from_list([{"source": "f", "target": "def f(x):\n    return x"}] * 9)
+    make_tokenizer(None, pairs, 300).save_pretrained(tmp_path / "other")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "does not keep, in target texts: line breaks (100%), double, leading or trailing spaces (100%)" in said
+    assert "--verbatim trains one that does" in said
+    verbatim = make_tokenizer(None, pairs, 300, verbatim=True)
+    assert "keep" not in capsys.readouterr().out
+    verbatim.save_pretrained(tmp_path / "verbatim")
+    again = make_tokenizer(("--resume_from_checkpoint", str(tmp_path / "verbatim")), pairs, verbatim=True)
+    assert again.decode(again(pairs[0]["target"]).input_ids, skip_special_tokens=True) == pairs[0]["target"]
+    assert again.init_kwargs["verbatim"]
+    with pytest.raises(UserError, match="--verbatim trains a tokenizer, but --tokenizer_name .*other brings one"):
+        make_tokenizer(("--tokenizer_name", str(tmp_path / "other")), pairs, verbatim=True)
+
+
+def test_the_first_of_checkpoint_model_tokenizer_and_teacher_has_the_tokenizer(tmp_path):
+    assert existing_tokenizer(tmp_path, "m", "x", ["t", "u"]) == ("--resume_from_checkpoint", str(tmp_path))
+    assert existing_tokenizer(None, "m", "x", ["t", "u"]) == ("--model_name_or_path", "m")
+    assert existing_tokenizer(None, None, "x", ["t", "u"]) == ("--tokenizer_name", "x")
+    assert existing_tokenizer(None, None, None, ["t", "u"]) == ("--teacher", "t")
+    assert existing_tokenizer(None, None, None, None) is None
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
+def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, cache, monkeypatch):
+    """The texts are counted for the progress bar, but for those of a stream."""
+    found, pairs = [], text_dataset([("a", "b"), ("c", "d")])
+    given = Mock(side_effect=lambda texts, *given: found.append((sorted(texts), *given)) or text_tokenizer)
+    monkeypatch.setattr(tokenizer_code, "train_tokenizer", given)
+    make_tokenizer(None, pairs.to_iterable_dataset() if streaming else pairs, 300)
+    make_tokenizer(None, pairs, None)
+    texts, default = ["a", "b", "c", "d"], VanillaTransformerConfig().vocab_size
+    assert found == [(texts, 300, None if streaming else 4, [], False), (texts, default, 4, [], False)]
+
+
+def test_directories_with_a_card_and_the_same_name_have_their_own_tokenizers(cache, tmp_path):
+    """Of such datasets, the fingerprint of `datasets` is the same."""
+    found, fingerprints = [], set()
+    for word in ("apple", "Zebra"):
+        folder = tmp_path / word / "corpus"
+        for split in ("train", "validation"):
+            (folder / f"{split}.jsonl").parent.mkdir(parents=True, exist_ok=True)
+            (folder / f"{split}.jsonl").write_text(json.dumps({"en": f"{word} {word}", "de": word}) * 9)
+        card = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: train.jsonl\n"
+        (folder / "README.md").write_text(f"---\n{card}  - split: validation\n    path: validation.jsonl\n---\n")
+        pairs = load_pairs(DataOptions(str(folder)))["train"]
+        fingerprints.add(pairs._fingerprint)
+        found.append(make_tokenizer(None, pairs, 300).tokenize(word))
+    assert len(fingerprints) == 1 and found == [["\u0120apple"], ["\u0120Zebra"]]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of datasets."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def contents(tokenizer, folder: Path) -> dict[str, bytes]:
+    tokenizer.save_pretrained(folder)
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_trained_tokenizer_is_found_by_the_next_run(cache, tmp_path, monkeypatch):
+    """And is the same to the bit. Other pairs, another size or other tags need another one."""
+    training = Mock(wraps=train_tokenizer)
+    monkeypatch.setattr(tokenizer_code, "train_tokenizer", training)
+    pairs, other = text_dataset(PAIRS), text_dataset(PAIRS[:2])
+    first = contents(make_tokenizer(None, pairs, 300, ["<bt>"]), tmp_path / "first")
+    second = contents(make_tokenizer(None, text_dataset(PAIRS), 300, ["<bt>"]), tmp_path / "second")
+    assert training.call_count == 1 and first == second
+    for number, given in enumerate([(other, 300, ["<bt>"]), (pairs, 280, ["<bt>"]), (pairs, 300, [])], start=2):
+        make_tokenizer(None, *given)
+        assert training.call_count == number
+    assert len(list((cache / "tokenizers").iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"model": 3}'])
+def test_a_damaged_file_of_a_tokenizer_is_replaced(damage, cache, tmp_path):
+    first = contents(make_tokenizer(None, text_dataset(PAIRS), 300), tmp_path / "first")
+    (file,) = (cache / "tokenizers").iterdir()
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(damage, encoding="utf-8")
+    assert contents(make_tokenizer(None, text_dataset(PAIRS), 300), tmp_path / "second") == first
+    assert file.read_text(encoding="utf-8") == whole
+
+
+def test_a_tokenizer_is_trained_without_a_cache(cache, tmp_path):
+    cache.write_text("not a folder", encoding="utf-8")
+    assert len(make_tokenizer(None, text_dataset(PAIRS), 300)) <= 300
+
+
+def test_tags_are_tokens_of_their_own(folder, text_tokenizer):
+    pairs, existing = text_dataset(PAIRS), ("--tokenizer_name", folder)
+    assert len(make_tokenizer(None, pairs, 300, ["", "<bt>", "<x>"]).tokenize("<bt>")) == 1
+    assert make_tokenizer(existing, pairs, tags=["", None]).vocab_size == text_tokenizer.vocab_size
+    for tag, message in [("<pad>", "<pad>, a special token of the tok"), ("<bt>", "<bt>, which is not one token of")]:
+        with pytest.raises(UserError, match=f"^--train_file_tags has {message}"):
+            make_tokenizer(existing, pairs, tags=[tag])
+
+
+def test_an_existing_tokenizer_keeps_its_size(folder, text_tokenizer, tmp_path, capsys):
+    pairs, size = text_dataset([("A dog sleeps.", "No!")]), len(text_tokenizer)
+    for option, vocab_size, is_said in [
+        ("--model_name_or_path", size + 1, True),
+        ("--model_name_or_path", size, False),
+        ("--model_name_or_path", None, False),
+        ("--tokenizer_name", size + 1, False),
+    ]:
+        assert len(make_tokenizer((option, folder), pairs, vocab_size)) == size
+        assert ("--vocab_size" in capsys.readouterr().out) == is_said
+    with pytest.raises(UserError, match=f"^{tmp_path} cannot be read: no tokenizer; delete it"):
+        make_tokenizer(("--resume_from_checkpoint", str(tmp_path)), pairs)
+    assert len(make_tokenizer(("--resume_from_checkpoint", folder), text_dataset(PAIRS))) == size

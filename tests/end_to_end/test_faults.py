@@ -298,7 +298,7 @@ def test_second_ctrl_c_exits_at_once(pairs, fork, tmp_path):
 
 LOSSES = {  # a function, the call before which the process is killed, its rank, how the model is distributed
     "first process in a step": (*STEP, 10, 0, {}),
-    "second process in tokenizing": ("vanilla_transformer.training.builders", "tokenize_pairs", 2, 1, {}),
+    "second process in tokenizing": ("vanilla_transformer.data.encoding", "tokenize_pairs", 2, 1, {}),
     "second process in an evaluation, sharded": (*EVALUATION, 2, 1, HOW["sharded"]),
 }
 

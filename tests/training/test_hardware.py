@@ -14,7 +14,13 @@ from helpers import peak_of, training_options
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import hardware
-from vanilla_transformer.training.hardware import activation_bytes, largest_batch, memory_for, step_bytes
+from vanilla_transformer.training.hardware import (
+    activation_bytes,
+    choose_batch_size,
+    largest_batch,
+    memory_for,
+    step_bytes,
+)
 from vanilla_transformer.training.optimization import compute_loss
 
 
@@ -219,6 +225,17 @@ def test_glibc_keeps_freed_memory(library, calls, monkeypatch):
     monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: libc)
     hardware.configure_malloc()
     assert [call.args for call in libc.mallopt.call_args_list] == calls
+
+
+def test_an_automatic_batch_size_is_that_of_the_checkpoint_or_the_largest(monkeypatch, capsys):
+    def size(before, given="auto"):
+        options = training_options(f"--per_device_train_max_tokens={given}")
+        return choose_batch_size(None, options, SimpleNamespace(print=print), 20, before)
+
+    monkeypatch.setattr(hardware, "largest_batch", lambda model, options, accelerator, longest: 1000 + longest)
+    before = {"per_device_train_max_tokens": 777}
+    assert [size(before), size({}), size(before, 55), size({}, 55)] == [777, 1020, 55, 55]
+    assert capsys.readouterr().out == "--per_device_train_max_tokens auto: 1,020 tokens\n"
 
 
 GIB = 2**30

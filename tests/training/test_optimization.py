@@ -1,5 +1,8 @@
 """The optimizer step: learning rate, moving average, AdamW, losses that add up, distillation, R-Drop, clipping."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -10,6 +13,7 @@ from transformers import get_scheduler
 
 from train import optimizer_step
 from vanilla_transformer.data.batches import SOFT_TARGETS
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import soft_targets
 from vanilla_transformer.training.state import TrainerState
@@ -321,3 +325,45 @@ def test_no_prediction_has_a_lower_loss_than_the_bound(smoothing):
 
 def test_a_teacher_has_other_targets():
     assert optim.lowest_loss(training_options("--teacher=outputs/teacher"), 7) is None
+
+
+# ------------------------------------------------------------------------------------------------ defaults and steps
+
+
+@pytest.mark.parametrize(
+    "argv, resumed, expected, said",
+    [
+        (["--warmup_steps=40000"], {}, (16 * 40000) ** -0.5, ""),
+        (["--warmup_steps=100"], {}, (16 * 4000) ** -0.5, "4.0e-03 instead of .* = 2.5e-02, as --warmup_steps 100 is"),
+        (
+            ["--warmup_steps=2", "--model_name_or_path=x"],
+            {},
+            1e-4,
+            "1.0e-04 instead of .* = 1.8e-01, as a higher",
+        ),
+        (["--warmup_steps=2", "--learning_rate=0.5"], {}, 0.5, ""),
+        (["--warmup_steps=2"], {"learning_rate": 0.0125}, 0.0125, ""),
+        (["--warmup_steps=2", "--learning_rate=0.5"], {"learning_rate": 0.0125}, 0.5, ""),
+    ],
+)
+def test_the_default_learning_rate_is_the_papers_within_limits(argv, resumed, expected, said, capsys):
+    assert optim.choose_learning_rate(training_options(*argv), 16, resumed) == pytest.approx(expected)
+    printed = capsys.readouterr().out
+    assert re.match(f"the default learning rate is {said}", printed) if said else printed == ""
+
+
+def test_steps_are_given_or_counted_from_epochs(capsys):
+    batches = SimpleNamespace(epoch=lambda: range(7))
+
+    def count(*argv, done=0):
+        return optim.count_steps(training_options("--learning_rate=0.5", *argv), batches, 2, done)
+
+    assert count("--num_train_epochs=2.5") == 9  # of 17.5 batches, two a step
+    assert count("--max_steps=6", "--warmup_steps=6", done=6) == 6
+    assert capsys.readouterr().out.splitlines() == [
+        "steps 0 to 9, learning rate up to 5.00e-01",
+        "warning: the run ends during warm-up; lower --warmup_steps, or train longer.",
+        "steps 6 to 6, learning rate up to 5.00e-01",
+    ]
+    with pytest.raises(UserError, match="^The run ends at step 6, but checkpoint-7 is past it; raise --max_steps"):
+        count("--max_steps=6", done=7)

@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .encoding import are_filled, encode_pairs
+from .encoding import are_filled, encode_pairs, lengths_of
 from .options import DataOptions
 from .rows import reading_data
 from .tokenizer import with_bpe_dropout
@@ -487,9 +487,3 @@ def evaluation_batches(
     batches = [batch.tolist() for batch in fill_batches(*lengths_of(dataset), max_tokens)]
     share, collate = batches[process_index::num_processes], PairCollator(tokenizer).pad
     return DataLoader(PairColumns(dataset), batch_size=None, sampler=share, collate_fn=collate)
-
-
-def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """The source and target lengths of all pairs in tokens."""
-    table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
-    return tuple(np.asarray(table[name], dtype=np.int32) for name in table.column_names)

@@ -2,25 +2,31 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from functools import partial
 from hashlib import blake2b
 
 import datasets
+import numpy as np
 import pyarrow.compute as pc
 import tokenizers
 import transformers
+from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from ..translation_vanilla_transformer import longest_text
 from .columns import REFERENCES
+from .options import DataOptions
 from .rows import TEXTS, reading_data
 from .texts import is_filled
 
 TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
+MANY_TOO_LONG = 0.1  # share of the pairs of a split
 PAIR_FEATURES = datasets.Features(
     TEXTS
     | dict.fromkeys(("input_ids", "labels"), datasets.List(datasets.Value("int32")))
@@ -157,3 +163,54 @@ def digest_texts(dataset: Dataset) -> str:
             content.update(pc.binary_length(column.combine_chunks()).fill_null(-1).to_numpy())
             content.update("".join(filter(None, column.to_pylist())).encode())
     return content.hexdigest()
+
+
+def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The source and target lengths of all pairs in tokens."""
+    table = dataset.select_columns(["source_length", "target_length"]).with_format("arrow")[:]
+    return tuple(np.asarray(table[name], dtype=np.int32) for name in table.column_names)
+
+
+def longest_side_of(train, limit: int) -> int:
+    """The tokens of the longest side of all pairs; for a stream, where they are unknown, the limit."""
+    return int(max(side.max() for side in lengths_of(train))) if isinstance(train, Sized) else limit
+
+
+def tokenize_splits(
+    pairs: dict, tokenizer, options: DataOptions, config: VanillaTransformerConfig, keeps_length: bool
+) -> dict:
+    """Tokenizes all splits but streams, and prints how many pairs each has and how many were dropped.
+
+    The length limits are for training. In evaluation, only pairs longer than `max_position_embeddings` are dropped.
+    Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts. With
+    `keeps_length`, it is never lowered: a model to fine-tune may have read longer sources.
+    """
+    limit = min(max(config.max_position_embeddings, options.length_limit), config.longest_sequence)
+    splits = {}
+    for split, dataset in pairs.items():
+        if isinstance(dataset, IterableDataset):
+            splits[split] = dataset
+            PartialState().print(f"{split}: a stream; empty and too long pairs will be dropped")
+            continue
+        limits = (options.max_source_length, options.max_target_length) if split == "train" else (limit, limit)
+        try:
+            workers = options.preprocessing_num_workers
+            splits[split], drops = tokenize_pairs(dataset, tokenizer, *limits, split, workers)
+        except KeyboardInterrupt:
+            kept = ["the tokenizer"] if isinstance(pairs["train"], Sized) else []
+            kept += [f"the tokens of {name}" for name, done in splits.items() if isinstance(done, Sized)]
+            found = f"{' and '.join(kept)} will be found again, " if kept else ""
+            message = f"stopped while tokenizing {split}; {found}{split} tokenized from its start"
+            raise KeyboardInterrupt(message) from None
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
+        PartialState().print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
+        if drops["too long"] > MANY_TOO_LONG * len(dataset):
+            PartialState().print(
+                f"warning: {drops['too long']:,} of {len(dataset):,} {split} pairs are dropped, since a side is "
+                f"longer than {max(limits)} tokens; raise --max_source_length and --max_target_length."
+            )
+    train = splits["train"]
+    longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length
+    before = tokenizer.model_max_length if keeps_length else 0
+    tokenizer.model_max_length = max(int(longest), before if before < VERY_LARGE_INTEGER else 0)
+    return splits

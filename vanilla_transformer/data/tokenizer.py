@@ -1,13 +1,20 @@
 """Tokenizers: train one for both languages, or prepare an existing one for sequence-to-sequence training."""
 
+import contextlib
 import copy
 import re
 import sys
+import textwrap
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from functools import partial
+from pathlib import Path
 
+import datasets
+import tokenizers
+from accelerate import PartialState
+from datasets.fingerprint import Hasher
 from tokenizers import (
     AddedToken,
     Regex,
@@ -22,8 +29,13 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import is_sentencepiece_available
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError, one_line
+from ..files import write_text
 from ..translation_vanilla_transformer import LONGEST_TEXT
+from . import encoding
+from .encoding import digest_texts, iter_texts, sample_texts
+from .options import DataOptions
 from .texts import INVISIBLE, SPACES, normalize
 
 NOTES = ("verbatim", "max_source_sentences", "max_source_lines")  # of train.py in a tokenizer, for the Translator
@@ -255,3 +267,111 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | Non
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     names = ("pad_token_id", "bos_token_id", "eos_token_id")
     return {name: getattr(tokenizer, name) for name in names} | {"decoder_start_token_id": start}
+
+
+# ------------------------------------------------------------------------------------------------- the one of a run
+
+
+def existing_tokenizer(
+    checkpoint: Path | None, model: str | None, tokenizer_name: str | None, teachers: list[str] | None
+) -> tuple[str, str] | None:
+    """The option that names the tokenizer to load, and its value; None: a new one is trained.
+
+    The first of these that is given: the checkpoint, the model to fine-tune, `--tokenizer_name`, a teacher.
+    """
+    named = {"--resume_from_checkpoint": checkpoint and str(checkpoint)}
+    named |= {"--model_name_or_path": model, "--tokenizer_name": tokenizer_name, "--teacher": teachers and teachers[0]}
+    return next(((option, name) for option, name in named.items() if name is not None), None)
+
+
+def make_tokenizer(
+    existing: tuple[str, str] | None,
+    train_pairs,
+    vocab_size: int | None = None,
+    tags: Iterable[str] | None = None,
+    verbatim: bool = False,
+):
+    """The tokenizer that [`existing_tokenizer`] found, or else a new one, trained on the training pairs.
+
+    Prints what it loses of the training texts. Raises UserError if that is nearly all, if one of the `tags` is not one
+    token of it, or is a special token, or if an existing tokenizer is to be `verbatim` and is not.
+    """
+    tags = [tag for tag in tags or [] if tag]
+    if existing is None:
+        size = vocab_size or VanillaTransformerConfig().vocab_size
+        tokenizer = trained_tokenizer(train_pairs, size, tags, verbatim)
+    else:
+        option, name = existing
+        if option == "--resume_from_checkpoint" and not Path(name, "tokenizer_config.json").is_file():
+            raise UserError(f"{name} cannot be read: no tokenizer; delete it to resume from an older one.")
+        tokenizer = load_tokenizer(name, option)
+        if option != "--resume_from_checkpoint":
+            report_lost_text(tokenizer, train_pairs, f"{option} {name}", tags)
+        if verbatim and not tokenizer.init_kwargs.get("verbatim"):
+            raise UserError(f"--verbatim trains a tokenizer, but {option} {name} brings one; leave one of them out.")
+        if option == "--model_name_or_path" and vocab_size not in (None, len(tokenizer)):
+            print(
+                f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "
+                f"{len(tokenizer)} tokens, to which none can be added."
+            )
+    for side, texts in sample_texts(train_pairs, tags=tags).items():
+        if note := describe_losses(tokenizer, texts, side):
+            print(textwrap.fill(note, 80, subsequent_indent="  "))
+    for tag in tags:
+        if tag in (getattr(tokenizer, name) for name in SPECIAL_TOKENS):
+            raise UserError(f"--train_file_tags has {tag}, a special token of the tokenizer; choose another tag.")
+        if len(tokenizer.tokenize(tag)) != 1:
+            raise UserError(
+                f"--train_file_tags has {tag}, which is not one token of the tokenizer; choose one that is, or let "
+                "a tokenizer be trained."
+            )
+    return tokenizer
+
+
+def trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool):
+    """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
+
+    The name of its file is a digest of the texts, the arguments and the code. Streams have no digest, and their
+    tokenizers are always trained.
+    """
+    if not isinstance(train_pairs, Sized):
+        return train_tokenizer(iter_texts(train_pairs), size, None, tags, verbatim)
+    code = [Path(file).read_bytes() for file in (__file__, encoding.__file__)] + [tokenizers.__version__]
+    key = Hasher.hash((digest_texts(train_pairs), size, tags, verbatim, code))
+    file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
+    with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
+        tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")), verbatim)
+        print(f"the tokenizer was trained by an earlier run on these pairs, which left it in {file}")
+        return tokenizer
+    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * len(train_pairs), tags, verbatim)
+    with contextlib.suppress(OSError):  # then the next run trains it again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, tokenizer.backend_tokenizer.to_str())
+    return tokenizer
+
+
+def report_lost_text(tokenizer, train_pairs, origin: str, tags: list[str]):
+    """Prints how much of the training texts the tokenizer loses; `origin` is the option that gave it."""
+    for side, texts in sample_texts(train_pairs, tags=tags).items():
+        if texts and (warning := check_coverage(tokenizer, texts, side, origin)):
+            print(warning)
+
+
+def note_source_form(tokenizer, survey: dict | None, options: DataOptions, keeps_more: bool):
+    """Notes in the tokenizer how many sentences and lines a training source may have, and prints it; evaluation and
+    the Translator cut texts accordingly.
+
+    `survey` has what was found in the training pairs. The options win. With `keeps_more`, no number is lowered: a
+    model to fine-tune may have read more.
+    """
+    noted = {}
+    for unit, asked in {"sentences": options.max_source_sentences, "lines": options.max_source_lines}.items():
+        before = tokenizer.init_kwargs.get(f"max_source_{unit}", 0) if keeps_more else 0
+        if number := asked or (survey and max(survey[f"usual_{unit}"], before)):
+            tokenizer.init_kwargs[f"max_source_{unit}"] = noted[unit] = number
+    if noted:
+        limits = " and ".join(f"{number:,} {unit[: -1 if number == 1 else None]}" for unit, number in noted.items())
+        PartialState().print(
+            f"texts are translated in pieces of up to {limits}, as in training (--max_source_sentences, "
+            "--max_source_lines)"
+        )

@@ -165,6 +165,20 @@ def step_bytes(model: nn.Module, options: TrainingOptions, accelerator: Accelera
     return constant, max(1, two - one)
 
 
+def choose_batch_size(
+    model: nn.Module, options: TrainingOptions, accelerator: Accelerator, longest: int, before: dict
+) -> int:
+    """The tokens of a batch: `--per_device_train_max_tokens` or, if that is auto, those of the resumed run, whose
+    settings are `before`, or the most that fit into memory when the longest side of all pairs has `longest` tokens."""
+    if options.per_device_train_max_tokens is not None:
+        return options.per_device_train_max_tokens
+    if before:
+        return before["per_device_train_max_tokens"]
+    size = largest_batch(model, options, accelerator, longest)
+    accelerator.print(f"--per_device_train_max_tokens auto: {size:,} tokens")
+    return size
+
+
 def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accelerator, longest: int) -> int:
     """The largest token budget that fits on each GPU, even if all pairs are as long as the longest.
 

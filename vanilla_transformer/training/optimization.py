@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import get_scheduler
 
 from ..data.batches import SOFT_TARGETS
+from ..errors import UserError
 from .options import TrainingOptions
 
 FINE_TUNING_PEAK = 1e-4  # the highest by default; above, the model forgets (docs/LOG.md)
@@ -57,6 +58,18 @@ def default_learning_rate(d_model: int, warmup_steps: int, is_new: bool) -> tupl
     )
 
 
+def choose_learning_rate(options: TrainingOptions, d_model: int, before: dict) -> float:
+    """The peak: `--learning_rate`, that of the resumed run, whose settings are `before`, or the default."""
+    if options.learning_rate is not None:
+        return options.learning_rate
+    if "learning_rate" in before:
+        return before["learning_rate"]
+    peak, reason = default_learning_rate(d_model, options.warmup_steps, options.model_name_or_path is None)
+    if reason:
+        PartialState().print(reason)
+    return peak
+
+
 def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps: int) -> Callable[[int], float]:
     """The learning rate as a function of the step, which counts from 1; `name` is one of transformers' schedules.
 
@@ -71,6 +84,21 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
     sizes = {"num_warmup_steps": max(1, warmup_steps), "num_training_steps": max_steps + 1}
     scheduler = get_scheduler(name, unused, **sizes)
     return lambda step: peak * scheduler.lr_lambdas[0](step)
+
+
+def count_steps(options: TrainingOptions, batches, batches_per_step: int, done: int) -> int:
+    """The optimizer steps of the run, from `max_steps` or epochs, which are also printed.
+
+    Raises UserError if more are `done` already.
+    """
+    count = options.max_steps or math.ceil(options.num_train_epochs * len(batches.epoch()) / batches_per_step)
+    if count < done:
+        remedy = "raise --max_steps or --num_train_epochs"
+        raise UserError(f"The run ends at step {count}, but checkpoint-{done} is past it; {remedy}.")
+    PartialState().print(f"steps {done:,} to {count:,}, learning rate up to {options.learning_rate:.2e}")
+    if count < options.warmup_steps and options.lr_scheduler_type != "constant":
+        PartialState().print("warning: the run ends during warm-up; lower --warmup_steps, or train longer.")
+    return count
 
 
 def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.AdamW:

@@ -1,0 +1,100 @@
+"""The model of a run: a new one, or the one to fine-tune, with its generation config."""
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..conversion import load_foreign
+from ..data.options import DataOptions
+from ..data.tokenizer import special_token_ids
+from ..errors import UserError, explaining, loading
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .dropout import use_byte_dropout
+from .hardware import check_model_fits
+from .options import TrainingOptions
+
+
+def make_model(
+    fields: dict, options: TrainingOptions, data: DataOptions, tokenizer, device: torch.device
+) -> VanillaTransformerForConditionalGeneration:
+    """A new model, or the one to fine-tune, with its generation config; still on the CPU.
+
+    `fields` are those of the config that were given. Raises UserError if the options conflict with that model, with
+    the tokenizer or with one another.
+    """
+    # On a CPU, eager attention is the fastest for short sentences.
+    attention = options.attn_implementation or ("eager" if device.type == "cpu" else None)
+    if device.type == "cpu" and attention == "flex_attention":
+        raise UserError("--attn_implementation flex_attention cannot train on a CPU; choose eager or sdpa.")
+    if options.model_name_or_path:
+        model = model_to_fine_tune(options.model_name_or_path, fields, attention)
+    else:
+        # Training has gradients and Adam's two moments beside the weights, which are made on the CPU.
+        copies = 1 if options.dry_run or device.type != "cpu" else 4
+        model = new_model(
+            fields, tokenizer, attention, copies, may_shrink=not (data.tokenizer_name or options.teacher)
+        )
+    config, longest = model.config, data.length_limit
+    if longest > config.longest_sequence:
+        raise UserError(
+            f"--max_position_embeddings is {config.longest_sequence}, but sentences may have {longest} tokens, "
+            "and learned positions end there; lower --max_source_length and --max_target_length or, for a new model, "
+            "raise --max_position_embeddings."
+        )
+    if options.gradient_checkpointing:
+        # The second name is that of transformers before 5.22.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    if device.type == "cpu":
+        use_byte_dropout(model)
+    model.generation_config = make_generation_config(model, data.max_target_length, options)
+    return model
+
+
+def new_model(
+    fields: dict, tokenizer, attention: str | None, copies: int, may_shrink: bool
+) -> VanillaTransformerForConditionalGeneration:
+    """A model with initial weights. Raises UserError if `copies` of them do not fit into memory.
+
+    `may_shrink`: whether the tokenizer was trained, so that it may have fewer tokens than `vocab_size` asked for.
+    """
+    size = len(tokenizer)
+    asked = fields.get("vocab_size", size)
+    if asked < size or (asked != size and not may_shrink):
+        raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
+    config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
+    check_model_fits(config, copies)
+    # There may be no such attention, or not on this machine.
+    with explaining(f"Cannot build a model with {attention} attention", ValueError, ImportError):
+        return AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+
+
+def model_to_fine_tune(name: str, fields: dict, attention: str | None) -> VanillaTransformerForConditionalGeneration:
+    """Loads `--model_name_or_path`, converting it if needed, with the dropout options that were given.
+
+    Raises UserError if it cannot be loaded, or if another model option was given with a different value; `vocab_size`
+    is only for a tokenizer to train.
+    """
+    dropouts = {field: value for field, value in fields.items() if "dropout" in field}
+    with loading(name, option="--model_name_or_path"):
+        model = load_foreign(name, True, attn_implementation=attention, dtype=torch.float32, **dropouts)
+    for field, value in fields.items():
+        theirs = getattr(model.config, field)
+        if value != theirs and field != "vocab_size":
+            raise UserError(f"--{field} is {value}, but {theirs} in --model_name_or_path {name}.")
+    return model
+
+
+# Kept from a Marian model: its decoder starts with the padding token, which these options keep out of the output.
+KEPT_FROM_MARIAN = ("bad_words_ids", "forced_eos_token_id", "renormalize_logits")
+
+
+def make_generation_config(
+    model: VanillaTransformerForConditionalGeneration, max_target_length: int, options: TrainingOptions
+) -> GenerationConfig:
+    """The defaults of `generate` for the trained model: the beams it was scored with, and a maximum length."""
+    config = model.config
+    ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
+    kept = {name: getattr(model.generation_config, name) for name in KEPT_FROM_MARIAN}
+    beams = {"num_beams": options.num_beams, "length_penalty": options.length_penalty} if options.num_beams > 1 else {}
+    longest = min(max_target_length + 1, config.longest_sequence)  # with the start token
+    return GenerationConfig(max_length=longest, **beams, **ids, **kept)
