@@ -1,4 +1,4 @@
-"""Train an encoder-decoder Transformer on sentence pairs. `main` shows the loop, `optimizer_step` the step.
+"""Train an encoder-decoder Transformer on sentence pairs: set up, loop, score. `optimizer_step` is one step.
 
 A run ends at its last step, by early stopping or divergence (training/state.py), or at a signal (training/signals.py).
 
@@ -11,15 +11,19 @@ import contextlib
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from datasets import Dataset
 from filelock import FileLock
+from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.encoding import longest_side_of, tokenize_splits
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.rows import hide_bars
-from vanilla_transformer.data.splits import load_pairs
+from vanilla_transformer.data.splits import Splits, load_pairs
 from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenizer, note_source_form
 from vanilla_transformer.errors import escape_output
 from vanilla_transformer.evaluation.metrics import Metrics
@@ -27,106 +31,79 @@ from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
 from vanilla_transformer.hub import upload
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.training import checkpoint, hardware, processes, report, resume, run_folder
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.final_weights import final_model
 from vanilla_transformer.training.model import make_model
-from vanilla_transformer.training.options import TrainingOptions
-from vanilla_transformer.training.recipe import given_fields, parse_arguments, recipe_to_yaml, resolved_recipe
+from vanilla_transformer.training.options import ModelOptions, TrainingOptions
+from vanilla_transformer.training.processes import run_on_main
+from vanilla_transformer.training.recipe import parse_arguments, recipe_to_yaml, resolved_recipe
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped, held_back
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
-from vanilla_transformer.training.trackers import start_trackers
 from vanilla_transformer.training.weights import Weights
 
 
 def main():
-    data, model_options, options = parse_arguments(sys.argv[1:])
-    fields = given_fields(model_options)
-    output_dir = options.output_dir
-    metrics = Metrics(options.metrics, options.metric_kwargs)
-    # Raises now, not at the first evaluation.
-    scorer = Scorer(data.target_language, options.bleu_tokenize, False, options.score_normalization, metrics)
-    if options.push_to_hub:
-        upload.check_push(options.hub_model_id, output_dir, private=options.hub_private_repo, native=options.native)
+    data_options, model_options, options = parse_arguments(sys.argv[1:])
+    output_dir, metrics = options.output_dir, Metrics(options.metrics, options.metric_kwargs)
+    scorer = Scorer(data_options.target_language, options.bleu_tokenize, False, options.score_normalization, metrics)
     accelerator = processes.make_accelerator(options)
     shutdown = GracefulShutdown(accelerator)
-    processes.check_temporary_folder(data, accelerator.device)
     hardware.configure(accelerator.device, accelerator.mixed_precision)
-    hide_bars()
-    resume_from = processes.run_on_main(resume.find_checkpoint, output_dir, options.resume_from_checkpoint)
+    resume_from = run_on_main(resume.find_checkpoint, output_dir, options.resume_from_checkpoint)
+    pairs, tokenizer, model, splits = prepare(data_options, model_options, options, resume_from, accelerator)
+    run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
+    longest = longest_side_of(splits["train"], data_options.length_limit)
+    options = with_defaults(options, model, longest, resume_from, accelerator)
 
-    # -------------------------------------------------------------------------------------------------- data, model
-    # One process per machine prepares what the others then read from its disk.
-    with accelerator.main_process_first(), accelerator.local_main_process_first():
-        pairs = load_pairs(data)
-    existing = existing_tokenizer(resume_from, options.model_name_or_path, data.tokenizer_name, options.teacher)
-    tokenizer = processes.run_on_main(
-        make_tokenizer,
-        existing,
-        pairs["train"],
-        fields.get("vocab_size"),
-        data.train_file_tags,
-        data.verbatim,
-    )
-    torch.manual_seed(options.seed)
-    model = make_model(fields, options, data, tokenizer, accelerator.device)
-    if options.native:
-        upload.check_native(model.config)
-    with accelerator.main_process_first(), accelerator.local_main_process_first():
-        keeps_length = options.model_name_or_path is not None
-        splits = tokenize_splits(pairs, tokenizer, data, model.config, keeps_length)
-        if options.teacher:
-            splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
-    note_source_form(tokenizer, processes.run_on_main(pairs.survey.get, "train"), data, keeps_length)
-    processes.run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
-    model.to(accelerator.device)
-    accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    longest = longest_side_of(splits["train"], data.length_limit)
-    before = {} if resume_from is None else checkpoint.load_state(resume_from).settings
-    options = replace(options, learning_rate=optim.choose_learning_rate(options, model.config.d_model, before))
-    max_tokens = hardware.choose_batch_size(model, options, accelerator, longest, before)
-    options = replace(options, per_device_train_max_tokens=max_tokens)
-    # The weights in all their forms. FSDP shards `model` in place, so the optimizer comes after them.
+    # --------------------------------------------------------------- weights, optimizer, state, batches, learning rate
     weights = Weights(model, accelerator, options.torch_compile, options.ema_decay)
-    optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, options))
-
-    # ------------------------------------------------------------------------------------ batches, schedule, resume
+    optimizer = accelerator.prepare_optimizer(optim.make_optimizer(model, options))  # of weights that FSDP has sharded
     batches_per_step = options.gradient_accumulation_steps * accelerator.num_processes
-    recipe = resolved_recipe(data, options, model.config)
+    recipe = resolved_recipe(data_options, options, model.config)
     settings = resume.run_settings(recipe, splits, batches_per_step, accelerator.mixed_precision)
     state = TrainerState(settings=settings)
     if resume_from is not None:
         state = resume.resume(resume_from, settings, output_dir, weights, optimizer)
-    content = {"max_tokens": options.per_device_train_max_tokens, "seed": options.seed}  # decides what is in batch n
-    share = {"start": state.position, "num_processes": accelerator.num_processes, "stream_state": state.stream}
-    share |= {"process_index": accelerator.process_index}  # decides which batches this process reads
-    batches = training_batches(splits["train"], tokenizer, data, **content, **share)
+    batches = training_batches(
+        splits["train"],
+        tokenizer,
+        data_options,
+        max_tokens=options.per_device_train_max_tokens,
+        seed=options.seed,
+        start=state.position,
+        process_index=accelerator.process_index,
+        num_processes=accelerator.num_processes,
+        stream_state=state.stream,
+    )
     max_steps = optim.count_steps(options, batches, batches_per_step, state.step)
     schedule = optim.learning_rate_schedule(  # step, from 1 on -> learning rate
         options.lr_scheduler_type, options.learning_rate, options.warmup_steps, max_steps
     )
-    report.compare_rates(state, schedule)
     triggers = Triggers(options, max_steps)
+    report.compare_rates(state, schedule)
     report.check_average(triggers)
-    take_step = partial(optimizer_step, weights, optimizer, options, accelerator)
     if options.dry_run:
-        fits = report.describe_plan(options, model, longest, batches, batches_per_step, accelerator)
-        accelerator.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}\n{report.DRY_RUN}", flush=True)
-        if fits:
-            try_step = partial(take_step, state=state, learning_rate=0.0)
-            report.describe_time(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step)
+        try_step = partial(optimizer_step, weights, optimizer, options, accelerator, state=state, learning_rate=0.0)
+        report.dry_run(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step, recipe)
         return processes.end_processes(accelerator)
+
     # Held by the main process until it ends. A soft lock, filelock's own remedy, would outlive a killed run.
     lock = FileLock(output_dir / run_folder.LOCK, timeout=10, fallback_to_soft=False)
-    processes.run_on_main(run_folder.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
-    must_agree = {"--output_dir": (output_dir / "recipe.yaml").exists(), "The training data": settings["data"]}
-    processes.check_same_everywhere(must_agree)  # by every machine
-    processes.run_on_main(start_trackers, accelerator, options.run_name, recipe)
-    # How many beams `evaluate` takes is in `model.generation_config`, where make_model has put --num_beams.
-    scoring = {"tokenizer": tokenizer, "scorer": scorer, "accelerator": accelerator}
-    scoring |= {"max_tokens": options.per_device_eval_max_tokens}
-    evaluate = partial(evaluate_split, **scoring, num_examples=options.num_examples)
+    run_on_main(run_folder.prepare_output_dir, lock, resume_from, recipe_to_yaml(recipe))
+    processes.check_same_everywhere("--output_dir", (output_dir / "recipe.yaml").exists())
+    processes.check_same_everywhere("The training data", settings["data"])
+    run_on_main(report.start_trackers, accelerator, options.run_name, recipe)
+    evaluate = partial(  # with the beams of model.generation_config
+        evaluate_split,
+        tokenizer=tokenizer,
+        scorer=scorer,
+        accelerator=accelerator,
+        max_tokens=options.per_device_eval_max_tokens,
+        num_examples=options.num_examples,
+    )
 
     # -------------------------------------------------------------------------------------------------------- train
     with held_back():
@@ -135,8 +112,8 @@ def main():
     bar = report.progress_bar(state.step, max_steps, accelerator.is_local_main_process)
     with run_folder.offering_resume(output_dir), shutdown, bar:
         while True:
-            # Save before evaluating, so that a run killed during an evaluation loses nothing. What is due after a step
-            # is done at the beginning of the next turn, so that a resumed run makes up for it.
+            # Work due after step N runs at the top of the next turn, so a resumed run repeats it. Saving comes first:
+            # a run killed during an evaluation loses nothing.
             if (triggers.should_save(state.step) or is_overdue or stopping) and state.step != saved_step:
                 state.stream = batches.state
                 checkpoint.save(output_dir, weights, optimizer, tokenizer, state)
@@ -157,26 +134,37 @@ def main():
 
             meter.start()
             micro_batches = [next(loader) for _ in range(options.gradient_accumulation_steps)]
-            numbers = take_step(micro_batches, state, schedule(state.step + 1))
+            learning_rate = schedule(state.step + 1)
+            loss, tokens, grad_norm = optimizer_step(
+                weights, optimizer, options, accelerator, micro_batches, state, learning_rate
+            )
             state.advance(batches_per_step)
-            meter.add(state, schedule(state.step), *numbers)
+            meter.add(state, learning_rate, loss, tokens, grad_norm)
             bar.update()
             stopping = shutdown.should_stop(may_ask_others=triggers.should_log(state.step))
             if triggers.should_log(state.step) or stopping:
                 entry = meter.flush(state, accelerator, batches.pairs, options.on_divergence == "stop")  # or Diverged
                 report.show_progress(bar, entry, state, max_steps, accelerator.is_local_main_process)
                 accelerator.log(entry, step=state.step)
-                is_overdue = processes.run_on_main(triggers.is_overdue)
+                is_overdue = run_on_main(triggers.is_overdue)
 
     # ------------------------------------------------------------------------------------------------ final scores
     final = final_model(weights, state, triggers)  # the last, averaged or best weights
     results = state.results() | {"num_parameters": final.num_parameters()}
     if options.tune_decoding:
-        by = (options.metric_for_best_model, options.greater_is_better)
-        tune = partial(tune_on_split, final, splits["validation"], *by, **scoring)
-        results["tuned_decoding"] = tried = processes.run_on_main(tune)
-        best = use_best(tried, final.generation_config)
-        accelerator.print(f"tuned on the validation split: {best}")
+        tried = run_on_main(
+            tune_on_split,
+            final,
+            splits["validation"],
+            options.metric_for_best_model,
+            options.greater_is_better,
+            tokenizer=tokenizer,
+            scorer=scorer,
+            accelerator=accelerator,
+            max_tokens=options.per_device_eval_max_tokens,
+        )
+        results["tuned_decoding"] = tried
+        accelerator.print(f"tuned on the validation split: {use_best(tried, final.generation_config)}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
             results |= evaluate(final, splits[split], prefix)
@@ -184,7 +172,7 @@ def main():
         state.log_scores(results)
     accelerator.log(report.scalars(results), step=state.step)
     if accelerator.is_main_process:
-        results |= report.describe_run(data, pairs, splits) | {"metrics": metrics.describe()}
+        results |= report.describe_run(data_options, pairs, splits) | {"metrics": metrics.describe()}
         lowest_loss = optim.lowest_loss(options, final.config.decoder_vocab_size)
         with run_folder.offering_resume(output_dir):
             run_folder.save_model(output_dir, final, tokenizer, results, state.history, lowest_loss)
@@ -228,6 +216,60 @@ def optimizer_step(
     optimizer.zero_grad()
     weights.update_average(updates=state.step)
     return total, tokens, grad_norm
+
+
+def prepare(
+    data_options: DataOptions,
+    model_options: ModelOptions,
+    options: TrainingOptions,
+    resume_from: Path | None,
+    accelerator: Accelerator,
+) -> tuple[Splits, PreTrainedTokenizerBase, VanillaTransformerForConditionalGeneration, dict[str, Dataset]]:
+    """The pairs, the tokenizer, the model on its device, and the pairs as token ids.
+
+    One process per machine prepares data, and the others then read it from its disk.
+    """
+    if options.push_to_hub:
+        upload.check_push(
+            options.hub_model_id, options.output_dir, private=options.hub_private_repo, native=options.native
+        )
+    hide_bars()
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
+        pairs = load_pairs(data_options)
+    tokenizer = run_on_main(
+        make_tokenizer,
+        existing_tokenizer(resume_from, options.model_name_or_path, data_options.tokenizer_name, options.teacher),
+        pairs["train"],
+        model_options.vocab_size,
+        data_options.train_file_tags,
+        data_options.verbatim,
+    )
+    torch.manual_seed(options.seed)
+    model = make_model(model_options, options, data_options, tokenizer, accelerator.device)
+    if options.native:
+        upload.check_native(model.config)
+    is_fine_tuning = options.model_name_or_path is not None
+    with accelerator.main_process_first(), accelerator.local_main_process_first():
+        splits = tokenize_splits(pairs, tokenizer, data_options, model.config, keeps_length=is_fine_tuning)
+        if options.teacher:
+            splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
+    note_source_form(tokenizer, run_on_main(pairs.survey.get, "train"), data_options, keeps_more=is_fine_tuning)
+    accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
+    return pairs, tokenizer, model.to(accelerator.device), splits
+
+
+def with_defaults(
+    options: TrainingOptions,
+    model: VanillaTransformerForConditionalGeneration,
+    longest: int,
+    resume_from: Path | None,
+    accelerator: Accelerator,
+) -> TrainingOptions:
+    """The options with a learning rate and a batch size, which are those of the resumed run unless they are given."""
+    before = {} if resume_from is None else checkpoint.load_state(resume_from).settings
+    peak = optim.choose_learning_rate(options, model.config.d_model, before)
+    max_tokens = hardware.choose_batch_size(model, options, accelerator, longest, before)
+    return replace(options, learning_rate=peak, per_device_train_max_tokens=max_tokens)
 
 
 if __name__ == "__main__":

@@ -428,8 +428,9 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
     assert found["train_steps"] == -(-int(count) // 2)
     if int(count) % 2 == 0:
         assert padding == f"{found['padding_fraction']:.1%}"
-    assert "about 0.00 of " in said
-    assert re.search(rf"about \d.* s a step, so 0:00:\d\d for {found['train_steps']} steps", end)
+    assert re.search(
+        rf"about \d.* s a step, so 0:00:\d\d for {found['train_steps']} steps, .*; \d\.\d\d GiB of memory", end
+    )
 
 
 def test_dry_run_of_a_resumed_stream(pairs, tmp_path):

@@ -11,11 +11,10 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub import model_card
 from vanilla_transformer.hub.model_card import public_recipe
+from vanilla_transformer.training.options import NOT_OPTIONS, given_fields
 from vanilla_transformer.training.recipe import (
-    NOT_OPTIONS,
     PATHS_OR_IDS,
     SAMPLE_RECIPE,
-    given_fields,
     make_parser,
     parse_arguments,
     recipe_to_yaml,
@@ -413,32 +412,19 @@ def test_written_recipe_starts_a_new_run(recipe):
     assert again["d_model"] == 64 and again["dataset_name"] == "sample_dataset"
 
 
-PUBLISHING = ["push_to_hub: true", "push_to_hub: 1", "hub_model_id: me/public", "hub_private_repo: yes", "native: t"]
-
-
-@pytest.mark.parametrize("line", PUBLISHING)
-def test_a_recipe_cannot_publish(recipe, line):
-    """Only who starts the run can, whatever else the recipe or the command line says."""
-    name, argv = line.split(":")[0], recipe(f"dataset_name: x\n{line.replace('_', '-', 1)}\n")
-    expected = f"'{name}' in {argv[1]} is about publishing, which a recipe cannot decide; remove it there, and give "
-    expected += f"--{name} on the command line if you want it."
-    for more in ([], ["--push_to_hub"], ["--push_to_hub", "false"]):
-        assert refusal([*argv, *more]) == expected
+def test_a_recipe_may_publish_and_the_command_line_wins(recipe):
+    argv = recipe("dataset_name: x\npush-to-hub: true\nhub_model_id: me/toy\nhub_private_repo: yes\nnative: true\n")
+    args = parse(argv)
+    assert (args["push_to_hub"], args["hub_model_id"], args["hub_private_repo"]) == (True, "me/toy", True)
+    assert args["native"] and parse([*argv, "--hub_model_id=me/other"])["hub_model_id"] == "me/other"
+    others = [f"--{name}=false" for name in ("push_to_hub", "hub_private_repo", "native")]
+    assert not parse([*argv, *others])["push_to_hub"]
 
 
 def test_a_list_of_a_recipe_holds_no_options(recipe):
     argv = recipe("train_file: [pairs.jsonl, --push_to_hub, --hub_model_id=me/public]")
     value = f"'train_file' in {argv[1]} has the value --push_to_hub"
     assert refusal(argv) == f"{value}; in a list, no value may begin with a -."
-
-
-@pytest.mark.parametrize("value", ["", "null", "~", "false", "False", "no"])
-def test_a_recipe_of_an_earlier_version_which_does_not_publish_is_read(recipe, value):
-    names = ("push_to_hub", "hub_model_id", "hub_private_repo", "native")
-    argv = recipe("dataset_name: x\n" + "".join(f"{name}: {value}\n" for name in names))
-    assert parse(argv) == parse(["--dataset_name=x"])
-    args = parse([*argv, "--push_to_hub", "--hub_model_id=me/toy", "--hub_private_repo"])
-    assert (args["push_to_hub"], args["hub_model_id"], args["hub_private_repo"]) == (True, "me/toy", True)
 
 
 def test_written_recipe_repeats_a_run_without_its_push(recipe):

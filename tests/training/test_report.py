@@ -5,12 +5,15 @@ import re
 import sys
 
 import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from helpers import training_options
 from matplotlib.figure import Figure
 
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.splits import Splits
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.training.report import (
+    RUN_NAMES,
     check_average,
     compare_rates,
     describe_run,
@@ -18,6 +21,7 @@ from vanilla_transformer.training.report import (
     plot_training_curves,
     progress_bar,
     show_progress,
+    start_trackers,
 )
 from vanilla_transformer.training.state import TrainerState, Triggers
 
@@ -167,3 +171,57 @@ def test_curves_fill_their_axes_and_have_one_label_each(bound, tmp_path, monkeyp
 def test_a_run_without_history_is_drawn_too(tmp_path):
     plot_training_curves([], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ------------------------------------------------------------------------------------------------------------ trackers
+
+
+class Tracker(GeneralTracker):
+    """Keeps what it was made with."""
+
+    name, requires_logging_directory, tracker, made = "", False, property(lambda self: self), {}
+
+    def __init__(self, project: str, **options):
+        super().__init__()
+        self.made[self.name] = [project, options]
+
+
+@pytest.fixture
+def start(accelerator, monkeypatch):
+    """start(names, run_name) -> what each tracker was made with."""
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+
+    def start(names: list[str], run_name: str | None = None) -> dict:
+        made = {}
+        for name in names:
+            kind = type("Named", (Tracker,), {"name": name, "made": made})
+            monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, kind)
+        monkeypatch.setattr(accelerator, "log_with", names)
+        monkeypatch.setattr(accelerator, "trackers", [])
+        start_trackers(accelerator, run_name, {"seed": 1})
+        return made
+
+    return start
+
+
+def test_no_tracker_is_said_nothing_about(start, capsys):
+    assert start([]) == {} and capsys.readouterr().out == ""
+
+
+def test_started_trackers_are_named(start, capsys):
+    assert start(["wandb", "mlflow"]) == dict.fromkeys(["wandb", "mlflow"], ["vanilla-transformer", {}])
+    assert capsys.readouterr().out == "reporting to wandb, mlflow\n"
+
+
+def test_project_is_that_of_the_environment(start, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    assert start(["wandb"])["wandb"][0] == "mine"
+
+
+def test_run_name_reaches_each_tracker_that_takes_one(start):
+    made = start([*RUN_NAMES, "tensorboard"], "first")
+    assert {name: options for name, (_, options) in made.items() if options} == {
+        name: {key: "first"} for name, key in RUN_NAMES.items()
+    }
+    with pytest.raises(UserError, match="--run_name has no effect with --report_to tensorboard"):
+        start(["tensorboard"], "first")

@@ -20,7 +20,7 @@ from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of
 from ..inspection.explorer import explore, write_explorer
 from ..inspection.shapes import shape_table, trace_shapes
-from ..training.recipe import ModelOptions
+from ..training.options import ModelOptions
 from .options import add_dataset_options, dataset_options, positive
 
 

@@ -1,7 +1,7 @@
 """The model of a run: a new one, or the one to fine-tune, with its generation config."""
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion import load_foreign
@@ -10,18 +10,21 @@ from ..data.tokenizer import special_token_ids
 from ..errors import UserError, explaining, loading
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .dropout import use_byte_dropout
-from .hardware import check_model_fits
-from .options import TrainingOptions
+from .options import ModelOptions, TrainingOptions, given_fields
 
 
 def make_model(
-    fields: dict, options: TrainingOptions, data: DataOptions, tokenizer, device: torch.device
+    model_options: ModelOptions,
+    options: TrainingOptions,
+    data_options: DataOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
 ) -> VanillaTransformerForConditionalGeneration:
     """A new model, or the one to fine-tune, with its generation config; still on the CPU.
 
-    `fields` are those of the config that were given. Raises UserError if the options conflict with that model, with
-    the tokenizer or with one another.
+    Raises UserError if the options conflict with that model, with the tokenizer or with one another.
     """
+    fields = given_fields(model_options)
     # On a CPU, eager attention is the fastest for short sentences.
     attention = options.attn_implementation or ("eager" if device.type == "cpu" else None)
     if device.type == "cpu" and attention == "flex_attention":
@@ -29,12 +32,9 @@ def make_model(
     if options.model_name_or_path:
         model = model_to_fine_tune(options.model_name_or_path, fields, attention)
     else:
-        # Training has gradients and Adam's two moments beside the weights, which are made on the CPU.
-        copies = 1 if options.dry_run or device.type != "cpu" else 4
-        model = new_model(
-            fields, tokenizer, attention, copies, may_shrink=not (data.tokenizer_name or options.teacher)
-        )
-    config, longest = model.config, data.length_limit
+        is_trained = not (data_options.tokenizer_name or options.teacher)
+        model = new_model(fields, tokenizer, attention, may_shrink=is_trained)
+    config, longest = model.config, data_options.length_limit
     if longest > config.longest_sequence:
         raise UserError(
             f"--max_position_embeddings is {config.longest_sequence}, but sentences may have {longest} tokens, "
@@ -46,14 +46,14 @@ def make_model(
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     if device.type == "cpu":
         use_byte_dropout(model)
-    model.generation_config = make_generation_config(model, data.max_target_length, options)
+    model.generation_config = make_generation_config(model, data_options.max_target_length, options)
     return model
 
 
 def new_model(
-    fields: dict, tokenizer, attention: str | None, copies: int, may_shrink: bool
+    fields: dict, tokenizer, attention: str | None, may_shrink: bool
 ) -> VanillaTransformerForConditionalGeneration:
-    """A model with initial weights. Raises UserError if `copies` of them do not fit into memory.
+    """A model with initial weights, from the given `fields` of its config.
 
     `may_shrink`: whether the tokenizer was trained, so that it may have fewer tokens than `vocab_size` asked for.
     """
@@ -62,7 +62,6 @@ def new_model(
     if asked < size or (asked != size and not may_shrink):
         raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
     config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
-    check_model_fits(config, copies)
     # There may be no such attention, or not on this machine.
     with explaining(f"Cannot build a model with {attention} attention", ValueError, ImportError):
         return AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention, dtype=torch.float32)

@@ -1,10 +1,44 @@
-"""The options that say how a model is trained and scored."""
+"""The options of the model, which are the fields of its config, and of training."""
 
-from dataclasses import dataclass
+import inspect
+import re
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_origin
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..options import option
+
+# Config fields that follow from the tokenizer or are constant.
+NOT_OPTIONS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "decoder_vocab_size"}
+NOT_OPTIONS |= {"is_encoder_decoder"}
+
+
+def make_model_options() -> type:
+    """A dataclass with the fields of the model's config, documented by its docstring; None means the default."""
+    # Cleaned, since Python 3.13 strips the common indentation of a docstring and earlier versions keep it.
+    docstring = inspect.cleandoc(VanillaTransformerConfig.__doc__ or "")  # `python -OO` has no docstrings
+    texts = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", docstring, re.MULTILINE))
+    texts["vocab_size"] = "Maximum vocabulary size of the tokenizer to train; a small corpus may give fewer tokens."
+    defaults, own = VanillaTransformerConfig(), VanillaTransformerConfig.__annotations__
+    options = []
+    for item in fields(VanillaTransformerConfig):
+        if item.name in own and item.name not in NOT_OPTIONS:
+            default = getattr(defaults, item.name)
+            kind = item.type if get_origin(item.type) is Literal else type(default)
+            shown = "" if item.default is None else f" (default: {default})"
+            text = " ".join(texts.get(item.name, "").split()) + shown
+            switch = {"nargs": "?", "const": True} if kind is bool else {}  # `--norm_first` and `--norm_first false`
+            options.append((item.name, kind | None, option(None, text, **switch)))
+    return make_dataclass("ModelOptions", options, namespace={"_argument_group_name": "model"}, frozen=True)
+
+
+ModelOptions = make_model_options()
+
+
+def given_fields(options: ModelOptions) -> dict:
+    """The config fields that the command line or the recipe set, with their values."""
+    return {name: value for name, value in vars(options).items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,11 @@
 
 import contextlib
 import os
-import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
-import psutil
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import (
@@ -26,7 +23,6 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from ..data.options import DataOptions
 from ..errors import UserError, catching_panics, explaining, one_line, show_cause
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .options import TrainingOptions
@@ -43,9 +39,6 @@ UNSUPPORTED = {
     "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing is not supported; give train.py "
     "--gradient_checkpointing instead.",
 }
-LONGEST_FOLDER = 70  # bytes of a temporary folder; a socket in it has 32 more, and 104 at most
-# Options that `accelerate launch` hands only to DeepSpeed, and the options of train.py to give instead.
-NOT_HANDED_ON = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
 
 
 def make_accelerator(options: TrainingOptions) -> Accelerator:
@@ -54,18 +47,21 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
     Raises UserError if the launcher was told something that train.py does not do, its processes do not know of each
     other, or a tracker does not exist or is not installed.
     """
-    check_launch(options)
+    check_launch()
     trackers = [name for name in options.report_to.split(",") if name != "none"]
     timeout = InitProcessGroupKwargs(timeout=timedelta(hours=24))  # the main process may tokenize for hours
     steps = GradientAccumulationPlugin(num_steps=1)  # otherwise `backward` divides by what the environment says
     views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # gradients need no second buffer
-    given = {"project_dir": options.output_dir, "gradient_accumulation_plugin": steps}
-    given["kwargs_handlers"] = [timeout, views]
     what = f" with --report_to {options.report_to}" if trackers else ""
     is_left_over = "LOCAL_RANK" in os.environ and "WORLD_SIZE" not in os.environ
     remedy = "unset LOCAL_RANK, which only a launcher sets, together with others" if is_left_over else ""
     with explaining(f"Accelerate cannot start{what}", ValueError, remedy=remedy):
-        accelerator = Accelerator(log_with=trackers or None, **given)
+        accelerator = Accelerator(
+            log_with=trackers or None,
+            project_dir=options.output_dir,
+            gradient_accumulation_plugin=steps,
+            kwargs_handlers=[timeout, views],
+        )
     for name in trackers:
         if name not in map(str, accelerator.log_with) and (name != "all" or not accelerator.log_with):
             raise UserError(f"--report_to {name} is not installed; install it, or choose another tracker.")
@@ -84,8 +80,8 @@ def make_accelerator(options: TrainingOptions) -> Accelerator:
     return accelerator
 
 
-def check_launch(options: TrainingOptions):
-    """Raises UserError if `accelerate launch` was told what train.py does not do, or what only its options may say."""
+def check_launch():
+    """Raises UserError if `accelerate launch` was told what train.py does not do."""
     for name, message in UNSUPPORTED.items():
         if parse_flag_from_env(name):
             raise UserError(message)
@@ -93,43 +89,14 @@ def check_launch(options: TrainingOptions):
         raise UserError("FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.")
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         raise UserError("--mixed_precision fp8 is not supported; give accelerate launch bf16.")
-    for name, ours in NOT_HANDED_ON.items():
-        told, value = os.environ.get(f"ACCELERATE_{name.upper()}") or launcher_option(name), getattr(options, ours)
-        if told and told not in ("none", "auto") and float(told) != value:
-            raise UserError(
-                f"accelerate launch has --{name} {told}, but train.py --{ours} {value}; give only the latter, after "
-                "train.py."
-            )
 
 
-def check_temporary_folder(data: DataOptions, device: torch.device):
-    """Raises UserError if workers, which have their sockets in the temporary folder, would wait for them for ever."""
-    folder, workers = tempfile.gettempdir(), data.dataloader_num_workers
-    has_workers = workers or data.preprocessing_num_workers or (workers is None and device.type == "cuda")
-    if has_workers and os.name == "posix" and len(os.fsencode(folder)) > LONGEST_FOLDER:
-        raise UserError(
-            f"TMPDIR is {folder}, a longer path than the sockets of data workers may have; set TMPDIR to one of at "
-            f"most {LONGEST_FOLDER} characters, such as /tmp, or give --dataloader_num_workers 0."
-        )
-
-
-def launcher_option(name: str) -> str | None:
-    """The number given for an option of `accelerate launch`: what stands before the script on its command line."""
-    try:
-        words = psutil.Process().parent().cmdline()
-        before = " ".join(words[: words.index(sys.argv[0])])
-    except (psutil.Error, AttributeError, ValueError):  # there is no parent, or it is no launcher
-        return None
-    found = re.search(rf"accelerate.* --{name.replace('_', '[-_]')}[ =]([\d.]+)", before)
-    return found and found[1]
-
-
-def run_on_main(function: Callable, *arguments):
+def run_on_main(function: Callable, *args, **kwargs):
     """Calls the function on the main process and returns its result, or raises its exception, on all processes."""
     result = None
     if PartialState().is_main_process:
         try:
-            result = function(*arguments)
+            result = function(*args, **kwargs)
         except Exception as error:  # whatever it is: the other processes are waiting for the result
             result = error
     result = broadcast_object_list([result])[0]
@@ -139,11 +106,10 @@ def run_on_main(function: Callable, *arguments):
     return result
 
 
-def check_same_everywhere(values: dict):
-    """Raises UserError on all processes, naming the first of the values in which they differ."""
-    for name, value in values.items():
-        if any(other != value for other in gather_object([value])):
-            raise UserError(f"{name} is not the same on all machines; let them share a disk.")
+def check_same_everywhere(name: str, value):
+    """Raises UserError on all processes, with the `name` of the value, if it differs between them."""
+    if any(other != value for other in gather_object([value])):
+        raise UserError(f"{name} is not the same on all machines; let them share a disk.")
 
 
 def number_of_shards(num_processes: int) -> int:

@@ -1,14 +1,11 @@
 """Every option of train.py: defaults, then a recipe file, then the command line, each overriding the one before."""
 
 import argparse
-import inspect
-import re
 import warnings
 from collections.abc import Iterable, Set
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, get_origin
 
 import yaml
 from transformers import HfArgumentParser
@@ -18,37 +15,9 @@ from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_paral
 from ..data.readers import may_have_columns
 from ..errors import UserError, explaining
 from ..evaluation.metrics import OURS
-from ..options import option
-from .options import TrainingOptions
+from .options import ModelOptions, TrainingOptions
 
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
-
-
-# Config fields that follow from the tokenizer or are constant.
-NOT_OPTIONS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "decoder_vocab_size"}
-NOT_OPTIONS |= {"is_encoder_decoder"}
-
-
-def make_model_options() -> type:
-    """A dataclass with the fields of the model's config, documented by its docstring; None means the default."""
-    # Cleaned, since Python 3.13 strips the common indentation of a docstring and earlier versions keep it.
-    docstring = inspect.cleandoc(VanillaTransformerConfig.__doc__ or "")  # `python -OO` has no docstrings
-    texts = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", docstring, re.MULTILINE))
-    texts["vocab_size"] = "Maximum vocabulary size of the tokenizer to train; a small corpus may give fewer tokens."
-    defaults, own = VanillaTransformerConfig(), VanillaTransformerConfig.__annotations__
-    options = []
-    for item in fields(VanillaTransformerConfig):
-        if item.name in own and item.name not in NOT_OPTIONS:
-            default = getattr(defaults, item.name)
-            kind = item.type if get_origin(item.type) is Literal else type(default)
-            shown = "" if item.default is None else f" (default: {default})"
-            text = " ".join(texts.get(item.name, "").split()) + shown
-            switch = {"nargs": "?", "const": True} if kind is bool else {}  # `--norm_first` and `--norm_first false`
-            options.append((item.name, kind | None, option(None, text, **switch)))
-    return make_dataclass("ModelOptions", options, namespace={"_argument_group_name": "model"}, frozen=True)
-
-
-ModelOptions = make_model_options()
 
 
 class Parser(HfArgumentParser):
@@ -92,7 +61,6 @@ NEEDS["metric_kwargs"] = "metrics"
 NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
 LISTS = {*FILE_OPTIONS, "teacher", "metrics", "metric_kwargs"}  # with one or more values
 LISTS |= {"source_column", "target_column", "reference_columns"}
-PUBLISHING = {"push_to_hub", "hub_model_id", "hub_private_repo", "native"}  # on the command line only
 LANGUAGES = {"source_lang", "target_lang"}
 # Options on the command line that override keys of a recipe other than their own.
 OVERRIDES = {
@@ -163,7 +131,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
 def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
     """The options in a recipe, except those without a value.
 
-    Raises UserError if it cannot be read, has something other than options, or asks to publish the model.
+    Raises UserError if it cannot be read, or has something other than options.
     """
     with explaining(f"The recipe {path} cannot be read", OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         # The node tree: YAML's loaders would read `no`, the language, as False, and drop the first of two equal keys.
@@ -181,17 +149,10 @@ def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
         nodes = value_node.value if is_list else [value_node]
         if not all(isinstance(node, yaml.ScalarNode) for node in nodes):
             raise UserError(f"'{key}' in {path} must be a single value, not a list or a mapping.")
-        # Earlier versions wrote these options, too, into the recipe of a run.
-        if key in PUBLISHING and value_node.value.lower() not in ("", "null", "~", "false", "no"):
-            raise UserError(
-                f"'{key}' in {path} is about publishing, which a recipe cannot decide; remove it there, and give "
-                f"--{key} on the command line if you want it."
-            )
         # Those of a list become words of their own, which must not be read as other options.
         if is_list and (wrong := [node.value for node in nodes if node.value.startswith("-")]):
             raise UserError(f"'{key}' in {path} has the value {wrong[0]}; in a list, no value may begin with a -.")
         recipe[key] = [node.value for node in nodes] if is_list else value_node.value
-    recipe = {key: value for key, value in recipe.items() if key not in PUBLISHING}
     return {key: value for key, value in recipe.items() if value not in ("", "null", "~")}
 
 
@@ -232,14 +193,10 @@ def check_conflicts(data: DataOptions, training: TrainingOptions):
         raise UserError("--tokenizer_name cannot be combined with --model_name_or_path, which has its own.")
 
 
-def given_fields(model: ModelOptions) -> dict:
-    """The config fields that the command line or the recipe set, with their values."""
-    return {name: value for name, value in vars(model).items() if value is not None}
-
-
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"
 PATHS_OR_IDS = ("dataset_name", "tokenizer_name", "model_name_or_path", "teacher", "metrics")  # of the Hub
-NOT_IN_RECIPE = {"resume_from_checkpoint", "dry_run", *PUBLISHING}
+# Options of one run: whoever repeats it from its recipe neither resumes nor publishes.
+NOT_IN_RECIPE = {"resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id", "hub_private_repo", "native"}
 
 
 def resolved_recipe(data: DataOptions, training: TrainingOptions, config: VanillaTransformerConfig) -> dict:

@@ -1,6 +1,7 @@
 """What a run reports: progress of a step, the plan of a dry run, facts for the model card, the training curves."""
 
 import math
+import os
 import platform
 import sys
 import time
@@ -9,21 +10,23 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import gather_object
 from matplotlib.figure import Figure  # without pyplot, which asks for a screen or changes what a notebook shows
 from tqdm.auto import tqdm
 
 from .. import __version__
-from ..data.batches import PairLoader, lengths_of, padding_fraction
+from ..data.batches import PairLoader, StreamedBatches, padding_fraction
+from ..data.encoding import lengths_of
 from ..data.options import DataOptions
 from ..data.splits import Splits
+from ..errors import UserError
 from ..files import last_part, replacing_file
-from .hardware import USABLE, memory_for, step_bytes
 from .options import TrainingOptions
 from .processes import run_on_main
+from .recipe import recipe_to_yaml
 from .state import TrainerState, Triggers
 
 
@@ -95,59 +98,67 @@ def scalars(results: dict) -> dict:
     return {key: value for key, value in results.items() if isinstance(value, int | float)}
 
 
-KEPT_ON_CPU = 3  # times the memory of its tensors that a step may take on a CPU, to be careful
 DRY_RUN = "This was a dry run: nothing was written to --output_dir, and no weights were changed."
+DRY_RUN_SECONDS = 30
 
 
-def describe_plan(
-    options: TrainingOptions, model, longest: int, batches, batches_per_step: int, accelerator: Accelerator
-) -> bool:
-    """Prints the batches of an epoch, and the memory of a step whose pairs all have `longest` tokens.
-
-    Returns whether it fits into the memory of every process.
-    """
-    if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
-        plan, lengths = batches.epoch(), lengths_of(batches.all_pairs)
-        number = f"{len(plan):,} batch{'es' if len(plan) > 1 else ''}"
-        accelerator.print(f"{number} an epoch, {padding_fraction(*lengths, plan):.1%} padding")
-        each = f"{batches_per_step} batch{'es' if batches_per_step > 1 else ''} each"
-        accelerator.print(f"{len(plan) / batches_per_step:,.1f} steps an epoch, {each}")
-    constant, per_pair = step_bytes(model, options, accelerator, longest)
-    needed = constant + per_pair * max(1, options.per_device_train_max_tokens // longest)
-    usable = memory_for(model, accelerator.device)
-    is_cpu = accelerator.device.type == "cpu"
-    kept = "; on a CPU, the allocator keeps several times as much" if is_cpu else ""
-    accelerator.print(
-        f"about {needed / 2**30:.2f} of {usable / 2**30:.1f} GiB of memory per process for tensors{kept}"
-    )
-    fits = all(gather_object([needed * (KEPT_ON_CPU if is_cpu else 1) <= USABLE * usable]))
-    if not fits:
-        accelerator.print(
-            "A step may not fit, so none is timed; lower --per_device_train_max_tokens, the limits of lengths, or the "
-            "sizes of the model."
-        )
-    return fits
-
-
-def describe_time(
+def dry_run(
     take_step: Callable[[list[dict]], tuple[torch.Tensor, ...]],
-    batches,
+    batches: PairLoader | StreamedBatches,
     accumulation_steps: int,
     steps_left: int,
-    limit: float = 30.0,
+    recipe: dict,
 ):
-    """Prints how long the run will take, by the time of up to 20 steps or `limit` seconds; a first one does not count.
+    """Prints the batches of an epoch and the recipe, takes up to 21 steps, and prints their time and memory.
+
+    The first step warms up and does not count.
 
     `take_step` returns what `optimizer_step` of train.py does.
     """
+    state = PartialState()
+    if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
+        plan, lengths = batches.epoch(), lengths_of(batches.all_pairs)
+        number = f"{len(plan):,} batch{'es' if len(plan) > 1 else ''}"
+        state.print(f"{number} an epoch, {padding_fraction(*lengths, plan):.1%} padding")
+        each = accumulation_steps * state.num_processes
+        state.print(f"{len(plan) / each:,.1f} steps an epoch, {each} batch{'es' if each > 1 else ''} each")
+    state.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}\n{DRY_RUN}", flush=True)
     loader, times = iter(batches), []
-    while len(times) < 2 or (len(times) <= 20 and run_on_main(lambda: times[-1] - times[0] < limit)):
+    while len(times) < 2 or (len(times) <= 20 and run_on_main(lambda: times[-1] - times[0] < DRY_RUN_SECONDS)):
         *_, grad_norm = take_step([next(loader) for _ in range(accumulation_steps)])
         grad_norm.item()  # waits for the device
         times.append(time.perf_counter())
+    is_cuda = state.device.type == "cuda"
+    taken = torch.cuda.max_memory_allocated() if is_cuda else psutil.Process().memory_info().rss
     seconds = (times[-1] - times[0]) / (len(times) - 1)
     left = timedelta(seconds=round(seconds * steps_left))
-    PartialState().print(f"about {seconds:.3g} s a step, so {left} for {steps_left:,} steps, without evaluations")
+    state.print(
+        f"about {seconds:.3g} s a step, so {left} for {steps_left:,} steps, without evaluations; "
+        f"{taken / 2**30:.2f} GiB of memory per process"
+    )
+
+
+PROJECT = "vanilla-transformer"
+# What each tracker calls the name of a run.
+RUN_NAMES = {"wandb": "name", "trackio": "name", "mlflow": "run_name", "clearml": "task_name"}
+RUN_NAMES |= {"swanlab": "experiment_name", "dvclive": "exp_name"}
+
+
+def start_trackers(accelerator: Accelerator, run_name: str | None, recipe: dict):
+    """Starts the trackers of `--report_to` with the recipe and the name of the run; on the main process.
+
+    Their project is `WANDB_PROJECT` or [`PROJECT`]. Raises UserError if none of them takes a name.
+    """
+    names = [str(tracker) for tracker in accelerator.log_with]
+    if not names:
+        return
+    if run_name and not RUN_NAMES.keys() & {*names}:
+        raise UserError(f"--run_name has no effect with --report_to {','.join(names)}; leave it out.")
+    print(f"reporting to {', '.join(names)}")
+    kinds = bool | int | float | str  # that all trackers take
+    values = {k: v if isinstance(v, kinds) else str(v) for k, v in recipe.items() if v is not None}
+    named = {name: {key: run_name} for name, key in RUN_NAMES.items()} if run_name else {}
+    accelerator.init_trackers(os.environ.get("WANDB_PROJECT", PROJECT), values, init_kwargs=named)
 
 
 def describe_run(data: DataOptions, pairs: Splits, splits: dict) -> dict:
