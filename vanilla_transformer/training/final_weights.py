@@ -14,9 +14,9 @@ from .weights import Weights
 
 
 def final_model(weights: Weights, state: TrainerState, triggers: Triggers) -> nn.Module:
-    """The full model with the weights that a run ends with: its last ones, or those of [`final_checkpoints`].
+    """The full model with the final weights: the last ones, or the mean of [`final_checkpoints`].
 
-    It is `weights.full`, whose weights it overwrites.
+    Overwrites and returns `weights.full`.
     """
     if state.step < triggers.max_steps:
         PartialState().print(f"early stopping after step {state.step}")
@@ -28,7 +28,7 @@ def final_model(weights: Weights, state: TrainerState, triggers: Triggers) -> nn
 
 
 def final_checkpoints(state: TrainerState, triggers: Triggers) -> list[Path]:
-    """The checkpoints whose mean becomes the final model; none if that has the weights of the last step."""
+    """The checkpoints to average into the final model, sorted by step; none to keep the weights of the last step."""
     options = triggers.options
     scheduled = scheduled_checkpoints(options.output_dir, triggers)
     saved = {step_of(checkpoint): checkpoint for checkpoint in scheduled}
@@ -41,7 +41,7 @@ def final_checkpoints(state: TrainerState, triggers: Triggers) -> list[Path]:
 
 
 def scheduled_checkpoints(output_dir: Path, triggers: Triggers) -> list[Path]:
-    """The checkpoints that were due at their step, oldest first; not those saved because of the time or a signal."""
+    """The checkpoints saved on schedule, oldest first, without those saved because of the time or a signal."""
     return [checkpoint for checkpoint in list_checkpoints(output_dir) if triggers.should_save(step_of(checkpoint))]
 
 

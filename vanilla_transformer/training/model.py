@@ -83,7 +83,7 @@ def model_to_fine_tune(name: str, fields: dict, attention: str | None) -> Vanill
     return model
 
 
-# Kept from a Marian model: its decoder starts with the padding token, which these options keep out of the output.
+# A Marian model's decoder starts with the padding token; these options keep that token out of the output.
 KEPT_FROM_MARIAN = ("bad_words_ids", "forced_eos_token_id", "renormalize_logits")
 
 
@@ -94,6 +94,10 @@ def make_generation_config(
     config = model.config
     ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
     kept = {name: getattr(model.generation_config, name) for name in KEPT_FROM_MARIAN}
-    beams = {"num_beams": options.num_beams, "length_penalty": options.length_penalty} if options.num_beams > 1 else {}
-    longest = min(max_target_length + 1, config.longest_sequence)  # with the start token
-    return GenerationConfig(max_length=longest, **beams, **ids, **kept)
+    return GenerationConfig(
+        max_length=min(max_target_length + 1, config.longest_sequence),  # with the start token
+        num_beams=options.num_beams if options.num_beams > 1 else None,
+        length_penalty=options.length_penalty if options.num_beams > 1 else None,
+        **ids,
+        **kept,
+    )

@@ -81,8 +81,7 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, max_steps:
         return lambda step: peak * inverse_square_root(step, warmup_steps)
     # transformers returns a scheduler that drives an optimizer; only its function of the step is needed.
     unused = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=peak)
-    sizes = {"num_warmup_steps": max(1, warmup_steps), "num_training_steps": max_steps + 1}
-    scheduler = get_scheduler(name, unused, **sizes)
+    scheduler = get_scheduler(name, unused, num_warmup_steps=max(1, warmup_steps), num_training_steps=max_steps + 1)
     return lambda step: peak * scheduler.lr_lambdas[0](step)
 
 
@@ -145,15 +144,23 @@ def compute_loss(
         batch = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
         num_tokens = 2 * num_tokens
     inputs = {name: tensor for name, tensor in batch.items() if name not in SOFT_TARGETS}
+    soft_targets = None
     if options.teacher:
         tokens, probabilities = (batch[name] for name in SOFT_TARGETS)
         temperature = options.distillation_temperature
         # Divided by the largest first, so that no power underflows; padding stays 0. The rest of V gets 0.
         softened = functional.normalize(probabilities, p=math.inf, dim=-1) ** (1 / temperature)
         softened = functional.normalize(softened, p=1, dim=-1)
-        inputs["soft_targets"] = (tokens, softened, options.distillation_weight, temperature)
-    inputs |= {"label_smoothing": options.label_smoothing_factor, "r_drop_alpha": options.r_drop_alpha}
-    return model(**inputs, num_items_in_batch=num_tokens, output_logits=False).loss
+        soft_targets = (tokens, softened, options.distillation_weight, temperature)
+    output = model(
+        **inputs,
+        soft_targets=soft_targets,
+        label_smoothing=options.label_smoothing_factor,
+        r_drop_alpha=options.r_drop_alpha,
+        num_items_in_batch=num_tokens,
+        output_logits=False,
+    )
+    return output.loss
 
 
 def lowest_loss(options: TrainingOptions, vocab_size: int) -> float | None:

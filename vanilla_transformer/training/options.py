@@ -49,12 +49,12 @@ class TrainingOptions:
 
     output_dir: Path = option(Path("outputs/model"), "where the model, its checkpoints and its results are written")
     dry_run: bool = option(
-        False, "print the recipe, the memory and the time of the run, by some steps that change nothing, and exit"
+        False, "print the recipe, try some steps that change nothing, print their time and memory, and exit"
     )
     model_name_or_path: str | None = option(None, "fine-tune this model (ours or convertible); it keeps its tokenizer")
     per_device_train_max_tokens: int | None = option(
         4096,
-        "tokens in a batch on each device: sentences x longest side; auto, on a GPU: as many as fit, at most 32,768",
+        "tokens in a batch on each device: sentences x longest side; auto (GPU only): as many as fit, at most 32,768",
         ge=1,
         lt=2**31,
         auto=True,

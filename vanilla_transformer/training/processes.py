@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -126,11 +127,13 @@ def shard(model: VanillaTransformerForConditionalGeneration, mixed_precision: st
     Accelerate's own wrapping is not used: it puts input and output embeddings into one FSDP group, and fails when it
     meets the same tied matrix in the decoder's group.
     """
-    dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if mixed_precision == "bf16" else {}
+    policy = MixedPrecisionPolicy()
+    if mixed_precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
-        fully_shard(layer, mp_policy=MixedPrecisionPolicy(**dtypes))
-    # The inputs of the model are numbers of tokens and probabilities of teachers, which are not to be rounded.
-    fully_shard(model, mp_policy=MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False))
+        fully_shard(layer, mp_policy=policy)
+    # The model reads token counts and teachers' probabilities, which must not be rounded.
+    fully_shard(model, mp_policy=replace(policy, cast_forward_inputs=False))
 
 
 def copy_weights(source: nn.Module, target: nn.Module):
@@ -143,8 +146,8 @@ def copy_weights(source: nn.Module, target: nn.Module):
 def end_processes(accelerator: Accelerator):
     """Ends the trackers and the process group.
 
-    The destructor of the process group holds the GIL while it waits for gloo's threads, which need it to finish
-    (https://github.com/pytorch/pytorch/issues/56297). So they get a moment before.
+    The destructor of the process group holds the GIL while it waits for gloo's threads, which need the GIL to finish
+    (https://github.com/pytorch/pytorch/issues/56297). So the threads get a moment before.
     """
     time.sleep(0.1)
     accelerator.end_training()
@@ -152,10 +155,10 @@ def end_processes(accelerator: Accelerator):
 
 @contextlib.contextmanager
 def exit_on_error():
-    """Turns expected exceptions into one sentence on stderr, once per machine, and an exit status."""
+    """Prints an expected exception as one sentence on stderr, once per machine, and exits with a status."""
     status, is_shared = 2, False
-    # The launcher ends all processes when one exits. So the first of a machine tells what has happened to all of them,
-    # and the others wait for their end. One that does not meet it has an error of its own, and tells that.
+    # Launchers end all processes when one exits, so the first process of a machine prints errors that all share and
+    # exits first; the others wait. A process that is still alive then prints an error of its own.
     is_first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
     try:
         with catching_panics():

@@ -16,8 +16,8 @@ from .options import TrainingOptions
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
 SPIKE = 2.0  # a loss this many nats, and six standard deviations, above their mean is a spike
-MAX_SPIKES = 10  # training has diverged after this many steps with a spike, less those without one in between
-SHOWN = 60  # characters of a text in a message
+MAX_SPIKES = 10  # diverged when spikes minus calm steps in between reach this
+SHOWN = 60  # characters of a text in messages
 SAVE_AFTER = 15 * 60  # seconds between checkpoints, unless --save_steps says how many steps
 AVERAGED_EVERY = 1 / 30  # of a run, between the checkpoints that are averaged, unless --save_steps or --eval_steps say
 
@@ -28,7 +28,7 @@ class Diverged(UserError):
 
 @dataclass
 class TrainerState:
-    """All that a resumed run needs besides weights and optimizer state. Saved as `trainer_state.json`."""
+    """What a resumed run needs besides weights and optimizer state. Saved as `trainer_state.json`."""
 
     step: int = 0  # optimizer steps so far
     position: int = 0  # number of the next batch, counted over all processes and epochs
