@@ -82,7 +82,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     """
     parser = make_parser()
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
-    options = vars(given).keys()
+    names = vars(given).keys()
     for name in sorted(FILE_OPTIONS | {"teacher"}):
         if sum(word.partition("=")[0] == f"--{name}" for word in argv) > 1:
             values = " ".join(map(str, getattr(given, name)))
@@ -93,7 +93,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
             "files with --train_file, such as hf://datasets/ID/PATH."
         )
     if unknown:
-        raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], [f'--{name}' for name in options])}")
+        raise UserError(f"{unknown[0]} is not an option{closest(unknown[0], [f'--{name}' for name in names])}")
     if given.config is None and given.dataset_name is None and given.train_file is None:
         given.config = SAMPLE_RECIPE
         if not Path("sample_dataset").is_dir():
@@ -101,7 +101,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
                 "No --config, --dataset_name or --train_file was given, and the sample recipe needs sample_dataset; "
                 f"run from {SAMPLE_RECIPE.parents[1]}, or say what to train on."
             )
-    recipe = {} if given.config is None else read_recipe(Path(given.config), options - {"config"})
+    recipe = {} if given.config is None else read_recipe(Path(given.config), names - {"config"})
     if "metrics" in recipe and given.metrics is None:
         named = recipe["metrics"] if isinstance(recipe["metrics"], list) else [recipe["metrics"]]
         raise UserError(
@@ -120,12 +120,12 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     lists = [word for key, value in recipe.items() if isinstance(value, list) for word in (f"--{key}", *value)]
     scalars = [f"--{key}={value}" for key, value in recipe.items() if not isinstance(value, list)]
     words = lists + scalars + argv
-    data, model, training, _ = parser.parse_args_into_dataclasses(words, look_for_args_file=False)
-    check_conflicts(data, training)
-    targets = {target for _, target in data.directions}
-    if data.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
-        data = replace(data, target_lang=targets.pop())
-    return data, model, training
+    data_options, model_options, options, _ = parser.parse_args_into_dataclasses(words, look_for_args_file=False)
+    check_conflicts(data_options, options)
+    targets = {target for _, target in data_options.directions}
+    if data_options.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
+        data_options = replace(data_options, target_lang=targets.pop())
+    return data_options, model_options, options
 
 
 def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:
@@ -164,32 +164,32 @@ def closest(name: str, options: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else "; --help lists all options."
 
 
-def check_conflicts(data: DataOptions, training: TrainingOptions):
+def check_conflicts(data_options: DataOptions, options: TrainingOptions):
     """Raises UserError for options that contradict each other."""
-    data.check_conflicts()
-    if training.run_name and training.report_to == "none":
+    data_options.check_conflicts()
+    if options.run_name and options.report_to == "none":
         raise UserError("--run_name needs --report_to.")
-    if training.distillation_weight > 1:
-        share = training.distillation_weight
+    if options.distillation_weight > 1:
+        share = options.distillation_weight
         raise UserError(f"--distillation_weight is {share}; it is a share of the loss, at most 1.")
-    values, defaults = vars(data) | vars(training), vars(DataOptions()) | vars(TrainingOptions())
+    values, defaults = vars(data_options) | vars(options), vars(DataOptions()) | vars(TrainingOptions())
     for name, needed in NEEDS.items():
         if values[name] != defaults[name] and not values[needed]:
             raise UserError(f"--{name} needs --{needed}.")
-    if data.streaming and training.max_steps is None:
+    if data_options.streaming and options.max_steps is None:
         raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")
-    if training.torch_compile and training.gradient_checkpointing:
+    if options.torch_compile and options.gradient_checkpointing:
         raise UserError("--torch_compile cannot be combined with --gradient_checkpointing; leave one out.")
-    if training.teacher and (data.streaming or data.bpe_dropout):
+    if options.teacher and (data_options.streaming or data_options.bpe_dropout):
         raise UserError("--teacher reads all pairs before training; leave out --streaming and --bpe_dropout.")
-    if not training.metrics and training.metric_for_best_model not in OURS:
+    if not options.metrics and options.metric_for_best_model not in OURS:
         raise UserError(
-            f"--metric_for_best_model {training.metric_for_best_model} is not measured; choose one of "
+            f"--metric_for_best_model {options.metric_for_best_model} is not measured; choose one of "
             f"{', '.join(OURS)}, or add its module to --metrics."
         )
-    if training.average_checkpoints_by == "score" and not (training.average_checkpoints and training.eval_steps):
+    if options.average_checkpoints_by == "score" and not (options.average_checkpoints and options.eval_steps):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
-    if data.tokenizer_name and training.model_name_or_path:
+    if data_options.tokenizer_name and options.model_name_or_path:
         raise UserError("--tokenizer_name cannot be combined with --model_name_or_path, which has its own.")
 
 
@@ -199,10 +199,10 @@ PATHS_OR_IDS = ("dataset_name", "tokenizer_name", "model_name_or_path", "teacher
 NOT_IN_RECIPE = {"resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id", "hub_private_repo", "native"}
 
 
-def resolved_recipe(data: DataOptions, training: TrainingOptions, config: VanillaTransformerConfig) -> dict:
+def resolved_recipe(data_options: DataOptions, options: TrainingOptions, config: VanillaTransformerConfig) -> dict:
     """Every option with the value that is used; a recipe that repeats the run."""
-    recipe = {key: value for key, value in (vars(data) | vars(training)).items() if key not in NOT_IN_RECIPE}
-    recipe["output_dir"] = str(training.output_dir)
+    recipe = {key: value for key, value in (vars(data_options) | vars(options)).items() if key not in NOT_IN_RECIPE}
+    recipe["output_dir"] = str(options.output_dir)
     for key in filter(recipe.get, PATHS_OR_IDS):
         value = recipe[key]
         recipe[key] = list(map(mark_path, value)) if isinstance(value, list) else mark_path(value)

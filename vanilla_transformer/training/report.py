@@ -161,7 +161,7 @@ def start_trackers(accelerator: Accelerator, run_name: str | None, recipe: dict)
     accelerator.init_trackers(os.environ.get("WANDB_PROJECT", PROJECT), values, init_kwargs=named)
 
 
-def describe_run(data: DataOptions, pairs: Splits, splits: dict) -> dict:
+def describe_run(data_options: DataOptions, pairs: Splits, splits: dict) -> dict:
     """Data, hardware and versions of this run, for the model card: `splits` are the tokenized `pairs`."""
     state = AcceleratorState()
     kind = state.device.type
@@ -170,16 +170,16 @@ def describe_run(data: DataOptions, pairs: Splits, splits: dict) -> dict:
         device = torch.cuda.get_device_name()
     packages = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     names = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}
-    languages = [", ".join(dict.fromkeys(side)) for side in zip(*data.directions, strict=True)] or (None, None)
+    languages = [", ".join(dict.fromkeys(side)) for side in zip(*data_options.directions, strict=True)] or (None, None)
     # A Hub id, or names without their paths: a URL may contain a password.
-    datasets = [name if name.startswith("hf://") else last_part(name) for name in data.train_file or ()]
-    datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [data.dataset_name]]
+    datasets = [name if name.startswith("hf://") else last_part(name) for name in data_options.train_file or ()]
+    datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [data_options.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),
         "origins": pairs.origins,
         "survey": pairs.survey,
-        "source_lang": languages[0] or data.source_language,
-        "target_lang": languages[1] or data.target_language,
+        "source_lang": languages[0] or data_options.source_language,
+        "target_lang": languages[1] or data_options.target_language,
         "hardware": f"{state.num_processes} x {device}",
         "mixed_precision": state.mixed_precision,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
