@@ -1,9 +1,9 @@
 """Translation systems side by side: scores, confidence intervals and paired tests of sacreBLEU, and their table."""
 
-import itertools
 from functools import partial
+from operator import ne
 
-import numpy as np
+from rapidfuzz.distance import Levenshtein
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
@@ -12,7 +12,10 @@ from ..errors import printable
 from .metrics import as_list
 from .scores import Scorer, explain_sameness, explain_zero
 
-MOST_SWAPPED = 13  # sentences whose swaps are all tried, about as many as sacreBLEU's 10,000 random trials
+# sacreBLEU's randomization test does not count swaps that repeat the observed difference, which are many if few
+# hypotheses differ: of two, half of all swaps do, so p is 0.5, and it gives 0.0001.
+FEWEST_DIFFERENT = 14
+TOO_FEW = "only {} translations differ from {}, too few for the randomization test"
 
 
 def score_systems(
@@ -35,11 +38,11 @@ def score_systems(
         sources: For metrics that read them.
 
     Returns:
-        The number of `sentences`; `signatures`, by metric; `notes`, on a BLEU that is 0 although chrF is not, or on
-        hypotheses that are nearly all the same; and `systems`, by name. Each has `BLEU` and `chrF2` with the `score`,
-        its 95 % interval as `mean` ± `ci`, and the `p_value` (None: not tested); for BLEU the `precisions`, the
-        `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens); `exact_match` and
-        `word_error_rate` of [`count_errors`]; and `metrics`, the further ones by name.
+        The number of `sentences`; `signatures`, by metric; `notes`, on a BLEU that is 0 although chrF is not, on
+        hypotheses nearly all equal, or too few of them different; and `systems`, by name. Each has `BLEU` and `chrF2`
+        with the `score`, its 95 % interval as `mean` ± `ci`, and the `p_value` (None: not tested); for BLEU the
+        `precisions`, the `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens);
+        `exact_match` and `word_error_rate` of [`count_errors`]; and `metrics`, the further ones by name.
     """
     metrics, streams = {"BLEU": scorer.bleu, "chrF2": scorer.chrf}, scorer.streams(references)
     given, systems = systems, {name: scorer.prepare(texts) for name, texts in systems.items()}
@@ -51,45 +54,27 @@ def score_systems(
     groups = [[system] for system in systems.items()] if paired == "none" else [list(systems.items())]
     for group in groups:
         signatures, columns = PairedTest(group, metrics, streams, test, num_samples or 0, resamples)()
+        baseline = group[0][0]
         for name, *scores in zip(*columns.values(), strict=True):
+            different = sum(map(ne, systems[name], systems[baseline]))
             total = scorer.bleu.corpus_score(systems[name], streams)
             found[name] = {"precisions": total.precisions, "brevity_penalty": total.bp, "length_ratio": total.ratio}
             found[name] |= count_errors(given[name], references, scorer)
             found[name]["metrics"] = scorer.metrics.score(given[name], references, sources)
             for metric, score in zip(metrics, scores, strict=True):  # of NumPy's types, which JSON does not have
                 numbers = {key: value if value is None else float(value) for key, value in vars(score).items()}
-                if numbers["p_value"] is not None:
-                    baseline = group[0][0]
-                    if score.score == found[baseline][metric]["score"]:
-                        numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU gives the smallest p
-                    elif test == "ar":
-                        exact = exact_p_value(metrics[metric], systems[baseline], systems[name], streams)
-                        numbers["p_value"] = numbers["p_value"] if exact is None else exact
+                if numbers["p_value"] is not None and score.score == found[baseline][metric]["score"]:
+                    numbers["p_value"] = 1.0  # where all resamples tie too, sacreBLEU gives the smallest p
+                elif test == "ar" and different < FEWEST_DIFFERENT:
+                    numbers["p_value"] = None
                 found[name][metric] = numbers
-            found_notes = [explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], streams)]
+            is_too_few = test == "ar" and 0 < different < FEWEST_DIFFERENT
+            found_notes = [TOO_FEW.format(different, baseline)] if is_too_few else []
+            found_notes += [explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], streams)]
             found_notes += [explain_sameness(given[name], references)]
             notes += [f"{name}: {note}" for note in found_notes if note]
     signatures = {metric: scorer.name_normalization(str(signature)) for metric, signature in signatures.items()}
     return {"sentences": len(references), "signatures": signatures, "systems": found, "notes": notes}
-
-
-def exact_p_value(metric, one: list[str], two: list[str], streams: list[list[str | None]]) -> float | None:
-    """The p-value of the randomization test over all ways to swap hypotheses; None if more than 2^13.
-
-    sacreBLEU's, by random swaps, does not count those that give the same difference, which are many if few sentences
-    differ.
-    """
-    statistics = np.array([metric._extract_corpus_statistics(texts, streams) for texts in (one, two)])  # (2,n,k)
-    differ = np.flatnonzero((statistics[0] != statistics[1]).any(axis=-1))
-    if len(differ) > MOST_SWAPPED:
-        return None
-    totals, gains = statistics.sum(axis=1), statistics[1, differ] - statistics[0, differ]  # (2,k), (m,k)
-    differences = []
-    for swapped in itertools.product((0, 1), repeat=len(differ)):
-        moved = np.array(swapped, dtype=gains.dtype) @ gains
-        scores = (metric._aggregate_and_compute([total]).score for total in (totals[0] + moved, totals[1] - moved))
-        differences.append(abs(next(scores) - next(scores)))
-    return float(np.mean(np.array(differences) >= differences[0] - 1e-9))  # the first swaps nothing
 
 
 def count_errors(hypotheses: list[str], references: list[str | list[str]], scorer: Scorer) -> dict[str, float]:
@@ -106,22 +91,9 @@ def count_errors(hypotheses: list[str], references: list[str | list[str]], score
         texts = [text.lower() if scorer.lowercase else text for text in (hypothesis, *as_list(several))]
         exact += texts[0].rstrip() in map(str.rstrip, texts[1:])
         one, *others = map(str.split, scorer.prepare(texts))
-        fewest, count = min((edit_distance(one, other), len(other)) for other in others)
+        fewest, count = min((Levenshtein.distance(one, other), len(other)) for other in others)
         errors, words = errors + fewest, words + count
     return {"exact_match": 100 * exact / len(references), "word_error_rate": 100 * errors / max(1, words)}
-
-
-def edit_distance(one: list[str], two: list[str]) -> int:
-    """How many words must be inserted, deleted or replaced to turn `one` into `two` (Levenshtein, 1966)."""
-    numbers = {word: number for number, word in enumerate({*one, *two})}
-    others, places = np.array([numbers[word] for word in two]), np.arange(len(two) + 1)
-    row = np.array(places)  # the distances of the words so far to the first 0, 1, ... words of `two`
-    for word in one:
-        replaced = row[:-1] + (others != numbers[word])
-        row += 1  # deleted
-        row[1:] = np.minimum(row[1:], replaced)
-        row = np.minimum.accumulate(row - places) + places  # inserted
-    return int(row[-1])
 
 
 def kept_by_kind(sources: list[str], hypotheses: list[str]) -> dict[str, tuple[int, int]]:
@@ -157,7 +129,7 @@ def results_table(results: dict) -> str:
             row["sentences/s"] = f"{system['sentences_per_second']:,.1f}"
         rows.append(row)
     lines = [tabulate(rows, "keys", "github", disable_numparse=True), "", f"- {results['sentences']:,} sentences"]
-    if system["BLEU"]["p_value"] is not None:
+    if any(system["BLEU"]["p_value"] is not None for system in results["systems"].values()):
         baseline = rows[0]["system"]
         lines.append(f"- p: the probability of so large a difference from {baseline} by chance; *: at most 0.05")
     lines += ["- word errors: of what stands between spaces, which may be phonemes or letters"]
