@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +10,6 @@ from pathlib import Path
 
 import gradio as gr
 from matplotlib.figure import Figure
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
 from transformers import MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList, TextIteratorStreamer
 from transformers.utils import cached_file
 
@@ -27,10 +23,7 @@ MOST_BEAMS = 10
 MOST_LABELS = 400  # in a picture; matplotlib takes up to 10 ms for each
 CHARACTERS_PER_TOKEN = 20  # a text with more characters is refused before it is tokenized
 MOST_WAITING = 20  # visitors, or requests of one; the next is told that the queue is full
-MOST_SECONDS = 60  # of a request to torch, whose translations then end where they are
-LARGEST_BODY = 2**20  # bytes of a request
-# Gradio's routes that store, serve or fetch files, which this page does not need.
-CLOSED = re.compile(r"/gradio_api/(upload|file|proxy|component_server|process_recording|deep_link|(undo-)?vibe)")
+MOST_SECONDS = 60  # of a request to torch; then each batch, also one that has not begun, ends at its next token
 # Fonts of the visitor's system, so that the page loads nothing from elsewhere.
 THEME = gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
 CSS = """
@@ -69,35 +62,12 @@ def launch(app: gr.Blocks, **options) -> gr.Blocks:
     """Serves the page in a thread of its own; `options` go to Gradio's `launch`. Errors show no paths or traces."""
     options |= {"theme": THEME, "css": CSS, "footer_links": ["api"], "run_history": False}
     options |= {"share": False, "ssr_mode": False, "show_error": False, "prevent_thread_lock": True, "quiet": True}
-    # Gradio may serve files from processes of their own, outside the gate; these must not store any either.
-    options |= {"app_kwargs": {"middleware": [Middleware(Gate)]}, "max_file_size": 0}
+    options |= {"max_file_size": 0}  # so Gradio stores no file of a visitor
     for name in ("no_proxy", "NO_PROXY"):  # Gradio asks its own page whether it is up, which no proxy can reach
         hosts = [os.environ.get(name), "localhost", "127.0.0.1", options.get("server_name")]
         os.environ[name] = ",".join(filter(None, hosts))
     app.launch(**options)
     return app
-
-
-class Gate:
-    """ASGI middleware that refuses files and large requests, so that visitors cannot fill memory or disk."""
-
-    def __init__(self, app):
-        self.app = app
-
-    async def __call__(self, scope, receive, send):
-        if CLOSED.search(scope.get("path", "")):
-            return await PlainTextResponse("This page takes and serves no files.", 404)(scope, receive, send)
-        size = 0
-
-        async def receive_some():
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > LARGEST_BODY:
-                raise HTTPException(413, f"A request has at most {LARGEST_BODY:,} bytes.")
-            return message
-
-        await self.app(scope, receive_some, send)
 
 
 def read_results(name: str, revision: str | None) -> tuple[list[str], list[str]]:
