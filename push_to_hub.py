@@ -3,8 +3,8 @@
 Model, tokenizer, code, card, results and recipe go up in one commit; checkpoints, optimizer state and other files of
 the directory never do. A missing model card (README.md) is written from the results of the run. What goes up is
 checked first: model and tokenizer are loaded in a fresh process, as a visitor of the Hub loads them, and translate a
-sentence. Code that is not that of this package is neither run nor pushed, unless --trust_remote_code is given. Log in
-with `hf auth login`, or set HF_TOKEN.
+sentence. The code is this package's, whatever is in the directory, unless --trust_remote_code is given. Log in with
+`hf auth login`, or set HF_TOKEN.
 
 With --native the model goes up as a Marian, Pegasus or Blenderbot model of transformers, which computes the same and
 loads without remote code. Its card is written from the results of the run.
@@ -22,6 +22,7 @@ examples:
 
 import argparse
 import sys
+from pathlib import Path
 
 from vanilla_transformer.errors import UserError, catching_panics, escape_output, show_cause
 from vanilla_transformer.hub.space import push_space, space_files
@@ -46,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trust_remote_code",
         action="store_true",
-        help="run and push the code of the directory even if it is not that of this package",
+        help="run and push the code of the directory, not this package's",
     )
     parser.add_argument("--dry_run", action="store_true", help="check, write a missing card, list files; push nothing")
     return parser
@@ -80,6 +81,8 @@ def dry_run(model_dir: str, space: str | None, repo_id: str | None, **options):
         print(f"It loads in a fresh process, and translates: {translate_in_fresh_process(folder, trusted)}")
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     list_files(sizes, repo_id or "a repository named after the directory")
+    for link in filter(Path.is_symlink, (Path(model_dir, name) for name in sorted(sizes))):
+        print(f"{link} is a link to {link.resolve()}, which would be sent.")
     if space:
         files = space_files(repo_id or model_dir)
         list_files({path: len(content) for path, content in files.items()}, f"the Space {space}")

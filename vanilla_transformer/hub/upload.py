@@ -5,12 +5,12 @@ import os
 import re
 import shlex
 import shutil
-import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -59,24 +59,22 @@ def staged(
     Args:
         native: Stage the Marian, Pegasus or Blenderbot model that [`to_native`] makes, without code. If train.py
             trained it, its card is written again.
-        trust_remote_code: Stage the code of the directory even if it is not that of this package.
+        trust_remote_code: Stage the code of the directory. Else the code is this package's, and a warning names the
+            files whose code differs, or which name other code.
 
     Raises:
-        UserError: A file is missing, unreadable or a link, the code is not that of this package,
-            or the model is of another kind or has no native form.
+        UserError: A file is missing or unreadable, or the model is of another kind or has no native form.
     """
     output_dir = Path(output_dir)
     kind, ours = read_file(output_dir / "config.json").get("model_type"), VanillaTransformerConfig.model_type
     if kind != ours:
         raise UserError(f"{output_dir} holds a model of type {kind}, not {ours}; give one that train.py wrote.")
-    if not trust_remote_code:
-        check_code(output_dir, native)
     if not (output_dir / "README.md").exists():
         write_model_card(output_dir)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / output_dir.resolve().name
         folder.mkdir()
-        stage_files(output_dir, folder, RUN_FILES, shutil.copyfile)
+        stage_files(output_dir, folder, RUN_FILES)
         if native:
             with loading(str(output_dir)):
                 translator = Translator.from_pretrained(output_dir, device="cpu")
@@ -84,8 +82,9 @@ def staged(
             to_native(translator.model).save_pretrained(folder)
             save_tokenizer(translator.tokenizer, folder)
         else:
-            names = [*MODEL_FILES, *CODE_FILES, *tokenizer_files(output_dir)]
-            stage_files(output_dir, folder, names, link_or_copy)
+            stage_files(output_dir, folder, [*MODEL_FILES, *CODE_FILES, *tokenizer_files(output_dir)])
+        if not trust_remote_code:
+            replace_code(folder, native)
         recipe = folder / "recipe.yaml"
         if recipe.exists():
             content = public_recipe(read_file(recipe))
@@ -101,26 +100,27 @@ def staged(
         yield folder
 
 
-def check_code(output_dir: Path, native: bool):
-    """Raises UserError if a model has, or names, other code than this package's: a push would run and publish it."""
-    for path in () if native else map(output_dir.joinpath, CODE_FILES):
-        if path.is_file() and path.read_bytes() != (PACKAGE / path.name).read_bytes():
-            raise UserError(
-                f"{path} is not this package's file, but another version's or somebody else's; save the model again "
-                "with this package (`from_pretrained`, then `save_pretrained`), which replaces it, or add "
-                "--trust_remote_code to run and publish it as it is."
-            )
-    named = [("tokenizer_config.json", "auto_map", None)]
-    if not native:
-        named += [("config.json", "auto_map", AUTO_MAP)]
-        named += [("config.json", "custom_pipelines", {"vanilla-translation": PIPELINE})]
-    for name, key, ours in named:
-        path = output_dir / name
-        if path.is_file() and read_file(path).get(key) != ours:
-            raise UserError(
-                f"The `{key}` in {path} names code that is not this package's; save model and tokenizer again with "
-                "this package, or add --trust_remote_code to publish it as it is."
-            )
+def replace_code(folder: Path, native: bool):
+    """Makes the code in a staged folder, and the code that its configs name, this package's; warns if it was not."""
+    replaced = []
+    for path in () if native else map(folder.joinpath, CODE_FILES):
+        ours = (PACKAGE / path.name).read_bytes()
+        replaced += [path.name] if path.is_file() and path.read_bytes() != ours else []
+        path.write_bytes(ours)
+    ours = {"auto_map": AUTO_MAP, "custom_pipelines": {"vanilla-translation": PIPELINE}}
+    for name, named in [("config.json", {} if native else ours), ("tokenizer_config.json", {})]:
+        path = folder / name
+        content = read_file(path) if path.is_file() else {}
+        expected = {key: value for key, value in content.items() if key not in ours} | named
+        if path.is_file() and content != expected:
+            path.write_text(json.dumps(expected, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            replaced.append(name)
+    if replaced:
+        warnings.warn(
+            f"{folder.name}: {', '.join(replaced)} had or named other code than this package's, which is published "
+            "instead; add --trust_remote_code to run and publish the other.",
+            stacklevel=4,
+        )
 
 
 def tokenizer_files(output_dir: Path) -> list[str]:
@@ -130,22 +130,17 @@ def tokenizer_files(output_dir: Path) -> list[str]:
     return sorted({*TOKENIZER_FILES, *tokenizer.vocab_files_names.values()})
 
 
-def stage_files(output_dir: Path, folder: Path, names: Iterable[str], place: Callable):
-    """Copies or links the files of these names, if they exist, into a folder.
+def stage_files(output_dir: Path, folder: Path, names: Iterable[str]):
+    """Copies the files of these names, if they exist, into a folder, or, of weights, links to them.
 
-    Raises UserError for a link, since a push would publish what it leads to.
+    A link to a file counts as the file: snapshots in the cache of the Hub consist of links.
     """
     for path in filter(Path.is_file, map(output_dir.joinpath, names)):
-        if path.is_symlink():
-            raise UserError(f"{path} is a link, to {path.resolve()}; replace it by the file.")
-        place(path.resolve(), folder / path.name)
-
-
-def link_or_copy(source: Path, target: Path):
-    """Links a file, which may be large, or copies it where links are not allowed, as to most users of Windows."""
-    try:
-        os.symlink(source, target)
-    except OSError:
+        source, target = path.resolve(), folder / path.name
+        if path.suffix == ".safetensors":
+            with suppress(OSError):  # links are not allowed, as to most users of Windows
+                os.symlink(source, target)
+                continue
         shutil.copyfile(source, target)
 
 
@@ -156,12 +151,6 @@ def check_native(config: VanillaTransformerConfig):
 
 
 # ----------------------------------------------------------------------------------------------- does it load anywhere
-
-# What Python and torch may need to start: where programs and libraries are, the language, the number of threads; on
-# Windows, its folders.
-ENVIRONMENT = """PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH LD_PRELOAD DYLD_LIBRARY_PATH LANG LC_ALL LC_CTYPE TMPDIR
-OMP_NUM_THREADS OPENBLAS_CORETYPE KMP_DUPLICATE_LIB_OK
-TEMP TMP SYSTEMROOT SYSTEMDRIVE WINDIR COMSPEC PATHEXT PROGRAMDATA"""
 
 # `None` in `sys.modules` makes every import of this package fail.
 FRESH_PROCESS = """
@@ -188,9 +177,8 @@ sys.stdout.buffer.write(translation.encode())
 def translate_in_fresh_process(folder: Path, trust_remote_code: bool = False) -> str:
     """Translates a sentence as a visitor of the Hub does: offline, without this package, with the code in the folder.
 
-    A native model gets no remote code, and a tokenizer only with `trust_remote_code`. The process has no token of the
-    Hub, and no other variables of the environment than those of `ENVIRONMENT`, which hold no secrets. Raises UserError
-    if it fails.
+    A native model gets no remote code, and a tokenizer only with `trust_remote_code`. The process has no token and no
+    cache of the Hub. Raises UserError if it fails.
     """
     results = folder / "all_results.json"
     examples = read_file(results).get("examples") if results.exists() else None
@@ -198,12 +186,10 @@ def translate_in_fresh_process(folder: Path, trust_remote_code: bool = False) ->
         sentence = examples[0]["source"] + "" if examples else SENTENCE
     remote = read_file(folder / "config.json").get("model_type") == VanillaTransformerConfig.model_type
     task = json.dumps([str(folder.resolve()), sentence, remote, trust_remote_code])
-    env = {name: os.environ[name] for name in ENVIRONMENT.split() if name in os.environ}
-    env |= {"PYTHONUSERBASE": site.getuserbase()}  # packages in the home directory
-    env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "PYTHONIOENCODING": "utf-8"}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE_"))}
+    env |= {"HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"}
     with tempfile.TemporaryDirectory() as home:
-        # Without a token, or cached copies of missing code files.
-        env |= dict.fromkeys(("HF_HOME", "HOME", "USERPROFILE"), home)
+        env |= {"HF_HOME": home}  # without a token, or cached copies of missing code files
         pipes = {"capture_output": True, "encoding": "utf-8"}
         child = subprocess.run([sys.executable, "-c", FRESH_PROCESS], input=task, env=env, cwd=home, **pipes)
     if child.returncode:
@@ -293,14 +279,13 @@ def push(
         revision: The branch to push to, created if needed. None: main.
         create_pr: Open a pull request.
         native: Push the native form; see [`staged`].
-        trust_remote_code: Run and push the code of the directory even if it is not that of this package.
+        trust_remote_code: Run and push the code of the directory, not this package's; see [`staged`].
 
     Returns:
         The commit, with its `commit_url` and, for a pull request, its `pr_url`.
 
     Raises:
-        UserError: The model does not load or has no native form, its code is not that of this package, or the Hub
-            refuses the push or cannot be reached.
+        UserError: The model does not load or has no native form, or the Hub refuses the push or cannot be reached.
     """
     options = {"private": private, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
     options |= {"native": native, "trust_remote_code": trust_remote_code}
