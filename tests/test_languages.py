@@ -2,7 +2,7 @@
 
 import pytest
 
-from vanilla_transformer.languages import hub_codes, language_code, parse_language, two_letters
+from vanilla_transformer.languages import hub_codes, known_code, parse_language, two_letters
 
 SAME = {name: name for name in ["en", "no", "se", "kr", "cmn", "yue", "ast", "quc", "code", "multilingual"]}
 OTHER_CODES = {
@@ -22,8 +22,8 @@ NONE = ["xx", "qqq", "src", "tgt", "new", "my_answer", "my_text", "english_germa
 
 
 @pytest.mark.parametrize("name, code", (SAME | OTHER_CODES | REGIONS | MISTAKES | NAMES | dict.fromkeys(NONE)).items())
-def test_language_code(name, code):
-    assert language_code(name) == code
+def test_known_code(name, code):
+    assert known_code(name) == code
 
 
 def test_the_hub_lists_no_code_of_three_letters_where_there_is_one_of_two():

@@ -47,7 +47,7 @@ def parse_language(name: str | None) -> tuple[str | None, str | None]:
     return (named.pop() if len(named) == 1 else None), None
 
 
-def language_code(name: str | None) -> str | None:
+def known_code(name: str | None) -> str | None:
     """The code of a language that the Hub takes; None if the name has none, or is rather that of a column."""
     if name in ("code", "multilingual"):  # of the Hub's own
         return name

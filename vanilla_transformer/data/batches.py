@@ -138,7 +138,7 @@ class PairCollator:
 
     def pad(self, columns: dict[str, list]) -> dict[str, torch.Tensor]:
         """The batch of pairs that are given as columns of lists or arrays."""
-        is_token = {side: padding_mask(columns[side]) for side in ("input_ids", "labels")}
+        is_token = {side: token_mask(columns[side]) for side in ("input_ids", "labels")}
         batch = {
             "input_ids": scatter(np.concatenate(columns["input_ids"]), is_token["input_ids"], self.pad_token_id),
             "attention_mask": torch.from_numpy(is_token["input_ids"].astype(np.int64)),
@@ -150,7 +150,7 @@ class PairCollator:
         return batch
 
 
-def padding_mask(rows: list) -> np.ndarray:
+def token_mask(rows: list) -> np.ndarray:
     """(B,T): whether a position of the padded rows has a token."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     return np.arange(lengths.max()) < lengths[:, None]

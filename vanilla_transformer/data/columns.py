@@ -13,7 +13,7 @@ from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 
 from ..errors import UserError
-from ..languages import language_code as known_code
+from ..languages import known_code
 from .options import Source, suffix_of
 from .readers import TextFiles, column_of
 from .rows import TEXTS, map_columns

@@ -14,7 +14,7 @@ from datasets.features.features import require_decoding
 
 from ..errors import UserError, one_line
 from ..files import last_part
-from ..languages import language_code as known_code
+from ..languages import known_code
 from .columns import (
     REFERENCES,
     choose_columns,

@@ -16,7 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 from .. import VanillaTransformerConfig
 from ..errors import UserError, explaining, printable
 from ..files import last_part, write_text
-from ..languages import language_code
+from ..languages import known_code
 
 SENTENCE = "The dog sleeps."  # to translate if the run left no example
 METRICS = [("bleu", "sacrebleu", "BLEU"), ("chrf", "chrf", "chrF"), ("loss", "loss", "Loss")]
@@ -70,7 +70,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
     is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name") == public_name(dataset)
     base, further = recipe.get("model_name_or_path"), results.get("metrics", {})
     names = [name for key in ("source_lang", "target_lang") for name in (results.get(key) or "").split(", ")]
-    languages = list(map(language_code, names))
+    languages = list(map(known_code, names))
     data = ModelCardData(
         language=list(dict.fromkeys(code for code in languages if code)) or None,
         license=recipe.get("license"),

@@ -28,7 +28,7 @@ from .model_card import SENTENCE, public_recipe, read_file, write_model_card
 PACKAGE = Path(__file__).parents[1]
 # What is published, file by file. Whatever else is in the directory stays on disk.
 RUN_FILES = ["README.md", "LICENSE", "recipe.yaml", "all_results.json", "training_curves.png", "attention.png"]
-MODEL_FILES = ["model.safetensors", "config.json", "generation_config.json"]
+WEIGHTS_AND_CONFIGS = ["model.safetensors", "config.json", "generation_config.json"]
 CODE_FILES = ["configuration", "decoding", "loss", "modeling", "sentences", "translation"]
 CODE_FILES = [f"{name}_vanilla_transformer.py" for name in CODE_FILES]
 # Of every tokenizer; its class names the files of the vocabulary.
@@ -82,7 +82,7 @@ def staged(
             to_native(translator.model).save_pretrained(folder)
             save_tokenizer(translator.tokenizer, folder)
         else:
-            stage_files(output_dir, folder, [*MODEL_FILES, *CODE_FILES, *tokenizer_files(output_dir)])
+            stage_files(output_dir, folder, [*WEIGHTS_AND_CONFIGS, *CODE_FILES, *tokenizer_files(output_dir)])
         if not trust_remote_code:
             replace_code(folder, native)
         recipe = folder / "recipe.yaml"

@@ -15,12 +15,13 @@ from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_paral
 from ..data.readers import may_have_columns
 from ..errors import UserError, explaining
 from ..evaluation.metrics import OURS
+from ..hub.model_card import PATHS_OR_IDS
 from .options import ModelOptions, TrainingOptions
 
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 
 
-class Parser(HfArgumentParser):
+class TrainingParser(HfArgumentParser):
     """An argument parser that raises UserError instead of printing the usage."""
 
     def error(self, message: str):
@@ -38,9 +39,9 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._format_action_invocation(action)
 
 
-def make_parser() -> Parser:
+def make_parser() -> TrainingParser:
     """A parser of all options, in the groups data, model and training."""
-    parser = Parser(
+    parser = TrainingParser(
         [DataOptions, ModelOptions, TrainingOptions],
         prog="accelerate launch train.py",
         usage="accelerate launch train.py [--config FILE.yaml] [--option value ...]",
@@ -194,7 +195,6 @@ def check_conflicts(data_options: DataOptions, options: TrainingOptions):
 
 
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"
-PATHS_OR_IDS = ("dataset_name", "tokenizer_name", "model_name_or_path", "teacher", "metrics")  # of the Hub
 # Options of one run: whoever repeats it from its recipe neither resumes nor publishes.
 NOT_IN_RECIPE = {"resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id", "hub_private_repo", "native"}
 
