@@ -1,8 +1,9 @@
 .PHONY: style quality test mutants docs bench
 
-style:    ## rewrite the code in the project's format
+style:    ## rewrite the code in the project's format, and the map in CONTRIBUTING.md
 	ruff check --fix .
 	ruff format .
+	python docs/make_map.py
 
 quality:  ## check the format, the code and the sample dataset
 	ruff check .

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,13 @@ def test_lines_fit_in_140_columns(page):
     # GitHub's tables, console output and URLs cannot be wrapped.
     assert [line for line in prose(page).splitlines() if len(line) > 140 and not line.startswith("|")] == []
     assert sum(line.startswith("```") for line in lines) % 2 == 0
+
+
+def test_the_map_in_contributing_is_that_of_the_tree():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    with_map = runpy.run_path(str(ROOT / "docs" / "make_map.py"))["with_map"]
+    assert page == with_map(page), "run `python docs/make_map.py`"
+    assert page == with_map(page.replace("  data/", "  date/")) and "  data/" in page
 
 
 def test_options_in_pages_exist():
