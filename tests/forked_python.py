@@ -24,6 +24,9 @@ LIBRARIES = [
     "transformers",
 ]
 LIBRARIES += ["transformers.generation", "transformers.pipelines"]
+# Libraries that read nothing of the environment, for programs to which the Hub is elsewhere.
+WITHOUT_HUB = ["matplotlib.pyplot", "pandas", "pyarrow.dataset", "sacrebleu", "sentencepiece", "torch.export"]
+WITHOUT_HUB += ["torch._dynamo.convert_frame", "torch.distributed.fsdp", "torch.distributed.tensor"]
 SERVER = """
 import gc, importlib, json, os, runpy, signal, socket, sys
 
@@ -65,7 +68,7 @@ while True:
 
 
 @contextlib.contextmanager
-def programs(folder, environment: dict[str, str], **commands: str):
+def programs(folder, environment: dict[str, str], libraries: list[str] = LIBRARIES, **commands: str):
     """`folder` with a program for each of `commands`, which are the first arguments of Python in the words of a shell.
 
     For the time of the context: then the server ends.
@@ -77,7 +80,7 @@ def programs(folder, environment: dict[str, str], **commands: str):
             f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", __file__, address])} {arguments} "$@"\n'
         )
         program.chmod(0o755)
-    server = subprocess.Popen([sys.executable, "-c", SERVER, address, *LIBRARIES], env=environment)
+    server = subprocess.Popen([sys.executable, "-c", SERVER, address, *libraries], env=environment)
     try:
         while not os.path.exists(address):
             assert server.poll() is None, "the server has ended"

@@ -4,20 +4,23 @@ Models, datasets and Spaces, branches, commits with regular and LFS files, pull 
 `requests` lists the requests, `repos` holds what was pushed. The client must set HF_HUB_DISABLE_XET=1.
 """
 
+import atexit
 import base64
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from threading import Thread
 from urllib.parse import parse_qs, unquote
+
+from forked_python import WITHOUT_HUB, programs
 
 TOKENS = {"hf_write": "write", "hf_read": "read"}  # of the user "me", in the team "team"
 OWNERS = ("me", "team")
@@ -243,43 +246,17 @@ def entries(commit: Commit) -> dict[str, dict]:
     return {path: found[path] | last for path in sorted(found)}
 
 
-# Its imports take most of the time of a small script, so each is run by a fork of a process which has those of them
-# that read nothing of the environment: what is imported of Hugging Face is imported anew.
-FORK_SERVER = """
-import json, os, runpy, signal, sys
-import matplotlib.pyplot, pandas, pyarrow.dataset, sacrebleu, sentencepiece
-import torch._dynamo.convert_frame, torch.distributed.fsdp, torch.distributed.tensor, torch.export
-
-hugging_face = {"accelerate", "datasets", "huggingface_hub", "safetensors", "tokenizers", "transformers"}
-assert not hugging_face & sys.modules.keys()
-while line := sys.stdin.readline():
-    (first, *others), folder, env = json.loads(line)
-    if child := os.fork():
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        continue
-    signal.alarm(400)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(env)
-    for number, (name, mode) in enumerate(zip(("stdin", "stdout", "stderr"), "rww")):
-        with open(name, mode) as file:
-            os.dup2(file.fileno(), number)
-        setattr(sys, name, open(number, mode, 1, encoding="utf-8"))
-    if first in ("-c", "-m"):
-        (what, *sys.argv[1:]), sys.path[0] = others, ""
-        runpy.run_module(what, run_name="__main__", alter_sys=True) if first == "-m" else exec(what)
-    else:
-        sys.argv, sys.path[0] = [first, *others], os.path.dirname(first)
-        runpy.run_path(first, run_name="__main__")
-    sys.exit()
-"""
-
-
 @functools.cache
-def fork_server() -> subprocess.Popen:
+def python() -> str:
+    """A program like Python that has imported what takes longest, and nothing of Hugging Face."""
+    folder = Path(context.enter_context(tempfile.TemporaryDirectory()))
     # As many threads as here: the order of sums, and so the bits of logits, depends on it.
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-    return subprocess.Popen([sys.executable, "-c", FORK_SERVER], env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return str(context.enter_context(programs(folder, environment, WITHOUT_HUB, python="")) / "python")
+
+
+context = contextlib.ExitStack()
+atexit.register(context.close)
 
 
 def run_python(arguments, folder: Path, endpoint: str, token: str | None = None) -> subprocess.CompletedProcess:
@@ -291,11 +268,8 @@ def run_python(arguments, folder: Path, endpoint: str, token: str | None = None)
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": tempfile.mkdtemp(dir=folder), "HF_HUB_DISABLE_XET": "1"}
     env |= {"HF_TOKEN": token} if token else {}
     env |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONIOENCODING": "utf-8"}
-    (folder / "stdin").write_text("yes\n" * 9)
-    print(json.dumps([[*map(str, arguments)], str(folder), env]), file=fork_server().stdin, flush=True)
-    status = int(fork_server().stdout.readline())
-    written = ((folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
-    return subprocess.CompletedProcess(arguments, status, *written)
+    options = {"cwd": folder, "env": env, "input": "yes\n" * 9, "capture_output": True, "encoding": "utf-8"}
+    return subprocess.run([python(), *map(str, arguments)], timeout=400, **options)
 
 
 REPO = "((?:models|datasets|spaces)/[^/]+/[^/]+)"
