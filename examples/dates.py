@@ -4,7 +4,7 @@
 
 python examples/dates.py
 accelerate launch train.py --config examples/dates.yaml
-python examples/exact_match.py --model outputs/dates --dataset_name outputs/dates_dataset
+vanilla-transformer evaluate --model outputs/dates --dataset_name outputs/dates_dataset
 """
 
 import random

@@ -4,7 +4,7 @@
 
 python examples/sequences.py --task reverse
 accelerate launch train.py --config examples/sequences.yaml
-python examples/exact_match.py --model outputs/reverse --dataset_name outputs/reverse_dataset
+vanilla-transformer evaluate --model outputs/reverse --dataset_name outputs/reverse_dataset
 """
 
 import random

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import datasets
 import pytest
-from helpers import ROOT, python_output, save_untrained
+from helpers import ROOT, python_output
 
-from vanilla_transformer import Translator
 from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import load_tokenizer
 from vanilla_transformer.training.recipe import parse_arguments
@@ -127,35 +126,6 @@ def test_sequences_are_copied_reversed_and_sorted(task):
         assert [source for source, _ in letters] == [source.split(" ") for source, _ in splits_of("copy")[split]]
 
 
-def test_exact_matches_are_counted_and_others_shown(capsys):
-    save_untrained(Path("model"))
-    sources = ["The cat sleeps.", "A dog.", "Die Katze", "cat", "The The The"]
-    outputs = Translator.from_pretrained("model")(sources)
-    targets = [output if place in (0, 3, 4) else f"not {output}" for place, output in enumerate(outputs)]
-    pairs = [{"source": s, "target": t, "en": s, "de": "x"} for s, t in zip(sources, targets, strict=True)]
-    Path("pairs").mkdir()
-    Path("pairs/train.jsonl").write_text(json.dumps(pairs[0]) + "\n")
-    Path("pairs/test.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    argv, exact_match = ["--model", "model", "--dataset_name", "pairs"], script("exact_match")
-    capsys.readouterr()
-    exact_match.main(argv)
-    shown = "".join(f"  {sources[place]} -> {outputs[place]}, and not {targets[place]}\n" for place in (1, 2))
-    assert capsys.readouterr().out == "3 of 5 are exactly right\n" + shown
-    exact_match.main([*argv, "--split", "train", "--num_beams", "2"])
-    assert re.match("[01] of 1 are exactly right\n", capsys.readouterr().out)
-    exact_match.main([*argv, "--source_column", "en", "--target_column", "de"])
-    assert capsys.readouterr().out.startswith("0 of 5 are exactly right\n")
-    Path("broken").mkdir()
-    Path("broken/config.json").write_text("{")
-    for more, reason in [
-        (["--split", "nowhere"], "no split 'nowhere'.*train, test"),
-        (["--target_column", "fr"], "--target_column fr must both be text columns"),
-        (["--model", "broken"], "broken cannot be loaded"),
-    ]:
-        with pytest.raises(SystemExit, match=f"^exact_match.py: .*{reason}"):
-            exact_match.main([*argv, *more])
-
-
 # ---------------------------------------------------------------------------------------------------- recipes, README
 
 
@@ -203,7 +173,7 @@ def test_chinese_is_memorized_and_translated_greedily_and_with_beams(run, train)
     generate("chinese")
     train("chinese")
     data = ["--model", "outputs/chinese", "--dataset_name", "outputs/chinese_dataset"]
-    assert run(str(EXAMPLES / "exact_match.py"), *data, "--split", "train") == "40 of 40 are exactly right\n"
+    assert "| 100.0 % |" in run("-m", "vanilla_transformer", "evaluate", *data, "--split", "train")
     for beams in ("1", "4"):
         command = ["-m", "vanilla_transformer", "translate", "--model", "outputs/chinese", "--num_beams", beams]
         assert run(*command, input="纽约是一座城市\n") == "New York is a city\n"
