@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional
 from transformers import MarianConfig, MarianMTModel
+from transformers.models.marian.modeling_marian import shift_tokens_right
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -98,17 +99,11 @@ class Marian(nn.Module):
         self.smoother = LabelSmoother(SMOOTHING)
 
     def forward(self, input_ids, attention_mask, labels):
-        ids = shift(labels)
+        ids = shift_tokens_right(labels, PAD, START)
         outputs = self.model(
             input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=ids, use_cache=False
         )
         return self.smoother({"logits": outputs.logits}, labels)
-
-
-def shift(labels: torch.Tensor) -> torch.Tensor:
-    """The decoder input (B,T) for labels (B,T)."""
-    ids = torch.cat([labels.new_full((len(labels), 1), START), labels[:, :-1]], dim=1)
-    return ids.masked_fill(ids == -100, PAD)
 
 
 # ------------------------------------------------------------------------------------------------ torch.nn.Transformer
@@ -131,7 +126,7 @@ class TorchTransformer(nn.Module):
         return self.dropout(self.embedding(ids) * scale + self.positions[: ids.shape[1]])
 
     def forward(self, input_ids, attention_mask, labels):
-        ids, hidden = shift(labels), attention_mask == 0
+        ids, hidden = shift_tokens_right(labels, PAD, START), attention_mask == 0
         causal = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device, dtype=torch.bool)
         states = self.transformer(
             self.embed(input_ids),
