@@ -7,7 +7,7 @@ accelerate launch train.py --config examples/chinese.yaml
 echo 纽约是一座城市 | vanilla-transformer translate --model outputs/chinese --num_beams 4
 """
 
-from common import Pair, Parser, new_directory, write_dataset
+from common import Pair, make_parser, new_directory, write_dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -91,8 +91,7 @@ def make_tokenizer(texts: list[str], vocab_size: int = 400) -> PreTrainedTokeniz
 
 
 def main(argv: list[str] | None = None):
-    parser = Parser(__doc__)
-    parser.add_output_dir("outputs/chinese_dataset")
+    parser = make_parser(__doc__, "outputs/chinese_dataset", is_random=False)
     text = "a new directory for the tokenizer (default: %(default)s)"
     parser.add_argument("--tokenizer_dir", default="outputs/chinese_tokenizer", help=text)
     options = parser.parse_args(argv)

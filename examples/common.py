@@ -6,34 +6,20 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 Pair = tuple[str, str]  # source and target
 
 
-class Parser(argparse.ArgumentParser):
-    """Shows the docstring of a script as it is, and reports a wrong option in one sentence."""
-
-    def __init__(self, description: str):
-        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        if isinstance(sys.stdout, io.TextIOWrapper):  # not in Jupyter
-            sys.stdout.reconfigure(errors="backslashreplace")  # in an encoding without the letters of a pair
-
-    def add_output_dir(self, default: str):
-        text = f"a new directory for the dataset (default: {default})"
-        self.add_argument("--output_dir", default=default, help=text)
-
-    def add_seed(self):
-        self.add_argument("--seed", type=seed, default=42, help="seed of the random pairs (default: %(default)s)")
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
-def seed(text: str) -> int:
-    if not text.isdecimal():  # random.Random uses -1 as 1
-        raise argparse.ArgumentTypeError(f"{text} is not a non-negative integer")
-    return int(text)
+def make_parser(description: str, output_dir: str, is_random: bool = True) -> argparse.ArgumentParser:
+    """The options of an example, with its docstring as it is."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not in Jupyter
+        sys.stdout.reconfigure(errors="backslashreplace")  # in an encoding without the letters of a pair
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    text = "a new directory for the dataset (default: %(default)s)"
+    parser.add_argument("--output_dir", default=output_dir, help=text)
+    if is_random:
+        parser.add_argument("--seed", type=int, default=42, help="seed of the random pairs (default: %(default)s)")
+    return parser
 
 
 def write_dataset(output_dir: str, splits: dict[str, list[Pair]], suffix: str = ".jsonl"):

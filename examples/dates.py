@@ -10,7 +10,7 @@ vanilla-transformer evaluate --model outputs/dates --dataset_name outputs/dates_
 import random
 from datetime import date, timedelta
 
-from common import Pair, Parser, write_dataset
+from common import Pair, make_parser, write_dataset
 
 FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
 SPLIT_SIZES = {"train": 10_000, "validation": 500, "test": 500}
@@ -86,10 +86,7 @@ def make_splits(seed: int) -> dict[str, list[Pair]]:
 
 
 def main(argv: list[str] | None = None):
-    parser = Parser(__doc__)
-    parser.add_output_dir("outputs/dates_dataset")
-    parser.add_seed()
-    options = parser.parse_args(argv)
+    options = make_parser(__doc__, "outputs/dates_dataset").parse_args(argv)
     # `datasets` reads a JSON column of ISO dates as timestamps; in CSV they stay text.
     write_dataset(options.output_dir, make_splits(options.seed), ".csv")
 

@@ -11,7 +11,7 @@ import json
 import random
 from pathlib import Path
 
-from common import Pair, Parser, write_dataset
+from common import Pair, make_parser, write_dataset
 
 SAMPLE = Path(__file__).parents[1] / "sample_dataset"
 LEAST = 2  # keywords per sentence
@@ -47,10 +47,7 @@ def make_splits(seed: int) -> dict[str, list[Pair]]:
 
 
 def main(argv: list[str] | None = None):
-    parser = Parser(__doc__)
-    parser.add_output_dir("outputs/keywords_dataset")
-    parser.add_seed()
-    options = parser.parse_args(argv)
+    options = make_parser(__doc__, "outputs/keywords_dataset").parse_args(argv)
     write_dataset(options.output_dir, make_splits(options.seed))
 
 

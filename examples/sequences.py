@@ -10,7 +10,7 @@ vanilla-transformer evaluate --model outputs/reverse --dataset_name outputs/reve
 import random
 import string
 
-from common import Pair, Parser, write_dataset
+from common import Pair, make_parser, write_dataset
 
 TASKS = {"copy": list, "reverse": lambda letters: letters[::-1], "sort": sorted}
 LENGTHS = range(3, 11)
@@ -28,10 +28,8 @@ def make_splits(task: str, seed: int) -> dict[str, list[Pair]]:
 
 
 def main(argv: list[str] | None = None):
-    parser = Parser(__doc__)
-    parser.add_output_dir("outputs/TASK_dataset")
+    parser = make_parser(__doc__, "outputs/TASK_dataset")
     parser.add_argument("--task", choices=TASKS, required=True, help="what to do with the letters")
-    parser.add_seed()
     options = parser.parse_args(argv)
     write_dataset(options.output_dir.replace("TASK", options.task), make_splits(options.task, options.seed))
 

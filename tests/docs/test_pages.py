@@ -15,22 +15,10 @@ from vanilla_transformer.training.recipe import make_parser
 
 IGNORED = re.compile(r"(^|/)(\.|outputs/|node_modules/)")  # hidden folders: pytest itself writes one while it collects
 PAGES = sorted(path for path in ROOT.glob("**/*.md") if not IGNORED.search(path.relative_to(ROOT).as_posix()))
-LAUNCHER_OPTIONS = {
-    *(
-        "--num_processes",
-        "--multi_gpu",
-        "--preload",  # of gunicorn
-        "--workers",
-        "--mixed_precision",
-        "--cpu",
-        "--nproc_per_node",
-        "--config_file",
-        "--machine_rank",
-    ),
-    *("--main_process_ip", "--main_process_port", "--help", "--check"),
-    *("--preload", "--workers"),  # of gunicorn
-    *("--bind", "--ignore", "--notebook"),  # of http.server, npm (--ignore-scripts) and Jupyter (--notebook-dir)
-}
+# Of Accelerate, gunicorn, http.server, npm (--ignore-scripts) and Jupyter (--notebook-dir).
+LAUNCHER_OPTIONS = """--num_processes --multi_gpu --mixed_precision --cpu --nproc_per_node --config_file --machine_rank
+--main_process_ip --main_process_port --help --check --preload --workers --bind --ignore --notebook"""
+LAUNCHER_OPTIONS = {*LAUNCHER_OPTIONS.split()}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])
 
