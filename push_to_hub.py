@@ -24,9 +24,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from vanilla_transformer.errors import UserError, catching_panics, escape_output, show_cause
+from vanilla_transformer.errors import UserError, prepare_output
 from vanilla_transformer.hub.space import push_space, space_files
 from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
+from vanilla_transformer.sentences_vanilla_transformer import InputError
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -96,11 +97,9 @@ def list_files(sizes: dict[str, int], repository: str):
 
 
 if __name__ == "__main__":
-    escape_output()
+    prepare_output()
     try:
-        with catching_panics():  # of a damaged tokenizer
-            main()
-    except UserError as error:
-        show_cause(error)
+        main()
+    except InputError as error:
         print(f"push_to_hub.py: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -25,7 +25,7 @@ from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.rows import hide_bars
 from vanilla_transformer.data.splits import Splits, load_pairs
 from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenizer, note_source_form
-from vanilla_transformer.errors import escape_output
+from vanilla_transformer.errors import prepare_output
 from vanilla_transformer.evaluation.metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
@@ -273,6 +273,6 @@ def with_defaults(
 
 
 if __name__ == "__main__":
-    escape_output()
+    prepare_output()
     with processes.exit_on_error():
         main()

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from vanilla_transformer import Translator
 from vanilla_transformer.commands.options import positive
 from vanilla_transformer.conversion import to_native
-from vanilla_transformer.translation_vanilla_transformer import load_model
+from vanilla_transformer.loading import load_model
 
 try:
     import ctranslate2

@@ -16,7 +16,7 @@ import psutil
 from tabulate import tabulate
 
 from vanilla_transformer.commands.options import positive
-from vanilla_transformer.translation_vanilla_transformer import cpu_has_bfloat16
+from vanilla_transformer.loading import cpu_has_bfloat16
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -30,7 +30,7 @@ from vanilla_transformer.data.batches import LANES, lengths_of, padding_fraction
 from vanilla_transformer.data.encoding import fingerprint, iter_texts, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.splits import load_pairs
-from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
+from vanilla_transformer.data.tokenizer import tokenizer_for_training, train_tokenizer
 
 SHARD = 100_000  # pairs in a file
 WORDS = 100_000  # different ones of each language
@@ -206,7 +206,7 @@ def read(reporter: Reporter, folder: Path, pairs: int):
 
 def tokenize(reporter: Reporter, folder: Path, pairs: int, workers: int):
     """Tokenizes all pairs with `workers` processes; deletes the files unless later parts need them."""
-    train, tokenizer = load_pairs(options_of(folder))["train"], load_tokenizer(str(folder / "tokenizer"))
+    train, tokenizer = load_pairs(options_of(folder))["train"], tokenizer_for_training(str(folder / "tokenizer"))
     tokenized, drops = reporter.phase(
         tokenizing(workers), lambda: tokenize_pairs(train, tokenizer, **LIMITS, num_proc=workers), pairs
     )
@@ -223,7 +223,7 @@ def tokenizing(workers: int) -> str:
 
 def plan(reporter: Reporter, folder: Path, pairs: int):
     """From the start of a run, with all tokens on disk, to its first batch and to one deep in the run."""
-    options, tokenizer = options_of(folder), load_tokenizer(str(folder / "tokenizer"))
+    options, tokenizer = options_of(folder), tokenizer_for_training(str(folder / "tokenizer"))
 
     dataset, _ = reporter.phase(
         "find the tokens again",
@@ -249,7 +249,7 @@ def plan(reporter: Reporter, folder: Path, pairs: int):
 def stream(reporter: Reporter, folder: Path, pairs: int):
     """Streams one epoch, alone and as one of several processes, and resumes at two positions in it."""
 
-    options, tokenizer = options_of(folder, streaming=True), load_tokenizer(str(folder / "tokenizer"))
+    options, tokenizer = options_of(folder, streaming=True), tokenizer_for_training(str(folder / "tokenizer"))
     marks, places = [0.1, 0.9], []
 
     def open_at(number: int = 0, state: list[dict] | None = None, processes: int = 1):

@@ -6,12 +6,10 @@ import pytest
 from helpers import TEXTS, save_translator
 
 from vanilla_transformer import Translator
-from vanilla_transformer.conversion import fairseq_tokenizer, load_foreign, native
-from vanilla_transformer.data.tokenizer import load_tokenizer
-from vanilla_transformer.engines.generate import load_any
+from vanilla_transformer.conversion import fairseq_tokenizer, native
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.inspection.explorer import write_explorer
-from vanilla_transformer.translation_vanilla_transformer import load_model
+from vanilla_transformer.loading import load_foreign, load_model, load_tokenizer
 
 ctranslate2 = pytest.importorskip("vanilla_transformer.engines.ctranslate2")
 
@@ -24,7 +22,6 @@ READERS = {
     "Translator": lambda folder: translate(Translator.from_pretrained(folder)),
     "ensemble": lambda folder: translate(Translator.from_pretrained([folder, folder])),
     "CTranslate2": lambda folder: translate(Translator.from_pretrained(folder, backend="ctranslate2")),
-    "any model": lambda folder: translate(load_any(folder)),
     "model": lambda folder: load_model(folder).config.to_dict(),
     "load_foreign": lambda folder: load_foreign(folder).config.to_dict(),
     "load_tokenizer": lambda folder: load_tokenizer(folder).get_vocab(),

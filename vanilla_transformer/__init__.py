@@ -8,9 +8,9 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from . import versions  # noqa: F401  first, so that its warning precedes an import that fails
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .engines import load_ctranslate2
+from .loading import Translator
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
-from .translation_vanilla_transformer import BACKENDS, Translator, VanillaTranslationPipeline
+from .translation_vanilla_transformer import VanillaTranslationPipeline
 
 __version__ = "0.1.0"  # read by pyproject.toml
 __all__ = [
@@ -27,4 +27,3 @@ AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForCo
 PIPELINE_REGISTRY.register_pipeline(
     "vanilla-translation", pipeline_class=VanillaTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
 )
-BACKENDS["ctranslate2"] = load_ctranslate2

@@ -8,7 +8,8 @@ import sys
 
 from . import __version__
 from .commands.options import Parser
-from .errors import UserError, catching_panics, escape_output, one_line, show_cause
+from .errors import prepare_output
+from .sentences_vanilla_transformer import InputError
 
 VERBS = {
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
@@ -24,7 +25,7 @@ VERBS = {
 
 def main(argv: list[str] | None = None):
     """Runs the verb that the command line begins with; only its module is imported."""
-    escape_output(as_data=True)
+    prepare_output()
     lines = [f"  {name:<10} {text}\n{'':13}vanilla-transformer {example}" for name, (text, example) in VERBS.items()]
     parser = Parser(
         prog="vanilla-transformer",
@@ -44,19 +45,19 @@ def main(argv: list[str] | None = None):
     parser = Parser(prog=program, description=command.__doc__, epilog=example)
     command.add_arguments(parser)
     options = parser.parse_args(given.options)
-    # Errors end as in other Unix filters: at most one sentence on stderr, and a conventional exit code.
+    # The user's mistakes end as in other Unix filters: one sentence on stderr, and a conventional exit code.
     try:
-        with catching_panics():
-            command.run(options)
+        command.run(options)
         sys.stdout.flush()
+    except InputError as error:
+        sys.exit(f"{program}: {error}")
     except OSError as error:
+        if error.errno is None:  # not from the system: a library takes this kind for mistakes of all sorts
+            raise
         # Discards the output, or Python would complain when it flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         reason = f"{program}: cannot read the input or write the output: {error}"
         sys.exit(141 if isinstance(error, BrokenPipeError) else reason)  # 128 + SIGPIPE
-    except UserError as error:
-        show_cause(error)
-        sys.exit(f"{program}: {one_line(error)}")
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             sys.stdout.flush()

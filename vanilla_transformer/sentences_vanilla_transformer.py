@@ -1,7 +1,20 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""Where sentences end, by rules for many languages. This file travels with every saved model."""
+"""Cuts texts into the pieces that a model translates, and joins the translations. Travels with every saved model."""
+
+import re
+import sys
+import unicodedata
+import warnings
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from numbers import Integral
+from typing import Literal
 
 import regex
+from transformers import PreTrainedTokenizerBase
 
 # Words with a period that does not end a sentence: before any word, and before a number.
 TITLES = (
@@ -63,3 +76,302 @@ def sentence_ends(text: str) -> list[int]:
         return [len(text)]
     ends = [gap.end() for gap in GAPS[bool(regex.search(r"\p{Lu}", text))].finditer(text)]
     return [*ends, len(text)]
+
+
+# -------------------------------------------------------------------------------------------------------- segmentation
+
+LONGEST_TEXT = 10_000  # characters that are always tokenized, see `longest_text`
+MOST_TOKENS = 4096  # of a piece, unless `max_source_length` allows more: attention takes their square
+LINE = re.compile(r"[^\n\r\u2028\u2029]+(?:[\n\r\u2028\u2029]\s*)?")  # with the line breaks after it
+WIDE_END = re.compile(r"[。！？，；：、][」』”’）》】]*$")  # no space follows these
+ADDRESS = re.compile(r"\w+://\S+|www\.\S+|\S+@\S+\.\w+")  # of a page or a mailbox
+
+
+class InputError(ValueError):
+    """A text or an option that is refused. The message is one sentence: what is wrong and how to correct it."""
+
+
+class TextTooLong(InputError):
+    """Text `number`, counted from 0, has a piece of more tokens than can be translated."""
+
+    def __init__(self, number: int, tokens: int, limit: int):
+        super().__init__(
+            f"Text {number + 1} has {tokens} tokens; at most {limit} can be translated in one piece, unless you raise "
+            "`max_source_length`."
+        )
+        self.number, self.tokens, self.limit = number, tokens, limit
+
+
+@dataclass
+class Segments:
+    """Texts in pieces.
+
+    Attributes:
+        text_indices: The index of the text of each piece.
+        pieces: Each piece, as it was tokenized.
+        sources: The token ids of each piece.
+        gaps: Of each text, what is before, between and after its pieces, and stays as it is.
+    """
+
+    text_indices: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    sources: list[list[int]] = field(default_factory=list)
+    gaps: list[list[str]] = field(default_factory=list)
+
+    def of_texts(self, results: list) -> list[list]:
+        """The `results` of the pieces, one for each of `sources`, as a list for each text."""
+        found = [[] for _ in self.gaps]
+        for index, result in zip(self.text_indices, results, strict=True):
+            found[index].append(result)
+        return found
+
+    def join(self, translations: list[str]) -> list[str]:
+        """The translation of each text, from those of the pieces."""
+        return [join(parts, gaps) for parts, gaps in zip(self.of_texts(translations), self.gaps, strict=True)]
+
+
+class Segmenter:
+    """Cuts texts into pieces that are like the sources of training.
+
+    A piece has at most as many lines, sentences and tokens as a source had in training, which train.py notes in the
+    tokenizer. A single sentence with more tokens stays whole, as far as the model has positions; a longer one is cut
+    after clauses, else between words, else anywhere. Each piece repeats the tags at the beginning of its text, such as
+    `>>deu<<`. A piece without words, such as `3.14` or a URL, is not translated if train.py noted that no more than a
+    few sources were like that.
+
+    Args:
+        tokenizer: Of the model, with the notes of train.py.
+        max_positions: Tokens of the longest source that the model can compute.
+        default_positions: The same, unless `max_source_length` allows more.
+        max_source_length, max_source_sentences, max_source_lines, too_long: As in [`BaseTranslator`].
+
+    Raises InputError if a number is below 1, or `too_long` is neither "split" nor "refuse".
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_positions: int = sys.maxsize,
+        default_positions: int = sys.maxsize,
+        max_source_length: int | None = None,
+        max_source_sentences: int | None = None,
+        max_source_lines: int | None = None,
+        too_long: Literal["split", "refuse"] = "split",
+    ):
+        if too_long not in ("split", "refuse"):
+            raise InputError(f"`too_long` is {too_long!r}; it must be 'split' or 'refuse'.")
+        noted = tokenizer.init_kwargs
+        if max_source_sentences is None:
+            max_source_sentences = noted.get("max_source_sentences", sys.maxsize)
+        if max_source_lines is None:
+            max_source_lines = noted.get("max_source_lines", 1)
+        check_positive(model_max_length=tokenizer.model_max_length, max_source_length=max_source_length)
+        self.max_sentences = check_positive(max_source_sentences=max_source_sentences)
+        self.max_lines = check_positive(max_source_lines=max_source_lines)
+        self.longest = min(max_source_length or min(default_positions, MOST_TOKENS), max_positions)
+        self.usual = min(max_source_length or tokenizer.model_max_length, self.longest)  # of several sentences
+        self.tokenizer = tokenizer
+        self.too_long = too_long
+        self.is_verbatim = bool(noted.get("verbatim"))  # spaces around a text mean something
+        self.keeps_wordless = noted.get("wordless_sources") is False
+        tags = [*noted.get("source_tags", ()), *filter(re.compile(r">>\S+<<").fullmatch, tokenizer.get_vocab())]
+        self.tags = re.compile(rf"\s*(?:(?:{'|'.join(map(re.escape, tags)) or '(?!)'})[^\S\n]*)+")
+
+    def split(self, texts: list[str]) -> Segments:
+        """The texts in pieces.
+
+        Raises TextTooLong if a piece has too many tokens and must not be cut, or cannot be.
+        """
+        pieces, segments = [], Segments()
+        for index, text in enumerate(texts):
+            found, (before, *between) = self.pieces_of(text)
+            pieces += [(index, piece, after) for piece, after in zip(found, between, strict=True)]
+            segments.gaps.append([before])
+        *encoded, nothing = self.encode([*(piece for _, piece, _ in pieces), ""])
+        for (index, piece, after), source in zip(pieces, encoded, strict=True):
+            gaps, body = segments.gaps[index], piece.removeprefix(self.tags_of(piece))
+            if source == nothing or all(map(is_invisible, piece)):
+                gaps[-1] += after
+            elif self.keeps_wordless and not has_words(body):
+                gaps[-1] += body + after
+            else:
+                parts = [(piece, source, after)]
+                if len(source) > self.limit_of(piece, source):
+                    parts = self.cut(piece, after) if self.too_long == "split" else []
+                if not parts:
+                    raise TextTooLong(index, len(source), self.longest)
+                for part, ids, gap in parts:
+                    segments.text_indices.append(index)
+                    segments.pieces.append(part)
+                    segments.sources.append(ids)
+                    gaps.append(gap)
+        return segments
+
+    def pieces_of(self, text: str) -> tuple[list[str], list[str]]:
+        """A text in pieces of at most `max_lines` and `max_sentences`, each with the tags of the text; and the gaps
+        before, between and after them.
+        """
+        tags = self.tags_of(text)
+        body = text.lstrip()[len(tags) :].lstrip()
+        pieces, gaps = [], [text.removesuffix(body).replace(tags, "", 1)]
+        lines = LINE.findall(body)
+        for first in range(0, len(lines), self.max_lines):
+            line = "".join(lines[first : first + self.max_lines])
+            ends = [len(line)]
+            if self.max_sentences < sys.maxsize:
+                ends = [*sentence_ends(line.rstrip())[self.max_sentences - 1 : -1 : self.max_sentences], len(line)]
+            for start, end in pairwise([0, *ends]):
+                piece = line[start:end].rstrip()
+                gaps.append(line[start + len(piece) : end])
+                pieces.append(tags + piece)
+        return ([text], ["", ""]) if self.is_verbatim and len(pieces) == 1 else (pieces, gaps)
+
+    def tags_of(self, text: str) -> str:
+        """The tags at the beginning of a text, with the spaces after them."""
+        found = self.tags.match(text)
+        return found[0].lstrip() if found else ""
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The token ids of each text."""
+        return self.tokenizer(texts, return_attention_mask=False, verbose=False).input_ids if texts else []
+
+    def limit_of(self, piece: str, source: list[int]) -> int:
+        """The tokens that a piece with the ids `source` may have. Warns if a sentence has more than usual."""
+        if len(source) <= self.usual or self.too_long == "refuse" or len(source) > self.longest:
+            return self.longest
+        if len(CUTS[SENTENCES](piece)) > 1:
+            return self.usual
+        warnings.warn(  # always the same sentence, which Python shows only once
+            f"Some sentences have more tokens than the longest training source, {self.usual:,}. They are translated "
+            "whole, and the end of their translations may be missing.",
+            stacklevel=4,
+        )
+        return self.longest
+
+    def cut(self, piece: str, after: str) -> list[tuple[str, list[int], str]]:
+        """The parts of a piece that is too long, each with its token ids and the gap after it, `after` at the end.
+
+        An empty list if not even a single character fits.
+        """
+        tags = self.tags_of(piece)
+
+        def has_at_most(limit: int, part: str) -> bool:
+            whole = tags + part.strip()
+            return len(whole) <= longest_text(limit) and len(self.encode([whole])[0]) <= limit
+
+        fits, is_possible = partial(has_at_most, self.usual), partial(has_at_most, self.longest)
+        parts = list(cut(piece.removeprefix(tags), fits, is_possible))
+        if not all(map(is_possible, parts)):
+            return []
+        gaps = [*(part[len(part.rstrip()) :] for part in parts[:-1]), after]
+        parts = [tags + part.strip() for part in parts]
+        return list(zip(parts, self.encode(parts), gaps, strict=True))
+
+
+def check_positive(**numbers: int | None) -> int | None:
+    """The last of the numbers. Raises InputError if one is neither None nor an integer of at least 1."""
+    value = None
+    for name, value in numbers.items():
+        if value is not None and not isinstance(value, Integral):
+            raise InputError(f"`{name}` is {value!r}; it must be an integer.")
+        if value is not None and value < 1:
+            raise InputError(f"`{name}` is {value}; it must be at least 1.")
+    return value
+
+
+def longest_text(max_tokens: int) -> int:
+    """The characters of a text that may have at most `max_tokens` tokens, generously.
+
+    A longer text need not be tokenized to know that it has more, which would take quadratic time where texts are cut.
+    """
+    return max(LONGEST_TEXT, 100 * max_tokens)
+
+
+def is_invisible(letter: str) -> bool:
+    """Whether it is a space, or a joiner or a mark of direction, which mean nothing by themselves."""
+    return letter.isspace() or unicodedata.category(letter) == "Cf"
+
+
+def has_words(text: str) -> bool:
+    """Whether a text has letters outside of addresses. Ideographs are letters."""
+    return any(map(str.isalpha, ADDRESS.sub("", text)))
+
+
+def ends_of(pattern: str, text: str) -> list[int]:
+    """Where the parts of a text end that `pattern` separates; the last end is that of the text."""
+    ends = [found.end() for found in re.finditer(pattern, text)]
+    return ends if ends[-1:] == [len(text)] else [*ends, len(text)]
+
+
+# Where a long text is cut: after sentences, else after clauses, else between words, else anywhere.
+SENTENCES, CLAUSES, WORDS, CHARACTERS = range(4)
+CUTS = {
+    SENTENCES: lambda text: sorted({*sentence_ends(text), *ends_of(r"(?<=[\n\r\u2028\u2029])\s*", text)}),
+    CLAUSES: partial(ends_of, r"(?<=[,;:])\s+|(?<=[，；：、])"),
+    WORDS: partial(ends_of, r"\s+"),
+    CHARACTERS: lambda text: list(range(1, len(text) + 1)),
+}
+
+
+def cut(
+    text: str, fits: Callable[[str], bool], is_possible: Callable[[str], bool], level: int = SENTENCES
+) -> Iterator[str]:
+    """Splits `text` into pieces that fit, each as long as the places to cut at allow.
+
+    A sentence or a word that does not fit is kept whole if that is possible. A piece that cannot be split is returned
+    even if it is not.
+    """
+    if level not in CUTS:
+        yield text
+        return
+    ends = CUTS[level](text)
+    start = first = 0
+    count = 1
+    while first < len(ends):
+
+        def fit(parts: int) -> bool:
+            if parts < 1 or first + parts > len(ends):  # noqa: B023
+                return parts < 1
+            return fits(text[start : ends[first + parts - 1]])  # noqa: B023
+
+        # A text of one part is not tried again: the next cuts will tell.
+        found = 0 if len(ends) == 1 else largest(count, fit)
+        count = max(found, 1)
+        piece = text[start : ends[first + count - 1]]
+        if not found and not (level in (SENTENCES, WORDS) and is_possible(piece)):
+            yield from cut(piece, fits, is_possible, level + 1)
+        elif piece.strip():
+            yield piece
+        start, first = ends[first + count - 1], first + count
+
+
+def largest(guess: int, fit: Callable[[int], bool]) -> int:
+    """The largest number that fits, near `guess`: found by growing steps, then by bisection."""
+    step = 1
+    if fit(guess):
+        low = guess
+        while fit(low + step):
+            low, step = low + step, 2 * step
+        high = low + step
+    else:
+        high = guess
+        while not fit(high - step):
+            high, step = high - step, 2 * step
+        low = high - step
+    return low + bisect(range(low + 1, high), False, key=lambda number: not fit(number))
+
+
+def join(translations: list[str], gaps: list[str]) -> str:
+    """The translations of the pieces of a text, with what stood before, between and after them.
+
+    Pieces that nothing separated, as Chinese sentences, get a space between them; after Chinese or Japanese
+    punctuation, a single space goes.
+    """
+    before, *between = gaps
+    if not translations:
+        return "" if all(map(is_invisible, before)) else before
+    for number, (translation, gap) in enumerate(zip(translations, between, strict=True), 1):
+        if number < len(translations) and gap in ("", " "):
+            gap = "" if WIDE_END.search(translation) else " "
+        before += translation + gap
+    return before

@@ -28,8 +28,8 @@ from transformers import GenerationConfig, M2M100Config, M2M100ForConditionalGen
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.engines.generate import load_any, set_languages
 from vanilla_transformer.evaluation import tuning
+from vanilla_transformer.loading import set_languages
 
 FILES = ["first.txt", "second.txt", "third.txt"]
 TEXT_FILES = ["--sources", "sources.txt", "--references", "references.txt"]
@@ -197,10 +197,10 @@ def test_a_multilingual_model_translates_into_the_target_language(tmp_path, caps
     assert found == [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)] and any(found)
     read = NllbTokenizer.from_pretrained(tmp_path / "nllb")
     assert read("b").input_ids != tokenizer("b").input_ids
-    set_languages(model, read, "fra_Latn", "deu_Latn")
+    set_languages(Translator(model, read), "fra_Latn", "deu_Latn")
     assert read("b").input_ids == tokenizer("b").input_ids
     message = command_error(capsys, "evaluate", *map(str, texts), "--source_lang", "en", "--target_lang", "deu_Latn")
-    assert "nllb cannot be loaded: it translates between many languages; give --source_lang" in message
+    assert "nllb translates between many languages; give --source_lang" in message
 
 
 def test_a_long_text_is_split_where_the_positions_of_another_kind_of_model_end(marian, tmp_path):
@@ -209,16 +209,16 @@ def test_a_long_text_is_split_where_the_positions_of_another_kind_of_model_end(m
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": 10**30}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     for allowed in (None, 1000):
-        translator = load_any(folder, max_source_length=allowed)
-        assert translator.longest_source == translator.model.config.max_position_embeddings == 512
-    assert len(translator.tokenize(["a dog " * 500], "split")[1]) > 1
+        translator = Translator.from_pretrained(folder, max_source_length=allowed)
+        assert translator.segmenter.longest == translator.model.config.max_position_embeddings == 512
+    assert len(translator.split(["a dog " * 500]).sources) > 1
     assert translator(["a dog " * 500], num_beams=1, max_new_tokens=2)
 
 
 def test_a_bilingual_model_needs_no_languages(make_model):
     """Its tokenizer may have a `src_lang`, as that of FSMT."""
     model = make_model()
-    set_languages(model, SimpleNamespace(src_lang="en"), "en", "de")
+    set_languages(SimpleNamespace(model=model, tokenizer=SimpleNamespace(src_lang="en")), "en", "de")
     assert model.generation_config.forced_bos_token_id is None
 
 
@@ -390,7 +390,7 @@ def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references
     given = ["--model", model, *texts, "--bleu_tokenize", "char"]
     (tmp_path / "model" / "all_results.json").write_text('{"train_target_tokens": 9}')
     tried = evaluate(tmp_path / "out", "--tune", *given)["tuned_decoding"]
-    found = {"tuned_decoding": tried, "tuned_on": "references.txt", "train_target_tokens": 9}
+    found = {"tuned_decoding": tried, "tuned_on": "references.txt", "tuned_by": "bleu", "train_target_tokens": 9}
     found["scored_with"] = {"num_beams": 1, "length_penalty": 1.0}
     assert json.loads((tmp_path / "model" / "all_results.json").read_text()) == found
     assert [(one["num_beams"], one["length_penalty"]) for one in tried[:1]] == [(3, 1.5)] and len(tried) == 3
@@ -493,14 +493,14 @@ BAD = {
     ),
     "second model": (
         ["--model", "OURS", "no/such/one", "--length_penalty", "nan", *TEXT_FILES],
-        "no/such/one cannot be loaded",
+        "The directory 'no/such/one' does not exist",
     ),
     "ensemble, found before a model translates": (
         ["--model", "OURS", "MARIAN+OURS", "--length_penalty", "nan", *TEXT_FILES],
         "OURS has a different vocabulary from MARIAN",
     ),
-    "no model": (["--model", "done", *TEXT_FILES], "done cannot be loaded"),
-    "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "OURS cannot translate.*at least -10"),
+    "no model": (["--model", "done", *TEXT_FILES], "done is a directory without a config.json"),
+    "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "`length_penalty` is nan; .*at least -10"),
     "large option": (["--model", "OURS", "--length_penalty", "1e6", *TEXT_FILES], "1000000.0; it must be .* below 10"),
     "other engine": (["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES], "MARIAN .* of type marian"),
     "tokenizer": (["--hypotheses", "first.txt", "--bleu_tokenize", "moses", *TEXT_FILES], "moses does .*choose .*13a"),
@@ -526,7 +526,7 @@ BAD = {
         ["--model", "OURS", "--dataset_name", "bare", "--source_column", "en", "--target_column", "de"],
         "--split test of bare has no references",
     ),
-    "directory without a model": (["--model", "done", *TEXT_FILES], "done cannot be loaded: .* without a config.json"),
+    "directory without a model": (["--model", "done", *TEXT_FILES], "done is a directory without a config.json"),
 }
 
 

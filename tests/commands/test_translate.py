@@ -10,13 +10,13 @@ import warnings
 
 import pytest
 import torch
-from helpers import TEXTS, command_error, never_end, save_translator, writing_translator
+from helpers import TEXTS, command_error, never_end, save_translator, translate_by_marian, writing_translator
 from huggingface_hub import constants
 
+from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import translate as translation
 from vanilla_transformer.evaluation.mbr import most_similar
-from vanilla_transformer.translation_vanilla_transformer import Translator
 
 
 def run_main(monkeypatch, data: bytes, *argv) -> bytes:
@@ -74,12 +74,12 @@ WRONG = {  # options, or bytes that are read instead of two lines: part of the m
     "--num_beams 0": "0 is not a positive integer",
     "--max_source_length x": "x is not a positive integer",
     "--length_penalty x": "invalid float value: 'x'",
-    "--device abacus": "device string: abacus",
+    "--device abacus": "abacus is not a device of this machine: Expected one of cpu, cuda",
     "--dtype int8": "invalid choice: 'int8'",
     b"a\n\xff\n": "line 2 is not UTF-8",
     "--max_source_length 5 --too_long refuse": "line 2 has 8 tokens, more than the 5 that are translated in one "
     "piece; shorten it, use --too_long split, or raise --max_source_length",
-    "--n_best 3 --max_source_length 5 --too_long refuse": "translated in one piece; shorten it, or raise",
+    "--n_best 3 --max_source_length 5 --too_long refuse": "translated in one piece; shorten it, use",
     "--n_best 3 --num_beams 2": "3 translations of a line need as many beams; raise --num_beams",
     "--mbr 3 --mbr_candidates beams --num_beams 2": "3 translations of a line need as many beams; raise --num_beams",
     "--mbr 3 --num_beams 3": "samples have no beams; leave out --num_beams and --length_penalty, or choose",
@@ -124,12 +124,18 @@ def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
     assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
 
 
-@pytest.mark.parametrize("name, message", [("missing", ""), ("foreign", ""), ("marian", "is of type marian")])
-def test_a_model_that_cannot_be_loaded_is_named(name, message, marian, tmp_path, monkeypatch):
-    folder = {"missing": tmp_path / "missing", "foreign": tmp_path, "marian": marian}[name]
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SystemExit, match=f"^vanilla-transformer translate: .*{folder}.*{message}"):
-        run_main(monkeypatch, b"a\n", "--model", str(folder))
+def test_what_cannot_be_loaded_is_named(tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match=f"translate: The directory '{tmp_path}/missing' does not exist"):
+        run_main(monkeypatch, b"a\n", "--model", f"{tmp_path}/missing")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(OSError) as error:  # of transformers, with its traceback
+        run_main(monkeypatch, b"a\n", "--model", str(tmp_path))
+    assert error.value.__notes__ == [f"while loading the config of {tmp_path}"]
+
+
+def test_any_model_of_transformers_translates(marian, monkeypatch):
+    found = run_main(monkeypatch, b"he is a teacher\n\n", "--model", str(marian), "--num_beams", "1")
+    assert found.decode().split("\n") == [*translate_by_marian(marian, ["he is a teacher"]), "", ""]
 
 
 @pytest.mark.parametrize("is_offline", [False, True])
@@ -141,7 +147,7 @@ def test_a_directory_that_does_not_exist_is_named_at_once_without_a_network(name
     start = time.monotonic()
     for command in (["translate", "--model", name], ["convert", name, "new"]):
         message = command_error(capsys, *command)
-        assert f"the directory '{name}' does not exist, and the Hub cannot be reached." in message
+        assert f"The directory '{name}' does not exist, and the Hub cannot be reached." in message
     assert time.monotonic() - start < 5
 
 
@@ -152,7 +158,7 @@ def test_a_text_on_the_command_line_is_no_model(folder, capsys):
 
 def test_of_several_models_the_one_without_a_config_is_named(folder, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match=f"cannot be loaded: {tmp_path}/empty is a directory without a config.json"):
+    with pytest.raises(SystemExit, match=f"translate: {tmp_path}/empty is a directory without a config.json"):
         run_main(monkeypatch, b"a\n", "--model", str(folder), f"{tmp_path}/empty")
 
 
@@ -218,7 +224,7 @@ def test_several_models_are_an_ensemble(folder, translator, tmp_path, monkeypatc
     ensemble = Translator([translator.model, other.model], translator.tokenizer)
     found = run_main(monkeypatch, b"No!\nA man\n", "--model", *folders, "--num_beams", "3", "--max_new_tokens", "8")
     assert found.decode().splitlines() == ensemble(["No!", "A man"], num_beams=3, max_new_tokens=8)
-    with pytest.raises(SystemExit, match=f"translate: .* cannot be loaded: the directory '{tmp_path}/none' does not"):
+    with pytest.raises(SystemExit, match=f"translate: The directory '{tmp_path}/none' does not"):
         run_main(monkeypatch, b"No!\n", "--model", folder, f"{tmp_path}/none")
 
 

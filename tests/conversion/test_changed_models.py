@@ -11,7 +11,8 @@ from test_fairseq import fairseq_weights, make_fsmt, save
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.conversion import from_fairseq, from_fsmt, from_native, load_foreign, to_native
+from vanilla_transformer.conversion import from_fairseq, from_fsmt, from_native, to_native
+from vanilla_transformer.loading import load_foreign
 
 sys.path.append(str(ROOT / "examples"))
 from relative_position_bias import RelativeConfig, RelativeTransformer  # noqa: E402

@@ -19,7 +19,7 @@ from vanilla_transformer.data.encoding import PAIR_FEATURES, fingerprint, iter_t
 from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.readers import column_of
 from vanilla_transformer.data.splits import load_pairs, load_split
-from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
+from vanilla_transformer.data.tokenizer import tokenizer_for_training, train_tokenizer
 from vanilla_transformer.errors import UserError
 
 PAIRS = [(f"a dog {i}", f"ein Hund für {i}") for i in range(40)]
@@ -756,7 +756,7 @@ def test_monstrous_texts_are_dropped_before_they_are_tokenized(batches, byte_tok
 
 
 def test_marian_tokenizer_is_told_the_target(marian, marian_pairs):
-    tokenizer = load_tokenizer(str(marian))
+    tokenizer = tokenizer_for_training(str(marian))
     whole = text_dataset(marian_pairs * 126)  # processes are for thousands of pairs
     pairs, drops = tokenize_pairs(whole, tokenizer, 99, 99, num_proc=2)
     assert (len(pairs), drops) == (len(whole), {"empty": 0, "too long": 0})
@@ -806,7 +806,7 @@ def test_a_tokenizer_that_was_saved_and_loaded_finds_the_tokens(kind, tmp_path):
         train = load(train_file=path, validation_file=path)["train"]
         files.append(tokenize_pairs(train, tokenizer, 40, 40)[0].cache_files)
         tokenizer.save_pretrained(tmp_path / "saved")
-        tokenizer = load_tokenizer(str(tmp_path / "saved"))
+        tokenizer = tokenizer_for_training(str(tmp_path / "saved"))
     assert files[0] == files[1]
 
 

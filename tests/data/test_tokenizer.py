@@ -35,11 +35,11 @@ from vanilla_transformer.data.tokenizer import (
     check_coverage,
     describe_losses,
     existing_tokenizer,
-    load_tokenizer,
     make_tokenizer,
     note_source_form,
     report_lost_text,
     special_token_ids,
+    tokenizer_for_training,
     train_tokenizer,
     with_bpe_dropout,
 )
@@ -110,7 +110,7 @@ def test_a_verbatim_tokenizer_returns_every_text(text, tmp_path):
     ids = tokenizer(text).input_ids
     assert tokenizer.batch_decode([[tokenizer.bos_token_id, *ids, 0]], skip_special_tokens=True) == [text]
     assert ids[-1] == tokenizer.eos_token_id and not set(ids[:-1]) & set(tokenizer.all_special_ids)
-    assert tokenizer.init_kwargs["verbatim"] and load_tokenizer(str(tmp_path)).init_kwargs["verbatim"]
+    assert tokenizer.init_kwargs["verbatim"] and tokenizer_for_training(str(tmp_path)).init_kwargs["verbatim"]
 
 
 def test_a_verbatim_tokenizer_returns_random_texts():
@@ -198,7 +198,7 @@ def test_tag_is_one_token_that_leaves_the_text_after_it_as_it_is(tmp_path):
     tagged = train_tokenizer(["A dog sleeps.", "<bt> A dog eats."] * 3, 270, tags=["<bt>", ">>de<<", "<bt>"])
     assert len(tagged) == 270
     tagged.save_pretrained(tmp_path)
-    for tokenizer in (tagged, load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
+    for tokenizer in (tagged, tokenizer_for_training(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
         tag, *rest = tokenizer("<bt> A dog sleeps.").input_ids
         assert rest == tokenizer("A dog sleeps.").input_ids and tag == tokenizer("<bt>").input_ids[0] == 268
         assert len(tokenizer.tokenize(">>de<<")) == 1 < len(tokenizer.tokenize("a <s>"))
@@ -285,7 +285,7 @@ EXISTING = {
 @pytest.mark.parametrize("make, start, end, pad", EXISTING.values(), ids=EXISTING)
 def test_existing_tokenizer_ends_every_sentence_and_is_saved_as_it_is(make, start, end, pad, tmp_path):
     make().save_pretrained(tmp_path / "theirs")
-    tokenizer = load_tokenizer(str(tmp_path / "theirs"))
+    tokenizer = tokenizer_for_training(str(tmp_path / "theirs"))
     expected = [*make()("a dog sleeps", add_special_tokens=False).input_ids, tokenizer.convert_tokens_to_ids(end)]
     assert tokenizer("a dog sleeps").input_ids == expected
     assert tokenizer(text_target="a dog sleeps").input_ids == expected
@@ -303,7 +303,7 @@ def test_existing_tokenizer_ends_every_sentence_and_is_saved_as_it_is(make, star
 def test_tokenizer_without_end_of_sentence_is_refused(tmp_path):
     fast(pad="<p>").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=rf"{tmp_path} has no end-of-sentence token.*eos_token"):
-        load_tokenizer(str(tmp_path))
+        tokenizer_for_training(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [None, '{"version": "1.0", "tru', '{"model": {}}'])
@@ -313,7 +313,7 @@ def test_unreadable_tokenizer_is_named(content, tmp_path):
         fast(eos="<e>").save_pretrained(folder)
         (folder / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=str(folder)):
-        load_tokenizer(str(folder))
+        tokenizer_for_training(str(folder))
 
 
 # ------------------------------------------------------------------------------------------------------------ coverage
@@ -330,7 +330,7 @@ def wordpiece(tmp_path):
     letters = "abcdefghijklmnopqrstuvwxyz"
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *letters, *(f"##{letter}" for letter in letters)]
     BertTokenizer(vocab={token: i for i, token in enumerate(tokens)}).save_pretrained(tmp_path)
-    return load_tokenizer(str(tmp_path))
+    return tokenizer_for_training(str(tmp_path))
 
 
 LOSSES = {  # of "a dog" and another text, without spaces
@@ -408,9 +408,9 @@ def test_bpe_dropout_needs_a_fast_bpe_tokenizer(kind):
 
 def test_marian_tokenizer_stays_the_same_saved_and_pickled(marian, marian_pairs, tmp_path):
     theirs = MarianTokenizer.from_pretrained(marian)
-    tokenizer = load_tokenizer(str(marian))
+    tokenizer = tokenizer_for_training(str(marian))
     tokenizer.save_pretrained(tmp_path)
-    again = [tokenizer, load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)]
+    again = [tokenizer, tokenizer_for_training(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)]
     for ours in [*again, pickle.loads(pickle.dumps(again[1]))]:
         assert ours.model_max_length == theirs.model_max_length
         for source, target in marian_pairs:
@@ -419,14 +419,14 @@ def test_marian_tokenizer_stays_the_same_saved_and_pickled(marian, marian_pairs,
             assert ids == theirs(text_target=target).input_ids != theirs(target).input_ids
             assert ids[-1] == ours.eos_token_id and ours.batch_decode([ids], skip_special_tokens=True) == [target]
     # datasets caches by this hash.
-    assert Hasher.hash(load_tokenizer(str(marian))) == Hasher.hash(load_tokenizer(str(marian)))
+    assert Hasher.hash(tokenizer_for_training(str(marian))) == Hasher.hash(tokenizer_for_training(str(marian)))
 
 
 WITHOUT_SENTENCEPIECE = """
 import sys
 sys.modules["sentencepiece"] = None
-from vanilla_transformer.data.tokenizer import load_tokenizer
-load_tokenizer(sys.argv[1], "--model_name_or_path")
+from vanilla_transformer.data.tokenizer import tokenizer_for_training
+tokenizer_for_training(sys.argv[1], "--model_name_or_path")
 """
 
 
@@ -435,7 +435,7 @@ load_tokenizer(sys.argv[1], "--model_name_or_path")
 def test_missing_sentencepiece_is_named(is_saved_again, marian, tmp_path):
     """By a model as it lies on the Hub, and as it is saved."""
     if is_saved_again:
-        load_tokenizer(str(marian)).save_pretrained(tmp_path)
+        tokenizer_for_training(str(marian)).save_pretrained(tmp_path)
     folder = str(tmp_path if is_saved_again else marian)
     result = subprocess.run([sys.executable, "-c", WITHOUT_SENTENCEPIECE, folder], capture_output=True, text=True)
     message = f"{folder}: it needs sentencepiece, which is not installed; install it with `pip install sentencepiece`."

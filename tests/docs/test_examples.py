@@ -15,7 +15,7 @@ import pytest
 from helpers import ROOT, python_output
 
 from vanilla_transformer.data.splits import load_pairs
-from vanilla_transformer.data.tokenizer import load_tokenizer
+from vanilla_transformer.data.tokenizer import tokenizer_for_training
 from vanilla_transformer.training.recipe import parse_arguments
 
 EXAMPLES = ROOT / "examples"
@@ -69,7 +69,7 @@ def test_train_py_reads_the_generated_pairs(name):
     if recipe:
         assert options.output_dir == Path(f"outputs/{name}") and options.warmup_steps < options.max_steps / 4
     if name == "chinese":
-        assert load_tokenizer(data.tokenizer_name).pad_token == "<|endoftext|>"
+        assert tokenizer_for_training(data.tokenizer_name).pad_token == "<|endoftext|>"
 
 
 @every_generator

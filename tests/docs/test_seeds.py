@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batches import PairCollator
-from vanilla_transformer.data.tokenizer import load_tokenizer, special_token_ids, train_tokenizer
+from vanilla_transformer.data.tokenizer import special_token_ids, tokenizer_for_training, train_tokenizer
 from vanilla_transformer.training.optimization import learning_rate_schedule, make_optimizer, set_learning_rate
 from vanilla_transformer.training.options import TrainingOptions
 
@@ -148,7 +148,7 @@ def chinese(request, monkeypatch, tmp_path) -> tuple:
     if request.param == "no pad":
         tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    return pairs, load_tokenizer(str(tmp_path / "tokenizer"))
+    return pairs, tokenizer_for_training(str(tmp_path / "tokenizer"))
 
 
 def test_end_of_sentence_is_learned_where_it_is_also_the_padding(chinese, tmp_path):

@@ -31,17 +31,16 @@ from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion import from_native
 from vanilla_transformer.data import encoding, splits
-from vanilla_transformer.data.tokenizer import load_tokenizer
+from vanilla_transformer.data.tokenizer import tokenizer_for_training
 from vanilla_transformer.evaluation import tuning
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.systems import count_errors
 from vanilla_transformer.hub.upload import staged, translate_in_fresh_process
 from vanilla_transformer.training.recipe import parse_arguments
-from vanilla_transformer.translation_vanilla_transformer import Translator
 
 # ------------------------------------------------------------------------------------------------------ what it leaves
 
@@ -511,7 +510,10 @@ def test_student_of_a_marian_model_has_its_tokenizer(marian, marian_data, marian
     more += " --decoder_layers 1 --encoder_attention_heads 4 --decoder_attention_heads 4 --dropout 0"
     more += " --learning_rate 0.01 --warmup_steps 10 --save_steps 80"
     train(options(marian_data, tmp_path / "student", more, model=""))
-    assert AutoTokenizer.from_pretrained(tmp_path / "student").get_vocab() == load_tokenizer(str(marian)).get_vocab()
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "student").get_vocab()
+        == tokenizer_for_training(str(marian)).get_vocab()
+    )
     sources, targets = zip(*marian_pairs, strict=True)
     assert Translator.from_pretrained(str(tmp_path / "student"))(sources) == list(targets)
 

@@ -64,6 +64,14 @@ def test_the_numbers_of_two_modules_stand_beside_bleu_and_chrf(lengths, exact):
     assert described["each"] == {"module": "lengths.py", "arguments": {"scale": 2}} and len(described) == 3
 
 
+def test_a_number_alone_has_the_name_of_its_module(write_module):
+    """As those of wer and cer; that of ter is called `score`, of which nobody knows that lower is better."""
+    rates = [write_module("wer", "return 0.25"), write_module("ter", 'return {"score": 40.0, "num_edits": 2}')]
+    found = Metrics(rates).score(["a"], ["a"], None)
+    assert found == {"wer": 0.25, "ter_score": 40.0, "num_edits": 2.0}
+    assert not any(map(greater_by_name, found))
+
+
 def test_modules_get_the_inputs_that_they_name(write_module):
     count = "return {'count': sum(map(len, references))}"
     several = Metrics([write_module("several", count, LISTS)])

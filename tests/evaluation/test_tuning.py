@@ -1,12 +1,16 @@
 """Decoding tuned on a validation set: what is rescored equals what the search finds."""
 
 import pytest
+from accelerate import Accelerator
+from datasets import Dataset
 from helpers import TEXTS, write_metric
 
+from vanilla_transformer import Translator
 from vanilla_transformer.evaluation import tuning
 from vanilla_transformer.evaluation.metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.translation_vanilla_transformer import Hypothesis, Translator
+from vanilla_transformer.sentences_vanilla_transformer import Segments
+from vanilla_transformer.translation_vanilla_transformer import Hypothesis
 
 
 @pytest.mark.parametrize("num_beams, length_penalty", [(1, 1.0), (2, 0.0), (4, 2.0)])
@@ -61,14 +65,22 @@ def test_chrf_chooses_where_bleu_says_nothing():
     by_beams = {1: "Hund", 2: "das Haus ist hier", 4: "das Haus"}
 
     class Beams:
-        too_long = "split"
+        def split(self, texts):
+            return Segments([0], texts, [[1]], [["", ""]])
 
-        def tokenize(self, sources, too_long):
-            return [0], [[1]], [["", ""]]
-
-        def n_best_of(self, pieces, n, **options):
+        def n_best_of_pieces(self, sources, n, **options):
             return [[Hypothesis(by_beams.get(n, "Hand"), -1.0, 3)]]
 
     tried = tuning.tune(Beams(), ["the house"], ["das Haus"], Scorer())
     assert tried[0] == {"num_beams": 4, "length_penalty": 1.0, "bleu": 0, "chrf": pytest.approx(100)}
     assert next(one for one in tried if one["num_beams"] == 2)["bleu"] > 0
+
+
+def test_by_a_metric_that_is_not_of_translations_bleu_chooses_the_highest(varied_translator, monkeypatch):
+    """Whatever is better of that other metric, such as the loss."""
+    monkeypatch.setattr(tuning, "tune", lambda *arguments: arguments[-2:])
+    split = Dataset.from_dict({"source": ["a"], "target": ["b"]})
+    given = {"tokenizer": varied_translator.tokenizer, "scorer": Scorer(), "accelerator": Accelerator(cpu=True)}
+    for greater in (False, None, True):
+        found = tuning.tune_on_split(varied_translator.model, split, "loss", greater, **given, max_tokens=9)
+        assert found == ("bleu", True)

@@ -1,6 +1,7 @@
 """Where sentences end, and what a Translator makes of lines and sentences."""
 
 import copy
+import itertools
 import time
 
 import pytest
@@ -8,8 +9,7 @@ from helpers import ROOT, TEXTS, save_translator, writing_translator
 
 from vanilla_transformer import Translator
 from vanilla_transformer.data.tokenizer import train_tokenizer
-from vanilla_transformer.sentences_vanilla_transformer import GAP, NUMBERED, TITLES, sentence_ends
-from vanilla_transformer.translation_vanilla_transformer import join
+from vanilla_transformer.sentences_vanilla_transformer import GAP, NUMBERED, TITLES, join, sentence_ends
 
 # A bar stands between two sentences.
 SPLIT = """
@@ -125,7 +125,7 @@ def test_lines_and_sentences_are_translated_one_by_one_and_spaces_stay(translato
 def test_tags_are_repeated_and_no_piece_of_their_own():
     translator = one_at_a_time(writing_translator(train_tokenizer(TEXTS, 300, tags=[">>de<<"])))
     for text in (">>de<< A dog. No!", " >>de<<A dog.  No!", ">>de<<\nA dog.\n\nNo!"):
-        pieces, gaps = translator.pieces_of(text)
+        pieces, gaps = translator.segmenter.pieces_of(text)
         assert [piece.removeprefix(">>de<<").strip() for piece in pieces] == ["A dog.", "No!"]
         assert all(piece.startswith(">>de<<") for piece in pieces) and len(gaps) == 3
     assert translator([">>de<<", "No!"], **LIMIT)[0] == ""
@@ -143,7 +143,7 @@ def test_pieces_have_as_many_sentences_as_in_training(translator, most, groups):
     sentences = ["A dog.", "No!", "Yes.", "A man?", "No."]
     pieces = [" ".join(sentences[number] for number in group) for group in groups]
     noted = Translator(translator.model, translator.tokenizer, max_source_sentences=most)
-    assert noted.tokenize([" ".join(sentences)], "split")[1] == translator.encode(pieces)
+    assert noted.split([" ".join(sentences)]).sources == translator.segmenter.encode(pieces)
 
 
 LINES = ["A dog.", "No!", "Yes. A man?", "No."]
@@ -163,7 +163,7 @@ def test_pieces_have_as_many_lines_as_in_training(translator, lines, sentences, 
     translator.tokenizer.init_kwargs |= {"max_source_lines": lines, "max_source_sentences": sentences}
     noted = Translator(translator.model, translator.tokenizer)
     text = " A dog.\nNo!\nYes. A man?\n\nNo.\n"
-    pieces, gaps = noted.pieces_of(text)
+    pieces, gaps = noted.segmenter.pieces_of(text)
     assert pieces == expected and (gaps[0], gaps[-1]) == (" ", "\n")
     between = [*(gap + piece for gap, piece in zip(gaps, pieces, strict=False)), gaps[-1]]
     assert "".join(between) == text
@@ -172,9 +172,9 @@ def test_pieces_have_as_many_lines_as_in_training(translator, lines, sentences, 
 def test_lines_that_are_too_long_together_are_cut_between_lines(translator):
     translator.tokenizer.init_kwargs |= {"max_source_lines": 1000, "max_source_sentences": 1000}
     lines = ["a man and a dog", "two children play in the park", "a man"]
-    translator.tokenizer.model_max_length = max(map(len, translator.encode(lines)))
-    assert Translator(translator.model, translator.tokenizer).tokenize(["\n".join(lines)], "split")[1] == (
-        translator.encode(lines)
+    translator.tokenizer.model_max_length = max(map(len, translator.segmenter.encode(lines)))
+    assert Translator(translator.model, translator.tokenizer).split(["\n".join(lines)]).sources == (
+        translator.segmenter.encode(lines)
     )
 
 
@@ -184,7 +184,8 @@ def test_a_verbatim_model_reads_and_writes_the_spaces_around_a_text():
     tokenizer.init_kwargs |= {"max_source_lines": 3, "max_source_sentences": 1}
     translator = writing_translator(tokenizer)
     text = "\tif x:\n\t\treturn  y \n"
-    assert translator.tokenize([text], "split")[1:] == ([tokenizer(text).input_ids], [["", ""]])
+    segments = translator.split([text])
+    assert (segments.sources, segments.gaps) == ([tokenizer(text).input_ids], [["", ""]])
     ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     translator.engine.translate = lambda batches, options: [[ids] for _ in batches]
     assert translator([text]) == [text]
@@ -192,12 +193,11 @@ def test_a_verbatim_model_reads_and_writes_the_spaces_around_a_text():
 
 def test_the_tokenizer_says_how_many_sentences_unless_an_option_does(translator, tmp_path):
     text = "A dog sleeps. No!"
-    assert len(translator.tokenize([text], "split")[1]) == 1
+    assert len(translator.split([text]).sources) == 1
     translator.tokenizer.init_kwargs["max_source_sentences"] = 1
     folder = save_translator(translator, tmp_path / "model")
-    assert len(Translator.from_pretrained(folder).tokenize([text], "split")[1]) == 2
-    assert len(Translator.from_pretrained(folder, max_source_sentences=2).tokenize([text], "split")[1]) == 1
-    assert len(Translator.from_pretrained(folder).n_best([text], 2, **LIMIT)[0]) == 2  # of the whole text
+    assert len(Translator.from_pretrained(folder).split([text]).sources) == 2
+    assert len(Translator.from_pretrained(folder, max_source_sentences=2).split([text]).sources) == 1
     for wrong in (0, "one"):
         translator.tokenizer.init_kwargs["max_source_sentences"] = wrong
         with pytest.raises(ValueError, match="`max_source_sentences` is"):
@@ -208,8 +208,8 @@ def test_a_sentence_longer_than_any_in_training_is_translated_whole_and_said(tra
     translator.tokenizer.model_max_length = 5
     usual = one_at_a_time(translator)
     with pytest.warns(UserWarning, match="^Some sentences have more tokens than the longest training source, 5. Th"):
-        sources = usual.tokenize(["No! " + TEXTS[0]], "split")[1]
-    assert sources == translator.encode(["No!", TEXTS[0]])
+        sources = usual.split(["No! " + TEXTS[0]]).sources
+    assert sources == translator.segmenter.encode(["No!", TEXTS[0]])
 
 
 def test_a_refusing_translator_refuses_single_sentences_only(translator):
@@ -222,3 +222,57 @@ def test_a_refusing_translator_refuses_single_sentences_only(translator):
 def test_the_browser_page_has_the_same_pattern():
     page = (ROOT / "examples" / "browser" / "index.html").read_text(encoding="utf-8")
     assert f"String.raw`{GAP}`" in page
+
+
+# ----------------------------------------------------------------------------------------------- pieces without words
+
+
+WORDLESS = [
+    "...",
+    "3.14",
+    "\U0001f600",
+    "https://example.org/a?b=c",
+    "you@example.org",
+    "00:01:02,500 --> 00:01:04,000",
+]
+
+
+def test_a_piece_without_words_stays_as_it_is_unless_training_had_such_sources(translator):
+    first, second = translator(["A dog sleeps.", "No!"], **LIMIT)
+    unknown = one_at_a_time(translator)(WORDLESS, **LIMIT)
+    translator.tokenizer.init_kwargs["wordless_sources"] = False
+    keeping = one_at_a_time(translator)
+    assert keeping(WORDLESS, **LIMIT) == WORDLESS != unknown
+    assert keeping(["1\nA dog sleeps.\n... 3.14\nNo!\n", "犬"], **LIMIT)[0] == f"1\n{first}\n... 3.14\n{second}\n"
+    assert keeping(["犬"], **LIMIT) != ["犬"]  # a word of one letter
+    assert [one.text for one in keeping.n_best("3.14", 2, **LIMIT)] == ["3.14"]
+    translator.tokenizer.init_kwargs["wordless_sources"] = True
+    assert one_at_a_time(translator)(WORDLESS, **LIMIT) == unknown
+
+
+def test_tags_do_not_stay_with_a_piece_without_words(translator):
+    translator.tokenizer.init_kwargs |= {"wordless_sources": False, "source_tags": ["<bt>"]}
+    assert one_at_a_time(translator)(["<bt> 3.14"], **LIMIT) == ["3.14"]
+
+
+# ------------------------------------------------------------------------------------------- n best of several pieces
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_the_n_best_of_a_text_have_the_best_sums_of_the_scores_of_its_pieces(translator, n):
+    found = one_at_a_time(translator).n_best("A dog sleeps.  No!\nA man", n, **LIMIT)
+    pieces = translator.n_best(["A dog sleeps.", "No!", "A man"], n, **LIMIT)
+    combined = [
+        (one.text + "  " + two.text + "\n" + three.text, one.score + two.score + three.score)
+        for one, two, three in itertools.product(*pieces)
+    ]
+    expected = sorted(combined, key=lambda each: -each[1])[:n]
+    assert [one.text for one in found] == [text for text, _ in expected]
+    assert [one.score for one in found] == pytest.approx([score for _, score in expected])
+    assert found[0].tokens == sum(best[0].tokens for best in pieces)
+
+
+def test_samples_of_a_text_are_those_of_its_pieces(translator):
+    found = one_at_a_time(translator).n_best("A dog sleeps. No!", 4, do_sample=True, top_k=1, **LIMIT)
+    best = " ".join(translator(["A dog sleeps.", "No!"], num_beams=1, **LIMIT))
+    assert [one.text for one in found] == 4 * [best]

@@ -10,12 +10,12 @@ from helpers import assert_close, parts, read_sample, save_translator, small_mod
 from transformers import MarianMTModel
 
 from vanilla_transformer import Translator
-from vanilla_transformer.conversion import load_foreign
 from vanilla_transformer.data.batches import SOFT_TARGETS, PairCollator, training_batches
 from vanilla_transformer.data.encoding import tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.tokenizer import load_tokenizer, train_tokenizer
+from vanilla_transformer.data.tokenizer import tokenizer_for_training, train_tokenizer
 from vanilla_transformer.errors import UserError
+from vanilla_transformer.loading import load_foreign
 from vanilla_transformer.training import distillation
 from vanilla_transformer.training.distillation import add_soft_targets, soft_targets
 from vanilla_transformer.training.resume import compare_settings, run_settings
@@ -36,7 +36,7 @@ def test_soft_targets_are_the_top_of_the_mean_distribution(make_model):
 
 def test_soft_targets_of_a_marian_model_have_no_padding(marian, marian_pairs):
     """To which the model would give most of the probability."""
-    tokenizer, teacher = load_tokenizer(str(marian)), load_foreign(str(marian))
+    tokenizer, teacher = tokenizer_for_training(str(marian)), load_foreign(str(marian))
     pairs, _ = tokenize_pairs(text_dataset(marian_pairs), tokenizer, 99, 99)
     batch = PairCollator(tokenizer)(list(pairs))
     theirs = MarianMTModel.from_pretrained(marian).eval()(**batch).logits.softmax(dim=-1)

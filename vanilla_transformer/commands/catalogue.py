@@ -9,9 +9,10 @@ from tqdm.auto import tqdm
 
 from ..data.readers import open_po
 from ..data.texts import placeholders
-from ..errors import explaining
+from ..errors import UserError, explaining
 from ..files import write_text
-from ..translation_vanilla_transformer import TextTooLong, Translator
+from ..loading import Translator
+from ..sentences_vanilla_transformer import TextTooLong
 
 MESSAGES_AT_A_TIME = 1_000  # after which the catalogue is written
 
@@ -47,12 +48,11 @@ def fill_catalogue(translator: Translator, source: Path, target: Path, **generat
 def fill(translator: Translator, messages: list[polib.POEntry], **generation) -> int:
     """Translates messages in place, and of their plural forms the empty ones; returns how many are marked as fuzzy."""
     texts = list(dict.fromkeys(text for one in messages for text in (one.msgid, one.msgid_plural) if text))
-    with explaining("the messages could not be translated", Exception):  # a stranger's model can raise anything
-        try:
-            translations = dict(zip(texts, translator(texts, **generation), strict=True))
-        except TextTooLong as error:
-            message = f"{texts[error.number][:60]!r} has a sentence of {error.tokens} tokens, more than {error.limit}"
-            raise ValueError(f"{message}; leave out --too_long refuse, or raise --max_source_length.") from error
+    try:
+        translations = dict(zip(texts, translator(texts, **generation), strict=True))
+    except TextTooLong as error:
+        message = f"{texts[error.number][:60]!r} has a sentence of {error.tokens} tokens, more than {error.limit}"
+        raise UserError(f"{message}; leave out --too_long refuse, or raise --max_source_length.") from error
     return sum(fill_one(one, translations) for one in messages)
 
 

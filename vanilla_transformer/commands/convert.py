@@ -1,7 +1,7 @@
 """Convert a model and its tokenizer to the format of this package, or from it to that of another engine.
 
 The model may be one of this package, a Marian, Pegasus, Blenderbot or FSMT model of transformers, or a checkpoint of
-fairseq (.pt). Weights in a pickle are read with torch.load(weights_only=True), which runs no code in it.
+fairseq (.pt). Weights in a pickle are read with `weights_only=True`, so that no code in it runs.
 """
 
 import argparse
@@ -9,12 +9,13 @@ import importlib
 import sys
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ..conversion import fairseq_tokenizer, from_fairseq, load_foreign
+from ..conversion import fairseq_tokenizer, from_fairseq
 from ..conversion.native import save_tokenizer, to_native
-from ..errors import UserError, check_place, explaining, one_line
+from ..errors import UserError, explaining, noting, one_line
 from ..files import copy_permissions, new_folder
+from ..loading import load_foreign, load_tokenizer
 from ..translation_vanilla_transformer import TorchEngine
 
 FORMS = {
@@ -51,10 +52,9 @@ def run(options: argparse.Namespace):
         raise UserError("--dictionary and --codes are for a checkpoint of fairseq (.pt); drop them.")
     if options.codes and not options.dictionary:
         raise UserError("--codes need --dictionary; give fairseq's dict.*.txt too.")
-    # A damaged file can make the libraries raise anything.
-    with explaining(f"{options.model} cannot be converted", Exception):
+    with noting(f"while converting {options.model}"):
         model, tokenizer = load(options)
-        TorchEngine([model])  # raises ValueError for a generation config with which the result would not load
+        TorchEngine([model])  # raises InputError for a generation config with which the result would not load
         output_dir.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(output_dir) as folder:
             write_form(model, tokenizer, folder, options)
@@ -69,19 +69,18 @@ def load(options: argparse.Namespace) -> tuple:
             return from_fairseq(options.model), no_tokenizer(options, "without --dictionary there is none.")
         tokenizer, size = fairseq_tokenizer(options.dictionary, options.codes)
         return from_fairseq(options.model, size, len(tokenizer) - size), tokenizer
-    check_place(options.model)
     model = load_foreign(options.model)
     try:
-        return model, AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
+        return model, load_tokenizer(options.model)
     except Exception as error:  # a damaged tokenizer can raise anything
         return model, no_tokenizer(options, one_line(error))
 
 
 def no_tokenizer(options: argparse.Namespace, reason: str):
-    """Prints that the model is saved without a tokenizer; raises ValueError if the form to write needs one."""
+    """Prints that the model is saved without a tokenizer; raises UserError if the form to write needs one."""
     reason = f"it has no tokenizer that can be loaded: {reason}"
     if options.to in ("ctranslate2", "onnx"):
-        raise ValueError(reason)
+        raise UserError(reason)
     print(f"{options.model}: {reason}", file=sys.stderr)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..errors import explaining, loading
-from ..translation_vanilla_transformer import Translator
+from ..errors import explaining
+from ..loading import Translator
 from .options import positive
 
 
@@ -46,14 +46,12 @@ def run(options: argparse.Namespace):
 
 
 def load(options: argparse.Namespace) -> tuple[str, Translator, PreTrainedModel | None]:
-    """The name of the model, what translates, and the model whose attention is shown."""
+    """The name of the model, its translator, and the model whose attention is shown."""
     own = {"max_source_length": options.max_source_length, "too_long": "refuse", "revision": options.revision}
     engine = {"backend": options.backend, "quantization": options.quantization}
+    translator = Translator.from_pretrained(options.model, **engine, **own)
+    if options.backend == "torch":
+        return options.model, translator, translator.model
     is_converted = (Path(options.model) / "vanilla_transformer.json").is_file()
-    with loading(options.model):
-        translator = Translator.from_pretrained(options.model, **engine, **own)
-        if options.backend == "torch":
-            model = translator.model
-        else:
-            model = None if is_converted else Translator.from_pretrained(options.model, **own).model
+    model = None if is_converted else Translator.from_pretrained(options.model, **own).model
     return options.model, translator, model

@@ -19,12 +19,10 @@ from pathlib import Path
 
 from sacrebleu.utils import smart_open
 from tabulate import tabulate
-from transformers import PretrainedConfig
 
 from ..data.rows import hide_bars
 from ..data.splits import load_split
-from ..engines.generate import load_any, set_languages
-from ..errors import UserError, explaining, loading
+from ..errors import UserError, explaining, noting
 from ..evaluation.metrics import Metrics, as_list, greater_by_name
 from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
@@ -32,8 +30,8 @@ from ..evaluation.systems import kept_by_kind, results_table, score_systems
 from ..evaluation.tuning import tune, use_best
 from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
+from ..loading import Translator, set_languages
 from ..training.hardware import configure_malloc
-from ..translation_vanilla_transformer import Translator
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
 
 UNTUNED = (*GENERATION, "num_samples")  # options that --tune has no use for
@@ -247,22 +245,14 @@ def file_name(system: str) -> str:
 
 
 def load_translator(name: str, options: argparse.Namespace) -> Translator:
-    """A model of this package, an ensemble `a+b` of them, or a model of another kind.
-
-    Raises UserError if it cannot be loaded.
-    """
+    """A model, or an ensemble `a+b`. Raises UserError if it cannot be loaded."""
     given = {key: getattr(options, key) for key in (*LOADING, "revision")}
     configure_malloc()
     models = [name] if Path(name).exists() else name.split("+")
-    with loading(name):
-        revision = {"revision": options.revision}
-        types = {PretrainedConfig.get_config_dict(model, **revision)[0].get("model_type") for model in models}
-        backend, quantization = given.pop("backend"), given.pop("quantization")
-        if len(models) > 1 or types <= {None, "vanilla_transformer"} or backend != "torch" or quantization:
-            return Translator.from_pretrained(models, backend=backend, quantization=quantization, **given)
-        translator = load_any(name, **given)
-        set_languages(translator.model, translator.tokenizer, options.source_lang, options.target_lang)
-        return translator
+    translator = Translator.from_pretrained(models, **given)
+    if options.backend == "torch":
+        set_languages(translator, options.source_lang, options.target_lang)
+    return translator
 
 
 def translate(name: str, sources: list[str], options: argparse.Namespace) -> tuple[list[str], float]:
@@ -270,7 +260,7 @@ def translate(name: str, sources: list[str], options: argparse.Namespace) -> tup
     translator = load_translator(name, options)
     start = time.perf_counter()
     generation = {key: getattr(options, key) for key in GENERATION}
-    with explaining(f"{name} cannot translate this", Exception):  # its generation config may hold anything
+    with noting(f"while {name} translates"):
         translations = translator(sources, f"Translating with {name}" if sys.stderr.isatty() else None, **generation)
     return translations, len(sources) / (time.perf_counter() - start)
 
@@ -279,7 +269,7 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
     """Prints the scores of each setting that [`tune`] tries, and saves the best, for the card too."""
     ((name, _),) = options.systems
     translator = load_translator(name, options)
-    with explaining(f"{name} cannot be tuned", Exception):
+    with noting(f"while {name} is tuned"):
         tried = tune(translator, sources, references, scorer, options.tune, greater_by_name(options.tune))
     print(tabulate(tried, "keys", "github", floatfmt=("d", ".1f", ".2f", ".2f", *[".4g"] * len(tried[0]))))
     config = translator.engine.generation_config
@@ -291,7 +281,7 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
         config.save_pretrained(folder)
     texts = f"{options.split} of {public_name(options.dataset_name)}" if options.dataset_name else None
     names = ", ".join(Path(name).name for name in options.references or options.test_file or ())
-    tuned = {"tuned_decoding": tried, "tuned_on": texts or names}
+    tuned = {"tuned_decoding": tried, "tuned_on": texts or names, "tuned_by": options.tune}
     if not record_tuning(Path(name), tuned, before):
         card = f"{name}/README.md is not as train.py writes it, so it was left alone"
         print(f"{card}; it still describes the former search.", file=sys.stderr)

@@ -10,17 +10,19 @@ from tempfile import TemporaryFile
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from tqdm.auto import tqdm
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .. import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.rows import hide_bars
 from ..data.splits import load_split
-from ..errors import UserError, explaining, loading
+from ..errors import UserError, explaining
 from ..inspection.alignment import align_words, alignment_error_rate, read_links
 from ..inspection.attention import KINDS, attention_maps, draw_attention, index_of
 from ..inspection.explorer import explore, write_explorer
 from ..inspection.shapes import shape_table, trace_shapes
+from ..loading import load_config
 from ..training.options import ModelOptions
+from ..translation_vanilla_transformer import is_vanilla
 from .options import add_dataset_options, dataset_options, positive
 
 
@@ -110,16 +112,15 @@ def run(options: argparse.Namespace):
     """Runs the inspection that was chosen."""
     hide_bars()
     actions = {"shapes": print_shapes, "attention": show_attention, "align": print_alignments, "explorer": make_page}
-    # These errors are for an impossible model or size, or a wrong generation config.
-    impossible = (RuntimeError, ValueError, IndexError, TypeError, StrictDataclassError)
-    with explaining(f"{options.what} failed", *impossible):
+    with explaining(f"{options.what} failed", StrictDataclassError):  # of an option of the model
         actions[options.what](options)
 
 
 def load(name: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
     """A model and its tokenizer."""
-    with loading(name):
-        translator = Translator.from_pretrained(name)
+    translator = Translator.from_pretrained(name)
+    if not is_vanilla(translator.model.config):
+        raise UserError(f"{name} is of type {translator.model.config.model_type}; give a vanilla_transformer model.")
     return translator.model, translator.tokenizer
 
 
@@ -132,8 +133,7 @@ def print_shapes(options: argparse.Namespace):
     elif given:
         raise UserError(f"--model and --{next(iter(given))} are both given; drop one of them.")
     else:
-        with loading(options.model):
-            config = AutoConfig.from_pretrained(options.model, trust_remote_code=False)
+        config = load_config(options.model)
         if not isinstance(config, VanillaTransformerConfig):
             raise UserError(f"{options.model} is a {config.model_type} model; give a vanilla_transformer model.")
     config.pad_token_id = None  # on the meta device no token can be compared with it

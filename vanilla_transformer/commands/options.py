@@ -3,9 +3,11 @@
 import argparse
 from dataclasses import fields
 
+import torch
 from transformers import HfArgumentParser
 
 from ..data.options import DatasetOptions
+from ..errors import one_line
 
 # Options that go to `Translator.from_pretrained`, and those that go to `generate`.
 LOADING = ("trust_remote_code", "backend", "quantization", "max_source_length", "max_tokens", "device", "dtype")
@@ -28,6 +30,16 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return int(text)
+
+
+def device(text: str) -> str:
+    """The name of a device that this machine has, as the type of an option."""
+    try:
+        torch.empty(0, device=text)
+    except Exception as error:  # torch raises many kinds
+        reason = f"{text} is not a device of this machine: {one_line(error).partition('.')[0]}"
+        raise argparse.ArgumentTypeError(reason) from error
+    return text
 
 
 def add_dataset_options(parser: argparse.ArgumentParser, required: bool):
@@ -63,6 +75,6 @@ def add_translation_options(parser: argparse.ArgumentParser):
     add("--max_source_sentences", type=positive, help="sentences translated in one piece (default: as in training)")
     add("--max_source_lines", type=positive, help="lines translated in one piece (default: as in training)")
     add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
-    add("--device", help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
+    add("--device", type=device, help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]
     add("--dtype", choices=dtypes, default="auto", help="of the weights with torch; auto: as saved (default: auto)")

@@ -6,7 +6,6 @@ empty; with --n_best, nothing is written for them.
 
 import argparse
 import io
-import os
 import select
 import sys
 from collections.abc import Iterator
@@ -18,10 +17,11 @@ import torch
 from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import UserError, explaining, is_mistake_in_model, loading, one_line
+from ..errors import UserError, explaining, noting
 from ..evaluation.mbr import most_similar
+from ..loading import Translator
+from ..sentences_vanilla_transformer import TextTooLong
 from ..training.hardware import configure_malloc
-from ..translation_vanilla_transformer import TextTooLong, Translator
 from .catalogue import fill_catalogue
 from .options import GENERATION, LOADING, add_translation_options, positive
 
@@ -69,8 +69,6 @@ def run(options: argparse.Namespace):
         raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")
     if not 0 <= options.seed < 2**63:
         raise UserError(f"--seed is {options.seed}; it must be at least 0 and below 2^63.")
-    if getattr(sys.stdout, "name", "") == os.devnull and not options.catalogue:  # see open_closed_streams
-        raise UserError("standard output is closed; redirect it to a file.")
     if (options.catalogue is None) != (options.output is None):
         raise UserError("--catalogue and --output go together; other texts come from stdin and go to stdout.")
     if options.catalogue and (options.n_best or options.mbr):
@@ -80,8 +78,7 @@ def run(options: argparse.Namespace):
             raise UserError(f"--model {name!r} is not a model; give texts on standard input, one per line.")
     torch.manual_seed(options.seed)
     given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
-    with loading(*options.model):
-        translator = Translator.from_pretrained(options.model, **given)
+    translator = Translator.from_pretrained(options.model, **given)
     if options.catalogue:
         generation = {name: getattr(options, name) for name in GENERATION}
         return fill_catalogue(translator, options.catalogue, options.output, **generation)
@@ -99,19 +96,13 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
         except UserError as error:
             problem = error
         try:
-            written = translate(translator, lines, done, options, distinct)
+            with noting(f"while translating lines {done + 1:,} to {done + len(lines):,}"):
+                written = translate(translator, lines, done, options, distinct)
         except TextTooLong as error:
-            can_split = not (options.n_best or options.mbr)  # these need one list of candidates for the whole line
-            remedy = ", use --too_long split" if can_split and options.too_long == "refuse" else ""
+            remedy = ", use --too_long split" if options.too_long == "refuse" else ""
             raise UserError(
                 f"line {done + error.number + 1} has {error.tokens} tokens, more than the {error.limit} that are "
                 f"translated in one piece; shorten it{remedy}, or raise --max_source_length."
-            ) from error
-        except Exception as error:  # a stranger's generation config can make the libraries raise anything
-            if is_mistake_in_model(error):
-                raise
-            raise UserError(
-                f"lines {done + 1} to {done + len(lines)} could not be translated: {one_line(error)}"
             ) from error
         for text in written:
             print(text.replace("\n", " "))  # one line, whatever the model wrote
@@ -158,13 +149,15 @@ def translate(
         return translator(lines, label, **generation)
     if options.mbr and options.mbr_candidates != "beams":
         generation |= SAMPLING
-    found = translator.n_best(lines, options.n_best or options.mbr, progress=label, **generation)
     if options.n_best:
+        found = translator.n_best(lines, options.n_best, progress=label, **generation)
         return [f"{line}\t{one.score:.4f}\t{one.text}" for line, best in enumerate(found, done + 1) for one in best]
+    segments = translator.split(lines)
+    found = translator.n_best_of_pieces(segments.sources, options.mbr, progress=label, **generation)
     candidates = [[one.text for one in hypotheses] for hypotheses in found]
-    distinct += [len(set(texts)) for texts in candidates if texts]
+    distinct += [len(set(texts)) for texts in candidates]
     rated = tqdm(candidates, "Choosing the most similar", unit="sentence", disable=None, leave=False)
-    return [most_similar(texts, options.mbr_utility or "chrf") for texts in rated]
+    return segments.join([most_similar(texts, options.mbr_utility or "chrf") for texts in rated])
 
 
 def decode(line: bytes, number: int) -> str:

@@ -12,6 +12,7 @@ from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, Transform
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..decoding_vanilla_transformer import end_tokens
+from ..errors import UserError
 from ..files import write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
 from .weights import check_unchanged
@@ -42,7 +43,7 @@ def to_ctranslate2(
         quantization: Of the weights: `int8`, `int8_float16`, `int16`, `float16`, `bfloat16`, ...; None: float32.
         source: Identifies the weights, to tell later whether they have changed.
 
-    Raises ValueError for an activation function or quantization that CTranslate2 does not have, and, naming weight or
+    Raises UserError for an activation function or quantization that CTranslate2 does not have, and, naming weight or
     module, for a model that was changed or quantized, and FileExistsError if the directory exists.
     """
     check_unchanged(model)
@@ -53,7 +54,7 @@ def to_ctranslate2(
     start = generation_config.decoder_start_token_id
     start = config.decoder_start_token_id if start is None else start
     if start is None or not end_tokens(generation_config):
-        raise ValueError("CTranslate2 needs a `decoder_start_token_id` and an `eos_token_id`; set them in the config.")
+        raise UserError("CTranslate2 needs a `decoder_start_token_id` and an `eos_token_id`; set them in the config.")
     names = token_names(tokenizer, config.decoder_vocab_size)
     spec.register_source_vocabulary(token_names(tokenizer, config.vocab_size))
     spec.register_target_vocabulary(names)
@@ -84,7 +85,7 @@ def make_spec(model: PreTrainedModel) -> TransformerSpec:
     config = model.config
     activation, specs = config.activation_function, []
     if activation not in ACTIVATIONS:
-        raise ValueError(f"CTranslate2 has no activation function {activation!r}, only {', '.join(ACTIVATIONS)}.")
+        raise UserError(f"CTranslate2 has no activation function {activation!r}, only {', '.join(ACTIVATIONS)}.")
     for side, kind in [("encoder", TransformerEncoderSpec), ("decoder", TransformerDecoderSpec)]:
         heads = getattr(config, f"{side}_attention_heads")
         options = {"pre_norm": config.norm_first, "activation": ACTIVATIONS[activation]}

@@ -17,7 +17,7 @@ from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.tokenizer import wrap
-from ..translation_vanilla_transformer import MOST_UNSAVED
+from ..errors import UserError
 from .weights import build, check_modules, check_unquantized, on_meta, rename
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
@@ -62,19 +62,19 @@ def from_fairseq(
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is not such a checkpoint, or its architecture has an option that this model lacks; the
+        UserError: The file is not such a checkpoint, or its architecture has an option that this model lacks; the
             message names it.
         RuntimeError: The weights do not fit, as when only one side is pre-norm.
     """
     weights, options = read_checkpoint(Path(path))
     for name in UNSUPPORTED.split():
         if options.get(name):
-            raise ValueError(f"{path} was trained with `--{name.replace('_', '-')}`, which this package lacks.")
+            raise UserError(f"{path} was trained with `--{name.replace('_', '-')}`, which this package lacks.")
     if dictionary_size is not None:
         for side in ("encoder", "decoder"):
             found = len(weights[f"model.{side}.embed_tokens.weight"])
             if found != dictionary_size:
-                raise ValueError(
+                raise UserError(
                     f"the dictionary has {dictionary_size} tokens, but the {side} has {found} embeddings; give the "
                     "joined dictionary of this model, or none if it has two: it is converted without a tokenizer then."
                 )
@@ -117,10 +117,6 @@ def from_fsmt(model: FSMTForConditionalGeneration) -> VanillaTransformerForCondi
 def convert(weights: dict[str, torch.Tensor], rows: int, **config) -> VanillaTransformerForConditionalGeneration:
     """Builds a model from `weights` under our names. Of each position table, `rows` rows are used."""
     source, target = (weights[f"model.{side}.embed_tokens.weight"] for side in ("encoder", "decoder"))
-    described = sum(tensor.numel() for tensor in weights.values()) + 2 * rows * source.shape[1]
-    stored = sum(tensor.untyped_storage().nbytes() for tensor in weights.values())  # a view may be larger
-    if described > stored + MOST_UNSAVED:
-        raise ValueError(f"The options describe {described:,} numbers, but the file has at most {stored:,}.")
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
         table = weights.pop(f"{name}s", weights.get(name))  # `weights` in old checkpoints, nothing in new ones
@@ -155,7 +151,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
         theirs = dict(saved["model"])
         options["encoder_layers"], options["encoder_normalize_before"]  # a language model has no encoder
     except Exception as error:  # a truncated or foreign pickle can make torch raise anything
-        raise ValueError(f"{path} is not a checkpoint of fairseq's `transformer`, or it is damaged.") from error
+        raise UserError(f"{path} is not a checkpoint of fairseq's `transformer`, or it is damaged.") from error
     weights = {name: tensor for name, tensor in theirs.items() if not re.fullmatch(IGNORED, name)}
     return rename(weights, RENAMED), options
 
@@ -174,13 +170,13 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A file is not of this format.
+        UserError: A file is not of this format.
     """
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
     for number, line in enumerate(Path(dictionary).read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not token or not count.isdecimal():
-            raise ValueError(f"Line {number} of {dictionary} is not a token and its count; give fairseq's dict.*.txt.")
+            raise UserError(f"Line {number} of {dictionary} is not a token and its count; give fairseq's dict.*.txt.")
         vocabulary[token] = len(vocabulary)
     if codes is None:
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -203,7 +199,7 @@ def read_codes(codes: Path, vocabulary: dict[str, int]) -> models.BPE:
             continue
         pair = line.split(" ")
         if len(pair) != 2:
-            raise ValueError(f"Line {number} of {codes} is not a pair of pieces; give the codes of subword-nmt.")
+            raise UserError(f"Line {number} of {codes} is not a pair of pieces; give the codes of subword-nmt.")
         merges.append(tuple(pair))
         for piece in (*pair, "".join(pair)):
             pieces.setdefault(piece, len(pieces))

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..errors import UserError
 from ..files import write_text
 from ..modeling_vanilla_transformer import MOST_ROWS, sinusoidal_positions
 from .weights import Changed, build, check_modules, check_unchanged, check_unquantized, interleave, on_meta
@@ -100,14 +101,14 @@ def native_family(config: VanillaTransformerConfig) -> str:
 
 
 def check_family(config: VanillaTransformerConfig, name: str):
-    """Raises ValueError, naming the field, if models of the family cannot have a value of the config."""
+    """Raises UserError, naming the field, if models of the family cannot have a value of the config."""
     model, implemented = FAMILIES[name]
     fixed = implemented | {"layer_norm_eps": 1e-5}
     if name != "marian":
         fixed["decoder_vocab_size"] = config.vocab_size
     for field, value in fixed.items():
         if getattr(config, field) != value:
-            raise ValueError(
+            raise UserError(
                 f"`{field}={getattr(config, field)!r}` cannot be converted: {model.__name__} supports only {value!r}. "
                 "Load this model with `trust_remote_code=True`, or run it with CTranslate2."
             )
@@ -127,7 +128,7 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
       positions.
     - Pegasus and Blenderbot tie all three embedding matrices or none. If only some of ours are tied, each is a copy.
 
-    The weights are copies, in the dtype of the model and on its device. Raises ValueError, naming the field, if none
+    The weights are copies, in the dtype of the model and on its device. Raises UserError, naming the field, if none
     of the three supports its value, and, naming weight or module, for a model that was changed or quantized.
     """
     check_unchanged(model)

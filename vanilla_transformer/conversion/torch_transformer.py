@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..errors import UserError
 from .weights import Changed, build, rename
 
 TORCH_TRANSFORMER = {  # their names, as regular expressions, and ours
@@ -46,7 +47,7 @@ def from_torch_transformer(
     The weights are copies, with the dtype and on the device of `source_embeddings`. The source may be `batch_first` or
     not; in this model the batch always comes first.
 
-    Raises ValueError for a post-norm transformer with final norms, layers that differ (torch gives copies of a decoder
+    Raises UserError for a post-norm transformer with final norms, layers that differ (torch gives copies of a decoder
     layer ReLU where the layer has an activation module), modules that are not torch's and an unknown activation,
     TypeError for a config field that the modules determine, and RuntimeError if a tensor is missing (after
     `bias=False`), unknown or of another shape.
@@ -54,7 +55,7 @@ def from_torch_transformer(
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
     if transformer.encoder.norm is not None and not transformer.encoder.layers[0].norm_first:
-        raise ValueError(
+        raise UserError(
             "This post-norm transformer normalizes twice at the end of both stacks: in the last layer, and in the "
             "stack's `norm`, which this model lacks. Set `transformer.encoder.norm = transformer.decoder.norm = None` "
             "and train it again."
@@ -82,7 +83,7 @@ def from_torch_transformer(
 
 
 def sizes(transformer: nn.Transformer) -> dict[str, Any]:
-    """The config fields that the layers determine. Raises ValueError if layers differ."""
+    """The config fields that the layers determine. Raises UserError if layers differ."""
     found = {
         "d_model": transformer.d_model,
         "dropout": shared_value(transformer, LAYERS, "dropout1.p"),
@@ -103,7 +104,7 @@ def shared_value(part: nn.Module, kind: type | tuple[type, ...], attribute: str,
     values = [attrgetter(attribute)(module) for module in part.modules() if isinstance(module, kind)]
     values = list(dict.fromkeys(map(read, values) if read else values))
     if len(values) > 1:
-        raise ValueError(f"The parts of the transformer differ in {attribute}: {', '.join(map(str, values))}.")
+        raise UserError(f"The parts of the transformer differ in {attribute}: {', '.join(map(str, values))}.")
     return values[0]
 
 

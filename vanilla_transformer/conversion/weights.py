@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..errors import UserError
 
 
 def rename(theirs: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -69,7 +70,7 @@ def build(
 
 
 def check_unchanged(model: PreTrainedModel):
-    """Raises ValueError, with a name, unless a model of this package has the weights and modules of its config.
+    """Raises UserError, with a name, unless a model of this package has the weights and modules of its config.
 
     A conversion knows these weights and what these modules compute, and no others.
     """
@@ -89,7 +90,7 @@ def check_unchanged(model: PreTrainedModel):
 
 
 def check_modules(model: PreTrainedModel, plain: PreTrainedModel):
-    """Raises ValueError, with a name, for a module of another class than in the `plain` model.
+    """Raises UserError, with a name, for a module of another class than in the `plain` model.
 
     It does not see hooks, or what was changed within the code of a class.
     """
@@ -102,10 +103,10 @@ def check_modules(model: PreTrainedModel, plain: PreTrainedModel):
 
 
 def check_unquantized(model: PreTrainedModel):
-    """Raises ValueError for weights as torchao, bitsandbytes and others make them."""
+    """Raises UserError for weights as torchao, bitsandbytes and others make them."""
     is_plain = lambda weight: type(weight) in (nn.Parameter, Tensor) and weight.is_floating_point()  # noqa: E731
     if getattr(model.config, "quantization_config", None) or not all(map(is_plain, model.parameters())):
-        raise ValueError(
+        raise UserError(
             "The model is quantized; convert the one that it was made from, and quantize the result, as "
             "`quantization` does for CTranslate2."
         )

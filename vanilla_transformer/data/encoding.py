@@ -19,7 +19,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
-from ..translation_vanilla_transformer import longest_text
+from ..sentences_vanilla_transformer import longest_text
 from .columns import REFERENCES
 from .options import DataOptions
 from .rows import TEXTS, reading_data

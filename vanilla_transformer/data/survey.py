@@ -16,8 +16,7 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 
 from ..files import write_text
-from ..sentences_vanilla_transformer import sentence_ends
-from ..translation_vanilla_transformer import LINE
+from ..sentences_vanilla_transformer import LINE, sentence_ends
 from .texts import KEPT, count_kept, is_filled, normal_form, normalize
 
 SAMPLE = 50_000  # pairs whose sentences, lines, placeholders and numbers are counted

@@ -5,7 +5,7 @@ import unicodedata
 from collections import Counter
 from itertools import groupby
 
-from ..translation_vanilla_transformer import is_invisible
+from ..sentences_vanilla_transformer import is_invisible
 
 # What a translation keeps as it is. `&` marks an accelerator key before a letter or digit, and begins an entity.
 PLACEHOLDERS = re.compile(

@@ -26,13 +26,13 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import is_sentencepiece_available
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError, one_line
+from ..errors import UserError, noting
 from ..files import write_text
-from ..translation_vanilla_transformer import LONGEST_TEXT
+from ..loading import load_tokenizer
+from ..sentences_vanilla_transformer import LONGEST_TEXT
 from . import encoding
 from .encoding import digest_texts, iter_texts, sample_texts
 from .options import DataOptions
@@ -131,7 +131,7 @@ def wrap(tokenizer: Tokenizer, **kwargs) -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTrainedTokenizerBase:
+def tokenizer_for_training(name_or_path: str, option: str = "--tokenizer_name") -> PreTrainedTokenizerBase:
     """Loads a tokenizer from the Hub or a directory and makes it end every sentence with its end-of-sentence token.
 
     A missing end-of-sentence token is replaced by the separator (BERT), a missing padding token by the
@@ -139,17 +139,11 @@ def load_tokenizer(name_or_path: str, option: str = "--tokenizer_name") -> PreTr
     slow tokenizer, such as Marian's, is returned unchanged if it already ends every sentence this way, and refused
     otherwise.
 
-    `option` is the command-line option that gave `name_or_path`, for messages. Raises UserError if there is no such
-    tokenizer, it needs remote code or a package that is not installed, or it has no token to end a sentence with.
+    `option` is the command-line option that gave `name_or_path`. Raises UserError if there is no such tokenizer, it
+    needs remote code or a package that is not installed, or it has no token to end a sentence with.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)  # None would ask
-    except Exception as error:  # a damaged file can make the library raise anything
-        reason = one_line(error)
-        # For a Marian model whose tokenizer_config.json names no class, the library complains about the config.
-        if ("SentencePiece" in reason or "configuration_marian" in reason) and not is_sentencepiece_available():
-            reason = "it needs sentencepiece, which is not installed; install it with `pip install sentencepiece`."
-        raise UserError(f"Cannot load a tokenizer from {option} {name_or_path}: {reason}") from error
+    with noting(f"{option} {name_or_path}"):
+        tokenizer = load_tokenizer(name_or_path)
     if tokenizer.eos_token is None:
         if tokenizer.sep_token is None:
             raise UserError(
@@ -304,7 +298,7 @@ def make_tokenizer(
         option, name = existing
         if option == "--resume_from_checkpoint" and not Path(name, "tokenizer_config.json").is_file():
             raise UserError(f"{name} cannot be read: no tokenizer; delete it to resume from an older one.")
-        tokenizer = load_tokenizer(name, option)
+        tokenizer = tokenizer_for_training(name, option)
         if option != "--resume_from_checkpoint":
             report_lost_text(tokenizer, train_pairs, f"{option} {name}", tags)
         if verbatim and not tokenizer.init_kwargs.get("verbatim"):

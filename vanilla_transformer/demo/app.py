@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from transformers import MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList, TextIteratorStreamer
 from transformers.utils import cached_file
 
-from ..errors import UserError, catching_panics, explaining, one_line
+from ..errors import UserError, explaining, one_line
 from ..inspection.alignment import align_words
 from ..inspection.attention import KINDS, AttentionMaps, attention_figure, attention_maps
-from ..translation_vanilla_transformer import Hypothesis, TextTooLong, TorchEngine, Translator, join
+from ..sentences_vanilla_transformer import InputError, Segments, TextTooLong
+from ..translation_vanilla_transformer import BaseTranslator, Hypothesis, TorchEngine
 
 N_BEST = 5  # rows of the table, if there are as many beams
 MOST_BEAMS = 10
@@ -41,7 +42,7 @@ CSS = """
 ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "model"}
 
 
-def make_app(name: str, translator: Translator, model: PreTrainedModel | None, revision: str | None) -> gr.Blocks:
+def make_app(name: str, translator: BaseTranslator, model: PreTrainedModel | None, revision: str | None) -> gr.Blocks:
     """The page of a model.
 
     Args:
@@ -86,7 +87,7 @@ def read_results(name: str, revision: str | None) -> tuple[list[str], list[str]]
 class Page:
     """The parts of the page, and what they do."""
 
-    def __init__(self, translator: Translator, model: PreTrainedModel | None):
+    def __init__(self, translator: BaseTranslator, model: PreTrainedModel | None):
         self.translator = translator
         self.model = model
         self.threads = ThreadPoolExecutor(max_workers=1)
@@ -95,7 +96,7 @@ class Page:
     def build(self, examples: list[str]):
         """Lays the page out; columns stand below each other on a narrow screen."""
         saved = self.translator.engine.generation_config
-        longest = self.translator.longest_source
+        longest = self.translator.segmenter.longest
         with gr.Row():
             with gr.Column(min_width=300):
                 source = gr.Textbox(
@@ -160,56 +161,58 @@ class Page:
         """Translation, speed, table and the pair to inspect; with one beam also each word as it is written."""
         if not (text or "").strip():
             raise gr.Error("Type a text first.", print_exception=False)
-        longest = self.translator.longest_source
+        longest = self.translator.segmenter.longest
         if len(text) > CHARACTERS_PER_TOKEN * longest:
             raise gr.Error(f"The text has {len(text):,} characters; shorten it.", print_exception=False)
         streamer = TextIteratorStreamer(self.translator.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        pieces, gaps = self.translator.pieces_of(text)
-        running = self.threads.submit(self.search, pieces, num_beams, length_penalty, streamer)
+        running = self.threads.submit(self.search, text, num_beams, length_penalty, streamer)
         written = ""
         for part in filter(None, streamer):
             written += part
             yield written, gr.skip(), gr.skip(), gr.skip()
         try:
-            best, seconds = running.result()
+            segments, best, seconds = running.result()
         except TextTooLong as error:
             sentence = f"The text has {error.tokens} tokens, more than the {longest} that are translated at a time"
             raise gr.Error(f"{sentence}; shorten it.", print_exception=False) from error
-        except (ValueError, UserError) as error:  # an option that the backend does not have, a lone surrogate, ...
+        except InputError as error:  # an option that the backend does not have, a lone surrogate, ...
             raise gr.Error(one_line(error), print_exception=False) from error
-        tokens = sum(hypotheses[0].tokens for hypotheses in best if hypotheses)
+        tokens = sum(hypotheses[0].tokens for hypotheses in best)
         speed = f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.0f} tokens/s"
         if self.has_time_limit and seconds > MOST_SECONDS:
             speed += f". Stopped after {MOST_SECONDS} s, so the end may be missing."
-        written = [hypotheses[0].text if hypotheses else "" for hypotheses in best]
-        yield join(written, gaps), speed, "".join(map(draw_table, best)), (pieces[0], written[0])
+        written = [hypotheses[0].text for hypotheses in best]
+        shown = (segments.pieces[0], written[0]) if written else ("", "")
+        yield segments.join(written)[0], speed, "".join(map(draw_table, best)), shown
 
     def search(
-        self, pieces: list[str], num_beams: float, length_penalty: float, streamer: TextIteratorStreamer
-    ) -> tuple[list[list[Hypothesis]], float]:
-        """The n best translations of each piece of a text, and the seconds that they took.
+        self, text: str, num_beams: float, length_penalty: float, streamer: TextIteratorStreamer
+    ) -> tuple[Segments, list[list[Hypothesis]], float]:
+        """The pieces of a text, the n best translations of each, and the seconds that they took.
 
         Always ends `streamer`, even after an error, because the page waits for that.
         """
         start = time.perf_counter()
         try:
-            num_beams = int(num_beams)  # ValueError for NaN, which the slider lets pass
-            options = {} if num_beams == 1 else {"length_penalty": length_penalty}
-            if num_beams == len(pieces) == 1:
+            if num_beams != num_beams:  # NaN, which the slider lets pass
+                raise InputError("Choose a number of beams.")
+            segments, num_beams = self.translator.split([text]), int(num_beams)
+            options = {"num_beams": num_beams, **self.limit(segments)}
+            if num_beams > 1:
+                options["length_penalty"] = length_penalty
+            elif len(segments.sources) == 1:
                 options["streamer"] = streamer
-            with catching_panics():
-                options |= {"num_beams": num_beams, **self.limit(pieces)}
-                best = self.translator.n_best(pieces, min(N_BEST, num_beams), **options)
-            return best, time.perf_counter() - start
+            best = self.translator.n_best_of_pieces(segments.sources, min(N_BEST, num_beams), **options)
+            return segments, best, time.perf_counter() - start
         finally:
             streamer.end()
 
-    def limit(self, pieces: list[str]) -> dict:
+    def limit(self, segments: Segments) -> dict:
         """The option that ends the searches of a request that would go on, even after the visitor has left."""
         if self.has_time_limit:  # from now, where `max_time` would be that of each batch
             limit = MaxTimeCriteria(MOST_SECONDS, initial_timestamp=time.time())
             return {"stopping_criteria": StoppingCriteriaList([limit])}
-        longest = max(map(len, self.translator.tokenize(pieces, "refuse", is_whole=True)[1]), default=1)
+        longest = max(map(len, segments.sources), default=1)
         of_model = self.translator.engine.stopping_options(longest, {})["max_length"]
         return {"max_length": min(of_model, 1 + 2 * longest + 50)}  # with the start token
 

@@ -6,23 +6,24 @@ import json
 import os
 import struct
 import weakref
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 
 import ctranslate2
 import torch
-from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
+from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES  # noqa: F401  for the loader
 from filelock import FileLock
 from huggingface_hub import constants
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file, extract_commit_hash
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion.ctranslate2 import CONFIG, MAX_POSITIONS, to_ctranslate2, token_names
 from ..decoding_vanilla_transformer import end_tokens
 from ..files import new_folder, remove_folder, remove_unfinished
-from ..translation_vanilla_transformer import WHERE, Engine, TorchEngine, find_weights, load_model, read_shapes
+from ..sentences_vanilla_transformer import InputError
+from ..translation_vanilla_transformer import Engine
 
 # Options of `generate` that CTranslate2 treats the same way, or that have no effect there. EXACT: in every search.
 # GREEDY: in greedy search only. MASKS: they mask tokens, which transformers does after the softmax and CTranslate2
@@ -35,7 +36,6 @@ MASKS = {"min_length", "min_new_tokens", "no_repeat_ngram_size", "suppress_token
 FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 FILES += ["added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm", "spiece.model"]
 FILES += ["sentencepiece.bpe.model", "tokenizer.model"]
-LARGEST_FILE = 2**28  # bytes of one of these
 
 ENGINES = weakref.WeakSet()
 
@@ -85,7 +85,7 @@ class CTranslate2Engine(Engine):
     def translator(self) -> ctranslate2.Translator:
         """The model as CTranslate2 runs it, opened once in each process."""
         if read_config(self.directory) != self.converted:
-            raise ValueError(f"{self.directory} was converted again since it was loaded; load the model again.")
+            raise InputError(f"{self.directory} was converted again since it was loaded; load the model again.")
         ENGINES.add(self)
         return ctranslate2.Translator(str(self.directory), **self.options)
 
@@ -137,7 +137,7 @@ class CTranslate2Engine(Engine):
         for name, value in options.items():
             if name not in exact and value != only.get(name, False):
                 what = f"`{name}={value!r}` in this search"
-                raise ValueError(f"CTranslate2 does not support {what}; use the backend torch.")
+                raise InputError(f"CTranslate2 does not support {what}; use the backend torch.")
         bad_words = [words for words in options.get("bad_words_ids", []) if words not in self.end_sequences]
         banned = [*([token] for token in options.get("suppress_tokens", [])), *bad_words]
         # The start token counts in `max_length`, and so does a forced end; translations that end before are the same.
@@ -153,44 +153,16 @@ class CTranslate2Engine(Engine):
         }
 
 
-def load(
-    names: list[str | os.PathLike], quantization: str | None, device: torch.device, dtype="auto", **kwargs
-) -> tuple[CTranslate2Engine, PreTrainedTokenizerBase]:
-    """Loads a converted directory, or converts a model on first use, and again when its files have changed.
+def convert_once(
+    name: str,
+    source: list,
+    quantization: str | None,
+    load: Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]],
+) -> Path:
+    """The directory of the converted model `name`, which is made from what `load` returns.
 
-    Conversions are in the user's cache, `HF_HOME/vanilla_transformer/ctranslate2`.
+    It is made again when `source`, which tells the version of the model, is another than before.
     """
-    if len(names) > 1:
-        raise ValueError("CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`.")
-    if dtype != "auto":
-        raise ValueError(f"`dtype={dtype!r}` is for the backend torch; give `quantization` to ctranslate2.")
-    if quantization not in (None, *ACCEPTED_MODEL_TYPES):
-        known = ", ".join(ACCEPTED_MODEL_TYPES)
-        raise ValueError(f"`quantization` is {quantization!r}; CTranslate2 knows {known}.")
-    name_or_path, directory = str(names[0]), Path(names[0])
-    if not read_config(directory):
-        directory = convert_once(name_or_path, quantization, **kwargs)
-    found = read_config(directory)["quantization"]
-    if quantization not in (None, found):
-        raise ValueError(f"{directory} was converted with `quantization={found!r}`, not {quantization!r}.")
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=kwargs.get("trust_remote_code", False))
-    return CTranslate2Engine(directory, tokenizer, device), tokenizer
-
-
-def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
-    """The directory of the converted model."""
-    where, variant = {name: kwargs[name] for name in WHERE if name in kwargs}, kwargs.get("variant")
-    config = cached_file(name_or_path, "config.json", **where)
-    folder, source = Path(config).parent, [kwargs.get("subfolder"), variant]
-    if Path(name_or_path).is_dir():
-        weights = list(map(Path, find_weights(name_or_path, True, variant, **where)))
-        read_shapes(weights)  # raises ValueError for a damaged file, however large it is
-        files = [*map(folder.joinpath, FILES), *weights]
-        source += ([file.name, digest(file)] for file in files if file.is_file())
-        name = str(folder.resolve())
-    else:
-        source.append(extract_commit_hash(config, None))
-        name = name_or_path
     # The path, which may be too long for one name, as a hash.
     home = f"{Path(name).name[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     home = Path(constants.HF_HOME) / "vanilla_transformer" / "ctranslate2" / home
@@ -206,24 +178,20 @@ def convert_once(name_or_path: str, quantization: str | None, **kwargs) -> Path:
     with lock:
         remove_unfinished(home)
         if read_config(target).get("source") != source:
-            model = load_model(name_or_path, dtype=torch.float32, **kwargs).eval()
-            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-            TorchEngine([model])  # raises ValueError for a model of another kind
+            model, tokenizer = load()
             remove_folder(target, CONFIG)  # converted from other weights
             with new_folder(target) as made:
                 to_ctranslate2(model, tokenizer, made, quantization, source)
     return target
 
 
-def digest(file: Path) -> str:
-    """Tells files apart by what is in them, whatever their times."""
-    if file.name in FILES and (size := file.stat().st_size) > LARGEST_FILE:
-        raise ValueError(f"{file} has {size:,} bytes, and at most {LARGEST_FILE:,} are read; replace it.")
-    found = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while part := opened.read(2**20):
-            found.update(part)
-    return found.hexdigest()
+def digests(files: Iterable[Path]) -> list[list[str]]:
+    """The names of the files that exist, each with a hash of its content, since times do not tell versions apart."""
+    found = []
+    for file in filter(Path.is_file, files):
+        with open(file, "rb") as opened:
+            found.append([file.name, hashlib.file_digest(opened, "sha256").hexdigest()])
+    return found
 
 
 def read_config(directory: Path) -> dict:
@@ -254,7 +222,7 @@ def check_variables(directory: Path, config: VanillaTransformerConfig):
         if wrong:
             raise ValueError(f"{wrong[0]} does not match {CONFIG}")
     except (struct.error, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{directory} is damaged: {error}; convert the model again.") from error
+        raise InputError(f"{directory} is damaged: {error}; convert the model again.") from error
 
 
 def read_variables(file: Path) -> dict[str, int]:

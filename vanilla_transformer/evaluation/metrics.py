@@ -9,7 +9,21 @@ from ..errors import UserError, explaining
 
 OURS = ("loss", "bleu", "chrf", "exact_match", "word_error_rate")  # measured in every evaluation
 TAKEN = ("bleu_signature", "chrf_signature", "samples")  # other keys of results
-LOWER_IS_BETTER = {"loss", "error", "errors", "distance", "wer", "cer", "mer", "wil", "ter", "charcut", "perplexity"}
+LOWER_IS_BETTER = {
+    "loss",
+    "error",
+    "errors",
+    "distance",
+    "edit",
+    "edits",
+    "wer",
+    "cer",
+    "mer",
+    "wil",
+    "ter",
+    "charcut",
+}
+LOWER_IS_BETTER |= {"perplexity", "perplexities"}
 
 
 class Metrics:
@@ -75,7 +89,8 @@ class Metrics:
     def score(
         self, hypotheses: list[str], references: list[str | list[str]], sources: list[str] | None
     ) -> dict[str, float]:
-        """The numbers of all modules. One that is called like another of an evaluation follows the name of its module.
+        """The numbers of all modules. The name of the module precedes that of a number that is called like another of
+        an evaluation, or does not tell that lower is better.
 
         A list of numbers, one for each text, becomes their mean.
 
@@ -98,11 +113,15 @@ class Metrics:
                 if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
                     raise UserError(f"--metric_kwargs does not fit --metrics {name}: {error}.") from error
                 raise RuntimeError(f"--metrics {name} failed; --metric_kwargs has its arguments.") from error
+            stem = Path(name).stem
+            numbers = numbers if isinstance(numbers, dict) else {stem: numbers}  # wer and cer return a number
             numbers = {key: number for key, value in numbers.items() if (number := as_number(value)) is not None}
             if not numbers:
                 raise UserError(f"--metrics {name} returns no number; leave it out.")
             for key, number in numbers.items():
-                own = key if key not in found and key not in (*OURS, *TAKEN) else f"{Path(name).stem}_{key}"
+                is_taken = key in found or key in (*OURS, *TAKEN)
+                # The `score` of ter tells by its name alone neither what it is nor that lower is better.
+                own = f"{stem}_{key}" if is_taken or greater_by_name(key) > greater_by_name(stem) else key
                 found[own], self.module_of[own] = number, name
         return found
 

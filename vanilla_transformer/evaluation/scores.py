@@ -174,9 +174,11 @@ def fold_spaces(text: str) -> str:
 def explain_sameness(hypotheses: list[str], references: list[str | list[str]]) -> str | None:
     """A sentence that says that nearly all hypotheses are the same, and what to try; None if that is not so."""
     found, expected = Counter(hypotheses), Counter(as_list(one)[0] for one in references)
+    if len(expected) < SOME:
+        return None
     (text, count), (_, usual) = (counts.most_common(1)[0] for counts in (found, expected))
     is_one = 2 * count >= len(hypotheses) and 4 * usual <= len(hypotheses)
-    if len(expected) < SOME or not (is_one or len(found) <= SAME * len(expected)):
+    if not (is_one or len(found) <= SAME * len(expected)):
         return None
     return (
         f"nearly all translations are the same: {count:,} of {len(hypotheses):,} are {shorten(text, 60)!r}, and "

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from ..data.batches import evaluation_batches
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..translation_vanilla_transformer import Translator
+from ..translation_vanilla_transformer import BaseTranslator
 from .metrics import OURS
 from .scores import Scorer, explain_sameness, explain_zero
 from .systems import count_errors
@@ -45,7 +45,7 @@ def evaluate_split(
     model.eval()
     loss = evaluate_loss(model, batches, accelerator)
     sources, references = list(split["source"]), references_of(split)
-    translator = Translator(model, tokenizer, max_tokens)
+    translator = BaseTranslator(model, tokenizer, max_tokens)
     with accelerator.autocast():
         is_shown = accelerator.is_local_main_process and sys.stderr.isatty()
         label = f"Translating {len(sources):,}" if is_shown else None
@@ -116,7 +116,7 @@ def evaluate_loss(model: VanillaTransformerForConditionalGeneration, batches, ac
 
 
 def translate_split(
-    translator: Translator, sources: list[str], label: str | None, process_index: int, num_processes: int
+    translator: BaseTranslator, sources: list[str], label: str | None, process_index: int, num_processes: int
 ) -> list[str]:
     """Divides the sources among the processes, and returns all translations, in order, on every process."""
     # Neighbors in length go to different processes, so that all have about the same work.

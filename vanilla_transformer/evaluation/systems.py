@@ -8,7 +8,6 @@ from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
 from ..data.texts import KEPT, count_kept
-from ..errors import printable
 from .metrics import as_list
 from .scores import Scorer, explain_sameness, explain_zero
 
@@ -136,4 +135,4 @@ def results_table(results: dict) -> str:
     lines += [f"- {note}" for note in results.get("notes", [])]
     lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
     lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]
-    return printable("\n".join(lines))
+    return "\n".join(lines)

@@ -4,7 +4,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import GenerationConfig
 
-from ..translation_vanilla_transformer import Hypothesis, Translator, join
+from ..translation_vanilla_transformer import BaseTranslator, Hypothesis
 from .metrics import greater_by_name
 from .scores import Scorer
 from .splits import references_of
@@ -14,7 +14,7 @@ LENGTH_PENALTIES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 
 
 def tune(
-    translator: Translator,
+    translator: BaseTranslator,
     sources: list[str],
     references: list[str] | list[list[str]],
     scorer: Scorer,
@@ -35,20 +35,17 @@ def tune(
         TextTooLong: A source is too long and the translator does not split it.
     """
     tried = []
-    text_indices, pieces, gaps = translator.tokenize(sources, translator.too_long)
+    segments = translator.split(sources)
     for num_beams in NUM_BEAMS:
         # With this penalty, the score of a hypothesis is the sum of its log-probabilities.
         search = {"num_beams": num_beams, "length_penalty": 0.0} | early_stopping(num_beams)
-        found = translator.n_best_of(pieces, num_beams, progress=f"{num_beams} beams", **search)
+        found = translator.n_best_of_pieces(segments.sources, num_beams, progress=f"{num_beams} beams", **search)
         for penalty in LENGTH_PENALTIES if num_beams > 1 else [1.0]:
 
             def score(one: Hypothesis, penalty: float = penalty) -> float:
                 return one.score / (one.tokens + 1) ** penalty  # the end of the sentence counts too
 
-            translations = [[] for _ in sources]
-            for index, hypotheses in zip(text_indices, found, strict=True):
-                translations[index].append(max(hypotheses, key=score).text)
-            texts = [join(parts, between) for parts, between in zip(translations, gaps, strict=True)]
+            texts = segments.join([max(hypotheses, key=score).text for hypotheses in found])
             scores = scorer.score(texts, references, sources)
             numbers = {name: number for name, number in scores.items() if not name.endswith("_signature")}
             tried.append({"num_beams": num_beams, "length_penalty": penalty} | numbers)
@@ -83,11 +80,12 @@ def tune_on_split(
 ) -> list[dict]:
     """What [`tune`] returns for a split, on this process alone; the others are arguments of [`evaluate_split`].
 
-    By BLEU if the metric `by` is not one of translations alone.
+    Chooses by BLEU if `by` cannot be computed from translations alone, such as the loss.
     """
     model.eval()
-    by = by if by in ("bleu", "chrf", *scorer.metrics.module_of) else "bleu"
+    if by not in ("bleu", "chrf", *scorer.metrics.module_of):
+        by, greater_is_better = "bleu", True
     is_better = greater_by_name(by) if greater_is_better is None else greater_is_better
     with accelerator.autocast():
-        translator = Translator(model, tokenizer, max_tokens)
+        translator = BaseTranslator(model, tokenizer, max_tokens)
         return tune(translator, list(split["source"]), references_of(split), scorer, by, is_better)

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .. import VanillaTransformerConfig
-from ..errors import UserError, explaining, printable
+from ..errors import UserError, explaining
 from ..files import last_part, write_text
 from ..languages import known_code
 
@@ -31,11 +31,14 @@ PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher
 MERGE = "tag:yaml.org,2002:merge"
 
 
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
 class Card(ModelCard):
-    """A model card with control characters spelled out: it is read in terminals, too."""
+    """A model card with control characters spelled out, which its YAML may not have."""
 
     def __str__(self):
-        return printable(super().__str__())
+        return CONTROLS.sub(lambda found: repr(found[0])[1:-1], super().__str__())
 
 
 def write_model_card(output_dir: str | Path) -> Path:
@@ -115,7 +118,7 @@ def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
     directory without results of train.py stays as it is.
 
     Args:
-        tuned: `tuned_decoding`, what [`tune`] returns, and `tuned_on`, the name of the texts.
+        tuned: `tuned_decoding`, what [`tune`] returns, `tuned_on`, the name of the texts, and `tuned_by`, the metric.
         scored_with: The beams and length penalty that were the default before.
     """
     path, card = output_dir / "all_results.json", output_dir / "README.md"

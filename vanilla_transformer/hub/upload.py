@@ -17,12 +17,12 @@ import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
-from transformers import AutoTokenizer
 
 from .. import Translator, VanillaTransformerConfig
 from ..configuration_vanilla_transformer import AUTO_MAP, PIPELINE
 from ..conversion.native import check_family, native_family, save_tokenizer, to_native
-from ..errors import UserError, explaining, loading, one_line
+from ..errors import UserError, explaining, one_line
+from ..loading import load_tokenizer
 from .model_card import SENTENCE, public_recipe, read_file, write_model_card
 
 PACKAGE = Path(__file__).parents[1]
@@ -76,8 +76,7 @@ def staged(
         folder.mkdir()
         stage_files(output_dir, folder, RUN_FILES)
         if native:
-            with loading(str(output_dir)):
-                translator = Translator.from_pretrained(output_dir, device="cpu")
+            translator = Translator.from_pretrained(output_dir, device="cpu")
             check_native(translator.model.config)
             to_native(translator.model).save_pretrained(folder)
             save_tokenizer(translator.tokenizer, folder)
@@ -125,8 +124,7 @@ def replace_code(folder: Path, native: bool):
 
 def tokenizer_files(output_dir: Path) -> list[str]:
     """The names that files of the tokenizer in a directory have. Raises UserError if it cannot be loaded."""
-    with loading(str(output_dir)):
-        tokenizer = AutoTokenizer.from_pretrained(output_dir, trust_remote_code=False)
+    tokenizer = load_tokenizer(output_dir)
     return sorted({*TOKENIZER_FILES, *tokenizer.vocab_files_names.values()})
 
 

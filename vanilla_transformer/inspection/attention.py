@@ -19,7 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import VanillaTransformerForConditionalGeneration
 from ..errors import UserError
 from ..files import replacing_file
-from ..translation_vanilla_transformer import MOST_TOKENS, TorchEngine, longest_text
+from ..sentences_vanilla_transformer import MOST_TOKENS
+from ..translation_vanilla_transformer import TorchEngine
 
 KINDS = {  # the title of a map, and what its rows and its columns are
     "encoder": ("Encoder self-attention", "queries", "keys"),
@@ -113,8 +114,6 @@ def encode(
         raise UserError(f"The {name} contains a lone surrogate, which is not a character; remove it.")
     side = {"text_target" if is_target else "text": text}
     longest = min(model.config.max_position_embeddings, MOST_TOKENS)
-    if len(text) > longest_text(longest):
-        raise UserError(f"The {name} has {len(text):,} characters, too many to be tokenized; shorten it.")
     ids = tokenizer(**side, return_tensors="pt", verbose=False).input_ids
     if ids.shape[1] > longest:
         raise UserError(f"The {name} has {ids.shape[1]} tokens, more than the {longest} of the model; shorten it.")

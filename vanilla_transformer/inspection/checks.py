@@ -94,7 +94,7 @@ def check_model(
     """
     if model.config.longest_sequence < LEAST:
         raise ValueError(f"`max_position_embeddings` is {model.config.longest_sequence}; the checks need {LEAST}.")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         checks = Checks(noisy_copy(model), allow_frozen)
         if saved:  # in the model's own precision
@@ -108,7 +108,7 @@ def check_model(
     if checks.failures:
         only = ["repeat"] if "repeat" in checks.failures else checks.failures  # or all others fail too
         lines = [f"- {name}: {checks.findings(name)}. {CHECKS[name]}" for name in only]
-        message = f"{type(model).__name__} fails {len(lines)} of {len(CHECKS)} checks:\n" + "\n".join(lines)
+        message = f"{type(model).__name__} fails {len(lines)} of {len(checks.done)} checks:\n" + "\n".join(lines)
         raise AssertionError(message) from checks.error
 
 
@@ -133,6 +133,7 @@ class Checks:
     def __init__(self, model: PreTrainedModel, allow_frozen: bool):
         self.model, self.config, self.allow_frozen = model, model.config, allow_frozen
         self.failures: dict[str, dict[str, dict[str, float]]] = {}  # by check, text and backend, how large it is
+        self.done: set[str] = set()  # checks that ran
         self.error: Exception | None = None  # the first one within a check
         self.of_first_backend: list[Tensor] = []
         length = min(MOST, self.config.longest_sequence)
@@ -176,6 +177,7 @@ class Checks:
     def run(self, name: str, where: str, check: Callable[[], Iterator[tuple | str]]):
         """Notes what a check finds: texts, or triples (text, found, expected) that differ."""
         found: dict[str, float] = {}
+        self.done.add(name)
         try:
             for one in check():
                 if isinstance(one, str):
@@ -319,12 +321,14 @@ class Checks:
         """Our searches and those of `generate`."""
         source, mask = self.padded(self.source, "right", end=self.end)
         steps = self.target.shape[1] - 1
+        # A saved number of beams, which transformers takes where none is given, would turn greedy search into another.
         options = {"max_new_tokens": steps, "return_dict_in_generate": True, "decoder_start_token_id": 0}
+        options |= {"num_beams": 1, "do_sample": False}
         ids = {name: getattr(self.config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
         options |= {name: value for name, value in ids.items() if value is not None}
         options |= {"min_new_tokens": steps} if self.end is not None else {}
         for search, more in [(greedy_search, {}), (beam_search, {"num_beams": 3, "early_stopping": True})]:
-            config = GenerationConfig(**options, **more)
+            config = GenerationConfig(**options | more)
             try:
                 ours = self.model.generate(source, config, attention_mask=mask, custom_generate=search)
             except Unsupported:
@@ -398,7 +402,7 @@ class Checks:
 
     def loaded(self):
         """`save_pretrained` and `from_pretrained`."""
-        with torch.no_grad(), quiet(), tempfile.TemporaryDirectory() as folder:
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             options = {"dtype": self.model.dtype, "attn_implementation": self.config._attn_implementation}
             loaded, info = type(self.model).from_pretrained(folder, output_loading_info=True, **options)

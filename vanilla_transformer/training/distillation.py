@@ -15,11 +15,11 @@ from datasets import Dataset
 from datasets.fingerprint import Hasher
 from pyarrow import ArrowInvalid
 
-from ..conversion import load_foreign
 from ..data.batches import SOFT_TARGETS, PairCollator, fill_batches, lengths_of
 from ..data.encoding import PAIR_FEATURES, fingerprint
-from ..data.tokenizer import load_tokenizer
-from ..errors import UserError, explaining, loading
+from ..data.tokenizer import tokenizer_for_training
+from ..errors import UserError, explaining, noting
+from ..loading import load_foreign
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .options import TrainingOptions
 
@@ -83,9 +83,9 @@ def load_teacher(name: str, tokenizer, config, longest: int) -> VanillaTransform
 
     `longest` is the length in tokens of the longest side of any pair.
     """
-    with loading(name, option="--teacher"):
+    with noting(f"while loading --teacher {name}"):
         teacher = load_foreign(name, use_safetensors=True, dtype=torch.float32)
-    is_same = load_tokenizer(name, "--teacher").get_vocab() == tokenizer.get_vocab()
+    is_same = tokenizer_for_training(name, "--teacher").get_vocab() == tokenizer.get_vocab()
     if not is_same or teacher.config.decoder_vocab_size != config.decoder_vocab_size:
         raise UserError(
             f"--teacher {name} has a different vocabulary from the student, and cannot teach it token by token; use "

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..data.batches import SOFT_TARGETS
 from ..errors import UserError
-from ..translation_vanilla_transformer import cpu_has_bfloat16
+from ..loading import cpu_has_bfloat16
 from .optimization import compute_loss
 from .options import TrainingOptions
 

@@ -4,10 +4,10 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..conversion import load_foreign
 from ..data.options import DataOptions
 from ..data.tokenizer import special_token_ids
-from ..errors import UserError, explaining, loading
+from ..errors import UserError, explaining, noting
+from ..loading import load_foreign
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .dropout import use_byte_dropout
 from .options import ModelOptions, TrainingOptions, given_fields
@@ -74,7 +74,7 @@ def model_to_fine_tune(name: str, fields: dict, attention: str | None) -> Vanill
     is only for a tokenizer to train.
     """
     dropouts = {field: value for field, value in fields.items() if "dropout" in field}
-    with loading(name, option="--model_name_or_path"):
+    with noting(f"while loading --model_name_or_path {name}"):
         model = load_foreign(name, True, attn_implementation=attention, dtype=torch.float32, **dropouts)
     for field, value in fields.items():
         theirs = getattr(model.config, field)

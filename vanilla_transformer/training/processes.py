@@ -24,8 +24,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from ..errors import UserError, catching_panics, explaining, one_line, show_cause
+from ..errors import UserError, explaining, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..sentences_vanilla_transformer import InputError
 from .options import TrainingOptions
 from .signals import Stopped, StoppedAtOnce
 
@@ -161,8 +162,7 @@ def exit_on_error():
     # exits first; the others wait. A process that is still alive then prints an error of its own.
     is_first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0"
     try:
-        with catching_panics():
-            yield
+        yield
         return
     except Stopped as stopped:
         message, status, is_shared = str(stopped), stopped.exit_status, True
@@ -172,11 +172,9 @@ def exit_on_error():
         os._exit(stopped.exit_status)  # sys.exit waits for workers, which may be what hangs
     except KeyboardInterrupt as stopped:
         message, status = str(stopped) or STOPPED, 130
-    except (UserError, StrictDataclassError) as error:  # the latter for a wrong value in the model's config
-        show_cause(error)
+    except (InputError, StrictDataclassError) as error:  # the latter for a wrong value in the model's config
         message, is_shared = f"error: {one_line(error)}", hasattr(error, "is_shared")
     except (OSError, SafetensorError) as error:  # a full disk, say
-        show_cause(error)
         message, is_shared = f"error: {error}{getattr(error, 'remedy', '')}", hasattr(error, "is_shared")
     if not is_first:
         time.sleep(3)
