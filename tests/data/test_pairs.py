@@ -902,3 +902,38 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(data, tmp_path,
         UserError, match=f"^{file}/datasets cannot be written: .*; set HF_HOME to a directory that can be"
     ):
         load_pairs(data_options(**{data: given[data]}))
+
+
+# ----------------------------------------------------------------------------------------------- several references
+
+
+def test_a_column_called_references_is_no_reference_unless_named(tmp_path):
+    file = write(tmp_path / "a.jsonl", [{"en": "a dog", "de": "ein Hund", "references": "abc", "more": "der Hund"}])
+    named = {"source_column": ["en"], "target_column": ["de"]}
+    assert "references" not in load_split(DatasetOptions(**named), "test", [str(file)]).column_names
+    several = load_split(DatasetOptions(**named, reference_columns=["more"]), "test", [str(file)])
+    assert several["references"][:] == [["der Hund"]] and several["target"][:] == ["ein Hund"]
+
+
+def test_reference_columns_beside_a_translation_column_are_refused(tmp_path):
+    file = write(tmp_path / "a.jsonl", [{"translation": {"en": "a dog", "de": "ein Hund"}, "more": "der Hund"}] * 3)
+    with pytest.raises(UserError, match="--reference_columns has more, but the pairs of .* are in the column transl"):
+        load_split(DatasetOptions(**ENGLISH_GERMAN, reference_columns=["more"]), "test", [str(file)])
+
+
+def test_files_with_and_without_further_references_and_of_other_types_are_mixed(tmp_path):
+    """A parquet file of polars has large strings."""
+    for suffix in ("en", "ref0", "ref1"):
+        (tmp_path / f"dev.{suffix}").write_text(f"{suffix} one\n{suffix} two\n")
+    large = pa.table({"en": pa.array(["three"], pa.large_string()), "de": pa.array(["drei"], pa.large_string())})
+    pq.write_table(large, tmp_path / "dev.parquet")
+    train = write(tmp_path / "train.tsv", rows())
+    files = [*(str(tmp_path / f"dev.{suffix}") for suffix in ("en", "ref0", "ref1")), str(tmp_path / "dev.parquet")]
+    options = {
+        "train_file": [str(train), str(train)],
+        "validation_file": files,
+        "train_file_langs": ["en:de", "en:de"],
+    }
+    found = load_pairs(data_options(**options))["validation"]
+    assert found["target"][:] == ["ref0 one", "ref0 two", "drei"]
+    assert [others or [] for others in found["references"]] == [["ref1 one"], ["ref1 two"], []]

@@ -221,6 +221,8 @@ GROUPS = {
     "the same": (["a.en", "a.en"], ["a.en", "a.en"]),
     "formats": (["a.json", "a.jsonl"], ["a.json", "a.jsonl"]),
     "without": (["train", "valid"], ["train", "valid"]),
+    "references": (["a.en", "a.ref0", "a.ref1"], [("a.en", "a.ref0", "a.ref1")]),
+    "numbers alone": (["a.1", "a.2", "a.3", "a.4"], [("a.1", "a.2"), ("a.3", "a.4")]),
 }  # fmt: skip
 
 

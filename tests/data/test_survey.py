@@ -26,7 +26,7 @@ from vanilla_transformer.data.texts import (
     placeholders,
 )
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.translation_vanilla_transformer import is_invisible
+from vanilla_transformer.sentences_vanilla_transformer import is_invisible
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,22 @@ def test_sources_usually_have_as_many_sentences_and_lines_as_one_in_a_hundred(sh
 
 def test_documents_have_more_sentences_than_are_counted():
     assert counts([("One. " * 12, "Eins.")] * 10)["train"]["usual_sentences"] == 1000
+
+
+@pytest.mark.parametrize("share, expected", [(0.009, False), (0.011, True)])
+def test_sources_without_words_are_known_if_one_in_a_hundred_has_none(share, expected):
+    wordless = int(share * 1000)
+    pairs = [("3.14", "3,14")] * wordless + [("One", "Eins")] * (1000 - wordless)
+    assert counts(pairs)["train"]["wordless_sources"] is expected
+
+
+def test_verbatim_characters_are_compared_as_they_are():
+    splits = {"train": [("a b", "\u00e9 \u00c5")] * 9, "validation": [("a\u00a0b", "e\u0301 \u212b")]}
+    files = {
+        name: [Dataset.from_dict(dict(zip(("source", "target"), zip(*pairs, strict=True), strict=True)))]
+        for name, pairs in splits.items()
+    }
+    assert survey(files, verbatim=True)["validation"]["unknown_characters"] == "e\u00a0\u0301\u212b"
 
 
 def test_forms_of_many_pairs_are_estimated_from_a_sample_and_said_to_be(monkeypatch, tmp_path):

@@ -497,13 +497,28 @@ def test_what_a_tokenizer_loses_of_the_tags_does_not_count(ascii_only, capsys):
 def test_the_tokenizer_notes_how_many_sentences_and_lines_sources_have(
     text_tokenizer, unit, before, keeps_more, found, expected
 ):
-    tokenizer, survey = deepcopy(text_tokenizer), {"usual_sentences": 1, "usual_lines": 1, f"usual_{unit}": found}
+    survey = {"usual_sentences": 1, "usual_lines": 1, "wordless_sources": False, f"usual_{unit}": found}
+    tokenizer = deepcopy(text_tokenizer)
     if before:
         tokenizer.init_kwargs[f"max_source_{unit}"] = before
     note_source_form(tokenizer, survey, DataOptions(), keeps_more)
     assert tokenizer.init_kwargs[f"max_source_{unit}"] == expected
     note_source_form(tokenizer, survey, DataOptions(**{f"max_source_{unit}": 7}), keeps_more)
     assert tokenizer.init_kwargs[f"max_source_{unit}"] == 7
+
+
+@pytest.mark.parametrize("keeps_more", [False, True])
+def test_the_tokenizer_notes_tags_and_whether_sources_have_words(text_tokenizer, keeps_more, tmp_path):
+    tokenizer, options = deepcopy(text_tokenizer), DataOptions(train_file=["a", "b"], train_file_tags=["", "<b>"])
+    tokenizer.init_kwargs |= {"source_tags": ["<a>"], "wordless_sources": True}
+    survey = {"usual_sentences": 1, "usual_lines": 1, "wordless_sources": False}
+    note_source_form(tokenizer, survey, options, keeps_more)
+    tokenizer.save_pretrained(tmp_path)
+    noted = tokenizer_for_training(str(tmp_path)).init_kwargs
+    assert noted["source_tags"] == (["<a>", "<b>"] if keeps_more else ["<b>"])
+    assert noted["wordless_sources"] is keeps_more
+    note_source_form(tokenizer, None, options, keeps_more)  # a stream, of which nothing is known
+    assert tokenizer.init_kwargs["wordless_sources"] is keeps_more
 
 
 def test_a_verbatim_tokenizer_is_trained_and_never_an_existing_one(tmp_path, capsys):

@@ -461,6 +461,9 @@ def test_metrics_that_are_given_twice_are_added_and_replace_those_of_a_recipe(tm
     assert (data.reference_columns, training.metrics) == (["two", "three"], ["cer", "wer"])
     data, _, training = parse_arguments(["--config", str(recipe), "--metrics", "rouge"])
     assert (data.reference_columns, training.metrics) == (["one"], ["rouge"])
+    recipe.write_text("train_file: a.jsonl\nmetrics: [ter.py]\nmetric_kwargs: [ter.x=1]\n")
+    _, _, training = parse_arguments(["--config", str(recipe), "--metrics", "wer.py"])
+    assert (training.metrics, training.metric_kwargs) == (["wer.py"], None)
 
 
 # --------------------------------------------------------------------------------------------------------- the recipes

@@ -273,6 +273,11 @@ def further_targets(dataset: Dataset | IterableDataset, columns: tuple, source: 
         raise UserError(
             f"--reference_columns has {missing[0]}; the columns of {source.label} are {', '.join(features)}."
         )
+    if named and isinstance(columns[0], tuple):
+        raise UserError(
+            f"--reference_columns has {named[0]}, but the pairs of {source.label} are in the column {columns[0][0]}; "
+            "write source, target and references into columns of their own."
+        )
     if repeated := [name for name in named if name in columns]:
         raise UserError(
             f"--reference_columns has {repeated[0]}, which is the source or the target; name further columns only."

@@ -277,7 +277,7 @@ def is_numbered_like(one: str, two: str) -> bool:
         (name.lower().rpartition(suffix_of(name))[0], suffix_of(name)) for name in (one, two)
     )
     unnumbered = {re.sub(r"\d+$", "", one) for one in (suffix, other_suffix)}
-    return stem == other_stem and suffix != other_suffix and len(unnumbered) == 1
+    return stem == other_stem and suffix != other_suffix and len(unnumbered) == 1 and unnumbered != {"."}
 
 
 def describe_file(name: str | tuple[str, ...]) -> str:

@@ -202,7 +202,8 @@ def load_split(options: DatasetOptions, split: str, files: list[str] | None = No
             if getattr(pairs.features[side], "dtype", "") not in ("string", "large_string", "null"):
                 raise UserError(f"The {side} of {label} is not text, but {pairs.features[side]}.")
     kept = [name for name, feature in rows.features.items() if not require_decoding(feature)]
-    others = rows.select_columns([name for name in kept if name not in pairs.column_names])
+    ours = {*TEXTS, *REFERENCES}  # a column of the user's that is called like ours has another meaning
+    others = rows.select_columns([name for name in kept if name not in ours])
     if len(others) != len(pairs) or not others.column_names:  # a row may make several pairs
         return pairs
     return datasets.concatenate_datasets([pairs, others], axis=1)
@@ -253,9 +254,10 @@ def mix_files(files: list[Dataset], sources: list[Source]) -> Dataset | Iterable
         if source.weight != 1:
             pairs = pairs.select(rows_of_epoch(len(pairs), source.weight))
         pairs = add_tag(pairs, source.tag)
-        has_others = any("references" in (one.features or ()) for one in (pairs, files[0]))
-        is_same = has_others or pairs.features == files[0].features
-        mixed.append(pairs if is_same else pairs.cast(files[0].features))
+        features = pairs.features and datasets.Features(
+            {**pairs.features, **{name: files[0].features[name] for name in TEXTS}}
+        )
+        mixed.append(pairs if pairs.features == features else pairs.cast(features))
     return datasets.concatenate_datasets(mixed) if len(mixed) > 1 else mixed[0]
 
 

@@ -16,7 +16,7 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 
 from ..files import write_text
-from ..sentences_vanilla_transformer import LINE, sentence_ends
+from ..sentences_vanilla_transformer import LINE, has_words, sentence_ends
 from .texts import KEPT, count_kept, is_filled, normal_form, normalize
 
 SAMPLE = 50_000  # pairs whose sentences, lines, placeholders and numbers are counted
@@ -95,7 +95,7 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
     and how many of these the targets have, judged by a sample of `pairs`.
 
     `usual_sentences` and `usual_lines` are the largest numbers that at least one in a hundred sources has; from 10 on,
-    1,000.
+    1,000. `wordless_sources` tells whether at least one in a hundred has no word.
     """
     found, scale = {}, total / max(len(pairs), 1)
     for kind, pattern in KEPT.items():
@@ -106,13 +106,13 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
         "lines": [len(LINE.findall(source.strip())) for source, _ in pairs],
     }
     for unit, counts in parts.items():
-        counts = np.bincount([min(count, 10) for count in counts], minlength=11)[
-            1:
-        ]  # sources with 1, 2, ... 9, or more
+        # How many sources have 1, 2, ... 9, or more.
+        counts = np.bincount([min(count, 10) for count in counts], minlength=11)[1:]
         at_least = counts[::-1].cumsum()[::-1]
         most = int((at_least >= SEEN * len(pairs)).sum())
         found[f"usual_{unit}"] = most if most < 10 else 1000
         found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
+    found["wordless_sources"] = sum(not has_words(source) for source, _ in pairs) >= max(SEEN * len(pairs), 1)
     return found
 
 
@@ -206,10 +206,13 @@ def survey(
             shares = list(map(swapped_share, groups, axes))
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
-            found[split] |= {name: forms[name] for name in forms if not name.endswith(("lines", "sentences"))}
+            found[split] |= {
+                name: forms[name] for name in forms if not name.endswith(("lines", "sentences", "sources"))
+            }
             axis = None if directions_differ else axes[0]
             found[split]["swapped"] = swapped_share(spread(files[split], LOOKED_AT), axis)
-            new = "".join(normalize(chr(point)) for point in np.flatnonzero(some.seen & ~train.seen))
+            new = map(chr, np.flatnonzero(some.seen & ~train.seen))
+            new = "".join(new if verbatim else map(normalize, new))
             found[split]["sources_in_train"] = int(np.isin(some.source, train.source).sum())
             found[split]["pairs_in_train"] = int(np.isin(some.pair, train.pair).sum())
             found[split]["unknown_characters"] = "".join(sorted({one for one in new if not train.seen[ord(one)]}))

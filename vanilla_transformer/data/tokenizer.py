@@ -38,7 +38,8 @@ from .encoding import digest_texts, iter_texts, sample_texts
 from .options import DataOptions
 from .texts import INVISIBLE, SPACES, normalize
 
-NOTES = ("verbatim", "max_source_sentences", "max_source_lines")  # of train.py in a tokenizer, for the Translator
+# Notes of train.py in a tokenizer, for the Translator.
+NOTES = ("verbatim", "max_source_sentences", "max_source_lines", "source_tags", "wordless_sources")
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
@@ -352,17 +353,21 @@ def report_lost_text(tokenizer, train_pairs, origin: str, tags: list[str]):
 
 
 def note_source_form(tokenizer, survey: dict | None, options: DataOptions, keeps_more: bool):
-    """Notes in the tokenizer how many sentences and lines a training source may have, and prints it; evaluation and
-    the Translator cut texts accordingly.
+    """Notes in the tokenizer how training sources look, and prints it; evaluation and the Translator cut texts alike.
 
-    `survey` has what was found in the training pairs. The options win. With `keeps_more`, no number is lowered: a
+    That is, how many sentences and lines they have, the tags at their beginning, and whether some have no words.
+    `survey` has what was found in the training pairs. The options win. With `keeps_more`, notes of before hold, too: a
     model to fine-tune may have read more.
     """
-    noted = {}
+    noted, notes = {}, tokenizer.init_kwargs
+    tags = [*(notes.get("source_tags", ()) if keeps_more else ()), *filter(None, options.train_file_tags or ())]
+    notes["source_tags"] = sorted(set(tags))
+    if survey:
+        notes["wordless_sources"] = survey["wordless_sources"] or (keeps_more and notes.get("wordless_sources", True))
     for unit, asked in {"sentences": options.max_source_sentences, "lines": options.max_source_lines}.items():
-        before = tokenizer.init_kwargs.get(f"max_source_{unit}", 0) if keeps_more else 0
+        before = notes.get(f"max_source_{unit}", 0) if keeps_more else 0
         if number := asked or (survey and max(survey[f"usual_{unit}"], before)):
-            tokenizer.init_kwargs[f"max_source_{unit}"] = noted[unit] = number
+            notes[f"max_source_{unit}"] = noted[unit] = number
     if noted:
         limits = " and ".join(f"{number:,} {unit[: -1 if number == 1 else None]}" for unit, number in noted.items())
         PartialState().print(

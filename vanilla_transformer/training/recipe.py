@@ -67,6 +67,7 @@ LANGUAGES = {"source_lang", "target_lang"}
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
     "metric_for_best_model": {"greater_is_better"},
+    "metrics": {"metric_kwargs"},
     "source_column": LANGUAGES,
     "target_column": LANGUAGES | {"reference_columns"},
     "dataset_name": {"dataset_config_name", "dataset_revision", "reference_columns"} | FILE_OPTIONS,
