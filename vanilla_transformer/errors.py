@@ -32,6 +32,8 @@ def explaining(message: str, *kinds: type[Exception], remedy: str = "") -> Itera
     """
     try:
         yield
+    except InputError:
+        raise
     except kinds as error:
         reason = f"{one_line(error).rstrip('.')}; {remedy}." if remedy else one_line(error)
         raise UserError(f"{message}: {reason}") from error

@@ -124,22 +124,19 @@ def load_ctranslate2(
     Conversions are in the user's cache, `HF_HOME/vanilla_transformer/ctranslate2`.
     """
     try:
-        from .engines import ctranslate2 as engine
+        from .engines.ctranslate2 import FILES, CTranslate2Engine, convert_once, digests, read_config
     except ModuleNotFoundError as error:
         raise ImportError("Run `pip install ctranslate2` for this backend.") from error
     if len(names) > 1:
         raise UserError("CTranslate2 runs one model at a time; an ensemble needs `backend='torch'`.")
-    if quantization not in (None, *engine.ACCEPTED_MODEL_TYPES):
-        known = ", ".join(engine.ACCEPTED_MODEL_TYPES)
-        raise UserError(f"`quantization` is {quantization!r}; CTranslate2 knows {known}.")
     name, directory = str(names[0]), Path(names[0])
-    if not engine.read_config(directory):
+    if not read_config(directory):
         check_exists(name, **where_of(kwargs))
         config = Path(cached_file(name, "config.json", **where_of(kwargs)))
         source = [kwargs.get("subfolder"), kwargs.get("variant")]
         if directory.is_dir():
             weights = map(Path, find_weights(name, kwargs.get("variant"), **where_of(kwargs)))
-            source += engine.digests([*map(config.parent.joinpath, engine.FILES), *weights])
+            source += digests([*map(config.parent.joinpath, FILES), *weights])
             name = str(config.parent.resolve())
         else:
             source.append(extract_commit_hash(str(config), None))
@@ -151,12 +148,12 @@ def load_ctranslate2(
                 raise UserError(f"{names[0]} is of type {kind}; convert it first, with `vanilla-transformer convert`.")
             return model, load_tokenizer(names[0], **kwargs)
 
-        directory = engine.convert_once(name, source, quantization, load)
-    found = engine.read_config(directory)["quantization"]
+        directory = convert_once(name, source, quantization, load)
+    found = read_config(directory)["quantization"]
     if quantization not in (None, found):
         raise UserError(f"{directory} was converted with `quantization={found!r}`, not {quantization!r}.")
     tokenizer = load_tokenizer(directory, trust_remote_code=kwargs.get("trust_remote_code", False))
-    return engine.CTranslate2Engine(directory, tokenizer, device), tokenizer
+    return CTranslate2Engine(directory, tokenizer, device), tokenizer
 
 
 def set_languages(translator: BaseTranslator, source: str | None, target: str | None):
@@ -248,7 +245,8 @@ def load_foreign(
     from .conversion import CONVERSIONS  # which takes a second that few need
 
     check_exists(name)
-    model_type = load_config(name).model_type
+    with opening(name, "config"):
+        model_type = PretrainedConfig.get_config_dict(name)[0].get("model_type", "unknown")
     if model_type not in CONVERSIONS:
         raise UserError(f"Models of type {model_type} cannot be converted; only {', '.join(CONVERSIONS)} can.")
     theirs = load_model(name, use_safetensors, trust_remote_code=False, **options)

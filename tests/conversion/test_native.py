@@ -131,7 +131,7 @@ def test_the_convert_command_writes_what_transformers_loads_alone(text_tokenizer
     [
         ({"position_embedding_type": "rotary"}, ["--to", "native"], "position_embedding_type='rotary'"),
         ({"activation_function": "mish"}, ["--to", "ctranslate2"], "no activation function 'mish'"),
-        ({}, ["--to", "ctranslate2", "--quantization", "int3"], "int3 is not a valid quantization type"),
+        ({}, ["--to", "ctranslate2", "--quantization", "int3"], "`quantization` is 'int3'"),
         ({}, ["--to", "native", "--quantization", "int8"], "--quantization is for --to ctranslate2"),
         ({}, ["--dictionary", "dict.txt"], "are for a checkpoint of fairseq"),
     ],
@@ -145,12 +145,12 @@ def test_a_conversion_that_fails_leaves_nothing(config, options, named, text_tok
 def test_a_generation_config_with_which_the_result_would_not_load_is_refused(text_tokenizer, tmp_path, capsys):
     folder = Path(save_translator(writing_translator(text_tokenizer), tmp_path / "ours"))
     saved = json.loads((folder / "generation_config.json").read_text())
-    for hostile in ({"num_beams": 2_000_000}, {"cache_implementation": "static"}, {"length_penalty": 1e6}):
+    for hostile in ({"num_beams": 0}, {"length_penalty": 1e6}):
         (folder / "generation_config.json").write_text(json.dumps(saved | hostile))
         said = [command_error(capsys, "translate", "--model", folder)]
         said += [command_error(capsys, "convert", folder, tmp_path / "new")]
-        reasons = {one.partition(" cannot be ")[2].partition(": ")[2] for one in said}
-        assert len(reasons) == 1 and reasons != {""} and not (tmp_path / "new").exists()
+        reasons = {one.partition(": ")[2] for one in said}
+        assert len(reasons) == 1 and next(iter(hostile)) in reasons.pop() and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("form", ["onnx", "ctranslate2"])

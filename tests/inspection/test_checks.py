@@ -11,7 +11,7 @@ from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import modeling_vanilla_transformer as modeling
-from vanilla_transformer.inspection import check_model
+from vanilla_transformer.inspection import check_model, checks
 from vanilla_transformer.inspection.checks import CHECKS
 
 sys.path.append(str(ROOT / "examples"))
@@ -287,11 +287,23 @@ def test_a_search_that_does_not_know_of_the_change_is_named(make_model, monkeypa
         return plain(self, x, key_value_states, attention_mask, rotary, cache, **more)
 
     monkeypatch.setattr(modeling.VanillaTransformerAttention, "forward", with_a_distance_bias)
-    model = make_model()
-    model.generation_config.num_beams = 4  # which transformers would take for the greedy search
-    found = failures(model)
-    assert "greedy_search finds other" in found["search"]
+    found = failures(make_model())
     assert found.keys() == {"search"} and "beam_search finds other" in found["search"]
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_both_searches_are_compared_whatever_number_of_beams_is_saved(num_beams, make_model, monkeypatch):
+    greedy = checks.greedy_search
+
+    def wrong(*args, **kwargs):
+        output = greedy(*args, **kwargs)
+        output.sequences[:, 1] += 1
+        return output
+
+    monkeypatch.setattr(checks, "greedy_search", wrong)
+    model = make_model()
+    model.generation_config.num_beams = num_beams
+    assert "greedy_search finds other tokens" in failures(model)["search"]
 
 
 def test_logits_that_are_changed_after_the_projection_are_named():

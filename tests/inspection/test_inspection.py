@@ -122,8 +122,6 @@ def test_shapes_command_prints_a_model_of_any_size(capsys):
     assert re.search(r"encoder\.layers\.8 +the same 11 steps +51,540,459,520 ", printed)
     main(["inspect", "shapes", "--encoder_layers", "1", "--decoder_layers", "2", "--all_layers"])
     assert "decoder.layers.1.encoder_attn.weights" in capsys.readouterr().out
-    message = command_error(capsys, "inspect", "shapes", "--batch_size", "1000000", "--source_length", "10000000")
-    assert "shapes failed: " in message and "overflow" in message
 
 
 def test_shapes_command_reads_a_saved_model(make_model, tmp_path, capsys):
@@ -140,11 +138,11 @@ def test_shapes_command_reads_a_saved_model(make_model, tmp_path, capsys):
         ("shapes --batch_size 0", "--batch_size: 0 is not a positive integer"),
         ("shapes --d_model 10 --encoder_attention_heads 4", "d_model"),
         ("shapes --d_modle 10", "--d_modle"),
-        ("shapes --model .", ". cannot be loaded"),
+        ("shapes --model .", ". is a directory without a config.json"),
         ("shapes --model . --d_model 8", "--model and --d_model are both given; drop one"),
         ("shapes --position_embedding_type learned --max_position_embeddings 4", "max_position_embeddings=4"),
-        ("align --model . --dataset_name sample_dataset", ". cannot be loaded"),
-        ("shapes --model=", "--model cannot be loaded"),
+        ("align --model . --dataset_name sample_dataset", ". is a directory without a config.json"),
+        ("shapes --model=", ". is a directory without a config.json"),
         ("look", "look"),
         ("", "shapes|attention|align"),
     ],
@@ -376,7 +374,7 @@ def test_code_of_a_model_is_not_run(saved, tmp_path, monkeypatch, capsys):
     (saved / "config.json").write_text(json.dumps(config))
     (saved / "evil.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\n")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    assert "cannot be loaded" in command_error(capsys, "inspect", "shapes", "--model", saved)
+    assert "needs code that it brings" in command_error(capsys, "inspect", "shapes", "--model", saved)
     assert not (tmp_path / "was_run").exists()
 
 

@@ -141,7 +141,8 @@ def print_shapes(options: argparse.Namespace):
         model = VanillaTransformerForConditionalGeneration(config).eval()
         source = torch.zeros(options.batch_size, options.source_length, dtype=torch.long)
         target = torch.zeros(options.batch_size, options.target_length, dtype=torch.long)
-    steps = trace_shapes(model, source, target)
+    with explaining("These sizes do not go together", ValueError):
+        steps = trace_shapes(model, source, target)
     print("\n".join(shape_table(steps, options.all_layers)))
     flops = sum(step.flops for step in steps)
     print(f"\n{model.num_parameters():,} parameters, shared ones counted once; {flops:,} FLOPs forward")

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from ctranslate2.converters.transformers import BartLoader
 from ctranslate2.specs import TransformerSpec, common_spec
+from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -46,6 +47,9 @@ def to_ctranslate2(
     Raises UserError for an activation function or quantization that CTranslate2 does not have, and, naming weight or
     module, for a model that was changed or quantized, and FileExistsError if the directory exists.
     """
+    if quantization not in (None, *ACCEPTED_MODEL_TYPES):
+        known = ", ".join(ACCEPTED_MODEL_TYPES)
+        raise UserError(f"`quantization` is {quantization!r}; CTranslate2 knows {known}.")
     check_unchanged(model)
     config, spec = model.config, make_spec(model)
     generation_config = copy.deepcopy(model.generation_config)

@@ -143,7 +143,7 @@ def convert(weights: dict[str, torch.Tensor], rows: int, **config) -> VanillaTra
 def read_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The weights under our names, and the options of fairseq-train."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file.")
+        raise UserError(f"{path} is not a file.")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             saved = torch.load(path, map_location="cpu", weights_only=True)

@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from ..errors import UserError, explaining, one_line
 from ..files import link_files
+from ..sentences_vanilla_transformer import InputError
 from .options import SUFFIXES, DatasetOptions, describe_file, suffix_of
 from .readers import READERS, TextFiles
 
@@ -55,6 +56,8 @@ def reading_data(what: str, remedy: str = "", *more: type[Exception]):
     expected += (EOFError, zlib.error, lzma.LZMAError)  # of compressed files
     try:
         yield
+    except InputError:
+        raise
     except expected as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EPIPE):  # of writing, such as a message
             raise

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import ctranslate2
 import torch
-from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES  # noqa: F401  for the loader
 from filelock import FileLock
 from huggingface_hub import constants
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -46,13 +46,18 @@ def run_settings(recipe: dict, splits: dict, batches_per_step: int, mixed_precis
     }
 
 
+def as_words(value):
+    """A list as it is given on the command line; any other value as it is."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
 def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
     """The settings that changed since the checkpoint was written, each with a text that says how.
 
     Raises UserError if the model, the training pairs or the batches changed, so that the run cannot be resumed.
     """
     changed = {
-        name: DESCRIPTIONS.get(name, f"--{name} was {{}}, now {{}}").format(old[name], new[name])
+        name: DESCRIPTIONS.get(name, f"--{name} was {{}}, now {{}}").format(*map(as_words, (old[name], new[name])))
         for name in new
         if name in old and old[name] != new[name]
     }
