@@ -280,7 +280,7 @@ def test_native_form_is_published(trained, hub, tmp_path):
 
 def test_model_without_native_form_is_refused_before_anything_is_sent(trained, at_hub):
     edit(trained / "config.json", position_embedding_type="rotary")
-    with pytest.raises(UserError, match="--native is not possible: .*position_embedding_type='rotary'"):
+    with pytest.raises(UserError, match="position_embedding_type='rotary'` cannot be converted"):
         push(trained, "me/toy", native=True)
     assert at_hub.requests == ["GET /api/whoami-v2"]
 

@@ -144,8 +144,7 @@ def stage_files(output_dir: Path, folder: Path, names: Iterable[str]):
 
 def check_native(config: VanillaTransformerConfig):
     """Raises UserError, naming the field, if a model with this config has no native form."""
-    with explaining("--native is not possible", ValueError):
-        check_family(config, native_family(config))
+    check_family(config, native_family(config))
 
 
 # ----------------------------------------------------------------------------------------------- does it load anywhere

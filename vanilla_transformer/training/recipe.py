@@ -67,7 +67,6 @@ LANGUAGES = {"source_lang", "target_lang"}
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
     "metric_for_best_model": {"greater_is_better"},
-    "metrics": {"metric_kwargs"},
     "source_column": LANGUAGES,
     "target_column": LANGUAGES | {"reference_columns"},
     "dataset_name": {"dataset_config_name", "dataset_revision", "reference_columns"} | FILE_OPTIONS,
@@ -110,6 +109,8 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
             f"The recipe {given.config} has the metrics {', '.join(named)}, whose code would run; give --metrics "
             f"{' '.join(named)} on the command line, too, if you trust it, or remove them from the recipe."
         )
+    if given.metrics is not None and given.metrics != recipe.get("metrics"):
+        recipe.pop("metric_kwargs", None)  # arguments of other modules
     for name, overridden in OVERRIDES.items():
         if getattr(given, name) is not None:
             recipe = {key: value for key, value in recipe.items() if key not in overridden}

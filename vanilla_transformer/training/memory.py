@@ -1,0 +1,93 @@
+"""The memory that is free, and whether a model and a step of its training fit into it."""
+
+import contextlib
+from pathlib import Path
+
+import psutil
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, get_cpu_distributed_information
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..errors import UserError
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .options import TrainingOptions
+
+COPIES = 4  # of the weights: themselves, their gradients and Adam's two moments
+CGROUPS = Path("/sys/fs/cgroup")
+# Files of a control group: its limit, what it uses, and a line of its statistics with what could be freed.
+MEMORY_FILES = [
+    ("memory.max", "memory.current", "inactive_file"),  # version 2
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
+]
+
+
+def free_memory(cgroups: Path = CGROUPS, groups: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that processes may still take: on this machine and, in a container or a job, below its limit."""
+    free = [psutil.virtual_memory().available]
+    with contextlib.suppress(OSError):  # not Linux
+        for line in groups.read_text().splitlines():  # such as 0::/job/step or 4:memory:/job/step
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):
+                group = cgroups / controllers / path.lstrip("/")  # may be the name outside the container
+                while group.is_relative_to(cgroups):
+                    free += unused_memory(group)
+                    group = group.parent
+    return max(0, min(free))
+
+
+def unused_memory(group: Path) -> list[int]:
+    """Bytes left below the limit of a control group; nothing if it has none."""
+    for limit, usage, cache in MEMORY_FILES:
+        with contextlib.suppress(OSError, ValueError, StopIteration):  # no such file, or "max"
+            left = int((group / limit).read_text()) - int((group / usage).read_text())
+            lines = map(str.split, (group / "memory.stat").read_text().splitlines())
+            return [left + next(int(number) for name, number in lines if name == cache)]
+    return []
+
+
+def check_model_fits(config: VanillaTransformerConfig):
+    """Raises UserError if the weights, gradients and moments do not fit into the free memory of this machine."""
+    with torch.device("meta"):
+        parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
+    needed, free = 4 * COPIES * parameters, free_memory()
+    if needed > free:
+        raise UserError(
+            f"A model of {parameters:,} parameters takes {needed / 2**30:,.1f} GiB, more than the "
+            f"{free / 2**30:,.1f} GiB that are free; choose smaller sizes, such as --d_model."
+        )
+
+
+def activation_bytes(config: VanillaTransformerConfig, pairs: int, length: int) -> int:
+    """About the bytes that the forward pass of `pairs` with `length` tokens on both sides keeps in float32.
+
+    The numbers of tensors of each size are measured, as in section 4.1 of Korthikanti et al. (2022, arXiv:2205.05198);
+    only the eager backend keeps the attention of all tokens to all tokens.
+    """
+    d, tokens, layers = config.d_model, pairs * length, (config.encoder_layers, config.decoder_layers)
+    features = layers[0] * (9 * d + 2 * config.encoder_ffn_dim) + layers[1] * (15 * d + 2 * config.decoder_ffn_dim)
+    heads = layers[0] * config.encoder_attention_heads + 2 * layers[1] * config.decoder_attention_heads
+    scores = heads * tokens * length if config._attn_implementation == "eager" else 0
+    return 4 * (tokens * features + scores)
+
+
+def describe_step(model, options: TrainingOptions, longest: int, accelerator: Accelerator) -> bool:
+    """Prints the memory of a step whose pairs all have `longest` tokens, with a warning if it is not free.
+
+    Returns whether every process has it.
+    """
+    pairs = max(1, options.per_device_train_max_tokens // longest)
+    needed = 4 * COPIES * model.num_parameters() + activation_bytes(model.config, pairs, longest)
+    if accelerator.device.type == "cuda":
+        free = torch.cuda.mem_get_info(accelerator.device)[0]
+    else:  # the processes of a machine share it
+        free = free_memory() / get_cpu_distributed_information().local_world_size
+    free += 4 * model.num_parameters()  # the weights are there already
+    accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for a step")
+    fits = all(gather_object([needed <= free]))
+    if not fits:
+        accelerator.print(
+            "warning: a step may not fit into memory; lower --per_device_train_max_tokens, the limits of lengths, or "
+            "the sizes of the model."
+        )
+    return fits
