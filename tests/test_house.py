@@ -87,7 +87,7 @@ def test_imports_run_one_way(path):
 
 
 def test_models_are_opened_in_one_place():
-    """In loading.py, but for checkpoints of fairseq, and the process in which a push tries a model without the package."""
+    """In loading.py, but for checkpoints of fairseq, and the process in which a push tries a model."""
     opened = re.compile(r"\b(?:Auto\w+|\w+Tokenizer\w*|\w*Model|\w+Generation)\.from_pretrained\(|\btorch\.load\(")
     found = {path.name for path in PACKAGE.rglob("*.py") if opened.search(path.read_text(encoding="utf-8"))}
     assert found == {"loading.py", "fairseq.py", "upload.py"}

@@ -43,9 +43,14 @@ def replacing_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str):
-    """Writes a file in UTF-8, with the access rights of the one that it replaces; as [`replacing_files`]."""
+    """Writes a file in UTF-8, as [`write_bytes`]."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes):
+    """Writes a file with the access rights of the one that it replaces; as [`replacing_files`]."""
     with replacing_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         if path.is_file() and not path.is_symlink():
             shutil.copymode(path, temporary)
 

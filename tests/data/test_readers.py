@@ -1,4 +1,4 @@
-"""Files of every kind, as people have them: .po and .tmx, parallel and compressed files, and odd tables."""
+"""Files of every kind, as people have them: .po, .xliff and .tmx, parallel and compressed files, and odd tables."""
 
 import bz2
 import errno
@@ -54,63 +54,18 @@ def write(path: Path, content: str | bytes) -> Path:
 
 # ------------------------------------------------------------------------------------------------------------- formats
 
-PO = r"""
-# Converted from charset=UTF-8.
-msgid ""
-msgstr "Content-Type: text/plain; charset=ISO-8859-1\n"
 
-#: window.c:12
-msgctxt "menu"
-msgid "Open \"%s\""
-msgstr "\"%s\" öffnen"
-
-msgid "Save"
-msgstr ""
-
-#, fuzzy
-msgid "Close"
-msgstr "Beenden"
-
-msgid "one dog"
-msgid_plural "%d dogs"
-msgstr[0] "ein Hund"
-msgstr[1] "%d Hunde"
-
-msgid ""
-"first line\n"
-"second line"
-msgstr "erste Zeile\nzweite Zeile"
-
-#~ msgid "old"
-#~ msgstr "alt"
-""".encode("latin-1")
-OF_PO = [('Open "%s"', '"%s" öffnen'), ("one dog", "ein Hund"), ("%d dogs", "%d Hunde")]
-OF_PO += [("first line\nsecond line", "erste Zeile\nzweite Zeile")]
-
-
-@pytest.mark.parametrize("kind", ["text/plain;charset=ISO-8859-1", 'text/plain; "\n"charset=ISO-8859-1'])
-def test_the_encoding_of_a_catalogue_is_that_of_its_header(kind, tmp_path):
-    header = f'# charset=utf-8\nmsgid ""\nmsgstr ""\n"Content-Type: {kind}\\n"\n\n'
-    file = write(tmp_path / "ui.po", f'{header}msgid "open"\nmsgstr "öffnen"\n'.encode("latin-1"))
-    assert load(file) == [("open", "öffnen")]
-
-
+@pytest.mark.parametrize("suffix", ["po", "xliff"])
 @streamed
-def test_translated_messages_of_a_po_file_are_pairs(streaming, tmp_path):
-    assert load(write(tmp_path / "ui.po", PO), streaming=streaming) == OF_PO
-
-
-def test_messages_with_line_separators_are_whole(tmp_path):
-    file = write(tmp_path / "ui.po", '\ufeffmsgid "one\u2028two\x85"\nmsgstr "eins\u2028zwei"\r\n')
-    assert load(file) == [("one\u2028two\x85", "eins\u2028zwei")]
-
-
-def test_plurals_of_languages_with_other_forms(tmp_path):
-    forms = "".join(f'msgstr[{number}] "{text}"\n' for number, text in enumerate(["pies", "psy", "psów"]))
-    many = write(tmp_path / "pl.po", f'msgid "a dog"\nmsgid_plural "%d dogs"\n{forms}')
-    assert load(many) == [("a dog", "pies"), ("%d dogs", "psów")]
-    one = write(tmp_path / "ja.po", 'msgid "a dog"\nmsgid_plural "%d dogs"\nmsgstr[0] "犬"\n')
-    assert load(one) == [("%d dogs", "犬")]
+def test_translation_files_have_pairs(streaming, suffix, tmp_path):
+    sides = "".join(
+        f"<trans-unit id='{i}'><source>{s}</source><target>{t}</target></trans-unit>" for i, (s, t) in enumerate(PAIRS)
+    )
+    xliff = f"<xliff version='1.2'><file source-language='en'><body>{sides}</body></file></xliff>"
+    po = "".join(f'msgid "{source}"\nmsgstr "{target}"\n\n' for source, target in PAIRS)
+    content = {"po": po, "xliff": xliff}[suffix]
+    assert load(write(tmp_path / f"ui.{suffix}", content), streaming=streaming) == PAIRS
+    assert "could not be read" in error(write(tmp_path / f"ui.{suffix}", content[:-20]), streaming=streaming)
 
 
 def tmx(units: list[dict[str, str]], source: str) -> str:
@@ -223,6 +178,7 @@ GROUPS = {
     "without": (["train", "valid"], ["train", "valid"]),
     "references": (["a.en", "a.ref0", "a.ref1"], [("a.en", "a.ref0", "a.ref1")]),
     "numbers alone": (["a.1", "a.2", "a.3", "a.4"], [("a.1", "a.2"), ("a.3", "a.4")]),
+    "Tsonga": (["a.en", "a.ts", "b.ts", "b.po"], [("a.en", "a.ts"), "b.ts", "b.po"]),
 }  # fmt: skip
 
 
@@ -276,7 +232,11 @@ def test_a_compressed_file_that_is_cut_is_named(streaming, suffix, compression, 
     assert str(file) in error(file, streaming=streaming)
 
 
-REFUSED = {"ui.xliff": "xliff2po", "ui.mo": "msgunfmt", "a.zip": "unpack it", "a.xlsx": "save it as .csv"}
+REFUSED = {
+    "ui.resx": "it has one language; make a .po file of two, for example with `prop2po`",
+    "a.zip": "unpack it",
+    "a.xlsx": "save it as .csv",
+}
 REFUSED |= {"train.en": "Of two parallel files, give both", "train": "it must end in one of: .json, "}
 
 

@@ -216,12 +216,16 @@ MARKUP = {
     "<b>%1</b> &amp; &Save https://a.b/c?d=1 x": {"<b>": 1, "</b>": 1, "%1": 1, "&amp;": 1, "&": 1}
     | {"https://a.b/c?d=1": 1},
     "Hello %@, you have %1$@ files.": {"%@": 1, "%1$@": 1},
-    "50% sure, 3 < 4, R & D, {not one}": {},
+    "50% sure, 100%ig, 3 < 4, R & D, {not one}, $5": {},
+    "%dx%d %.*s %*d %'d %Lf %ith {n:>10} {a[0]}": {"%d": 2, "%.*s": 1, "%*d": 1, "%'d": 1, "%Lf": 1, "%i": 1}
+    | {"{n:>10}": 1, "{a[0]}": 1},
+    "{{ a }} {% if b %} {n, plural, one {#}} %|1$5| %L1%2 $name\x1b": {"{{ a }}": 1, "{% if b %}": 1, "{n, plural": 1}
+    | {"{#}": 1, "%|1$5|": 1, "%L1": 1, "%2": 1, "$name": 1, "\x1b": 1},
     "100 %": {},
 }
 
 
-@pytest.mark.parametrize("part", ["0", "%", "%0", "{a", "<a ", "&a", "https://"])
+@pytest.mark.parametrize("part", ["0", "%", "%0", "{a", "{%", "{a, ", "$a", "%|", "<a ", "&a", "https://"])
 def test_placeholders_of_strange_texts_are_found_in_linear_time(part):
     begin = time.perf_counter()
     placeholders("%" + 50_000 * part)
@@ -264,7 +268,9 @@ def test_shortcuts_for_plain_texts_find_the_same():
             assert is_filled(text) == (not all(map(is_invisible, normalize(text))))
 
 
-@pytest.mark.parametrize("marks", ["\u0301\u0316", "\u0323\u0301\u0334", "\u0344\u0323"])
+@pytest.mark.parametrize(
+    "marks", ["\u0301\u0316", "\u0323\u0301\u0334", "\u0344\u0323", "\u0f73", "\u0f81\uff9e\u0f75"]
+)
 @pytest.mark.parametrize("function, form", [(normalize, "NFC"), (normal_form, "NFKC")])
 def test_many_combining_marks_take_linear_time(function, form, marks):
     for count in (MANY_MARKS - 1, MANY_MARKS, MANY_MARKS + 1):

@@ -1,4 +1,4 @@
-"""Translate standard input line by line to standard output, in UTF-8, or fill a gettext catalogue.
+"""Translate standard input line by line to standard output, in UTF-8, or fill a catalogue, such as a .po file.
 
 Lines are translated as they arrive, so another program may write one and wait for its translation. Empty lines stay
 empty; with --n_best, nothing is written for them.
@@ -17,6 +17,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers.utils.logging import disable_progress_bar
 
+from ..data.options import CATALOGUES
 from ..errors import UserError, explaining, noting
 from ..evaluation.mbr import most_similar
 from ..loading import Translator
@@ -39,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     add_translation_options(parser)
     policy = "a sentence over --max_source_length: translate it in parts, or stop and name it (default: %(default)s)"
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
-    add("--catalogue", type=Path, metavar="FILE.po", help="translate the untranslated messages of this catalogue")
-    add("--output", type=Path, metavar="FILE.po", help="the catalogue with the translations; may be the same file")
+    catalogue = f"translate the untranslated messages of a catalogue: {', '.join(CATALOGUES)}"
+    add("--catalogue", type=Path, metavar="FILE", help=catalogue)
+    add("--output", type=Path, metavar="FILE", help="the catalogue with the translations; may be the same file")
     add = parser.add_mutually_exclusive_group().add_argument
     n_best = "write the N best of each line, each text once: the line's number TAB score TAB text"
     add("--n_best", type=positive, metavar="N", help=n_best)

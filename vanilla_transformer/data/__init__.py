@@ -1,2 +1,2 @@
-"""Sentences to batches: `readers` and `files` read text, `pairs` finds, divides and tokenizes the pairs, `survey` says
-what is odd about them, `tokenizer` makes the vocabulary, `batches` pads."""
+"""Sentences to batches: `readers`, `catalogues` and `files` read text, `pairs` finds, divides and tokenizes the pairs,
+`survey` says what is odd about them, `tokenizer` makes the vocabulary, `batches` pads."""

@@ -14,7 +14,7 @@ from datasets import Dataset, IterableDataset
 
 from ..errors import UserError
 from ..languages import known_code
-from .options import Source, suffix_of
+from .options import TRANSLATION_FILES, Source, suffix_of
 from .readers import TextFiles, column_of
 from .rows import TEXTS, map_columns
 from .texts import is_filled
@@ -117,7 +117,8 @@ def check_header(dataset: Dataset | IterableDataset, source: Source, names: tupl
 def is_table(dataset: Dataset | IterableDataset, source: Source) -> bool:
     """Whether the columns are named by the first row of a .csv or .tsv file; a dataset may have other files, too."""
     is_text_file = dataset.info.builder_name == TextFiles.__module__.rpartition(".")[2]
-    return is_text_file and isinstance(source.name, str) and suffix_of(source.name) not in (".txt", ".po", ".tmx")
+    others = (".txt", ".tmx", *TRANSLATION_FILES)
+    return is_text_file and isinstance(source.name, str) and suffix_of(source.name) not in others
 
 
 def is_known(column: str | tuple[str, str]) -> bool:

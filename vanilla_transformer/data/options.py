@@ -9,7 +9,10 @@ from ..options import option
 
 SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --dataset_name
 FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file
-SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".po", ".tmx")  # of files with pairs
+CATALOGUES = (".po", ".pot", ".xliff", ".xlf", ".ts")  # formats that can be filled
+TRANSLATION_FILES = (*CATALOGUES, ".sdlxliff", ".mo", ".gmo", ".qph", ".tbx", ".catkeys")  # these, too, have pairs
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".tmx", *TRANSLATION_FILES)  # of files with pairs
+LANGUAGES = {".ts", ".mo"}  # of these, codes of languages: of two parallel files, one may be in Tsonga or Moldavian
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # may follow them
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
 
@@ -112,8 +115,8 @@ class DataOptions(DatasetOptions):
     train_file: list[str] | None = option(
         None,
         "training pairs from files, URLs such as hf://... or patterns such as 'data/*.jsonl': .json(l), .csv, "
-        ".tsv, .parquet, .po, .tmx, or .txt with source<TAB>target lines, also as .gz; or two parallel files, such as "
-        "train.en train.de, whose lines are pairs; more targets may follow: train.src train.ref0 train.ref1",
+        ".tsv, .parquet, .po, .xliff, .tmx, or .txt with source<TAB>target lines, also as .gz; or two parallel files, "
+        "such as train.en train.de, whose lines are pairs; more targets may follow: train.src train.ref0 train.ref1",
     )
     train_file_weights: list[float] | None = option(
         None, "how often an epoch reads each file: 2 0.5 reads the first twice and half of the second", ge=0, lt=1000
@@ -265,7 +268,7 @@ def group_parallel(names: list[str]) -> list[str | tuple[str, ...]]:
 
 def is_parallel(one: str, two: str) -> bool:
     suffixes = suffix_of(one), suffix_of(two)
-    if not all(suffixes) or suffixes[0] == suffixes[1] or set(suffixes) & set(SUFFIXES):
+    if not all(suffixes) or suffixes[0] == suffixes[1] or set(suffixes) & set(SUFFIXES) - LANGUAGES:
         return False
     stems = {name.lower().rpartition(suffix)[0] for name, suffix in zip((one, two), suffixes, strict=True)}
     return len(stems) == 1

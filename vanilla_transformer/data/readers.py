@@ -3,23 +3,23 @@
 import contextlib
 import csv
 import itertools
-import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
-import polib
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import DatasetBuilder
 from datasets.builder import Key
 from datasets.packaged_modules.csv.csv import Csv, CsvConfig
 
-from .options import suffix_of
+from . import catalogues
+from .catalogues import open_translations
+from .options import TRANSLATION_FILES, suffix_of
 
 ROWS = 10_000  # of a table
 # Options of pandas. Without the last, a carriage return inside of a line would end it, too.
@@ -58,7 +58,8 @@ class TextFiles(Csv):
 
     def __init__(self, *args, **kwargs):
         # A digest of the code, so that files are read again by code that reads them otherwise.
-        super().__init__(*args, hash=sha256(Path(__file__).read_bytes()).hexdigest(), **kwargs)
+        code = b"".join(Path(file).read_bytes() for file in (__file__, catalogues.__file__))
+        super().__init__(*args, hash=sha256(code).hexdigest(), **kwargs)
 
     def _split_generators(self, dl_manager):
         splits = super()._split_generators(dl_manager)
@@ -137,41 +138,11 @@ def read_parallel(*files: str) -> Iterator[tuple[str, ...]]:
         yield row
 
 
-def read_po(file: str) -> Iterator[pa.Table]:
-    """The translated messages of a gettext catalogue, but for fuzzy and obsolete ones.
-
-    Of a message with plural forms, its plural and the last form are a pair; its singular and the first form are one
-    if the language has more than one.
-    """
-    return tables(messages_of(open_po(file)), ["source", "target"])
-
-
-class Lines(str):
-    """A text whose lines end at line feeds only: polib would also split a str at U+2028 and the like."""
-
-    def splitlines(self) -> list[str]:
-        return self.split("\n")
-
-
-def open_po(file: str | os.PathLike) -> polib.POFile:
-    """A gettext catalogue in the encoding that it names."""
+def read_translations(file: str, suffix: str) -> Iterator[pa.Table]:
+    """The pairs of a file that translate-toolkit reads, see [`TranslationFile.pairs`]."""
     with open(file, "rb") as opened:
         content = opened.read()
-    charset = re.search(rb'(?m)^[^#\n]*"[^"\n]*charset=([\w.:-]+)', content)  # not in a comment
-    text = content.decode("utf-8" if charset is None or charset[1] == b"CHARSET" else charset[1].decode())
-    return polib.pofile(Lines(text.removeprefix("\ufeff")))
-
-
-def messages_of(catalogue: polib.POFile) -> Iterator[tuple[str, str]]:
-    """The pairs of [`read_po`]."""
-    for message in catalogue:
-        if not message.translated():
-            continue
-        forms = [message.msgstr_plural[number] for number in sorted(message.msgstr_plural)]
-        if len(forms) != 1:
-            yield message.msgid, forms[0] if forms else message.msgstr
-        if forms:
-            yield message.msgid_plural, forms[-1]
+    return tables(open_translations(content, suffix).pairs(), ["source", "target"])
 
 
 def read_tmx(file: str) -> Iterator[pa.Table]:
@@ -224,7 +195,7 @@ def may_have_columns(name: str | tuple[str, str], languages: set[str]) -> bool:
         with contextlib.suppress(OSError, ValueError):  # which are told when it is read
             header = list(pd.read_csv(name, nrows=0, **TABLES[suffix]).columns)
             return all(column_of(language, header) for language in languages)
-    return suffix not in (".txt", ".po")
+    return suffix not in (".txt", *TRANSLATION_FILES)
 
 
 def language_code(name: str) -> str:
@@ -235,4 +206,5 @@ def without_region(language: str) -> str:
     return language.partition("-")[0]
 
 
-READERS = {".csv": read_table, ".tsv": read_table, ".txt": read_lines, ".po": read_po, ".tmx": read_tmx}
+READERS = {".csv": read_table, ".tsv": read_table, ".txt": read_lines, ".tmx": read_tmx}
+READERS |= {suffix: partial(read_translations, suffix=suffix) for suffix in TRANSLATION_FILES}

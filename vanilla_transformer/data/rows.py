@@ -34,9 +34,10 @@ TEXTS = datasets.Features(dict.fromkeys(("source", "target"), datasets.Value("st
 
 OF_DATASETS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # formats that `datasets` reads itself
 REMEDIES = {
-    (".xliff", ".xlf"): "convert it, for example with `xliff2po` of the Translate Toolkit",
+    (".properties", ".resx", ".strings", ".ftl", ".arb", ".xml", ".yaml", ".yml"): (
+        "it has one language; make a .po file of two, for example with `prop2po` or `resx2po` of translate-toolkit"
+    ),
     (".xlsx", ".ods", ".xls"): "save it as .csv",
-    (".mo",): "take the .po file it was made of, or make one with `msgunfmt`",
     (".zip", ".tar", ".tgz", ".7z", ".rar"): "unpack it",
 }
 
@@ -129,7 +130,7 @@ def load_dataset(
         except (ValueError, FileNotFoundError) as error:
             if not re.search(r"the same data file format|No \(supported\) data files", str(error)):
                 raise
-            # One split is in .csv, another in .tsv; or all are in .po or .tmx.
+            # One split is in .csv, another in .tsv; or all are in .po, .tmx and the like.
             if not files:
                 place = f"hf://datasets/{name}@{options.dataset_revision or 'main'}"
             found = DataFilesDict.from_patterns(get_data_patterns(place), place, list(READERS))

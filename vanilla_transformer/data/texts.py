@@ -3,18 +3,26 @@
 import re
 import unicodedata
 from collections import Counter
+from functools import partial
 from itertools import groupby
 
 from ..sentences_vanilla_transformer import is_invisible
 
-# What a translation keeps as it is. `&` marks an accelerator key before a letter or digit, and begins an entity.
+# An argument of printf and its relatives, as %s, %1$-5d, %(price).2f, %.*s.
+ARGUMENT = (
+    r"(?:\(\w+\)|\d{1,3}\$)?[-+#0'I]{0,5}(?:\*|\d{0,5})(?:\.(?:\*|\d{0,5}))?(?:hh?|ll?|[Lqjzt])?[sdiouxXeEfFgGcCpn@]"
+)
+# What a translation keeps as it is. The first line is for speed.
 PLACEHOLDERS = re.compile(
+    r"(?=[h<&{$#%\a\b\v\f\x1b])(?:"
     r"https?://[^\s<>\"]*[\w/]"
-    r"|</?[A-Za-z][^<>]*>"  # tags
-    r"|&#?\w+;|&(?=\w)"
-    r"|\$?\{[\w.:!,#-]*\}"  # {name}, ${name}, {0:d}
-    r"|%\(\w+\)[a-zA-Z]|%(?:\d{1,3}\$)?(?:[-+0#]{0,5}\d{0,5}(?:\.\d{1,5})?(?:hh?|ll?|[zjt])?[sdiufgexXcpn]\b|@)"
-    r"|%\d{1,3}"  # %(name)s, %1$s, %@, %1
+    r"|</?\w[^<>]*>"  # tags
+    r"|&#?\w+;|&(?=\w)"  # entities, and the mark of an accelerator key
+    r"|\{\{[^{}]*\}\}|\{%[^{}]*%\}|\{\w+, ?\w+(?=,)"  # {{ name }}, {% if name %}, {count, plural, ...}
+    r"|[$#%]?\{[^{}\s]*\}|\$\(?[A-Za-z_]\w*\)?"  # {name}, {0:d}, ${name}, $name
+    rf"|(?<!\d)%{ARGUMENT}|%{ARGUMENT}\b"  # not in 100%ig
+    r"|%L?\d{1,3}|%\|[^|\s]{1,20}\|"  # %1, %|1$5|
+    r"|[\a\b\v\f\x1b])"
 )
 # Control characters, zero-width space, word joiner, byte order mark, soft hyphen: they carry no meaning. The joiners
 # U+200C and U+200D do in some scripts, and marks of direction where scripts are mixed.
@@ -42,14 +50,18 @@ def normal_form(text: str) -> str:
 
 def to_form(form: str, text: str) -> str:
     """`unicodedata.normalize`, which alone needs quadratic time to sort many combining marks in a row."""
-    return unicodedata.normalize(form, MARKS.sub(sort_marks, text) if len(text) >= MANY_MARKS else text)
+    if len(text) >= MANY_MARKS:
+        text = MARKS.sub(partial(sort_marks, form=form.replace("C", "D")), text)
+    return unicodedata.normalize(form, text)
 
 
-def sort_marks(found: re.Match) -> str:
+def sort_marks(found: re.Match, form: str) -> str:
     """The combining marks after each character in canonical order, which is that of their classes."""
     if len(found[0]) < MANY_MARKS:
         return found[0]
-    groups = groupby(found[0], lambda character: unicodedata.combining(character) > 0)
+    # Some characters that are no marks consist of marks alone.
+    parts = "".join(unicodedata.normalize(form, character) for character in found[0])
+    groups = groupby(parts, lambda character: unicodedata.combining(character) > 0)
     return "".join("".join(sorted(group, key=unicodedata.combining) if marks else group) for marks, group in groups)
 
 
