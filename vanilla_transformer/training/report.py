@@ -15,10 +15,11 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from matplotlib.figure import Figure  # without pyplot, which asks for a screen or changes what a notebook shows
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from .. import __version__
-from ..data.batches import PairLoader, StreamedBatches, padding_fraction
+from ..data.batches import PairLoader, padding_fraction
 from ..data.encoding import lengths_of
 from ..data.options import DataOptions
 from ..data.splits import Splits
@@ -104,7 +105,7 @@ DRY_RUN_SECONDS = 30
 
 def dry_run(
     take_step: Callable[[list[dict]], tuple[torch.Tensor, ...]],
-    batches: PairLoader | StreamedBatches,
+    batches: DataLoader,
     accumulation_steps: int,
     steps_left: int,
     recipe: dict,
