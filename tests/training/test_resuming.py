@@ -13,13 +13,11 @@ from vanilla_transformer.training.recipe import parse_arguments, resolved_recipe
 from vanilla_transformer.training.resume import compare_settings, find_checkpoint, run_settings
 
 
-def test_newest_or_named_checkpoint_is_resumed(tmp_path):
+def test_newest_or_named_checkpoint_is_resumed(tmp_path, capsys):
     put_checkpoints(tmp_path, 1, 2)
-    assert (
-        find_checkpoint(tmp_path, "newest")
-        == find_checkpoint(tmp_path, f"{tmp_path}/checkpoint-2")
-        == tmp_path / "checkpoint-2"
-    )
+    newest = tmp_path / "checkpoint-2"
+    assert find_checkpoint(tmp_path, "newest") == find_checkpoint(tmp_path, str(newest)) == newest
+    assert capsys.readouterr().out == f"resuming from {newest}\n"
     assert find_checkpoint(tmp_path / "other", f"{tmp_path}/checkpoint-1") == tmp_path / "checkpoint-1"
     assert find_checkpoint(tmp_path / "other", "newest") is None
 

@@ -2,14 +2,17 @@
 
 import errno
 import fcntl
+import json
 import os
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from helpers import put_checkpoints, state_with_bleu, training_options
+from helpers import assert_close, put_checkpoints, state_with_bleu, training_options
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.errors import UserError
+from vanilla_transformer.training import run_folder
 from vanilla_transformer.training.checkpoint import OPTIMIZER, STATE, list_checkpoints, step_of
 from vanilla_transformer.training.recipe import RECIPE_HEADER
 from vanilla_transformer.training.run_folder import LOCK, offering_resume, prepare_output_dir, prune_checkpoints
@@ -118,3 +121,22 @@ def test_run_that_waited_for_the_lock_checks_again(tmp_path):
 def test_an_empty_directory_is_used(tmp_path):
     prepare(tmp_path)
     assert (tmp_path / "recipe.yaml").exists()
+
+
+def test_a_finished_run_leaves_its_model_results_and_pictures(
+    make_model, text_tokenizer, tmp_path, monkeypatch, capsys
+):
+    """The attention is that of the shortest example; a picture of an earlier end of the run goes."""
+    drawn, written, model = [], [], make_model()
+    monkeypatch.setattr(run_folder, "attention_maps", lambda model, tokenizer, *texts: texts)
+    monkeypatch.setattr(run_folder, "draw_attention", lambda maps, path: drawn.append((*maps, path.name)))
+    monkeypatch.setattr(run_folder, "write_model_card", written.append)
+    (tmp_path / "attention.png").touch()
+    examples = [{"source": "a long one", "translation": "lang"}, {"source": "é", "translation": "kurz"}]
+    run_folder.save_model(tmp_path, model, text_tokenizer, {"examples": examples}, [], 0.5)
+    assert drawn == [("é", "kurz", "attention.png")] and not (tmp_path / "attention.png").exists()
+    assert json.loads((tmp_path / "all_results.json").read_text(encoding="utf-8")) == {"examples": examples}
+    assert_close(AutoModelForSeq2SeqLM.from_pretrained(tmp_path).state_dict(), model.state_dict(), 0)
+    assert AutoTokenizer.from_pretrained(tmp_path)("a dog") == text_tokenizer("a dog")
+    assert (tmp_path / "training_curves.png").exists() and written == [tmp_path]
+    assert f"The model is in {tmp_path}." in capsys.readouterr().out
