@@ -348,7 +348,9 @@ def limit_files(size: int):
 @pytest.mark.slow
 def test_model_that_cannot_be_written_is_written_when_resumed(pairs, fork, tmp_path):
     argv = options(pairs, tmp_path / "model", EIGHT)
-    full = fork(argv, partial(fault_at, "train", "save_model", 1, limit_files, 10_000))
+    full = fork(
+        argv, partial(fault_at, "vanilla_transformer.training.run_folder", "save_model", 1, limit_files, 10_000)
+    )
     assert full.wait() == 2 and "--resume_from_checkpoint" in one_sentence(full.printed())
     train(argv)
     train([*argv, "--output_dir", str(tmp_path / "whole")])
