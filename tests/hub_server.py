@@ -59,8 +59,7 @@ class LoopbackHub:
         self.repos: dict[str, Repo] = {}  # by id; `datasets/` and `spaces/` come first
         self.uploads: dict[str, bytes] = {}  # LFS objects
         self.requests: list[str] = []
-        # Part of "METHOD /path" -> the status to answer with, or statuses to answer with in turn (the last one stays).
-        self.refuse: dict[str, int | list[int]] = {}
+        self.refuse: dict[str, int] = {}  # part of "METHOD /path" -> the status to answer with
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
@@ -75,12 +74,6 @@ class LoopbackHub:
     def create(self, repo_id: str, private: bool = False, files: dict[str, bytes] | None = None, gated: bool = False):
         commit = Commit(sha1(repo_id.encode()), "initial commit", {".gitattributes": b"", **(files or {})})
         self.repos[repo_id] = Repo(private, {"main": [commit]}, gated)
-
-    def refusal(self, request: str) -> int:
-        for part, status in self.refuse.items():
-            if part in request:
-                return status if isinstance(status, int) else status.pop(0) if len(status) > 1 else status[0]
-        return 200
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -107,9 +100,10 @@ class Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {self.path}"
         if request != "GET /api/agent-harnesses":  # which the client fetches once a day
             self.hub.requests.append(request)
-        self.body, status = self.rfile.read(int(self.headers.get("Content-Length", 0))), self.hub.refusal(request)
-        if status != 200:
-            return self.answer(status, {"error": "refused"}, Retry_After="0")
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        for part, status in self.hub.refuse.items():
+            if part in request:
+                return self.answer(status, {"error": "refused"}, Retry_After="0")
         if path.startswith("/lfs/"):  # on the real Hub a signed URL, which needs no token
             self.hub.uploads[path.removeprefix("/lfs/")] = self.body
             return self.answer(200)
@@ -191,11 +185,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {"files": modes})
 
     def lfs_batch(self):
-        there = {hashlib.sha256(content).hexdigest() for content in self.repo.at("main").files.values()}
         objects = json.loads(self.body)["objects"]
         for asked in objects:
-            if asked["oid"] not in there:
-                asked["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{asked['oid']}"}}
+            asked["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{asked['oid']}"}}
         self.answer(200, {"transfer": "basic", "objects": objects})
 
     def commit(self):

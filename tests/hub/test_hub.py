@@ -165,7 +165,7 @@ def test_run_pushes_the_native_form_to_a_private_repository(hub, pushed, tmp_pat
 
 
 def test_token_revoked_in_training_loses_nothing(hub, tmp_path, monkeypatch):
-    monkeypatch.setitem(hub.refuse, "GET /api/whoami-v2", [200, 401])
+    monkeypatch.setitem(hub.refuse, "POST /api/repos/create", 401)
     folder = tmp_path / "model"
     argv = ["--dataset_config_name", "flat", "--streaming", "--push_to_hub", "--hub_model_id", "me/later"]
     done = train(hub.url, folder, "me/several", *SIZES, *argv)

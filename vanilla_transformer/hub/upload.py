@@ -29,8 +29,7 @@ PACKAGE = Path(__file__).parents[1]
 # What is published, file by file. Whatever else is in the directory stays on disk.
 RUN_FILES = ["README.md", "LICENSE", "recipe.yaml", "all_results.json", "training_curves.png", "attention.png"]
 WEIGHTS_AND_CONFIGS = ["model.safetensors", "config.json", "generation_config.json"]
-CODE_FILES = ["configuration", "decoding", "loss", "modeling", "sentences", "translation"]
-CODE_FILES = [f"{name}_vanilla_transformer.py" for name in CODE_FILES]
+CODE_FILES = sorted(path.name for path in PACKAGE.glob("*_vanilla_transformer.py"))
 # Of every tokenizer; its class names the files of the vocabulary.
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
 TOKENIZER_FILES += ["chat_template.jinja"]
