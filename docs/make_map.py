@@ -10,7 +10,7 @@ from textwrap import shorten
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
-START, END = "<!-- written by docs/make_map.py -->\n```\n", "```\n<!-- end -->\n"
+START, END = "<!-- written by docs/make_map.py -->\n\n```\n", "```\n\n<!-- end -->\n"
 
 
 def lines(folder: Path, indent: str = "") -> Iterator[str]:
