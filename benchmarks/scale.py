@@ -26,7 +26,7 @@ from contest import PROCESSES
 from pyarrow.parquet import write_table
 
 from vanilla_transformer.commands.options import positive
-from vanilla_transformer.data.batches import LANES, lengths_of, padding_fraction, plan_batches, training_batches
+from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
 from vanilla_transformer.data.encoding import fingerprint, iter_texts, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.splits import load_pairs
@@ -258,16 +258,15 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
         return training_batches(dataset, *given, stream_state=state)
 
     def read_epoch(processes: int) -> int:
-        """Reads until all lanes of the first process are in their second epoch; returns its pairs of the first."""
+        """Reads the first epoch of the first process; returns the number of its pairs."""
         batches, count = open_at(processes=processes), 0
         for number, batch in enumerate(batches):
-            epochs = {state["lane"]: state["epoch"] for state in batches.state}
-            if all(epochs.values()) and len(epochs) == LANES // processes:
+            if batches.state[0]["epoch"]:
                 return count
             if processes == 1 and marks and count >= marks[0] * pairs:
                 state = json.loads(json.dumps(batches.state))
                 places.append((f"stream, resume at {marks.pop(0):.0%}", number, state, batch))
-            count += len(batch["labels"]) * (epochs[number * processes % LANES] == 0)
+            count += len(batch["labels"])
 
     reporter.phase(FIRST, lambda: next(iter(open_at())))
     reporter.note(streamed=reporter.phase(EPOCH_OF_STREAM, lambda: read_epoch(1), pairs))

@@ -38,6 +38,7 @@ TESTS = {
     "loss_vanilla_transformer.py": "model/test_modeling.py training/test_optimization.py",
     "decoding_vanilla_transformer.py": "model/test_decoding.py",
     "data/batches.py": "data/test_batches.py",
+    "data/stream.py": "data/test_stream.py",
     "data/tokenizer.py": "data/test_tokenizer.py",
     "training/model.py": "training/test_model.py",
     "training/dropout.py": "training/test_dropout.py",
@@ -87,7 +88,7 @@ def nodes(node: ast.AST, line: int = 0) -> Iterator[tuple[ast.AST, int]]:
 
 
 def is_constant(node: ast.AST) -> bool:
-    """Whether a statement gives values to names in capitals, as `LANES = 8`."""
+    """Whether a statement gives values to names in capitals, as `EPOCHS = 8`."""
     names = (
         [name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)]
         if isinstance(node, ast.Assign)

@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import subprocess
 import time
-from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import concatenate_datasets
-from helpers import data_options, text_dataset
+from helpers import text_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
-from vanilla_transformer.data import batches
+from vanilla_transformer.data import batches, stream
 from vanilla_transformer.data.batches import (
     SOFT_TARGETS,
     PairCollator,
@@ -34,9 +33,7 @@ from vanilla_transformer.data.batches import (
 )
 from vanilla_transformer.data.encoding import PAIR_FEATURES, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
-from vanilla_transformer.errors import UserError
 from vanilla_transformer.training.distillation import FEATURES
 
 FORK = "ignore:.*multi-threaded, use of fork"  # since Python 3.12; here a worker only reads, or waits
@@ -152,16 +149,23 @@ def take(loader, count: int) -> list[list[tuple]]:
 
 
 PAIRS = [(f"a dog {'x ' * (i % 7)}{i}", f"ein Hund {'y ' * (i % 5)}{i}") for i in range(1150)]
+TOKENIZER_TEXTS = [f"a dog {i} ein Hund für {i}" for i in range(40)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer([f"a dog {i} ein Hund für {i}" for i in range(40)], 280)
+    return train_tokenizer(TOKENIZER_TEXTS, 280)
 
 
 @pytest.fixture(scope="module")
 def tokenized(tokenizer):
     return tokenize_pairs(text_dataset(PAIRS[:50]), tokenizer, 99, 99)[0]
+
+
+def small_pools(first: int, last: int, monkeypatch):
+    """Sets the sizes of pools."""
+    for name, size in {"FIRST_POOL": first, "LAST_POOL": last, "TABLE": 2, "SHARDS": 1}.items():
+        monkeypatch.setattr(stream, name, size)
 
 
 @pytest.fixture(params=["map-style", "streamed", "streamed in small pools"])
@@ -186,19 +190,24 @@ def test_epochs(tokenized, tokenizer):
     assert epochs[0] != epochs[1]
 
 
-def test_training_batches(source, tokenizer):
-    """Within the budget; the same from any number and for any number of processes."""
-    stream = take(load(source, tokenizer), 60)
-    assert all(len(batch) * max(len(side) for pair in batch for side in pair) <= 60 for batch in stream)
-    assert take(load(source, tokenizer, seed=2), 60) != stream
+def take_in_turn(source, tokenizer, num_processes: int, count: int) -> list[list[tuple]]:
+    """The token ids of the first batches of a run."""
+    shares = [take(load(source, tokenizer, 0, i, num_processes), count // num_processes) for i in range(num_processes)]
+    return [batch for turn in zip(*shares, strict=True) for batch in turn]
 
-    for start in [1, 15, 16, 17, 18]:
-        assert take(load(source, tokenizer, start), 9) == stream[start : start + 9]
-    for num_processes in [2, 3, 4, 8, 16]:
-        share = (source, tokenizer, num_processes)
-        dealt = [take(load(*share, i, num_processes), 2) for i in range(num_processes)]
-        found = [batch for turn in zip(*dealt, strict=True) for batch in turn]
-        assert found == stream[num_processes : 3 * num_processes]
+
+def test_training_batches(source, tokenizer):
+    """Within the budget; the same from any number and, but for streams, for any number of processes."""
+    alone = take_in_turn(source, tokenizer, 1, 60)
+    assert all(len(batch) * max(len(side) for pair in batch for side in pair) <= 60 for batch in alone)
+    assert take(load(source, tokenizer, seed=2), 60) != alone
+    for num_processes in [1, 2, 3, 8]:
+        expected = take_in_turn(source, tokenizer, num_processes, 48)
+        assert (expected == alone[:48]) == (num_processes == 1 or isinstance(source, datasets.Dataset))
+        for start, i in itertools.product([1, 15, 16, 17], range(num_processes)):
+            first = start + (i - start) % num_processes
+            share = load(source, tokenizer, start, i, num_processes)
+            assert take(share, 2) == expected[first::num_processes][:2]
 
 
 def row_by_row(pairs: list[dict], tokenizer) -> dict[str, torch.Tensor]:
@@ -305,7 +314,7 @@ def test_resume_in_a_late_epoch_plans_that_epoch_alone(num_processes, tokenized,
 
 def test_pairs_of_a_batch_are_found_again(source, tokenizer):
     """For a message about them, by the process that had them; also from an earlier pool or epoch."""
-    expected = take(load(source, tokenizer), 60)
+    expected = take_in_turn(source, tokenizer, 2, 60)
     loaders = [load(source, tokenizer, 4, i, 2) for i in range(2)]
     for loader in loaders:
         take(loader, 28)
@@ -363,259 +372,6 @@ def test_worker_ends_with_its_work():
     status = worker.exitcode
     worker.terminate()
     assert status == 0
-
-
-# ------------------------------------------------------------------------------------------------------------- streams
-
-# Some pairs are empty and some too long, so the stream yields fewer pairs than it reads.
-RAGGED = [("" if i % 11 == 3 else s, "y " * 60 if i % 13 == 5 else t) for i, (s, t) in enumerate(PAIRS)]
-FEW = RAGGED[:260]
-
-
-@pytest.fixture
-def write_stream(tokenizer, tmp_path):
-    """write_stream(pairs, number of files, suffix) -> open(**options) of a stream of new files of unequal lengths."""
-
-    def write(pairs=FEW, count: int = 1, suffix: str = "jsonl", row_group: int = 1000):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        cuts = [0, *(len(pairs) * (i + 1) ** 2 // (count + 1) ** 2 for i in range(count - 1)), len(pairs)]
-        parts = {f"train-{i:05d}": pairs[a:b] for i, (a, b) in enumerate(itertools.pairwise(cuts))}
-        for name, part in (parts | {"validation": pairs[:1]}).items():
-            rows = text_dataset(part)
-            if suffix == "parquet":
-                rows.to_parquet(folder / f"{name}.parquet", batch_size=row_group)
-            else:
-                rows.to_json(folder / f"{name}.jsonl")
-
-        def open_stream(**options):
-            return load_pairs(data_options(dataset_name=folder, streaming=True, **options))["train"]
-
-        return open_stream
-
-    return write
-
-
-def small_pools(first: int, last: int, monkeypatch):
-    """Sets the sizes of pools."""
-    sizes = {"FIRST_POOL": first, "LAST_POOL": last, "TABLE_SIZE": 2, "FILES_PER_LANE": 1}
-    for name, size in sizes.items():
-        monkeypatch.setattr(batches, name, size)
-
-
-LIMITS = {"max_source_length": 40, "max_target_length": 40, "max_tokens": 200}
-
-
-@pytest.fixture
-def load_stream(tokenizer, monkeypatch):
-    """load_stream(stream, start, process, processes, **options): its batches, of a few pairs, in small pools."""
-    small_pools(4, 10, monkeypatch)
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after each read of a parquet file
-    return lambda stream, *share, **options: load(stream, tokenizer, *share, **LIMITS | options)
-
-
-def copied(state):
-    """As a checkpoint holds it."""
-    return json.loads(json.dumps(state))
-
-
-def take_with_states(loader, epochs: int, start: int = 0) -> tuple[list, list, list]:
-    """The batches from `start` until each lane has read so many epochs, the epoch of each, and the states before."""
-    found, epochs_found, states = [], [], [copied(loader.state)]
-    for number, batch in enumerate(loader, start):
-        state = next(state for state in loader.state if state["lane"] == number % batches.LANES)
-        found.append(as_pairs(batch))
-        epochs_found.append(state["epoch"])
-        states.append(copied(loader.state))
-        if len(states[-1]) == batches.LANES and min(state["epoch"] for state in states[-1]) == epochs:
-            return found, epochs_found, states
-    raise AssertionError
-
-
-def test_every_pair_is_read_as_often_whatever_the_sizes_of_the_files(write_stream, load_stream, monkeypatch):
-    loader = load_stream(write_stream(RAGGED, 11)())  # the last file has a sixth of the pairs, the first a hundredth
-    monkeypatch.setattr(batches, "FILES_PER_LANE", 8)
-    found, _, _ = take_with_states(loader, 3)
-    counts = Counter(pair for batch in found for pair in batch)
-    assert max(counts.values()) - min(counts.values()) <= 2
-
-
-def test_the_first_pairs_of_a_stream_may_come_from_several_files(write_stream, load_stream, tokenizer):
-    limits = {"max_train_samples": 90}
-    stream = write_stream(FEW, 11)(**limits)
-    pairs = tokenize_pairs(datasets.Dataset.from_list(list(stream)), tokenizer, 40, 40)[0]
-    found, epochs, _ = take_with_states(load_stream(stream, **limits), 1)
-    read = itertools.chain(*(batch for batch, epoch in zip(found, epochs, strict=True) if epoch == 0))
-    assert Counter(read) == Counter((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs)
-
-
-def test_row_groups_of_few_files_are_read_once(write_stream, load_stream, monkeypatch):
-    loader = load_stream(write_stream(FEW, 3, "parquet", row_group=8)())
-    assert loader.dataset.files > 32  # FEW has 260 pairs
-    dealt = []
-    shard = datasets.IterableDataset.shard
-    monkeypatch.setattr(datasets.IterableDataset, "shard", lambda s, n, i: dealt.append((n, i)) or shard(s, n, i))
-    take_with_states(loader, 1)
-    assert {files for files, _ in dealt} == {loader.dataset.files}
-    assert max(Counter(dealt).values()) <= 2  # some lanes have begun their next epoch
-
-
-KINDS = {
-    "one file": (RAGGED, 1, "jsonl", {}),  # of more than the 1,000 rows that datasets maps at once
-    "three files": (FEW, 3, "jsonl", {}),
-    "parquet": (FEW, 3, "parquet", {}),
-    "parquet with many row groups": (FEW, 3, "parquet", 8, {}),
-    "a file for each lane": (FEW, 11, "jsonl", {}),
-    "some of them": (FEW, 11, "jsonl", {"max_train_samples": 230}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_stream_resumes_from_any_batch(kind, write_stream, load_stream, tokenizer):
-    *files, limits = KINDS[kind]
-    open_stream = write_stream(*files)
-    stream = open_stream(**limits)
-    found, epochs, states = take_with_states(load_stream(stream, **limits), 3)
-    pairs = tokenize_pairs(datasets.Dataset.from_list(list(stream)), tokenizer, 40, 40)[0]
-    everything = Counter((tuple(pair["input_ids"]), tuple(pair["labels"])) for pair in pairs)
-    assert len(pairs) > 180
-    for epoch in range(3):
-        read = [batch for batch, number in zip(found, epochs, strict=True) if number == epoch]
-        assert Counter(itertools.chain(*read)) == everything
-    for number in range(0, len(found) - 3, len(found) // 24):
-        resumed = load_stream(open_stream(**limits), number, stream_state=states[number], **limits)
-        assert take(resumed, 3) == found[number : number + 3]
-    # To the end, and from a state that a resumed run saved.
-    number, later = len(found) // 3, len(found) // 2
-    resumed = load_stream(stream, number, stream_state=states[number], **limits)
-    assert min(state["batch"] for state in resumed.state) > 0  # earlier pools are not read again
-    again, _, saved = take_with_states(resumed, 3, number)
-    assert again == found[number:]
-    resumed = load_stream(stream, later, stream_state=saved[later - number], **limits)
-    assert take(resumed, 9) == found[later : later + 9]
-
-
-ODD = [pytest.param(*case, marks=pytest.mark.slow) for case in [(2, 3), (3, 2), (16, 8)]]
-
-
-@pytest.mark.parametrize("before, after", [(4, 1), (1, 4), *ODD])
-def test_stream_is_resumed_by_another_number_of_processes(before, after, write_stream, load_stream):
-    stream, start = write_stream(count=3)(), 96
-    expected = take(load_stream(stream), start + 48)
-    stopped = [load_stream(stream, 0, i, before) for i in range(before)]
-    for loader in stopped:
-        take(loader, start // before)
-    state = copied([state for loader in stopped for state in loader.state])
-    assert max(state["epoch"] for state in state) > 1
-    loaders = [load_stream(stream, start, i, after, stream_state=state) for i in range(after)]
-    dealt = [take(loader, 48 // after) for loader in loaders]
-    assert [batch for turn in zip(*dealt, strict=True) for batch in turn] == expected[start:]
-
-
-@pytest.mark.parametrize("files", [1, 9])
-def test_processes_share_the_reading_of_a_stream(files, load_stream, monkeypatch):
-    """Together they open no file and tokenize no row that a single process would not; each does its part."""
-    opened, rows, encode = [], [], batches.encode_pairs
-
-    def read(files):
-        for file in files:
-            opened.append(file)
-            yield from ({"source": f"a dog {file} {i}", "target": "ein Hund"} for i in range(180 // len(numbers)))
-
-    def note(batch: dict, **options) -> dict:
-        rows.extend(batch["source"])
-        return encode(batch, **options)
-
-    def work(process: int, num_processes: int) -> tuple[Counter, Counter]:
-        opened.clear()
-        rows.clear()
-        take(load_stream(stream, 0, process, num_processes), 48 // num_processes)
-        return Counter(opened), Counter(rows)
-
-    numbers = list(range(files))
-    stream = datasets.IterableDataset.from_generator(read, gen_kwargs={"files": numbers})
-    monkeypatch.setattr(batches, "encode_pairs", note)
-    alone = work(0, 1)
-    for num_processes in (2, 4, 8):
-        shares = [work(i, num_processes) for i in range(num_processes)]
-        for one, parts in zip(alone, zip(*shares, strict=True), strict=True):
-            assert sum(parts, Counter()) == one
-        assert max(sum(read.values()) for _, read in shares) < 1.5 * sum(alone[1].values()) / num_processes
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create", FORK)
-def test_workers_read_a_stream_ahead(write_stream, load_stream):
-    stream = write_stream(count=3)()
-    expected = take(load_stream(stream), 48)
-    for workers in (1, 3):
-        loader = load_stream(stream, 0, 1, 2, dataloader_num_workers=workers)
-        assert take(loader, 12) == expected[1:24:2]
-        resumed = load_stream(stream, 24, stream_state=copied(loader.state), dataloader_num_workers=workers)
-        assert take(resumed, 12) == expected[24:36]
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_stream_of_another_number_of_files_is_refused(count, write_stream, load_stream):
-    loader = load_stream(write_stream(count=3)())
-    take(loader, 1)
-    with pytest.raises(UserError, match=f"^The stream has {count} files, but had 3 when the checkpoint was saved"):
-        load_stream(write_stream(count=count)(), stream_state=loader.state)
-
-
-def test_state_of_an_earlier_version_is_refused(write_stream, load_stream):
-    with pytest.raises(UserError, match="^The checkpoint is of an earlier version, which read streams in another"):
-        load_stream(write_stream()(), stream_state={"epoch": 0, "pool": 3, "batch": 120, "files": 1})
-
-
-def test_files_of_a_stream_are_read_in_another_order_by_each_seed_and_epoch(write_stream, load_stream):
-    """By other lanes in each epoch."""
-    usable = [pair for pair in FEW if pair[0] and len(pair[1]) < 90]
-    stream = write_stream(usable, 11)()
-    files = {source: file for file in range(11) for source in next(iter(stream.shard(11, file).batch(999)))["source"]}
-    orders = {}
-    for seed in (1, 2):
-        lanes = load_stream(stream, seed=seed).dataset
-        for lane in range(batches.LANES):
-            for state, pool, _ in itertools.takewhile(lambda pool: pool[0]["epoch"] < 8, lanes.pools(lane)):
-                orders.setdefault((seed, state["epoch"]), {}).setdefault(lane, []).extend(pool)
-    for found in orders.values():
-        read = {lane: [files[pair["source"]] for pair in pairs] for lane, pairs in found.items()}
-        order = [file for lane in sorted(read) for file, _ in itertools.groupby(read[lane])]
-        assert sorted(order) == list(range(11))  # each at once, by one lane
-        found["order"] = order
-    assert len({tuple(found["order"]) for found in orders.values()}) == 16
-    first = [{files[pair["source"]] for pair in orders[1, epoch][0]} for epoch in range(8)]
-    assert set.union(*first) == set(range(11))
-
-
-def test_pools_of_a_stream_double_up_to_the_last_size(tokenizer, write_stream, monkeypatch):
-    small_pools(16, 50, monkeypatch)
-    monkeypatch.setattr(batches, "TABLE_SIZE", 1)
-    pairs = [pair for pair in PAIRS if pair[0] and len(pair[1]) < 90]
-    lanes = load(write_stream(pairs)(), tokenizer).dataset
-    sizes = {}
-    for state, pool, _ in itertools.takewhile(lambda pool: pool[0]["epoch"] < 6, lanes.pools(0)):
-        sizes.setdefault(state["epoch"], []).append(len(pool))
-    assert all(8 <= first <= 16 for first, *_ in sizes.values()) and len({first for first, *_ in sizes.values()}) > 2
-    for first, *others in sizes.values():
-        assert others[:-1] == [min(first << number, 50) for number in range(1, len(others))]
-
-
-def test_lanes_without_a_usable_pair_in_an_epoch_read_on(load_stream):
-    """A stream of a single pair gives each lane that pair in one epoch of eight."""
-    stream = text_dataset([("a dog", "ein Hund")]).to_iterable_dataset()
-    loader = load_stream(stream)
-    assert len(set(map(str, take(loader, 32)))) == 1
-    assert {state["epoch"] for state in loader.state} == set(range(24, 32))
-
-
-@pytest.mark.filterwarnings(FORK)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_stream_without_usable_pairs_is_refused(workers, tokenizer):
-    stream = text_dataset([(None, "b")]).to_iterable_dataset()
-    with pytest.raises(UserError, match="The stream has no usable pair"):
-        next(iter(load(stream, tokenizer, dataloader_num_workers=workers)))
 
 
 # --------------------------------------------------------------------------------------------------------- BPE-dropout

@@ -30,7 +30,7 @@ from runs import (
 )
 from safetensors.torch import load_file
 
-from vanilla_transformer.data import batches
+from vanilla_transformer.data import stream
 
 # --------------------------------------------------------------------------------------------------------- bit for bit
 
@@ -54,9 +54,9 @@ LAST = 9  # steps that are interrupted; where the run stops early, by chance, di
 
 @pytest.fixture(params=["map-style", pytest.param("streaming", marks=pytest.mark.slow)])
 def kind(request, monkeypatch) -> str:
-    """Map-style or streamed data; each lane of a stream of a hundred pairs is read in several pools."""
-    monkeypatch.setattr(batches, "FIRST_POOL", 4)
-    monkeypatch.setattr(batches, "TABLE_SIZE", 2)
+    """Map-style or streamed data; a stream of a hundred pairs is read in several pools."""
+    monkeypatch.setattr(stream, "FIRST_POOL", 4)
+    monkeypatch.setattr(stream, "TABLE", 2)
     return KINDS[request.param]
 
 
@@ -182,7 +182,7 @@ CHANGED = {  # kind of data, options, part of the message
     "pairs": ("", "", PAIRS),
     "map-style to streaming": ("", "--streaming", PAIRS),
     "streaming to map-style": (" --streaming", "--streaming false", PAIRS),
-    "files of a stream": (" --streaming", "", "The stream has 2 files, but had 1"),
+    "files of a stream": (" --streaming", "", "The stream has 2 files or row groups, but had 1"),
 }
 
 

@@ -3,7 +3,7 @@
 All batches of a run, over all epochs and processes, are numbered 0, 1, 2, ...
 Which pairs batch n holds is a pure function of (seed, n); no random state is carried from batch to batch.
 Of P processes, process i trains on the batches with n % P == i, so any number of processes sees the same batches.
-Resuming a run means starting at a number; for a stream, saved positions avoid reading it from the beginning.
+Resuming a run means starting at a number. Streams (stream.py) depend on the number of processes, too.
 A batch holds pairs of similar length: at most `max_tokens` tokens per side, padding included.
 """
 
@@ -13,36 +13,25 @@ import os
 import signal
 import threading
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
-import pyarrow as pa
 import torch
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
-from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data import IterableDataset as TorchIterableDataset
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
-from .encoding import are_filled, encode_pairs, lengths_of
+from .encoding import encode_pairs, lengths_of
 from .options import DataOptions
-from .rows import reading_data
+from .stream import Pools, StreamedBatches
 from .tokenizer import with_bpe_dropout
 
 # Columns of pairs that teachers have read (training/distillation.py): k tokens per position, and their probabilities.
 SOFT_TARGETS = ("teacher_tokens", "teacher_probabilities")
 POOL_SIZE = 2**16  # shuffled pairs that are sorted by length together
-LANES = 8  # into which a stream is divided: the most processes that can share its reading
-FILES_PER_LANE = 8  # at least, for lanes to read whole files: of so many, all lanes have about as many rows
-# In rows. A lane yields no batch of a pool before it has read it: the first pool is small, for a batch to come soon,
-# and each next one twice as large.
-FIRST_POOL, LAST_POOL = 2**8, 2**13
-TABLE_SIZE = 2**5  # rows of a lane that are read together; a pool has whole tables
-READ_AHEAD = 16  # batches that each worker reads ahead, to bridge the reading of a pool
 
 # ------------------------------------------------------------------------------------------------------------ planning
 
@@ -242,183 +231,6 @@ class PairLoader(DataLoader):
         return [self.all_pairs[index] for batch in itertools.islice(sampler, own) for index in batch]
 
 
-@dataclass
-class Lanes(TorchIterableDataset):
-    """The padded batches `first`, `first + step`, `first + 2 step`, ... of a stream, each with its state.
-
-    The stream is dealt to [`LANES`] lanes, whatever the number of processes: batch n comes from lane n % LANES. Only
-    the lanes of those batches are read. A lane reads its rows in pools, one after another, and begins its next epoch
-    as soon as it has read its part of this one. In each epoch, all lanes together read every row once.
-
-    The parts of an epoch are sets of files (of row groups where few parquet files have many), if there are
-    [`FILES_PER_LANE`] for each lane; otherwise part p has the rows p, p + LANES, ... of each file, so that lanes end
-    their epochs together whatever the sizes of the files. A lane has another part in each epoch. `is_whole` tells that
-    the stream has no files to divide, as after `take`.
-
-    The state of a batch, a JSON-serializable dictionary, is the position of its pool in its lane. Given the states of
-    some lanes, reading begins there; batches before `first` are discarded. Other lanes are read from the beginning.
-    """
-
-    stream: IterableDataset  # of texts
-    encode: Callable[[dict], dict]  # the columns of filled texts -> those of PAIR_FEATURES, without too long pairs
-    collate: Callable[[list[dict]], dict]
-    max_tokens: int
-    seed: int
-    first: int
-    step: int
-    is_whole: bool = False
-    states: list[dict] = field(default_factory=list)
-
-    @property
-    def files(self) -> int:
-        return 1 if self.is_whole else self.stream.num_shards
-
-    def __iter__(self) -> Iterator[tuple[dict | UserError, dict | None]]:
-        worker = get_worker_info()  # a process deals its batches to its workers
-        first = self.first + (worker.id * self.step if worker else 0)
-        step = self.step * (worker.num_workers if worker else 1)
-        lanes = {lane: self.read_lane(lane, first, step) for lane in lanes_of(first, step)}
-        for number in itertools.count(first, step):
-            try:
-                item = next(lanes[number % LANES])
-            except UserError as error:  # the DataLoader would add the worker's traceback to its message
-                yield error, None
-                return
-            yield item
-
-    def read_lane(self, lane: int, first: int, step: int) -> Iterator[tuple[dict, dict]]:
-        """The batches of a lane that are among `first`, `first + step`, ..., each with its state."""
-        for state, pool, plan in self.pools(lane):
-            for number, batch in enumerate(plan, start=state["batch"]):
-                number = lane + number * LANES
-                if number >= first and (number - first) % step == 0:
-                    yield self.collate([pool[i] for i in batch]), state
-
-    def pools(self, lane: int) -> Iterator[tuple[dict, list[dict], list[np.ndarray]]]:
-        """The pools of a lane, endlessly: their states, pairs and batches."""
-        start = {"lane": lane, "epoch": 0, "pool": 0, "batch": 0, "place": None, "files": self.files}
-        state = next((state for state in self.states if state["lane"] == lane), start)
-        empty = 0  # epochs in a row
-        while empty < LANES:  # after so many, the lane has read all parts
-            before, tables = state["batch"], self.tables(state)
-            while read := self.read_pool(tables, state):
-                pool = self.usable_pairs([table for table, _, _ in read])
-                lengths = [np.array([pair[side] for pair in pool]) for side in ("source_length", "target_length")]
-                part = state["pool"] * LANES + lane
-                plan = plan_batches(*lengths, self.max_tokens, self.seed, state["epoch"], part)
-                yield state, pool, plan
-                _, place, stream = read[-1]
-                state = state | {"pool": state["pool"] + 1, "batch": state["batch"] + len(plan)}
-                state |= {"place": place | {"stream": stream.state_dict()}}
-            empty = 0 if state["batch"] > before else empty + 1
-            state = state | {"epoch": state["epoch"] + 1, "pool": 0, "place": None}
-        raise UserError("The stream has no usable pair: all are empty, or longer than the limits.")
-
-    def tables(self, state: dict) -> Iterator[tuple[pa.Table, dict, IterableDataset]]:
-        """The rows of a lane's part of an epoch from the place in its state, in small tables.
-
-        Each comes with the place after it, a file and a row of it, and with the stream, whose `state_dict` is that
-        place as long as the next table is not taken.
-        """
-        part = (state["lane"] + state["epoch"]) % LANES
-        by_file = self.files >= LANES * FILES_PER_LANE
-        dealt = np.random.default_rng(self.seed).permutation(self.files)
-        if by_file:
-            dealt = dealt[part::LANES]
-        files = np.random.default_rng([self.seed, state["epoch"]]).permutation(dealt).tolist()
-        place = state["place"] or {"file": 0, "row": 0, "stream": None}
-        for number in range(place["file"], len(files)):
-            stream, row = self.stream if self.is_whole else self.stream.shard(self.files, files[number]), 0
-            stream = stream.with_format("arrow")
-            if number == place["file"] and place["stream"] is not None:
-                stream.load_state_dict(place["stream"])
-                row = place["row"]
-            for table in stream.iter(TABLE_SIZE if by_file else TABLE_SIZE * LANES):
-                own = table if by_file else table.take(np.arange((part - row) % LANES, len(table), LANES))
-                row += len(table)
-                yield own, {"file": number, "row": row}, stream
-
-    def read_pool(self, tables: Iterator[tuple], state: dict) -> list[tuple[pa.Table, dict, IterableDataset]]:
-        """Reads the next pool. The size of the first varies, so that different pairs are pooled in each epoch."""
-        generator = np.random.default_rng([self.seed, state["epoch"], state["lane"]])
-        first = generator.integers(FIRST_POOL // 2, FIRST_POOL + 1)
-        size = min(int(first) << min(state["pool"], 16), LAST_POOL)
-        row = state["place"]["row"] if state["place"] else 0
-        with reading_data(f"The stream, after row {row:,} of a file in epoch {state['epoch']},"):
-            return list(itertools.islice(tables, size // TABLE_SIZE))
-
-    def usable_pairs(self, tables: list[pa.Table]) -> list[dict]:
-        """The tokenized pairs of the rows that are neither empty nor too long."""
-        texts = {
-            side: list(itertools.chain(*(table[side].to_pylist() for table in tables)))
-            for side in ("source", "target")
-        }
-        filled = are_filled(texts)
-        columns = self.encode({side: list(itertools.compress(rows, filled)) for side, rows in texts.items()})
-        return [dict(zip(columns, pair, strict=True)) for pair in zip(*columns.values(), strict=True)]
-
-
-def lanes_of(first: int, step: int) -> set[int]:
-    """The lanes of the batches `first`, `first + step`, `first + 2 step`, ..."""
-    return {number % LANES for number in range(first, first + LANES * step, step)}
-
-
-class StreamedBatches(DataLoader):
-    """Padded training batches of a stream. Workers read ahead of training; without any, it is read when needed."""
-
-    def __init__(self, lanes: Lanes, num_workers: int, **options):
-        """Raises UserError if the states of the lanes are of another stream, or of an earlier version."""
-        if not isinstance(lanes.states, list):
-            raise UserError(
-                "The checkpoint is of an earlier version, which read streams in another order; start a new run, with "
-                "the checkpoint as --model_name_or_path to keep its weights."
-            )
-        for state in lanes.states:
-            if state["files"] != lanes.files:
-                raise UserError(
-                    f"The stream has {lanes.files} files, but had {state['files']} when the checkpoint was saved; "
-                    "start a new run, with the checkpoint as --model_name_or_path to keep its weights."
-                )
-        own = lanes_of(lanes.first, lanes.step)
-        states = {state["lane"]: state for state in lanes.states if state["lane"] in own}
-        self.states = {lane: deque([state], maxlen=100) for lane, state in states.items()}  # the newest last
-        options |= {"num_workers": num_workers, "prefetch_factor": READ_AHEAD if num_workers else None}
-        super().__init__(lanes, batch_size=None, **options)
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        return self.note_states(super().__iter__())  # which starts the workers
-
-    def note_states(self, batches: Iterator[tuple]) -> Iterator[dict[str, torch.Tensor]]:
-        """The batches, whose states are kept."""
-        numbers = itertools.count(self.dataset.first, self.dataset.step)
-        for number, (batch, state) in zip(numbers, batches, strict=False):
-            if isinstance(batch, UserError):
-                raise batch
-            states = self.states.setdefault(number % LANES, deque(maxlen=100))
-            if not states or states[-1] != state:
-                states.append(state)
-            yield batch
-
-    @property
-    def state(self) -> list[dict]:
-        """The states of this process's lanes: of the last batch of each that it has returned."""
-        return [states[-1] for states in self.states.values()]
-
-    def pairs(self, first: int, count: int) -> list[dict]:
-        """The pairs of this process's batches among `count` from number `first`; none if too long ago."""
-        step = self.dataset.step
-        numbers = range(first + (self.dataset.first - first) % step, first + count, step)
-        begins = {number % LANES: number for number in reversed(numbers)}  # of each lane, the first number
-        found = []
-        for lane, number in begins.items():
-            known = [state for state in self.states.get(lane, ()) if lane + state["batch"] * LANES <= number]
-            found += known[-1:]
-        if len(found) < len(begins):
-            return []
-        reader = replace(self.dataset, collate=list, first=numbers[0], states=found) if begins else ()
-        return [pair for pairs, _ in itertools.islice(reader, len(numbers)) for pair in pairs]
-
-
 def training_batches(
     dataset: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -444,14 +256,11 @@ def training_batches(
     loading = {"num_workers": int(on_gpu) if workers is None else workers, "pin_memory": on_gpu}
     loading["worker_init_fn"] = leave_signals_to_training
     if isinstance(dataset, IterableDataset):
-        first, is_whole = start + (process_index - start) % num_processes, options.max_train_samples is not None
-        if not is_whole and dataset.num_shards < LANES * FILES_PER_LANE:
-            with reading_data("The stream"):
-                dataset = dataset.reshard()
-        share = (first, num_processes, is_whole, stream_state or [])
         limits = {"max_source_length": options.max_source_length, "max_target_length": options.max_target_length}
         encode = partial(encode_pairs, tokenizer=tokenizer, **limits)
-        return StreamedBatches(Lanes(dataset, encode, collate, max_tokens, seed, *share), **loading)
+        plan, is_divisible = partial(plan_batches, max_tokens=max_tokens, seed=seed), options.max_train_samples is None
+        pools = Pools(dataset, encode, plan, collate, seed, process_index, num_processes, is_divisible)
+        return StreamedBatches(pools, start, stream_state, **loading)
     share = {"seed": seed, "start": start, "process_index": process_index, "num_processes": num_processes}
     return PairLoader(
         dataset,
