@@ -836,6 +836,17 @@ def test_texts_of_both_sides():
         assert list(iter_texts(dataset)) == expected
 
 
+@streamed
+def test_a_tokenizer_is_trained_on_a_sample_of_many_pairs(streaming, monkeypatch, capsys):
+    monkeypatch.setattr(encoding, "TOKENIZER_SAMPLE", 10)
+    dataset = text_dataset([(f"a{number}", f"b{number}") for number in range(100)])
+    found = list(iter_texts(dataset.to_iterable_dataset() if streaming else dataset))
+    numbers = [int(text[1:]) for text in found if text[0] == "a"]
+    assert len(found) == 20 and len(numbers) == 10
+    assert numbers == (list(range(10)) if streaming else sorted(set(numbers)))
+    assert (numbers[-1] > 50) == ("is trained on 10 pairs" in capsys.readouterr().out) == (not streaming)
+
+
 def test_a_sample_of_the_texts_is_from_everywhere_and_bounded():
     pairs = text_dataset([("", None), *((f"a dog {i}", f"ein Hund {i}") for i in range(2499))])
     sampled = sample_texts(pairs, 1000)

@@ -25,7 +25,7 @@ from .options import DataOptions
 from .rows import TEXTS, reading_data
 from .texts import is_filled
 
-TOKENIZER_SAMPLE = 1_000_000  # pairs of a stream that a tokenizer is trained on
+TOKENIZER_SAMPLE = 500_000  # pairs that a tokenizer is trained on
 MANY_TOO_LONG = 0.1  # share of the pairs of a split
 PAIR_FEATURES = datasets.Features(
     TEXTS
@@ -35,9 +35,14 @@ PAIR_FEATURES = datasets.Features(
 
 
 def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
-    """The non-empty texts of both sides; of a stream, those of the first million pairs."""
+    """The non-empty texts of both sides, of at most half a million pairs: from random places, or the first ones of a
+    stream."""
     if isinstance(dataset, IterableDataset):
         dataset = dataset.take(TOKENIZER_SAMPLE)
+    elif len(dataset) > TOKENIZER_SAMPLE:
+        rows = np.random.default_rng(0).choice(len(dataset), TOKENIZER_SAMPLE, replace=False)
+        dataset = dataset.select(np.sort(rows))
+        print(f"the tokenizer is trained on {TOKENIZER_SAMPLE:,} pairs from everywhere in the training pairs")
     with reading_data("The training pairs"):
         for batch in dataset.iter(1000):
             yield from filter(is_filled, itertools.chain(batch["source"], batch["target"]))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset, ReadInstruction
 from datasets.features.features import require_decoding
@@ -329,13 +330,23 @@ def leave_out(files: dict[str, list[Dataset]], options: DataOptions) -> list[Dat
             "validation or test split."
         )
         is_kept &= ~is_scored
-    ends = np.cumsum([0, *map(len, files["train"])])
-    rows = train.rows[is_kept]
-    cuts = np.searchsorted(rows, ends)
-    return [
-        part.select(rows[first:last] - start)
-        for part, start, first, last in zip(files["train"], ends, cuts, cuts[1:], strict=False)
-    ]
+    ends = np.cumsum(list(map(len, files["train"])))
+    is_kept = np.isin(np.arange(ends[-1]), train.rows[is_kept])
+    return list(map(keep_rows, files["train"], np.split(is_kept, ends[:-1])))
+
+
+def keep_rows(pairs: Dataset, is_kept: np.ndarray) -> Dataset:
+    """The rows for which `is_kept` (n,) is true, in a table of their own, which `datasets` caches.
+
+    Each later look at them would take ten times as long if they were read by their places, as after `select`.
+    """
+    keep = partial(filter_table, is_kept=is_kept)
+    options = {"with_indices": True, "batched": True, "features": pairs.features, "desc": "Selecting pairs"}
+    return pairs.with_format("arrow").map(keep, **options).with_format(None)
+
+
+def filter_table(table: pa.Table, rows: list[int], is_kept: np.ndarray) -> pa.Table:
+    return table.filter(pa.array(is_kept[rows]))
 
 
 def hold_out(
@@ -358,7 +369,8 @@ def hold_out(
     remedy = "give validation pairs with --validation_split or --validation_file."
     if options.streaming:
         raise UserError(f"{name} has no {' and no '.join(shares)} split, and a stream cannot be split; {remedy}")
-    points = [np.array([point_of(text) for part in pairs.iter(10_000) for text in part["source"]]) for pairs in train]
+    sides = (pairs.select_columns("source") for pairs in train)
+    points = [np.array([point_of(text) for part in side.iter(10_000) for text in part["source"]]) for side in sides]
     are_alike = all(source.weight == 1 and not source.tag for source in sources)
     count = len(train) if differ or are_alike else 1
     name, has = (f"{name} and {count - 1:,} more", "have") if count > 1 else (name, "has")
@@ -370,10 +382,12 @@ def hold_out(
     found: dict[str, list[Dataset]] = {split: [] for split in ("train", *shares)}
     for pairs, of_file, within in zip(train[:count], points, bounds, strict=False):
         for split, (start, end) in within.items():
-            found[split].append(pairs.select(np.flatnonzero((start <= of_file) & (of_file < end))))
+            is_within = (start <= of_file) & (of_file < end)
+            is_train = split == "train"
+            found[split].append(keep_rows(pairs, is_within) if is_train else pairs.select(np.flatnonzero(is_within)))
     taken = points[0][points[0] < bounds[0]["train"][0]]  # sources that are held out of the first file
     for pairs, of_file in zip(train[count:], points[count:], strict=True):
-        found["train"].append(pairs.select(np.flatnonzero(~np.isin(of_file, taken))))
+        found["train"].append(keep_rows(pairs, ~np.isin(of_file, taken)))
     held_out = {split: [len(part) for part in found[split]] for split in shares}
     needed = all if differ else any  # files with pairs on either side
     if not needed(map(len, found["train"])) or not all(map(needed, held_out.values())):

@@ -338,7 +338,8 @@ def trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool):
         tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")), verbatim)
         print(f"the tokenizer was trained by an earlier run on these pairs, which left it in {file}")
         return tokenizer
-    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * len(train_pairs), tags, verbatim)
+    count = min(len(train_pairs), encoding.TOKENIZER_SAMPLE)
+    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * count, tags, verbatim)
     with contextlib.suppress(OSError):  # then the next run trains it again
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, tokenizer.backend_tokenizer.to_str())
