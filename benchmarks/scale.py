@@ -26,6 +26,7 @@ from contest import PROCESSES
 from pyarrow.parquet import write_table
 
 from vanilla_transformer.commands.options import positive
+from vanilla_transformer.data import splits
 from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
 from vanilla_transformer.data.encoding import fingerprint, iter_texts, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions
@@ -198,8 +199,10 @@ def options_of(folder: Path, streaming: bool = False) -> DataOptions:
 
 
 def read(reporter: Reporter, folder: Path, pairs: int):
-    """Reads the pairs into Arrow files and trains a tokenizer."""
-    train = reporter.phase("read", lambda: load_pairs(options_of(folder)), pairs)["train"]
+    """Reads the pairs into Arrow files, looks at them and trains a tokenizer."""
+    look = splits.survey
+    splits.survey = lambda *args: reporter.phase("the survey", lambda: look(*args), pairs)
+    train = reporter.phase(READ, lambda: load_pairs(options_of(folder)), pairs)["train"]
     tokenizer = reporter.phase("train the tokenizer", lambda: train_tokenizer(iter_texts(train), 37_000), pairs)
     tokenizer.save_pretrained(folder / "tokenizer")
 
@@ -284,6 +287,7 @@ def stream(reporter: Reporter, folder: Path, pairs: int):
 
 
 FIRST, EPOCH_OF_STREAM = "stream, first batch", "stream, an epoch"
+READ = "read, with the survey"
 
 # ------------------------------------------------------------------------------------------------------------ the page
 
@@ -335,7 +339,7 @@ def make_page(rows: list[tuple[int, Phase]], counted: dict) -> list[str]:
 def summary(size: int, rows: list[tuple[int, Phase]], found: dict) -> list[str]:
     """A summary of the rows of one size, in words."""
     phases = {phase.name: phase for pairs, phase in rows if pairs == size}
-    way = ["read", "train the tokenizer", tokenizing(WORKERS[-1]), "fingerprint", "lengths", "first batch"]
+    way = [READ, "train the tokenizer", tokenizing(WORKERS[-1]), "fingerprint", "lengths", "first batch"]
     whole = sum(phases[name].seconds for name in way)
     share, memory = phases[EPOCH_OF_STREAM].total()
     first, last = memory[share <= 0.1].max(), memory[share >= 0.9].max()
