@@ -31,6 +31,13 @@ ACTIVATIONS = {
 }
 
 
+def check_quantization(quantization: str | None):
+    """Raises UserError if CTranslate2 does not know this type of weights; it becomes the name of a folder, too."""
+    if quantization not in (None, *ACCEPTED_MODEL_TYPES):
+        known = ", ".join(ACCEPTED_MODEL_TYPES)
+        raise UserError(f"`quantization` is {quantization!r}; CTranslate2 knows {known}.")
+
+
 def to_ctranslate2(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -47,9 +54,7 @@ def to_ctranslate2(
     Raises UserError for an activation function or quantization that CTranslate2 does not have, and, naming weight or
     module, for a model that was changed or quantized, and FileExistsError if the directory exists.
     """
-    if quantization not in (None, *ACCEPTED_MODEL_TYPES):
-        known = ", ".join(ACCEPTED_MODEL_TYPES)
-        raise UserError(f"`quantization` is {quantization!r}; CTranslate2 knows {known}.")
+    check_quantization(quantization)
     check_unchanged(model)
     config, spec = model.config, make_spec(model)
     generation_config = copy.deepcopy(model.generation_config)

@@ -236,9 +236,8 @@ def split_lines(lines: Dataset | IterableDataset, name: str) -> Dataset | Iterab
         raise UserError(f"{name} has no line with a tab; a .txt file has source<TAB>target lines.")
     if 1 not in tabs:
         raise UserError(
-            f"{name} has lines of {1 + min(tabs - {0})} columns; a .txt file has source<TAB>target lines. Put a line "
-            "with the names of all columns above them, give the file the suffix .tsv, and choose two columns with "
-            "--source_column and --target_column."
+            f"{name} has lines of {1 + min(tabs - {0})} columns; a .txt file has source<TAB>target lines. Give "
+            "the file the suffix .tsv, and number its columns, such as --source_column 1 --target_column 2."
         )
     pairs = map_columns(lines, split_at_tab, TEXTS)
     if isinstance(lines, Dataset) and len(pairs) < len(lines):

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..conversion.ctranslate2 import CONFIG, MAX_POSITIONS, to_ctranslate2, token_names
+from ..conversion.ctranslate2 import CONFIG, MAX_POSITIONS, check_quantization, to_ctranslate2, token_names
 from ..decoding_vanilla_transformer import end_tokens
 from ..files import new_folder, remove_folder, remove_unfinished
 from ..sentences_vanilla_transformer import InputError
@@ -160,8 +160,10 @@ def convert_once(
 ) -> Path:
     """The directory of the converted model `name`, which is made from what `load` returns.
 
-    It is made again when `source`, which tells the version of the model, is another than before.
+    It is made again when `source`, which tells the version of the model, is another than before. Raises UserError if
+    CTranslate2 does not know the quantization.
     """
+    check_quantization(quantization)
     # The path, which may be too long for one name, as a hash.
     home = f"{Path(name).name[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     home = Path(constants.HF_HOME) / "vanilla_transformer" / "ctranslate2" / home
