@@ -32,7 +32,7 @@ from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
 from vanilla_transformer.hub import upload
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.training import checkpoint, hardware, processes, report, resume, run_folder
+from vanilla_transformer.training import checkpoint, hardware, memory, processes, report, resume, run_folder
 from vanilla_transformer.training import optimization as optim
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.final_weights import final_model
@@ -51,12 +51,14 @@ def main():
     scorer = Scorer(data_options.target_language, options.bleu_tokenize, False, options.score_normalization, metrics)
     accelerator = processes.make_accelerator(options)
     shutdown = GracefulShutdown(accelerator)
+    processes.check_temporary_folder(data_options, accelerator.device)
     hardware.configure(accelerator.device, accelerator.mixed_precision)
     resume_from = run_on_main(resume.find_checkpoint, output_dir, options.resume_from_checkpoint)
     pairs, tokenizer, model, splits = prepare(data_options, model_options, options, resume_from, accelerator)
     run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
     longest = longest_side_of(splits["train"], data_options.length_limit)
     options = with_defaults(options, model, longest, resume_from, accelerator)
+    fits = memory.step_fits(model, options, longest, accelerator)
 
     # --------------------------------------------------------------- weights, optimizer, state, batches, learning rate
     weights = Weights(model, accelerator, options.torch_compile, options.ema_decay)
@@ -85,9 +87,10 @@ def main():
     triggers = Triggers(options, max_steps)
     report.compare_rates(state, schedule)
     report.check_average(triggers)
-    if options.dry_run:
+    if options.dry_run and fits:
         try_step = partial(optimizer_step, weights, optimizer, options, accelerator, state=state, learning_rate=0.0)
         report.dry_run(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step, recipe)
+    if options.dry_run:
         return processes.end_processes(accelerator)
 
     # Held by the main process until it ends. A soft lock, filelock's own remedy, would outlive a killed run.

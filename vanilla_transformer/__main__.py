@@ -54,6 +54,8 @@ def main(argv: list[str] | None = None):
     except OSError as error:
         if error.errno is None:  # not from the system: a library takes this kind for mistakes of all sorts
             raise
+        if error.filename is not None:
+            sys.exit(f"{program}: {error}")
         # Discards the output, or Python would complain when it flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         reason = f"{program}: cannot read the input or write the output: {error}"

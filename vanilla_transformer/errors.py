@@ -1,9 +1,12 @@
 """The user's mistakes are one sentence; any other exception keeps its traceback, with a note on what was done."""
 
 import contextlib
+import re
 import sys
 import warnings
 from collections.abc import Iterator
+
+from huggingface_hub.errors import StrictDataclassError
 
 from .sentences_vanilla_transformer import InputError
 
@@ -40,8 +43,11 @@ def explaining(message: str, *kinds: type[Exception], remedy: str = "") -> Itera
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message of an error without line breaks; of a wrong config, without the names of classes."""
+    message = " ".join(str(error).split())
+    if isinstance(error, StrictDataclassError):
+        message = re.sub(r"(Class v|V)alidation error for (field|validator '\w+':) |\w+Error: ", "", message)
+    return message or type(error).__name__
 
 
 def prepare_output():

@@ -537,7 +537,7 @@ BAD = {  # options, and a pattern of the message
         "--model_name_or_path {tmp}/short",
         "--max_position_embeddings is 50.*128.*lower --max_source_length",
     ),
-    "missing tokenizer": ("--tokenizer_name {tmp}/none", "--tokenizer_name {tmp}/none: the directory .* not exist"),
+    "missing tokenizer": ("--tokenizer_name {tmp}/none", "The directory '{tmp}/none' does not exist"),
     "tag of several tokens": (
         "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags <bt> --tokenizer_name {finished}",
         "--train_file_tags has <bt>, which is not one token",
@@ -546,10 +546,16 @@ BAD = {  # options, and a pattern of the message
         "--dataset_name= --train_file {tmp}/train.jsonl --train_file_tags </s>",
         "--train_file_tags has </s>, a special token",
     ),
-    "missing teacher": ("--teacher {tmp}/none", "--teacher {tmp}/none: the directory .* does not exist"),
-    "truncated teacher": ("--teacher {tmp}/checkpoint-8", "--teacher {tmp}/checkpoint-8 cannot be loaded"),
-    "missing model": ("--model_name_or_path {tmp}/none", "--model_name_or_path {tmp}/none: the .* not exist"),
-    "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", "--model_.* {tmp}/checkpoint-8 cannot be loaded"),
+    "missing teacher": ("--teacher {tmp}/none", "The directory '{tmp}/none' does not exist"),
+    "truncated teacher": (
+        "--teacher {tmp}/checkpoint-8",
+        "too large .*while loading --teacher {tmp}",
+    ),
+    "missing model": ("--model_name_or_path {tmp}/none", "The directory '{tmp}/none' does not exist"),
+    "truncated model": (
+        "--model_name_or_path {tmp}/checkpoint-8",
+        "too large .*while loading --model_name.* {tmp}",
+    ),
     "pickle of a Marian model": ("--model_name_or_path {tmp}/pickle", "{tmp}/pickle.*safetensors"),
     "incomplete Marian model": ("--model_name_or_path {tmp}/incomplete", "{tmp}/incomplete.*fc1.bias"),
     "Marian model of other sizes": (

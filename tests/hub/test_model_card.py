@@ -171,7 +171,7 @@ def test_a_damaged_recipe_is_one_sentence(text, trained):
 
 def test_control_characters_are_spelled_out(trained):
     """Wherever a card has what others wrote: in its metadata, text, tables, examples and code."""
-    nasty, spelled = "\x1b]0;owned\x07\x1b[2J\x9b\u202e\u2028", r"\x1b]0;owned\x07\x1b[2J\x9b\u202e"
+    nasty, spelled = "\x1b]0;owned\x07\x1b[2J\x9b\u202e\u2028", "\\x1b]0;owned\\x07\\x1b[2J\\x9b\u202e"
     examples = [dict.fromkeys(("source", "reference", "translation"), f"a {nasty} dog")]
     versions = {f"torch{nasty}": nasty}
     names = {"source_lang": nasty, "dataset": nasty, "hardware": nasty, "bleu_signature": nasty}

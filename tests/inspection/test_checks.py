@@ -300,6 +300,7 @@ def test_both_searches_are_compared_whatever_number_of_beams_is_saved(num_beams,
         output.sequences[:, 1] += 1
         return output
 
+    wrong.__name__ = greedy.__name__
     monkeypatch.setattr(checks, "greedy_search", wrong)
     model = make_model()
     model.generation_config.num_beams = num_beams

@@ -61,9 +61,8 @@ def test_a_step_that_is_too_large_is_said(longest, fits, make_model, monkeypatch
     needed = memory.activation_bytes(model.config, 1, 1000) + 16 * model.num_parameters()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=needed))
     options = TrainingOptions(output_dir="x", per_device_train_max_tokens=100)
-    assert memory.describe_step(model, options, longest, Accelerator(cpu=True)) is fits
-    said = capsys.readouterr().out
-    assert "GiB of memory per process for a step" in said and ("may not fit into memory; lower" in said) is not fits
+    assert memory.step_fits(model, options, longest, Accelerator(cpu=True)) is fits
+    assert ("GiB are free; lower --per_device_train_max_tokens" in capsys.readouterr().out) is not fits
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused(monkeypatch):

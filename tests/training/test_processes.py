@@ -1,5 +1,7 @@
 """The launch, and what the processes of a run share."""
 
+import contextlib
+import tempfile
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -8,6 +10,7 @@ import pytest
 import torch
 from helpers import assert_close, small_model, training_options
 
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.training import processes
 
@@ -43,6 +46,26 @@ def test_float16_on_a_cpu_is_rejected(half):
 def test_a_batch_as_large_as_fits_on_a_cpu_is_rejected(accelerator):
     with pytest.raises(UserError, match="^--per_device_train_max_tokens auto needs a GPU; give a number"):
         processes.make_accelerator(replace(ARGS, per_device_train_max_tokens=None))
+
+
+@pytest.mark.parametrize(
+    "length, workers, device, is_refused",
+    [
+        (71, {"dataloader_num_workers": 1}, "cpu", True),
+        (71, {"preprocessing_num_workers": 2}, "cpu", True),
+        (71, {}, "cuda", True),
+        (71, {"dataloader_num_workers": 0}, "cuda", False),
+        (71, {}, "cpu", False),
+        (70, {"dataloader_num_workers": 1}, "cpu", False),
+    ],
+)
+def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_named(
+    length, workers, device, is_refused, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp".ljust(length, "x"))
+    message = "^TMPDIR is /tmpx+, a longer path .* at most 70 characters, such as /tmp, or give --dataloader_num_wor"
+    with pytest.raises(UserError, match=message) if is_refused else contextlib.nullcontext():
+        processes.check_temporary_folder(DataOptions(**workers), torch.device(device))
 
 
 def test_losses_are_not_divided_by_accelerate(accelerator, monkeypatch):

@@ -109,7 +109,7 @@ BATCHES = r"batches per step \(processes times --gradient_accumulation_steps\) w
             ]
         ),
         *(
-            (settings(*STREAM) | {name: ["a"]}, settings(*STREAM) | {name: ["b"]}, rf"--{name} was \['a'\], now .*")
+            (settings(*STREAM) | {name: ["a"]}, settings(*STREAM) | {name: ["b"]}, rf"--{name} was a, now .*")
             for name in ("train_file", "train_file_tags", "train_file_langs")
         ),
     ],

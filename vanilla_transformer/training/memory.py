@@ -71,11 +71,8 @@ def activation_bytes(config: VanillaTransformerConfig, pairs: int, length: int) 
     return 4 * (tokens * features + scores)
 
 
-def describe_step(model, options: TrainingOptions, longest: int, accelerator: Accelerator) -> bool:
-    """Prints the memory of a step whose pairs all have `longest` tokens, with a warning if it is not free.
-
-    Returns whether every process has it.
-    """
+def step_fits(model, options: TrainingOptions, longest: int, accelerator: Accelerator) -> bool:
+    """Whether all processes have the memory for a step whose pairs have `longest` tokens; prints a warning if not."""
     pairs = max(1, options.per_device_train_max_tokens // longest)
     needed = 4 * COPIES * model.num_parameters() + activation_bytes(model.config, pairs, longest)
     if accelerator.device.type == "cuda":
@@ -83,11 +80,11 @@ def describe_step(model, options: TrainingOptions, longest: int, accelerator: Ac
     else:  # the processes of a machine share it
         free = free_memory() / get_cpu_distributed_information().local_world_size
     free += 4 * model.num_parameters()  # the weights are there already
-    accelerator.print(f"about {needed / 2**30:.2f} of {free / 2**30:.1f} GiB of memory per process for a step")
     fits = all(gather_object([needed <= free]))
     if not fits:
         accelerator.print(
-            "warning: a step may not fit into memory; lower --per_device_train_max_tokens, the limits of lengths, or "
-            "the sizes of the model."
+            f"warning: a step with pairs of {longest:,} tokens takes about {needed / 2**30:,.1f} GiB of memory, and "
+            f"{free / 2**30:,.1f} GiB are free; lower --per_device_train_max_tokens, the limits of lengths, or the "
+            "sizes of the model."
         )
     return fits

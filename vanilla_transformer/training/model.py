@@ -10,6 +10,7 @@ from ..errors import UserError, explaining, noting
 from ..loading import load_foreign
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .dropout import use_byte_dropout
+from .memory import check_model_fits
 from .options import ModelOptions, TrainingOptions, given_fields
 
 
@@ -62,6 +63,7 @@ def new_model(
     if asked < size or (asked != size and not may_shrink):
         raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
     config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
+    check_model_fits(config)
     # There may be no such attention, or not on this machine.
     with explaining(f"Cannot build a model with {attention} attention", ValueError, ImportError):
         return AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention, dtype=torch.float32)

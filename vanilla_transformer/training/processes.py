@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,12 +25,14 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ..data.options import DataOptions
 from ..errors import UserError, explaining, one_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..sentences_vanilla_transformer import InputError
 from .options import TrainingOptions
 from .signals import Stopped, StoppedAtOnce
 
+LONGEST_FOLDER = 70  # bytes of a temporary folder; a socket in it has 32 more, and 104 at most
 # Variables that `accelerate launch` sets to ask for what train.py does not do.
 UNSUPPORTED = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; use FSDP2 (accelerate launch --config_file "
@@ -91,6 +94,18 @@ def check_launch():
         raise UserError("FSDP 1 is not supported; set fsdp_version: 2 in Accelerate's config file.")
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         raise UserError("--mixed_precision fp8 is not supported; give accelerate launch bf16.")
+
+
+def check_temporary_folder(data_options: DataOptions, device: torch.device):
+    """Raises UserError if the sockets of workers, which are in the temporary folder, would have too long a path: the
+    run would wait for them for ever."""
+    folder, workers = tempfile.gettempdir(), data_options.dataloader_num_workers
+    has_workers = workers or data_options.preprocessing_num_workers or (workers is None and device.type == "cuda")
+    if has_workers and os.name == "posix" and len(os.fsencode(folder)) > LONGEST_FOLDER:
+        raise UserError(
+            f"TMPDIR is {folder}, a longer path than the sockets of data workers may have; set TMPDIR to one of at "
+            f"most {LONGEST_FOLDER} characters, such as /tmp, or give --dataloader_num_workers 0."
+        )
 
 
 def run_on_main(function: Callable, *args, **kwargs):
@@ -175,7 +190,9 @@ def exit_on_error():
     except (InputError, StrictDataclassError) as error:  # the latter for a wrong value in the model's config
         message, is_shared = f"error: {one_line(error)}", hasattr(error, "is_shared")
     except (OSError, SafetensorError) as error:  # a full disk, say
-        message, is_shared = f"error: {error}{getattr(error, 'remedy', '')}", hasattr(error, "is_shared")
+        while_doing = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        message = f"error: {error}{while_doing}{getattr(error, 'remedy', '')}"
+        is_shared = hasattr(error, "is_shared")
     if not is_first:
         time.sleep(3)
     if is_first or not is_shared:
