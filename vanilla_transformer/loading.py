@@ -98,12 +98,13 @@ class Translator(BaseTranslator):
 def load_torch(
     names: list[str | os.PathLike], device: torch.device, dtype, **kwargs
 ) -> tuple[TorchEngine, PreTrainedTokenizerBase]:
-    """The models in `names` as an engine, and their tokenizer."""
+    """The models in `names` as an engine, and their tokenizer; `use_safetensors` as in [`load_model`]."""
     if device.type == "cpu":
         kwargs.setdefault("attn_implementation", "eager")  # the fastest there
     # cuDNN's attention, which sdpa prefers on some GPUs, would spend up to seconds on each new shape.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    models = [load_model(name, dtype=dtype, **kwargs).to(device) for name in names]
+    use_safetensors = kwargs.pop("use_safetensors", True)
+    models = [load_model(name, use_safetensors, dtype=dtype, **kwargs).to(device) for name in names]
     if device.type == "cpu" and any(model.dtype == torch.bfloat16 for model in models) and not cpu_has_bfloat16():
         warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=3)
     tokenizers = [load_tokenizer(name, **kwargs) for name in names]

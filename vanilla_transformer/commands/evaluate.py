@@ -249,9 +249,10 @@ def load_translator(name: str, options: argparse.Namespace) -> Translator:
     given = {key: getattr(options, key) for key in (*LOADING, "revision")}
     configure_malloc()
     models = [name] if Path(name).exists() else name.split("+")
-    translator = Translator.from_pretrained(models, **given)
-    if options.backend == "torch":
-        set_languages(translator, options.source_lang, options.target_lang)
+    if options.backend != "torch":
+        return Translator.from_pretrained(models, **given)
+    translator = Translator.from_pretrained(models, use_safetensors=None, **given)  # many others have pickles alone
+    set_languages(translator, options.source_lang, options.target_lang)
     return translator
 
 
