@@ -271,7 +271,7 @@ TEXTS = ["A dog sleeps.", "Two children play in the park today.", "No!", "A man"
 
 
 def write_metric(script: Path) -> str:
-    """Writes a script with a module of the library evaluate that returns two numbers, and returns its path."""
+    """Writes a script with a module of the evaluate library that returns two numbers, and returns its path."""
     script.write_text("""
 import datasets
 import evaluate

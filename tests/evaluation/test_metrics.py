@@ -1,4 +1,4 @@
-"""Modules of the library evaluate beside BLEU and chrF, here local ones."""
+"""Modules of the evaluate library beside BLEU and chrF, here local ones."""
 
 import evaluate
 import pytest

@@ -62,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser):
     several = {"nargs": "+", "action": "extend", "metavar": "FILE"}
     add("--test_file", **several, help="pairs from a file that train.py reads, instead of a dataset")
     add("--sources", metavar="FILE", help="texts to translate, one per line; with --references, instead of a dataset")
-    add("--references", **several, help="reference translations, one per line; of several files, each line may match")
+    add(
+        "--references",
+        **several,
+        help="reference translations, one per line; several files are several references of each line",
+    )
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
     add("--lowercase", action="store_true", help="ignore case")
     how = (
@@ -70,9 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     )
     how += "(default: none, or nfc if a model's tokenizer can only write references so)"
     add("--score_normalization", choices=["none", "nfc"], help=how)
-    more = "further metrics: ids of modules of the library evaluate, such as rouge, or local scripts; their code runs"
+    more = "metrics from the evaluate library: ids such as rouge, or local scripts; their code runs"
     add("--metrics", **several | {"metavar": "ID_OR_PATH"}, help=more)
-    arguments = "their arguments; of one of several, MODULE.KEY=VALUE"
+    arguments = "arguments of the metrics: KEY=VALUE; with several metrics, MODULE.KEY=VALUE"
     add("--metric_kwargs", **several | {"metavar": "KEY=VALUE"}, help=arguments)
     tune = "choose beams and length penalty on --split, such as validation, by bleu (the default), chrf or one of the "
     tune += "--metrics, and save them with the model"

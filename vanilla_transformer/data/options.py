@@ -156,8 +156,8 @@ class DataOptions(DatasetOptions):
     )
     max_source_sentences: int | None = option(
         None,
-        "cut sources into pieces of so many sentences in evaluation and translation (default: as many as one in a "
-        "hundred training sources has)",
+        "cut sources into pieces of at most so many sentences in evaluation and translation (default: the largest "
+        "number that at least 1 % of the training sources reach)",
         ge=1,
     )
     max_source_lines: int | None = option(None, "the same for lines", ge=1)

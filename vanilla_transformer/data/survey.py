@@ -22,11 +22,11 @@ from .texts import KEPT, count_kept, is_filled, normal_form, normalize
 SAMPLE = 50_000  # pairs whose sentences, lines, placeholders and numbers are counted
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
 FEATURES = 512  # of a text: its letters and sequences of up to three letters, in so many classes
-CLEAR = 1.6  # standard deviations of all pairs that a side is from the middle of its pair: the languages can be told
+CLEAR = 1.6  # standard deviations of all midpoints: how far from the midpoint of its pair a side must lie
 RATIO = 3.0  # a ratio of lengths that is so many times the usual one, or less than a third of it, is odd
-FAR = 10  # characters: lengths that differ by fewer from the usual ratio are not odd
+FAR = 10  # characters: smaller differences from the usual ratio are not odd
 SEEN = 0.01  # a share of the sources with so many sentences or lines is enough to learn to translate them together
-FEW = 30  # pairs: whether some of fewer are swapped is not said
+FEW = 30  # pairs: too few to tell whether some are swapped
 
 
 class Texts:
@@ -146,7 +146,7 @@ def language_axis(pairs: list[tuple[str, str]]) -> np.ndarray | None:
 
 
 def half_differences(pairs: list[tuple[str, str]]) -> np.ndarray:
-    """Of each pair, the features of the source from the middle of both sides (n,FEATURES)."""
+    """For each pair, half the difference between the features of source and target (n,FEATURES)."""
     return (features([source for source, _ in pairs]) - features([target for _, target in pairs])) / 2
 
 

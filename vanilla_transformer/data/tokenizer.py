@@ -200,7 +200,7 @@ def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: s
     )
 
 
-# By name of a kind of loss, what a text has of it.
+# For each kind of loss, a function that finds what a text would lose.
 LOSSES = {
     "line breaks": partial(re.findall, r"[\n\r\u2028\u2029]"),
     "tabs": partial(re.findall, "\t"),

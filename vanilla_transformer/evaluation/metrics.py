@@ -1,4 +1,4 @@
-"""Further metrics: modules of the library evaluate, named by the user, and our own scores as one of them."""
+"""Further metrics: modules of the evaluate library, named by the user, and our own scores as one of them."""
 
 import json
 from functools import cached_property
@@ -27,7 +27,7 @@ LOWER_IS_BETTER |= {"perplexity", "perplexities"}
 
 
 class Metrics:
-    """Modules of the library evaluate, whose numbers stand beside BLEU and chrF.
+    """Modules of the evaluate library, whose numbers stand beside BLEU and chrF.
 
     Args:
         names: Of each the id on the Hub, such as `rouge`, or the path of a script. Loading a module runs its code.

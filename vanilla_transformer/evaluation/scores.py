@@ -78,7 +78,7 @@ def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], streams: list[l
 
 
 class Scorer:
-    """Corpus BLEU and chrF2 by sacreBLEU, and further metrics of the library evaluate.
+    """Corpus BLEU and chrF2 by sacreBLEU, and further metrics of the evaluate library.
 
     Texts are scored as they are, so both scores equal those of sacreBLEU's command under the same signature. A text
     has one reference, or a list of them.

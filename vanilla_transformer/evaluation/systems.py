@@ -131,7 +131,7 @@ def results_table(results: dict) -> str:
     if any(system["BLEU"]["p_value"] is not None for system in results["systems"].values()):
         baseline = rows[0]["system"]
         lines.append(f"- p: the probability of so large a difference from {baseline} by chance; *: at most 0.05")
-    lines += ["- word errors: of what stands between spaces, which may be phonemes or letters"]
+    lines += ["- word errors: word error rate; words are whatever spaces separate, such as phonemes or letters"]
     lines += [f"- {note}" for note in results.get("notes", [])]
     lines += [f"- {metric}: `{signature}`" for metric, signature in results["signatures"].items()]
     lines += [f"- SHA-256 of {file}: `{digest}`" for file, digest in results.get("sha256", {}).items()]

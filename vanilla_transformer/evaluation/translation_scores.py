@@ -1,4 +1,4 @@
-"""Our scores as a module of the library evaluate."""
+"""Our scores as a module of the evaluate library."""
 
 import datasets
 import evaluate

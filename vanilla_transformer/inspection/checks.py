@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..decoding_vanilla_transformer import Unsupported, beam_search, greedy_search
 from ..modeling_vanilla_transformer import CACHE
 
-B, MOST, LEAST = 3, 8, 4  # sentences; tokens of a source and of a target, at most and at least
+B, MOST, LEAST = 3, 8, 4  # batch size; longest and shortest sequence in tokens
 # Of the largest logit. Equal computations differ by 1e-14 in float64, and by 1e-6 where a part casts to float32. With
 # weights as random as here, a fault moves logits by 1e-3 or more.
 TOLERANCE = 1e-5
@@ -28,7 +28,7 @@ CHECKS = {
     "pad a convolution over them on the left alone.",
     "padding": "Combine whatever you add to the scores with the `attention_mask`, which is None, boolean (True to "
     "attend) or additive (0 to attend); give cross-attention the mask of the source; count no padding as a position.",
-    "batch": "Sentences depend on each other: use LayerNorm instead of BatchNorm, and average over no first axis.",
+    "batch": "Sentences depend on each other: use LayerNorm, not BatchNorm, and never average over the batch.",
     "cache": "A step is given the new tokens alone: count positions from the cache's `get_seq_length()` on, give "
     "masks and biases a column for each key, also for the cached ones, and keep the past in the cache, nowhere else.",
     "search": "The searches of decoding_vanilla_transformer.py call the layers of the decoder themselves, with beams "
@@ -75,8 +75,8 @@ def check_model(
 
     The first four run in training mode too, without dropout, unless it is random all the same.
 
-    All of this happens in a copy on the CPU: in float64, so that a difference is none of rounding, and with noise on
-    each weight, since a bias that begins at 0 would hide what it does. The model itself stays as it is.
+    All of this happens in a copy on the CPU: in float64, so that rounding is not mistaken for a fault, and with noise
+    on each weight, since a bias that begins at 0 would hide what it does. The model itself stays as it is.
 
     Args:
         model: With a config of this package; learned positions must reach 4 tokens.

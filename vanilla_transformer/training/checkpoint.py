@@ -142,7 +142,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, moments: 
 def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]):
     """Raises ValueError, naming one, unless both have floating-point tensors of the same names and shapes.
 
-    Fused AdamW trusts the shapes of its moments, and would write behind the end of a smaller one.
+    Fused AdamW trusts the shapes of its moments, and would write past the end of a smaller one.
     """
     if wrong := found.keys() ^ expected.keys():
         name = min(wrong)

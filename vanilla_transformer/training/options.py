@@ -63,8 +63,8 @@ class TrainingOptions:
     gradient_accumulation_steps: int = option(1, "batches per device in an optimizer step", ge=1)
     learning_rate: float | None = option(
         None,
-        "peak learning rate (default: (d_model x warmup_steps)^-0.5, but after a short warm-up no more than models of "
-        "this width bear, 3e-3 at a d_model of 120, and in fine-tuning no more than 1e-4)",
+        "peak learning rate (default: (d_model x warmup_steps)^-0.5, capped for short warm-ups, at 3e-3 for a d_model "
+        "of 120 and lower for wider models, and at 1e-4 in fine-tuning)",
         ge=0,
     )
     lr_scheduler_type: Literal[
@@ -122,8 +122,7 @@ class TrainingOptions:
     )
     metrics: list[str] | None = option(
         None,
-        "further metrics of each evaluation: ids of modules of the library evaluate, such as rouge, or local scripts; "
-        "their code runs",
+        "metrics of each evaluation from the evaluate library: ids such as rouge, or local scripts; their code runs",
         action="extend",
     )
     metric_kwargs: list[str] | None = option(

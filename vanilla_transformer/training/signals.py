@@ -40,7 +40,7 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """A context in which signals wait for its end. Processes that are started in it never get them.
+    """Blocks signals inside the context; processes started in it inherit the block.
 
     A terminal or a job scheduler signals all processes of a run, which still needs its workers to finish the step.
     """
@@ -67,7 +67,7 @@ def launcher_id() -> int | None:
 
 
 def write_or_close(stream: int, text: bytes):
-    """Writes to a standard stream or, if its terminal is gone, lets it lead nowhere: printing to it would fail."""
+    """Writes to a standard stream; if its terminal is gone, redirects it to the null device, so printing works."""
     try:
         os.write(stream, text)  # because print is not reentrant
     except OSError:
