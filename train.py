@@ -26,7 +26,7 @@ from vanilla_transformer.data.rows import hide_bars
 from vanilla_transformer.data.splits import Splits, load_pairs
 from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenizer, note_source_form
 from vanilla_transformer.errors import prepare_output
-from vanilla_transformer.evaluation.metrics import Metrics
+from vanilla_transformer.evaluation.further_metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
 from vanilla_transformer.evaluation.tuning import tune_on_split, use_best

@@ -9,6 +9,7 @@ from helpers import TEXTS, command_error, save_translator
 from huggingface_hub import constants
 
 from vanilla_transformer import Translator, files
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.hub.model_card import record_tuning
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.inspection.explorer import write_explorer
@@ -89,7 +90,7 @@ def test_a_new_folder_replaces_nothing(elsewhere, tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("elsewhere", "link", "empty"):
         new = files.new_folder(tmp_path / name)
-        with pytest.raises(FileExistsError, match=f"{name} already exists; move it away"), new:
+        with pytest.raises(UserError, match=f"{name} already exists; move it away"), new:
             pytest.fail("nothing is made")
 
 

@@ -6,7 +6,8 @@ import pytest
 from helpers import TEXTS, save_translator
 
 from vanilla_transformer import Translator
-from vanilla_transformer.conversion import fairseq_tokenizer, native
+from vanilla_transformer.conversion import fairseq_tokenizer
+from vanilla_transformer.conversion import marian as native
 from vanilla_transformer.inspection.attention import attention_maps, draw_attention
 from vanilla_transformer.inspection.explorer import write_explorer
 from vanilla_transformer.loading import load_foreign, load_model, load_tokenizer

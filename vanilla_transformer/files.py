@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
+from .errors import UserError
+
 PREFIX = ".unfinished-"  # of the name of what is being written or removed
 
 
@@ -65,7 +67,7 @@ def check_replaceable(path: Path):
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yields the path of a folder to make, which becomes `folder` at the end: all of it or, after an error, nothing.
 
-    Raises FileExistsError if there is something of that name.
+    Raises UserError if there is something of that name.
     """
     check_missing(folder)  # before any work
     with temporary_folder(folder.parent) as temporary:
@@ -77,7 +79,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def check_missing(folder: Path):
     if folder.exists() or folder.is_symlink():
-        raise FileExistsError(f"{folder} already exists; move it away.")
+        raise UserError(f"{folder} already exists; move it away.")
 
 
 def remove_file(path: Path):

@@ -1,4 +1,4 @@
-"""Turns a name, which is a directory or an id on the Hub, into a model, a tokenizer or a [`Translator`].
+"""Loads a model, a tokenizer or a [`Translator`] from a directory or a Hub id.
 
 Nothing else in the package opens a model.
 """
@@ -16,7 +16,13 @@ from unittest.mock import patch
 
 import torch
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -32,7 +38,7 @@ from .errors import UserError, noting
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .translation_vanilla_transformer import TRANSLATOR_OPTIONS, BaseTranslator, Engine, TorchEngine, is_vanilla
 
-TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.spm")  # files of which any tokenizer has one
+TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.spm")  # every tokenizer has at least one of these files
 WHERE = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")  # locate a model
 
 # ----------------------------------------------------------------------------------------------------- a translator
@@ -99,12 +105,13 @@ def load_torch(
     names: list[str | os.PathLike], device: torch.device, dtype, **kwargs
 ) -> tuple[TorchEngine, PreTrainedTokenizerBase]:
     """The models in `names` as an engine, and their tokenizer; `use_safetensors` as in [`load_model`]."""
-    if device.type == "cpu":
-        kwargs.setdefault("attn_implementation", "eager")  # the fastest there
+    if not names:
+        raise UserError("There is no model to load; give a directory or a Hub id.")
+    use_safetensors = kwargs.pop("use_safetensors", True)
+    of_model = {"attn_implementation": "eager"} | kwargs if device.type == "cpu" else kwargs  # the fastest there
     # cuDNN's attention, which sdpa prefers on some GPUs, would spend up to seconds on each new shape.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    use_safetensors = kwargs.pop("use_safetensors", True)
-    models = [load_model(name, use_safetensors, dtype=dtype, **kwargs).to(device) for name in names]
+    models = [load_model(name, use_safetensors, dtype=dtype, **of_model).to(device) for name in names]
     if device.type == "cpu" and any(model.dtype == torch.bfloat16 for model in models) and not cpu_has_bfloat16():
         warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=3)
     tokenizers = [load_tokenizer(name, **kwargs) for name in names]
@@ -206,6 +213,8 @@ def load_model(name: str | os.PathLike, use_safetensors: bool | None = True, **k
             "remove it."
         )
     weights = find_weights(name, kwargs.get("variant"), **where)
+    if not weights and Path(name, "vanilla_transformer.json").is_file():
+        raise UserError(f"{name} was converted for CTranslate2; give --backend ctranslate2 (`backend='ctranslate2'`).")
     if not weights and use_safetensors:
         raise UserError(
             f"{name} has no model.safetensors; if its weights are a pickle, such as pytorch_model.bin, convert it "
@@ -291,18 +300,25 @@ def check_exists(name: str | os.PathLike, *patterns: str, **where):
         if patterns:
             raise UserError(f"{folder} has no tokenizer; save it there with `tokenizer.save_pretrained`.")
         raise UserError(f"{folder} is a directory without a config.json; give one that holds a model.")
-    cache = Path(where.get("cache_dir") or constants.HF_HUB_CACHE)
-    if (cache / f"models--{str(name).replace('/', '--')}").is_dir():
+    if Path(name).is_file():
+        raise UserError(f"{name} is a file; give the directory that it is in.")
+    cache, revision = Path(where.get("cache_dir") or constants.HF_HUB_CACHE), where.get("revision")
+    is_cached = (cache / f"models--{str(name).replace('/', '--')}").is_dir()
+    if where.get("local_files_only") or (is_cached and revision is None):
         return
     try:
-        HfApi().model_info(str(name), timeout=10, token=where.get("token"))
+        HfApi().model_info(str(name), revision=revision, timeout=10, token=where.get("token"))
     except HFValidationError as error:
         raise UserError(f"The directory '{name}' does not exist.") from error
+    except RevisionNotFoundError as error:
+        raise UserError(f"{name} has no revision {revision} on the Hub; name a commit, branch or tag.") from error
     except RepositoryNotFoundError as error:
         raise UserError(f"{name} is neither a directory nor a model on the Hub that you may read.") from error
     except HfHubHTTPError:  # the Hub has answered; whatever is wrong, transformers says it better
         return
     except (HTTPError, ConnectionError) as error:
+        if is_cached:
+            return
         raise UserError(f"The directory '{name}' does not exist, and the Hub cannot be reached.") from error
 
 

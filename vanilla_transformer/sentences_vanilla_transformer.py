@@ -88,7 +88,7 @@ ADDRESS = re.compile(r"\w+://\S+|www\.\S+|\S+@\S+\.\w+")  # of a page or a mailb
 
 
 class InputError(ValueError):
-    """A text or an option that is refused. The message is one sentence: what is wrong and how to correct it."""
+    """Raised for a wrong text or option. The message is one sentence: what is wrong and how to correct it."""
 
 
 class TextTooLong(InputError):
@@ -100,6 +100,9 @@ class TextTooLong(InputError):
             "`max_source_length`."
         )
         self.number, self.tokens, self.limit = number, tokens, limit
+
+    def __reduce__(self):  # an exception is pickled with its message alone
+        return TextTooLong, (self.number, self.tokens, self.limit)
 
 
 @dataclass

@@ -154,7 +154,7 @@ class TorchEngine(Engine):
 
     def n_best(self, batches, options, n, streamer=None):
         """As in [`Engine`]; the scores of transformers' greedy search and of its samples are computed here."""
-        options = {**options, "num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True}
+        options = {**options, "num_return_sequences": n, "return_dict_in_generate": True}
         for sources in batches:
             output = self.generate(sources, options | {"streamer": streamer})
             scores = getattr(output, "sequences_scores", None)
@@ -192,6 +192,7 @@ class TorchEngine(Engine):
                 unsupported = error.options
         if self.others:
             raise InputError(f"An ensemble does not support {unsupported}; leave it out, or translate with one model.")
+        options = options | {"output_scores": options.get("return_dict_in_generate")}
         return self.model.generate(**inputs, **options)
 
 
@@ -306,6 +307,10 @@ class BaseTranslator:
         """The `n` best translations of each of `sources`, the token ids of pieces; as in [`n_best`]."""
         generation = check_options(n=n, **generation)
         del generation["n"]
+        if streamer is not None and len(sources) != 1:
+            if sources:
+                raise InputError("A streamer takes one text of one piece; leave it out, or give a shorter text.")
+            streamer.end()
         saved = generation.get("generation_config", self.engine.generation_config)
         samples = self.draws_samples(generation)
         generation = {"num_beams": 1 if samples else max(n, saved.num_beams or 1), **generation}

@@ -19,8 +19,8 @@ from transformers import MarianConfig, MarianMTModel
 from vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.conversion import from_native, from_torch_transformer
+from vanilla_transformer.conversion.tensors import interleave, rename
 from vanilla_transformer.conversion.torch_transformer import TORCH_TRANSFORMER
-from vanilla_transformer.conversion.weights import interleave, rename
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.loading import load_foreign
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_positions

@@ -17,6 +17,7 @@ from huggingface_hub import constants
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.sentences_vanilla_transformer import TextTooLong
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -207,7 +208,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_remedy(folder, tmp_pat
     """It is below a file, which stops root too."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(constants, "HF_HOME", tmp_path / "file")
-    with pytest.raises(OSError, match=f"^{tmp_path}/file/.* cannot be written: Not a directory; set HF_HOME to"):
+    with pytest.raises(UserError, match=f"^{tmp_path}/file/.* cannot be written: Not a directory; set HF_HOME to"):
         load(folder)
 
 
@@ -219,7 +220,7 @@ def test_a_conversion_is_used_where_nothing_can_be_written(text_tokenizer, tmp_p
     lock.unlink(missing_ok=True)
     lock.mkdir()
     assert load(folder)(TEXTS, max_new_tokens=5) == first(TEXTS, max_new_tokens=5)
-    with pytest.raises(OSError, match="cannot be written: Is a directory; set HF_HOME to"):
+    with pytest.raises(UserError, match="cannot be written: Is a directory; set HF_HOME to"):
         load(folder, quantization="int8")
 
 

@@ -23,7 +23,7 @@ from helpers import (
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.conversion import native
+from vanilla_transformer.conversion import marian as native
 
 FAMILIES = {
     "marian": {},

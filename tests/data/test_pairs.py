@@ -948,3 +948,42 @@ def test_files_with_and_without_further_references_and_of_other_types_are_mixed(
     found = load_pairs(data_options(**options))["validation"]
     assert found["target"][:] == ["ref0 one", "ref0 two", "drei"]
     assert [others or [] for others in found["references"]] == [["ref1 one"], ["ref1 two"], []]
+
+
+# ------------------------------------------------------------------------------------------------- columns of no texts
+
+
+@pytest.mark.parametrize(
+    "columns, message",
+    [
+        ({"source_column": ["id", "en"], "target_column": ["de"]}, "id of .* is not a column of texts, and cannot be"),
+        (
+            {"source_column": "en", "target_column": "de", "reference_columns": ["id"]},
+            "--reference_columns has id, wh",
+        ),
+    ],
+)
+def test_columns_without_texts_are_neither_joined_nor_references(columns, message, tmp_path):
+    file = write(tmp_path / "a.jsonl", [{"id": 7, "en": "a dog", "de": "ein Hund"}] * 3)
+    with pytest.raises(UserError, match=message):
+        load_split(DatasetOptions(**columns), "test", [str(file)])
+
+
+def test_numbered_columns_may_be_references_and_the_first_row_have_a_number(tmp_path):
+    (tmp_path / "a.tsv").write_text("2\ta dog\tein Hund\tder Hund\n3\ta cat\teine Katze\tdie Katze\n")
+    columns = {"source_column": ["2"], "target_column": ["3"], "reference_columns": ["4"]}
+    found = load_split(DatasetOptions(**columns), "test", [str(tmp_path / "a.tsv")])
+    assert found["source"][:] == ["a dog", "a cat"] and found["references"][:] == [["der Hund"], ["die Katze"]]
+
+
+def test_patterns_of_parallel_files_are_read_side_by_side(tmp_path):
+    for name in ("one", "two"):
+        for suffix in ("en", "de"):
+            (tmp_path / f"{name}.{suffix}").write_text(f"{name} {suffix}\n")
+    found = load_pairs(
+        data_options(
+            train_file=[str(tmp_path / "*.en"), str(tmp_path / "*.de")],
+            validation_file=[str(tmp_path / "one.en"), str(tmp_path / "one.de")],
+        )
+    )["train"]
+    assert found["source"][:] == ["one en", "two en"] and found["target"][:] == ["one de", "two de"]

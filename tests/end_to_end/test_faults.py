@@ -59,7 +59,7 @@ CHECKPOINT = "vanilla_transformer.training.checkpoint"
 KILLS = {  # a function, and the calls of which one is the last
     "within the accumulation of a step": (*STEP, 12),
     "in an evaluation": (*EVALUATION, 2),
-    "in a translation": ("vanilla_transformer.translation_vanilla_transformer:Translator", "__call__", 1),
+    "in a translation": ("vanilla_transformer.translation_vanilla_transformer:BaseTranslator", "__call__", 1),
     "while a checkpoint is written": (CHECKPOINT, "save_file", 4),
     "while a checkpoint is read": (CHECKPOINT, "load_file", 3),
     "before the state is written": ("pathlib:Path", "write_text", 9),

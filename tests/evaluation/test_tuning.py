@@ -7,7 +7,7 @@ from helpers import TEXTS, write_metric
 
 from vanilla_transformer import Translator
 from vanilla_transformer.evaluation import tuning
-from vanilla_transformer.evaluation.metrics import Metrics
+from vanilla_transformer.evaluation.further_metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.sentences_vanilla_transformer import Segments
 from vanilla_transformer.translation_vanilla_transformer import Hypothesis

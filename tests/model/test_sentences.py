@@ -2,14 +2,18 @@
 
 import copy
 import itertools
+import pickle
 import time
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from helpers import ROOT, TEXTS, save_translator, writing_translator
 
 from vanilla_transformer import Translator
 from vanilla_transformer.data.tokenizer import train_tokenizer
-from vanilla_transformer.sentences_vanilla_transformer import GAP, NUMBERED, TITLES, join, sentence_ends
+from vanilla_transformer.decoding_vanilla_transformer import beam_search
+from vanilla_transformer.sentences_vanilla_transformer import GAP, NUMBERED, TITLES, TextTooLong, join, sentence_ends
 
 # A bar stands between two sentences.
 SPLIT = """
@@ -270,6 +274,28 @@ def test_the_n_best_of_a_text_have_the_best_sums_of_the_scores_of_its_pieces(tra
     assert [one.text for one in found] == [text for text, _ in expected]
     assert [one.score for one in found] == pytest.approx([score for _, score in expected])
     assert found[0].tokens == sum(best[0].tokens for best in pieces)
+
+
+def test_an_ensemble_has_n_best_and_they_come_from_our_search(translator):
+    """Whose scores are those of transformers' own, so only the calls tell."""
+    other = writing_translator(translator.tokenizer)
+    twice = Translator([translator.model, other.model], translator.tokenizer)
+    assert len(twice.n_best("A dog sleeps.", 3, **LIMIT)) == 3
+    with patch.object(translator.model, "generate", wraps=translator.model.generate) as generate:
+        translator.n_best("A dog sleeps.", 3, **LIMIT)
+    assert [call.kwargs.get("custom_generate") for call in generate.call_args_list] == [beam_search]
+
+
+def test_a_streamer_takes_one_piece(translator):
+    ended, streamer = [], SimpleNamespace(put=lambda tokens: None, end=lambda: ended.append(True))
+    with pytest.raises(ValueError, match="A streamer takes one text of one piece"):
+        one_at_a_time(translator).n_best("A dog sleeps. No!", 1, streamer, num_beams=1)
+    assert translator.n_best(" ", 1, streamer, num_beams=1) == [] and ended == [True]
+
+
+def test_an_error_of_a_text_passes_between_processes():
+    again = pickle.loads(pickle.dumps(TextTooLong(0, 5, 3)))
+    assert (again.number, again.tokens, again.limit) == (0, 5, 3) and "has 5 tokens" in str(again)
 
 
 def test_samples_of_a_text_are_those_of_its_pieces(translator):

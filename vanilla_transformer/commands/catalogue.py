@@ -38,15 +38,16 @@ def fill_catalogue(translator: Translator, source: Path, target: Path, **generat
         untranslated = [unit for unit in catalogue.units if not all(catalogue.targets(unit))]
         untranslated = [unit for unit in untranslated if all(map(str.strip, catalogue.sources(unit)))]
         write_bytes(target, catalogue.content())  # raises now, not after the first thousand messages
-        doubtful = 0
-        with tqdm(total=len(untranslated), desc="Translating", unit="message", disable=None, leave=False) as bar:
-            for start in range(0, len(untranslated), MESSAGES_AT_A_TIME):
-                some = untranslated[start : start + MESSAGES_AT_A_TIME]
-                texts = list(dict.fromkeys(text for unit in some for text in catalogue.sources(unit)))
-                translations = translate(translator, texts, **generation)
-                doubtful += sum(fill(catalogue, unit, translations, is_doubtful) for unit in some)
+    doubtful = 0
+    with tqdm(total=len(untranslated), desc="Translating", unit="message", disable=None, leave=False) as bar:
+        for start in range(0, len(untranslated), MESSAGES_AT_A_TIME):
+            some = untranslated[start : start + MESSAGES_AT_A_TIME]
+            texts = list(dict.fromkeys(text for unit in some for text in catalogue.sources(unit)))
+            translations = translate(translator, texts, **generation)
+            doubtful += sum(fill(catalogue, unit, translations, is_doubtful) for unit in some)
+            with explaining(f"--output {target} cannot be written", OSError):
                 write_bytes(target, catalogue.content())
-                bar.update(len(some))
+            bar.update(len(some))
     marked = f"; of these, {doubtful:,} doubtful and marked as fuzzy" if doubtful else ""
     print(f"{target}: {len(untranslated):,} messages translated{marked}", file=sys.stderr)
 
@@ -56,7 +57,7 @@ def translate(translator: Translator, texts: list[str], **generation) -> dict[st
         return dict(zip(texts, translator(texts, **generation), strict=True))
     except TextTooLong as error:
         message = f"{texts[error.number][:60]!r} has a sentence of {error.tokens} tokens, more than {error.limit}"
-        raise UserError(f"{message}; leave out --too_long refuse, or raise --max_source_length.") from error
+        raise UserError(f"{message}; raise --max_source_length.") from error
 
 
 def fill(

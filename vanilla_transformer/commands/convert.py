@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from ..conversion import fairseq_tokenizer, from_fairseq
-from ..conversion.native import save_tokenizer, to_native
+from ..conversion.marian import save_tokenizer, to_native
 from ..errors import UserError, explaining, noting, one_line
 from ..files import copy_permissions, new_folder
 from ..loading import load_foreign, load_tokenizer

@@ -23,7 +23,7 @@ from tabulate import tabulate
 from ..data.rows import hide_bars
 from ..data.splits import load_split
 from ..errors import UserError, explaining, noting
-from ..evaluation.metrics import Metrics, as_list, greater_by_name
+from ..evaluation.further_metrics import Metrics, as_list, greater_by_name
 from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
@@ -177,6 +177,10 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
     if not any(pairs["target"]):
         what = f"--split {options.split} of {options.dataset_name}"
         raise UserError(f"{' '.join(options.test_file or [what])} has no references; give one that has.")
+    if without := [index for index, text in enumerate(pairs["target"]) if not text]:
+        counts = f"{len(without):,} of {len(pairs):,} pairs"
+        print(f"warning: {counts} have no reference; they are left out.", file=sys.stderr)
+        pairs = pairs.select(sorted({*range(len(pairs))} - {*without}))
     return [text or "" for text in pairs["source"]], references_of(pairs)
 
 

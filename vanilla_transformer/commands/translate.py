@@ -71,6 +71,8 @@ def run(options: argparse.Namespace):
         raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")
     if not 0 <= options.seed < 2**63:
         raise UserError(f"--seed is {options.seed}; it must be at least 0 and below 2^63.")
+    if sys.stdout is None and not options.catalogue:
+        raise UserError("standard output is closed; redirect it to a file.")
     if (options.catalogue is None) != (options.output is None):
         raise UserError("--catalogue and --output go together; other texts come from stdin and go to stdout.")
     if options.catalogue and (options.n_best or options.mbr):

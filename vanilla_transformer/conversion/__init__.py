@@ -4,7 +4,7 @@ The modules `ctranslate2` and `onnx` need those packages, and are not imported h
 """
 
 from .fairseq import fairseq_tokenizer, from_fairseq, from_fsmt
-from .native import FAMILIES, from_native, to_native
+from .marian import FAMILIES, from_native, to_native
 from .torch_transformer import from_torch_transformer
 
 # How a model of each type becomes one of this package; `loading.load_foreign` loads it first.

@@ -16,7 +16,7 @@ from ..decoding_vanilla_transformer import end_tokens
 from ..errors import UserError
 from ..files import write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
-from .weights import check_unchanged
+from .tensors import check_unchanged
 
 MAX_POSITIONS = 8192  # rows of sinusoids; CTranslate2 cannot compute more
 CONFIG = "vanilla_transformer.json"  # ours; config.json is that of CTranslate2

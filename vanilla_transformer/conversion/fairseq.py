@@ -18,7 +18,7 @@ from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.tokenizer import wrap
 from ..errors import UserError
-from .weights import build, check_modules, check_unquantized, on_meta, rename
+from .tensors import build, check_modules, check_unquantized, on_meta, rename
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 TOKENS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}

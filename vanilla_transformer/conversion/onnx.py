@@ -26,8 +26,8 @@ from transformers import MarianConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..modeling_vanilla_transformer import SinusoidalPositions
-from .native import MIN_POSITIONS, save_tokenizer
-from .weights import Changed, check_unquantized
+from .marian import MIN_POSITIONS, save_tokenizer
+from .tensors import Changed, check_unquantized
 
 BATCH = Dim("batch_size", max=2**16)
 SOURCE, TARGET, PAST = (Dim(f"{name}_length", max=2**16) for name in ("encoder_sequence", "decoder_sequence", "past"))

@@ -9,7 +9,7 @@ from torch import nn
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..errors import UserError
-from .weights import Changed, build, rename
+from .tensors import Changed, build, rename
 
 TORCH_TRANSFORMER = {  # their names, as regular expressions, and ours
     r"^(encoder|decoder)\.": r"model.\1.",

@@ -52,7 +52,7 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
         return False
     cells = list(features_of(dataset, source.label))
     named = [*source.source_columns, *source.target_columns]
-    if named and all(map(str.isdecimal, named)) and not set(named) & set(cells):
+    if named and all(map(str.isdecimal, named)) and not set(named) <= set(cells):
         PartialState().print(f"{source.label} is read without a header row; its first row is {' | '.join(cells)}.")
         return True
     if source.is_named:
@@ -81,8 +81,9 @@ def number_columns(dataset: Dataset | IterableDataset, source: Source) -> Source
     """The source with the names of the columns of a table without a header where the options have their numbers."""
     names = list(features_of(dataset, source.label))
     by_number = dict(zip(map(str, range(1, 1 + len(names))), names, strict=True))
-    sides = ((by_number.get(name, name) for name in side) for side in (source.source_columns, source.target_columns))
-    return replace(source, **dict(zip(("source_columns", "target_columns"), map(tuple, sides), strict=True)))
+    sides = ("source_columns", "target_columns", "reference_columns")
+    named = {side: tuple(by_number.get(name, name) for name in getattr(source, side)) for side in sides}
+    return replace(source, **named)
 
 
 def join_columns(dataset: Dataset | IterableDataset, source: Source) -> Dataset | IterableDataset:
@@ -91,6 +92,10 @@ def join_columns(dataset: Dataset | IterableDataset, source: Source) -> Dataset 
     features = features_of(dataset, source.label)
     for names, joined in zip((source.source_columns, source.target_columns), source.columns, strict=True):
         if len(names) > 1 and set(names) <= set(features):
+            if wrong := [name for name in names if not is_text(features[name])]:
+                raise UserError(
+                    f"{wrong[0]} of {source.label} is not a column of texts, and cannot be joined with others."
+                )
             features = datasets.Features(features | {joined: datasets.Value("string")})
             add = partial(add_joined, names=names, joined=joined)
             dataset = dataset.with_format("arrow").map(add, batched=True, features=features).with_format(None)
@@ -138,7 +143,7 @@ def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
     """
     name, is_parallel = source.label, isinstance(source.name, tuple)
     features = features_of(dataset, name)
-    text = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
+    text = [key for key, feature in features.items() if is_text(feature)]
     targets = [*text, *(key for key in features if is_list(features, key))]
     nested = nested_languages(dataset, features.get("translation"))
     by_row = ", named by its first row," if is_table(dataset, source) else ""
@@ -263,6 +268,10 @@ def is_list(features: dict, column: str) -> bool:
     return getattr(getattr(features[column], "feature", None), "dtype", "") in ("string", "large_string")
 
 
+def is_text(feature) -> bool:
+    return getattr(feature, "dtype", "") in ("string", "large_string")
+
+
 def further_targets(dataset: Dataset | IterableDataset, columns: tuple, source: Source) -> list[str]:
     """The columns with targets beside the one of `columns`: those of parallel files, and `--reference_columns`.
 
@@ -279,6 +288,8 @@ def further_targets(dataset: Dataset | IterableDataset, columns: tuple, source: 
             f"--reference_columns has {named[0]}, but the pairs of {source.label} are in the column {columns[0][0]}; "
             "write source, target and references into columns of their own."
         )
+    if wrong := [name for name in named if not (is_text(features[name]) or is_list(features, name))]:
+        raise UserError(f"--reference_columns has {wrong[0]}, which is not a column of texts; name others.")
     if repeated := [name for name in named if name in columns]:
         raise UserError(
             f"--reference_columns has {repeated[0]}, which is the source or the target; name further columns only."

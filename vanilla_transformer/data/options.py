@@ -82,6 +82,11 @@ class DatasetOptions:
         action="extend",
     )
 
+    def __post_init__(self):
+        for name in ("source_column", "target_column"):  # one may be given as it is
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, [value])
+
     @property
     def label(self) -> str:
         """How messages refer to the pairs."""

@@ -66,7 +66,7 @@ class TextFiles(Csv):
         for split in splits:
             names, files = list(map(str, self.config.data_files[split.name])), split.gen_kwargs["files_iterables"]
             if self.config.is_parallel:
-                names, files = names[:1], [[list(itertools.chain(*files))]]
+                names, files = names[:1], [list(group_sides(names, list(itertools.chain(*files))))]
             split.gen_kwargs = {"base_files": names, "files_iterables": files}
         return splits
 
@@ -89,6 +89,15 @@ class TextFiles(Csv):
         if self.config.sep == CsvConfig.sep:
             options |= TABLES[suffix]
         return read_table(file, options)
+
+
+def group_sides(names: list[str], files: list[str]) -> Iterator[tuple[str, ...]]:
+    """The parallel files of each group, by the suffixes of their names: of patterns such as `*.en *.de` the first
+    with the first, and so on. Raises ValueError if there are more of one side."""
+    sides = {}
+    for name, file in zip(names, files, strict=True):
+        sides.setdefault(suffix_of(name), []).append(file)
+    return zip(*sides.values(), strict=True)
 
 
 def tables(rows: Iterator[tuple], names: list[str]) -> Iterator[pa.Table]:

@@ -20,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion.ctranslate2 import CONFIG, MAX_POSITIONS, check_quantization, to_ctranslate2, token_names
 from ..decoding_vanilla_transformer import end_tokens
+from ..errors import UserError
 from ..files import new_folder, remove_folder, remove_unfinished
 from ..sentences_vanilla_transformer import InputError
 from ..translation_vanilla_transformer import Engine
@@ -175,7 +176,7 @@ def convert_once(
         lock = FileLock(home / ".lock").acquire()  # waits while another process converts
     except OSError as error:
         reason = f"{home} cannot be written: {error.strerror}; set HF_HOME to a directory that can be."
-        raise OSError(reason) from error
+        raise UserError(reason) from error
     with lock:
         remove_unfinished(home)
         if read_config(target).get("source") != source:

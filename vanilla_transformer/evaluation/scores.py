@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.texts import SPACES, normalize
 from ..errors import UserError
 from ..languages import parse_language
-from .metrics import Metrics, as_list
+from .further_metrics import Metrics, as_list
 
 # How sacreBLEU tokenizes languages that are written without spaces.
 CHINESE = ["zh", "cmn", "yue", "wuu", "nan", "hak", "gan", "hsn", "cdo", "lzh"]

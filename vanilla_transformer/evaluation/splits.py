@@ -13,7 +13,7 @@ from ..data.batches import evaluation_batches
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import BaseTranslator
-from .metrics import OURS
+from .further_metrics import OURS
 from .scores import Scorer, explain_sameness, explain_zero
 from .systems import count_errors
 

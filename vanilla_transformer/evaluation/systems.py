@@ -8,7 +8,7 @@ from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
 from ..data.texts import KEPT, count_kept
-from .metrics import as_list
+from .further_metrics import as_list
 from .scores import Scorer, explain_sameness, explain_zero
 
 # sacreBLEU's randomization test does not count swaps that repeat the observed difference, which are many if few

@@ -5,7 +5,7 @@ from datasets import Dataset
 from transformers import GenerationConfig
 
 from ..translation_vanilla_transformer import BaseTranslator, Hypothesis
-from .metrics import greater_by_name
+from .further_metrics import greater_by_name
 from .scores import Scorer
 from .splits import references_of
 

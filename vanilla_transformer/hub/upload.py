@@ -20,7 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from .. import Translator, VanillaTransformerConfig
 from ..configuration_vanilla_transformer import AUTO_MAP, PIPELINE
-from ..conversion.native import check_family, native_family, save_tokenizer, to_native
+from ..conversion.marian import check_family, native_family, save_tokenizer, to_native
 from ..errors import UserError, explaining, one_line
 from ..loading import load_tokenizer
 from .model_card import SENTENCE, public_recipe, read_file, write_model_card

@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .. import VanillaTransformerForConditionalGeneration
 from ..decoding_vanilla_transformer import greedy_search
-from ..errors import UserError, explaining
+from ..errors import UserError
 from ..files import write_text
 from ..modeling_vanilla_transformer import VanillaTransformerAttention, eager_attention_forward
 from .alignment import align_words
@@ -53,10 +53,12 @@ def explore(
     """
     pairs, sentences, references = list(pairs), [], []
     for number, (source, reference, _) in enumerate(pairs, start=1):
-        with explaining(f"Pair {number} cannot be recorded", UserError):  # known before minutes of recording
+        try:  # known before minutes of recording
             encode(model, tokenizer, source)
             if reference is not None:
                 encode(model, tokenizer, reference, "reference", is_target=True)
+        except UserError as error:
+            raise UserError(f"Pair {number} cannot be recorded: {error}") from error
     with eager_attention(model), torch.no_grad():
         for source, reference, alignment in tqdm(pairs, "Recording", leave=False):
             ids = encode(model, tokenizer, source)

@@ -14,7 +14,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_parallel
 from ..data.readers import may_have_columns
 from ..errors import UserError, explaining
-from ..evaluation.metrics import OURS
+from ..evaluation.further_metrics import OURS
 from ..hub.model_card import PATHS_OR_IDS
 from .options import ModelOptions, TrainingOptions
 

@@ -59,7 +59,7 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
     changed = {
         name: DESCRIPTIONS.get(name, f"--{name} was {{}}, now {{}}").format(*map(as_words, (old[name], new[name])))
         for name in new
-        if name in old and old[name] != new[name]
+        if name in old and as_words(old[name]) != as_words(new[name])
     }
     fixed = {*FIXED, *SIZES, *(FIXED_IN_STREAM if new["streaming"] else ())}
     if rejected := changed.keys() & fixed:

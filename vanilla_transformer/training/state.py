@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..errors import UserError
-from ..evaluation.metrics import greater_by_name
+from ..evaluation.further_metrics import greater_by_name
 from .options import TrainingOptions
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with

@@ -4,9 +4,9 @@ import evaluate
 import pytest
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.evaluation.metrics import Metrics, greater_by_name
+from vanilla_transformer.evaluation.evaluate_module import TranslationScores
+from vanilla_transformer.evaluation.further_metrics import Metrics, greater_by_name
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.translation_scores import TranslationScores
 
 MODULE = """
 import datasets
