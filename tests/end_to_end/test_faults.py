@@ -62,7 +62,7 @@ KILLS = {  # a function, and the calls of which one is the last
     "in a translation": ("vanilla_transformer.translation_vanilla_transformer:BaseTranslator", "__call__", 1),
     "while a checkpoint is written": (CHECKPOINT, "save_file", 4),
     "while a checkpoint is read": (CHECKPOINT, "load_file", 3),
-    "before the state is written": ("pathlib:Path", "write_text", 9),
+    "before the state is written": ("pathlib:Path", "write_bytes", 9),
     "around a renaming": ("pathlib:Path", "rename", 3),
     "while an old checkpoint is deleted": ("os", "unlink", 30),
 }

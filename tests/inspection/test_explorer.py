@@ -229,12 +229,12 @@ def test_explorer_command(model, tokenizer, tmp_path, capsys, monkeypatch):
     several = [*command, tmp_path / "no.html", "--sentences", "2"]
     assert "Pair 2 cannot be recorded: The reference is empty" in command_error(capsys, *several)
 
-    def fill_the_disk(path, text, **options):
-        path.write_bytes(text[:100].encode())
+    def fill_the_disk(path, content):
+        path.write_text(content[:100].decode())
         raise OSError(28, "No space left on device")
 
     whole = (tmp_path / "page.html").read_bytes()
-    monkeypatch.setattr(Path, "write_text", fill_the_disk)
+    monkeypatch.setattr(Path, "write_bytes", fill_the_disk)
     assert "No space left on device" in command_error(capsys, *command, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == whole
 
