@@ -246,6 +246,7 @@ def prepare(
         model_options.vocab_size,
         data_options.train_file_tags,
         data_options.verbatim,
+        data_options.letters,
     )
     torch.manual_seed(options.seed)
     model = make_model(model_options, options, data_options, tokenizer, accelerator.device)

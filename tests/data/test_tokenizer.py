@@ -113,6 +113,22 @@ def test_a_verbatim_tokenizer_returns_every_text(text, tmp_path):
     assert tokenizer.init_kwargs["verbatim"] and tokenizer_for_training(str(tmp_path)).init_kwargs["verbatim"]
 
 
+@pytest.mark.parametrize("verbatim", [False, True])
+def test_each_character_may_be_a_token(verbatim, tmp_path):
+    """Of more bytes, if training had it; other characters are their bytes. Tags stay whole."""
+    train_tokenizer(["ʃ ɪ p 犬"] * 3, 300, tags=["<bt>"], verbatim=verbatim, letters=True).save_pretrained(tmp_path)
+    tokenizer = tokenizer_for_training(str(tmp_path))
+    for text, tokens in [("ʃɪp p犬", 7), ("<bt> ʃɪ", 4), ("pppp", 5), ("a </s>", 7), ("猫", 4)]:
+        ids = tokenizer(text).input_ids
+        assert len(ids) == tokens + 1, text  # with the space before the text, and the end
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.init_kwargs["letters"]
+    pairs = datasets.Dataset.from_dict({"source": ["a"], "target": ["b"]})
+    with pytest.raises(UserError, match="--letters trains a tokenizer, but --tokenizer_name .* brings one"):
+        train_tokenizer(["a"], 300).save_pretrained(tmp_path / "other")
+        make_tokenizer(("--tokenizer_name", str(tmp_path / "other")), pairs, letters=True)
+
+
 def test_a_verbatim_tokenizer_returns_random_texts():
     tokenizer, generator = train_tokenizer(corpus(), 300, verbatim=True), random.Random(0)
     atoms = [

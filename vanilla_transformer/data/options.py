@@ -159,6 +159,9 @@ class DataOptions(DatasetOptions):
         "train a tokenizer that keeps texts as they are: line breaks, indentation, spaces of all kinds, decomposed "
         "letters; for code, forms and typography",
     )
+    letters: bool = option(
+        False, "train a tokenizer with each character as a token; for pronunciation, inflection and spelling"
+    )
     max_source_sentences: int | None = option(
         None,
         "cut sources into pieces of at most so many sentences in evaluation and translation (default: the largest "

@@ -39,12 +39,17 @@ from .options import DataOptions
 from .texts import INVISIBLE, SPACES, normalize
 
 # Notes of train.py in a tokenizer, for the Translator.
-NOTES = ("verbatim", "max_source_sentences", "max_source_lines", "source_tags", "wordless_sources")
+NOTES = ("verbatim", "letters", "max_source_sentences", "max_source_lines", "source_tags", "wordless_sources")
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, length: int | None = None, tags: Iterable[str] = (), verbatim: bool = False
+    texts: Iterable[str],
+    vocab_size: int,
+    length: int | None = None,
+    tags: Iterable[str] = (),
+    verbatim: bool = False,
+    letters: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer (section 5.1: byte-pair encoding with a shared vocabulary).
 
@@ -59,6 +64,7 @@ def train_tokenizer(
         length: The number of texts, for the progress bar.
         tags: Words such as `<bt>` that become one token each, wherever they occur.
         verbatim: Keep spaces of all kinds, line breaks, invisible characters and decomposed letters.
+        letters: Make each character a token: bytes are merged within characters only.
 
     Raises:
         UserError: `vocab_size` is too small for the special tokens and the 256 bytes.
@@ -76,6 +82,9 @@ def train_tokenizer(
     cleaning = [] if verbatim else [normalizers.Replace(Regex(INVISIBLE), ""), normalizers.NFC(), *spaces]
     tokenizer.normalizer = normalizers.Sequence([*cleaning, normalizers.Prepend(" ")])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if letters:
+        each = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([each, tokenizer.pre_tokenizer])
     specials = special_tokens_stay_text(tokenizer, verbatim)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
     trainer = trainers.BpeTrainer(
@@ -87,13 +96,14 @@ def train_tokenizer(
     tokenizer.train_from_iterator((text for text in texts if len(text) <= LONGEST_TEXT), trainer, length=length)
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
-    return wrap_trained(tokenizer, verbatim)
+    return wrap_trained(tokenizer, verbatim, letters)
 
 
-def wrap_trained(tokenizer: Tokenizer, verbatim: bool = False) -> PreTrainedTokenizerFast:
+def wrap_trained(tokenizer: Tokenizer, verbatim: bool = False, letters: bool = False) -> PreTrainedTokenizerFast:
     """What [`train_tokenizer`] returns for a tokenizer that it has trained."""
     options = {"clean_up_tokenization_spaces": False, "split_special_tokens": False}
-    return wrap(tokenizer, **options, **({"verbatim": True} if verbatim else {}), **SPECIAL_TOKENS)
+    notes = {name: True for name, is_so in (("verbatim", verbatim), ("letters", letters)) if is_so}
+    return wrap(tokenizer, **options, **notes, **SPECIAL_TOKENS)
 
 
 def special_tokens_stay_text(tokenizer: Tokenizer, verbatim: bool = False) -> list[AddedToken]:
@@ -285,16 +295,17 @@ def make_tokenizer(
     vocab_size: int | None = None,
     tags: Iterable[str] | None = None,
     verbatim: bool = False,
+    letters: bool = False,
 ):
     """The tokenizer that [`existing_tokenizer`] found, or else a new one, trained on the training pairs.
 
     Prints what it loses of the training texts. Raises UserError if that is nearly all, if one of the `tags` is not one
-    token of it, or is a special token, or if an existing tokenizer is to be `verbatim` and is not.
+    token of it, or is a special token, or if an existing tokenizer is to be `verbatim` or of `letters` and is not.
     """
     tags = [tag for tag in tags or [] if tag]
     if existing is None:
         size = vocab_size or VanillaTransformerConfig().vocab_size
-        tokenizer = trained_tokenizer(train_pairs, size, tags, verbatim)
+        tokenizer = trained_tokenizer(train_pairs, size, tags, verbatim, letters)
     else:
         option, name = existing
         if option == "--resume_from_checkpoint" and not Path(name, "tokenizer_config.json").is_file():
@@ -302,8 +313,9 @@ def make_tokenizer(
         tokenizer = tokenizer_for_training(name, option)
         if option != "--resume_from_checkpoint":
             report_lost_text(tokenizer, train_pairs, f"{option} {name}", tags)
-        if verbatim and not tokenizer.init_kwargs.get("verbatim"):
-            raise UserError(f"--verbatim trains a tokenizer, but {option} {name} brings one; leave one of them out.")
+        for kind, is_asked in (("verbatim", verbatim), ("letters", letters)):
+            if is_asked and not tokenizer.init_kwargs.get(kind):
+                raise UserError(f"--{kind} trains a tokenizer, but {option} {name} brings one; leave one of them out.")
         if option == "--model_name_or_path" and vocab_size not in (None, len(tokenizer)):
             print(
                 f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "
@@ -323,23 +335,23 @@ def make_tokenizer(
     return tokenizer
 
 
-def trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool):
+def trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool, letters: bool):
     """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
 
     The name of its file is a digest of the texts, the arguments and the code. Streams have no digest, and their
     tokenizers are always trained.
     """
     if not isinstance(train_pairs, Sized):
-        return train_tokenizer(iter_texts(train_pairs), size, None, tags, verbatim)
+        return train_tokenizer(iter_texts(train_pairs), size, None, tags, verbatim, letters)
     code = [Path(file).read_bytes() for file in (__file__, encoding.__file__)] + [tokenizers.__version__]
-    key = Hasher.hash((digest_texts(train_pairs), size, tags, verbatim, code))
+    key = Hasher.hash((digest_texts(train_pairs), size, tags, verbatim, letters, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
-        tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")), verbatim)
+        tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")), verbatim, letters)
         print(f"the tokenizer was trained by an earlier run on these pairs, which left it in {file}")
         return tokenizer
     count = min(len(train_pairs), encoding.TOKENIZER_SAMPLE)
-    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * count, tags, verbatim)
+    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * count, tags, verbatim, letters)
     with contextlib.suppress(OSError):  # then the next run trains it again
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, tokenizer.backend_tokenizer.to_str())
