@@ -570,7 +570,8 @@ def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, cac
     make_tokenizer(None, pairs.to_iterable_dataset() if streaming else pairs, 300)
     make_tokenizer(None, pairs, None)
     texts, default = ["a", "b", "c", "d"], VanillaTransformerConfig().vocab_size
-    assert found == [(texts, 300, None if streaming else 4, [], False), (texts, default, 4, [], False)]
+    kinds = ([], False, False)  # tags, verbatim, letters
+    assert found == [(texts, 300, None if streaming else 4, *kinds), (texts, default, 4, *kinds)]
 
 
 def test_directories_with_a_card_and_the_same_name_have_their_own_tokenizers(cache, tmp_path):

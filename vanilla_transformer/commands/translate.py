@@ -93,7 +93,7 @@ def translate_lines(translator: Translator, options: argparse.Namespace):
     """Translates what has arrived, up to 1,000 lines at a time, in batches by length."""
     sys.stdout.reconfigure(encoding="utf-8")
     done, distinct = 0, []
-    for raw in arriving_lines(sys.stdin.buffer, LINES_AT_A_TIME):
+    for raw in arriving_lines(sys.stdin.buffer if sys.stdin else io.BytesIO(), LINES_AT_A_TIME):
         lines, problem = [], None  # a line that is not text: those before it are translated first
         try:
             lines += (decode(line, number) for number, line in enumerate(raw, done + 1))
