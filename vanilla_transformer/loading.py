@@ -228,7 +228,7 @@ def load_model(name: str | os.PathLike, use_safetensors: bool | None = True, **k
     if found := " and ".join(f"{len(keys)} {kind} (such as {keys[0]})" for kind, keys in problems if keys):
         raise UserError(f"The weights in {name} do not match its config: {found}; download or save it again.")
     head = model.get_output_embeddings()
-    size = sys.maxsize if head is None else len(head.weight)  # none: a model of another kind that does not tell
+    size = sys.maxsize if head is None else len(head.weight)  # no output embeddings: the size is unknown
     for key, value in vars(model.generation_config).items():
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if key.endswith("_token_id") and not all(isinstance(one, int) and 0 <= one < size for one in ids):
@@ -314,7 +314,7 @@ def check_exists(name: str | os.PathLike, *patterns: str, **where):
         raise UserError(f"{name} has no revision {revision} on the Hub; name a commit, branch or tag.") from error
     except RepositoryNotFoundError as error:
         raise UserError(f"{name} is neither a directory nor a model on the Hub that you may read.") from error
-    except HfHubHTTPError:  # the Hub has answered; whatever is wrong, transformers says it better
+    except HfHubHTTPError:  # the Hub answered; transformers gives a better message
         return
     except (HTTPError, ConnectionError) as error:
         if is_cached:

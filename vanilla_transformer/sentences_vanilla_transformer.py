@@ -319,7 +319,7 @@ CUTS = {
 def cut(
     text: str, fits: Callable[[str], bool], is_possible: Callable[[str], bool], level: int = SENTENCES
 ) -> Iterator[str]:
-    """Splits `text` into pieces that fit, each as long as the places to cut at allow.
+    """Splits `text` into the longest pieces that fit, at the allowed cut points.
 
     A sentence or a word that does not fit is kept whole if that is possible. A piece that cannot be split is returned
     even if it is not.

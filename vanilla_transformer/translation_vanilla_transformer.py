@@ -137,7 +137,7 @@ class TorchEngine(Engine):
         configs = [model.config for model in models]
         positions = [getattr(config, "max_position_embeddings", None) or sys.maxsize for config in configs]  # T5: none
         self.default_positions = min(positions)
-        # Computed positions have no end, which `longest_sequence` of our config tells.
+        # Computed positions have no limit of their own; `longest_sequence` of our config says how far they go.
         self.max_positions = min(
             getattr(config, "longest_sequence", most) for config, most in zip(configs, positions, strict=True)
         )

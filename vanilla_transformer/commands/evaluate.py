@@ -1,7 +1,7 @@
 """Translate a test set with one or several models, or read translations from files, and score them with sacreBLEU.
 
 Prints BLEU and chrF of each system with 95 % confidence intervals. The first system on the command line is the
-baseline; for each other one, p is the probability that chance alone makes so large a difference. A model may also be
+baseline; for each other one, p is the probability of a difference this large arising by chance. A model may also be
 any AutoModelForSeq2SeqLM of transformers, such as an OPUS-MT model; it translates with its own `generate`.
 """
 
@@ -154,7 +154,7 @@ def check_options(options: argparse.Namespace):
     if sum(given) != 1 or (has_pairs and options.sources):
         raise UserError("give one of --dataset_name, --test_file, and --references, which may come with --sources.")
     if any(kind == "model" for _, kind in options.systems) and not (has_pairs or options.sources):
-        raise UserError("--model needs the texts that are translated; give --sources too.")
+        raise UserError("--model needs source texts; add --sources.")
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
     if options.tune and options.dataset_name and options.split == "test":

@@ -24,7 +24,7 @@ REFERENCES = datasets.Features(references=datasets.List(datasets.Value("string")
 
 
 def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred: tuple = ()) -> tuple:
-    """The `preferred` source and target, if the dataset has these columns, or else its own, which are printed.
+    """The `preferred` columns if the dataset has them; otherwise picks columns and prints them.
 
     Raises UserError if there are none.
     """
@@ -43,10 +43,11 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
 
 
 def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: tuple = ()) -> bool:
-    """Whether the first row of a .csv or .tsv file names no columns, which is printed then: it is plainly a pair, or
+    """Whether a .csv or .tsv file has no header row; prints so if it does not. Its first row is then a clear pair, or
     the options number the columns.
 
-    Names are languages or identifiers, or have numbers below them. Raises UserError if the row is no pair, either.
+    Names of columns are languages or identifiers, or have numbers below them. Raises UserError if the first row is
+    neither a header nor a pair.
     """
     if source.dataset or not is_table(dataset, source):
         return False
@@ -87,8 +88,8 @@ def number_columns(dataset: Dataset | IterableDataset, source: Source) -> Source
 
 
 def join_columns(dataset: Dataset | IterableDataset, source: Source) -> Dataset | IterableDataset:
-    """The dataset with a further column for each side that has several: their texts, but for empty ones, with a space
-    between them. Without a text, it is None."""
+    """Adds a column for each side that names several: their texts, joined with spaces. Empty texts are skipped; if all
+    are empty, the value is None."""
     features = features_of(dataset, source.label)
     for names, joined in zip((source.source_columns, source.target_columns), source.columns, strict=True):
         if len(names) > 1 and set(names) <= set(features):

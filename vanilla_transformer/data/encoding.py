@@ -204,8 +204,8 @@ def tokenize_splits(
         except KeyboardInterrupt:
             kept = ["the tokenizer"] if isinstance(pairs["train"], Sized) else []
             kept += [f"the tokens of {name}" for name, done in splits.items() if isinstance(done, Sized)]
-            found = f"{' and '.join(kept)} will be found again, " if kept else ""
-            message = f"stopped while tokenizing {split}; {found}{split} tokenized from its start"
+            found = f"{' and '.join(kept)} will be found again; " if kept else ""
+            message = f"stopped while tokenizing {split}; {found}{split} will be tokenized from its start"
             raise KeyboardInterrupt(message) from None
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in drops.items())
         PartialState().print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")

@@ -12,14 +12,14 @@ FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # on
 CATALOGUES = (".po", ".pot", ".xliff", ".xlf", ".ts")  # formats that can be filled
 TRANSLATION_FILES = (*CATALOGUES, ".sdlxliff", ".mo", ".gmo", ".qph", ".tbx", ".catkeys")  # these, too, have pairs
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".tmx", *TRANSLATION_FILES)  # of files with pairs
-LANGUAGES = {".ts", ".mo"}  # of these, codes of languages: of two parallel files, one may be in Tsonga or Moldavian
+LANGUAGES = {".ts", ".mo"}  # also language codes (Tsonga, Moldavian), so they may be endings of parallel files
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # may follow them
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file, parallel files or a split of a dataset: which of its columns have the pairs, and how these are mixed.
+    """A file, parallel files or a dataset split, with its source and target columns and its mixing weight.
 
     Attributes:
         name: The file, two or more parallel ones, or the split.
@@ -29,7 +29,7 @@ class Source:
         languages: How messages refer to the named languages, with the options that named them.
         reference_columns: Columns with further references.
         tag: Put before each source, if it is not empty.
-        weight: How often an epoch reads it.
+        weight: Times each pair is read per epoch.
     """
 
     name: str | tuple[str, ...]

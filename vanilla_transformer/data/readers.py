@@ -201,7 +201,7 @@ def may_have_columns(name: str | tuple[str, str], languages: set[str]) -> bool:
     if isinstance(name, tuple):
         return {suffix_of(file).removeprefix(".") for file in name} == languages
     if (suffix := suffix_of(name)) in (".csv", ".tsv") and Path(name).is_file():
-        with contextlib.suppress(OSError, ValueError):  # which are told when it is read
+        with contextlib.suppress(OSError, ValueError):  # reported when the file is read
             header = list(pd.read_csv(name, nrows=0, **TABLES[suffix]).columns)
             return all(column_of(language, header) for language in languages)
     return suffix not in (".txt", *TRANSLATION_FILES)

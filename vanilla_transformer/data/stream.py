@@ -24,7 +24,7 @@ from ..errors import UserError
 from .encoding import are_filled
 from .rows import reading_data
 
-# Rows of a pool. The first one is small, for a batch to come soon, and each next one twice as large.
+# Rows of a pool. The first is small, so that training starts soon; each later one is twice as large.
 FIRST_POOL, LAST_POOL = 2**8, 2**14
 TABLE = 2**5  # rows that are read together; a pool has whole tables
 SHARDS = 8  # for each process, at least, to divide a stream by shards: of so many, all have about as many rows

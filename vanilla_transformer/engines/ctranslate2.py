@@ -43,7 +43,7 @@ ENGINES = weakref.WeakSet()
 def leave_threads_to_parent():
     """Lets the engines of a forked process open their models again, since CTranslate2's threads stay in its parent.
 
-    The old ones are kept for ever: to delete one waits for its threads.
+    Old translators are never freed, since deleting one would wait for its threads.
     """
     for engine in ENGINES:
         if translator := vars(engine).pop("translator", None):
@@ -57,7 +57,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
 class CTranslate2Engine(Engine):
     """Runs a directory written by [`to_ctranslate2`].
 
-    Options that CTranslate2 does not have, or not with the same outcome, raise ValueError. Pickled, or in a process
+    Options that CTranslate2 lacks or treats differently raise InputError. Pickled, or in a process
     that was forked, the engine opens the directory again.
     """
 
@@ -169,7 +169,7 @@ def convert_once(
     home = f"{Path(name).name[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     home = Path(constants.HF_HOME) / "vanilla_transformer" / "ctranslate2" / home
     target = home / (quantization or "float32")
-    if read_config(target).get("source") == source:  # which may be another user's, whose folder cannot be locked
+    if read_config(target).get("source") == source:  # maybe made by another user, where we cannot lock
         return target
     try:
         home.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def check_model_fits(config: VanillaTransformerConfig):
 
 
 def activation_bytes(config: VanillaTransformerConfig, pairs: int, length: int) -> int:
-    """About the bytes that the forward pass of `pairs` with `length` tokens on both sides keeps in float32.
+    """Approximate bytes of float32 activations that a forward pass of `pairs`, with `length` tokens a side, keeps.
 
     The numbers of tensors of each size are measured, as in section 4.1 of Korthikanti et al. (2022, arXiv:2205.05198);
     only the eager backend keeps the attention of all tokens to all tokens.
