@@ -475,7 +475,7 @@ BAD = {
         ["--model", "m", "--dataset_name", "d", *TEXT_FILES],
         "give one of --dataset_name, --test_file, and --ref",
     ),
-    "no sources": (["--model", "m", "--references", "references.txt"], "give --sources too"),
+    "no sources": (["--model", "m", "--references", "references.txt"], "needs source texts; add --sources"),
     "number of lines": (["--hypotheses", "short.txt", *TEXT_FILES], "short.txt has 2 lines, .* 120 references"),
     "number of sources": (["--model", "m", "--sources", "short.txt", *TEXT_FILES[2:]], "short.txt has 2 lines"),
     "empty file": (["--hypotheses", "empty.txt", *TEXT_FILES], "empty.txt is empty"),
