@@ -10,7 +10,6 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
@@ -320,16 +319,6 @@ def save_untrained(folder: Path) -> Path:
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def panics(folder: str) -> str:
-    """Gives the saved tokenizer a regular expression that needs exponential time; returns a text that it panics on."""
-    file = Path(folder) / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(file))
-    slow = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([slow, tokenizer.pre_tokenizer])
-    tokenizer.save(str(file))
-    return f"{'a' * 40}!"
 
 
 def put_checkpoints(output_dir: Path, *steps):

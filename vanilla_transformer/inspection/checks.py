@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 # The checks; what usually causes each to fail, and the remedy.
 CHECKS = {
     "repeat": "In evaluation mode nothing may be random: give `training=self.training` to `nn.functional.dropout`.",
-    "causality": "The future leaks. The backend sdpa hides it by itself, but only where the mask is None: with "
+    "causality": "The future leaks. The sdpa backend applies its causal mask only where the mask is None: with "
     "whatever you add to the scores, give it a causal mask. Average or normalize nothing over target positions, and "
     "pad a convolution over them on the left alone.",
     "padding": "Combine whatever you add to the scores with the `attention_mask`, which is None, boolean (True to "

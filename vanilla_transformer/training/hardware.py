@@ -88,6 +88,7 @@ def largest_batch(model: nn.Module, options: TrainingOptions, accelerator: Accel
 
     @find_executable_batch_size(starting_batch_size=round(MAX_TOKENS / USABLE))
     def try_batch(max_tokens: int) -> int:
+        """Returns `max_tokens` if a forward and a backward pass fit into memory."""
         pairs = max_tokens // longest
         if pairs == 0:
             raise UserError(
