@@ -28,8 +28,8 @@ from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenize
 from vanilla_transformer.errors import prepare_output
 from vanilla_transformer.evaluation.further_metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.splits import evaluate_split, prepare_scorer
-from vanilla_transformer.evaluation.tuning import tune_on_split, use_best
+from vanilla_transformer.evaluation.splits import SplitEvaluator, prepare_scorer
+from vanilla_transformer.evaluation.tuning import use_best
 from vanilla_transformer.hub import upload
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.training import checkpoint, hardware, memory, processes, report, resume, run_folder
@@ -99,13 +99,8 @@ def main():
     processes.check_same_everywhere("--output_dir", (output_dir / "recipe.yaml").exists())
     processes.check_same_everywhere("The training data", settings["data"])
     run_on_main(report.start_trackers, accelerator, options.run_name, recipe)
-    evaluate = partial(  # with the beams of model.generation_config
-        evaluate_split,
-        tokenizer=tokenizer,
-        scorer=scorer,
-        accelerator=accelerator,
-        max_tokens=options.per_device_eval_max_tokens,
-        num_examples=options.num_examples,
+    evaluator = SplitEvaluator(
+        tokenizer, scorer, accelerator, options.per_device_eval_max_tokens, options.num_examples
     )
 
     # -------------------------------------------------------------------------------------------------------- train
@@ -125,7 +120,7 @@ def main():
             if stopping:
                 raise Stopped(state.step, shutdown.signal_number)
             if triggers.should_evaluate(state.step):
-                scores = evaluate(weights.to_score(), splits["validation"], "eval", step=state.step)
+                scores = evaluator.evaluate(weights.to_score(), splits["validation"], "eval", step=state.step)
                 state.log_scores(scores)
                 accelerator.log(report.scalars(scores), step=state.step)
                 if shutdown.should_stop():
@@ -155,22 +150,13 @@ def main():
     final = final_model(weights, state, triggers)  # the last, averaged or best weights
     results = state.results() | {"num_parameters": final.num_parameters()}
     if options.tune_decoding:
-        tried = run_on_main(
-            tune_on_split,
-            final,
-            splits["validation"],
-            options.metric_for_best_model,
-            options.greater_is_better,
-            tokenizer=tokenizer,
-            scorer=scorer,
-            accelerator=accelerator,
-            max_tokens=options.per_device_eval_max_tokens,
-        )
+        by, is_better = options.metric_for_best_model, options.greater_is_better
+        tried = run_on_main(evaluator.tune, final, splits["validation"], by, is_better)
         results["tuned_decoding"] = tried
         accelerator.print(f"tuned on the validation split: {use_best(tried, final.generation_config)}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
-            results |= evaluate(final, splits[split], prefix)
+            results |= evaluator.evaluate(final, splits[split], prefix)
     if not state.is_evaluated:
         state.log_scores(results)
     accelerator.log(report.scalars(results), step=state.step)

@@ -11,7 +11,7 @@ import torch
 from vanilla_transformer.data.batches import evaluation_batches
 from vanilla_transformer.evaluation import splits as evaluation
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.splits import evaluate_loss, evaluate_split, translate_split
+from vanilla_transformer.evaluation.splits import SplitEvaluator, evaluate_loss, translate_split
 
 
 def in_processes(run, num_processes: int, monkeypatch) -> list:
@@ -96,8 +96,8 @@ def test_warnings_if_bleu_is_0_but_chrf_is_not_or_its_tokenizer_does_not_fit(
     texts = [text] * len(split)
     split = split.add_column("source", texts).add_column("target", texts)
     monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: texts)
-    options = {"tokenizer": byte_tokenizer, "scorer": Scorer("to", bleu_tokenize), "accelerator": accelerator}
-    results = evaluate_split(model, split, "eval", max_tokens=99, num_examples=2, step=1200, **options)
+    evaluator = SplitEvaluator(byte_tokenizer, Scorer("to", bleu_tokenize), accelerator, 99, num_examples=2)
+    results = evaluator.evaluate(model, split, "eval", step=1200)
     assert results["examples"] == [dict.fromkeys(("source", "reference", "translation"), texts[0])] * 2
     assert results["eval_chrf"] > 99
     assert (results["eval_exact_match"], results["eval_word_error_rate"]) == (100.0, 0.0)
@@ -114,7 +114,6 @@ def test_processes_have_the_same_errors_of_normalized_texts(
     translations, targets = ["5 \u03a9"] * len(split), ["5 \u2126"] * len(split)
     split = split.add_column("source", targets).add_column("target", targets)
     monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: translations)
-    options = {"tokenizer": byte_tokenizer, "max_tokens": 99, "num_examples": 0}
     fitted, scored = Scorer(normalization="nfc"), []
     main = accelerator
     other = SimpleNamespace(process_index=1, num_processes=2, is_main_process=False, is_local_main_process=False)
@@ -123,6 +122,6 @@ def test_processes_have_the_same_errors_of_normalized_texts(
     monkeypatch.setattr(evaluation, "gather_object", lambda part: scored.extend(part) or list(scored))
     monkeypatch.setattr(evaluation, "evaluate_loss", lambda *args: 1.0)
     model = make_model()
-    one = evaluate_split(model, split, "eval", scorer=fitted, accelerator=main, **options)
-    two = evaluate_split(model, split, "eval", scorer=Scorer(), accelerator=other, **options)
+    one = SplitEvaluator(byte_tokenizer, fitted, main, 99).evaluate(model, split, "eval")
+    two = SplitEvaluator(byte_tokenizer, Scorer(), other, 99).evaluate(model, split, "eval")
     assert one == two and one["eval_word_error_rate"] == 0

@@ -6,7 +6,7 @@ from datasets import Dataset
 from helpers import TEXTS, write_metric
 
 from vanilla_transformer import Translator
-from vanilla_transformer.evaluation import tuning
+from vanilla_transformer.evaluation import splits, tuning
 from vanilla_transformer.evaluation.further_metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.sentences_vanilla_transformer import Segments
@@ -78,9 +78,8 @@ def test_chrf_chooses_where_bleu_says_nothing():
 
 def test_by_a_metric_that_is_not_of_translations_bleu_chooses_the_highest(varied_translator, monkeypatch):
     """Whatever is better of that other metric, such as the loss."""
-    monkeypatch.setattr(tuning, "tune", lambda *arguments: arguments[-2:])
+    monkeypatch.setattr(splits, "tune", lambda *arguments: arguments[-2:])
     split = Dataset.from_dict({"source": ["a"], "target": ["b"]})
-    given = {"tokenizer": varied_translator.tokenizer, "scorer": Scorer(), "accelerator": Accelerator(cpu=True)}
+    evaluator = splits.SplitEvaluator(varied_translator.tokenizer, Scorer(), Accelerator(cpu=True), max_tokens=9)
     for greater in (False, None, True):
-        found = tuning.tune_on_split(varied_translator.model, split, "loss", greater, **given, max_tokens=9)
-        assert found == ("bleu", True)
+        assert evaluator.tune(varied_translator.model, split, "loss", greater) == ("bleu", True)

@@ -1,80 +1,108 @@
-"""Evaluates a model on a split: its loss, and its translations against the references."""
+"""Evaluates a model on a split: its loss, and its translations against the references; and tunes its search."""
 
 import itertools
 import sys
+from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset
 from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from ..data.batches import evaluation_batches
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import BaseTranslator
-from .further_metrics import OURS
+from .further_metrics import OURS, greater_by_name
 from .scores import Scorer, explain_sameness, explain_zero
 from .systems import count_errors
+from .tuning import tune
 
 
-def evaluate_split(
-    model,
-    split: Dataset,
-    prefix: str,
-    *,
-    tokenizer,
-    scorer: Scorer,
-    accelerator: Accelerator,
-    max_tokens: int,
-    num_examples: int,
-    step: int | None = None,
-) -> dict:
-    """Loss (nats per target token), scores and errors of a split, with some translations, which are also printed.
+@dataclass
+class SplitEvaluator:
+    """Scores a model on a split, and tunes its search.
 
-    Every process translates its share, in batches of `max_tokens`, and returns the same results. `step` is printed.
-
-    Returns:
-        A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `{prefix}_exact_match`,
-        `{prefix}_word_error_rate` (both in percent), `{prefix}_{name}` for each further metric of the `scorer`,
-        `bleu_signature`, `chrf_signature` and `examples`, a list of dictionaries with `source`, `reference` and
-        `translation`.
+    Attributes:
+        tokenizer: Of the model.
+        scorer: Counts BLEU, chrF and further metrics.
+        accelerator: Of this process; each process translates its share.
+        max_tokens: Source tokens in a batch.
+        num_examples: Translations that are shown and returned.
     """
-    shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
-    batches = evaluation_batches(split, tokenizer, max_tokens, **shares)
-    model.eval()
-    loss = evaluate_loss(model, batches, accelerator)
-    sources, references = list(split["source"]), references_of(split)
-    translator = BaseTranslator(model, tokenizer, max_tokens)
-    with accelerator.autocast():
-        is_shown = accelerator.is_local_main_process and sys.stderr.isatty()
-        label = f"Translating {len(sources):,}" if is_shown else None
-        translations = translate_split(translator, sources, label, **shares)
-    # By the main process alone: a metric may be large, and all must agree on which model is the best.
-    scored = []
-    if accelerator.is_main_process:
-        errors = count_errors(translations, references, scorer)
-        scored = [(scorer.score(translations, references, sources), errors)]
-    ((scores, errors),) = gather_object(scored)
-    names = ("bleu_signature", "chrf_signature")
-    signatures = {name: scores[name] for name in names}
-    scores = {name: number for name, number in scores.items() if name not in names}
-    rows = list(zip(sources, split["target"], translations, strict=True))[:num_examples]
-    examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
-    if accelerator.is_main_process:
-        when = "" if step is None else f" at step {step:,}"
-        shown = [f"loss {loss:.3f}", f"BLEU {scores['bleu']:.2f}", f"chrF {scores['chrf']:.2f}"]
-        shown += [f"{errors['exact_match']:.1f}% exact"]
-        shown += [f"{name} {number:.4g}" for name, number in scores.items() if name not in ("bleu", "chrf")]
-        lines = [f"{prefix}: {', '.join(shown)}{when}"]
-        lines += [f"  {key:<12} {' '.join(text.split())}" for example in examples for key, text in example.items()]
-        tqdm.write("\n".join(lines))
-        streams = scorer.streams(references)
-        notes = [explain_zero(scorer.bleu, scores["chrf"], scorer.prepare(translations), streams)]
-        notes += [explain_sameness(translations, references), scorer.doubts(references)]
-        tqdm.write("".join(f"warning: {note}\n" for note in filter(None, notes)), end="")
-    numbers = {"loss": loss, **scores, **errors}
-    return {f"{prefix}_{name}": number for name, number in numbers.items()} | signatures | {"examples": examples}
+
+    tokenizer: PreTrainedTokenizerBase
+    scorer: Scorer
+    accelerator: Accelerator
+    max_tokens: int
+    num_examples: int = 0
+
+    def evaluate(self, model, split: Dataset, prefix: str, step: int | None = None) -> dict:
+        """Loss (nats per target token), scores and errors of a split, with some translations, which are also printed.
+
+        Every process returns the same results. `step` is printed.
+
+        Returns:
+            A dictionary with the keys `{prefix}_loss`, `{prefix}_bleu`, `{prefix}_chrf`, `{prefix}_exact_match`,
+            `{prefix}_word_error_rate` (both in percent), `{prefix}_{name}` for each further metric of the scorer,
+            `bleu_signature`, `chrf_signature` and `examples`, a list of dictionaries with `source`, `reference` and
+            `translation`.
+        """
+        accelerator, scorer = self.accelerator, self.scorer
+        shares = {"process_index": accelerator.process_index, "num_processes": accelerator.num_processes}
+        batches = evaluation_batches(split, self.tokenizer, self.max_tokens, **shares)
+        model.eval()
+        loss = evaluate_loss(model, batches, accelerator)
+        sources, references = list(split["source"]), references_of(split)
+        translator = BaseTranslator(model, self.tokenizer, self.max_tokens)
+        with accelerator.autocast():
+            is_shown = accelerator.is_local_main_process and sys.stderr.isatty()
+            label = f"Translating {len(sources):,}" if is_shown else None
+            translations = translate_split(translator, sources, label, **shares)
+        # By the main process alone: a metric may be large, and all must agree on which model is the best.
+        scored = []
+        if accelerator.is_main_process:
+            errors = count_errors(translations, references, scorer)
+            scored = [(scorer.score(translations, references, sources), errors)]
+        ((scores, errors),) = gather_object(scored)
+        names = ("bleu_signature", "chrf_signature")
+        signatures = {name: scores[name] for name in names}
+        numbers = {"loss": loss} | {name: scores[name] for name in scores if name not in names} | errors
+        rows = list(zip(sources, split["target"], translations, strict=True))[: self.num_examples]
+        examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
+        if accelerator.is_main_process:
+            tqdm.write("\n".join(progress_lines(numbers, examples, prefix, step)))
+            streams = scorer.streams(references)
+            notes = [explain_zero(scorer.bleu, scores["chrf"], scorer.prepare(translations), streams)]
+            notes += [explain_sameness(translations, references), scorer.doubts(references)]
+            tqdm.write("".join(f"warning: {note}\n" for note in filter(None, notes)), end="")
+        return {f"{prefix}_{name}": number for name, number in numbers.items()} | signatures | {"examples": examples}
+
+    def tune(self, model, split: Dataset, by: str, greater_is_better: bool | None) -> list[dict]:
+        """What [`tune`] returns for a split, on this process alone.
+
+        Chooses by BLEU if `by` cannot be computed from translations alone, such as the loss.
+        """
+        model.eval()
+        if by not in ("bleu", "chrf", *self.scorer.metrics.module_of):
+            by, greater_is_better = "bleu", True
+        is_better = greater_by_name(by) if greater_is_better is None else greater_is_better
+        with self.accelerator.autocast():
+            translator = BaseTranslator(model, self.tokenizer, self.max_tokens)
+            return tune(translator, list(split["source"]), references_of(split), self.scorer, by, is_better)
+
+
+def progress_lines(numbers: dict[str, float], examples: list[dict], prefix: str, step: int | None) -> list[str]:
+    """The scores of a split in a line, and its examples."""
+    shown = [f"loss {numbers['loss']:.3f}", f"BLEU {numbers['bleu']:.2f}", f"chrF {numbers['chrf']:.2f}"]
+    shown += [f"{numbers['exact_match']:.1f}% exact"]
+    known = ("loss", "bleu", "chrf", "exact_match", "word_error_rate")
+    shown += [f"{name} {number:.4g}" for name, number in numbers.items() if name not in known]
+    when = "" if step is None else f" at step {step:,}"
+    texts = [(key, " ".join(text.split())) for example in examples for key, text in example.items()]
+    return [f"{prefix}: {', '.join(shown)}{when}", *(f"  {key:<12} {text}" for key, text in texts)]
 
 
 def references_of(split: Dataset) -> list[str] | list[list[str]]:

@@ -1,13 +1,9 @@
 """Beams and length penalty chosen by BLEU, chrF or another metric on a validation set."""
 
-from accelerate import Accelerator
-from datasets import Dataset
 from transformers import GenerationConfig
 
 from ..translation_vanilla_transformer import BaseTranslator, Hypothesis
-from .further_metrics import greater_by_name
 from .scores import Scorer
-from .splits import references_of
 
 NUM_BEAMS = (1, 2, 4, 5, 8)
 LENGTH_PENALTIES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
@@ -65,27 +61,3 @@ def use_best(tried: list[dict], config: GenerationConfig) -> dict:
     best = {name: tried[0][name] for name in ("num_beams", "length_penalty")}
     config.update(**best, **early_stopping(best["num_beams"]))
     return best
-
-
-def tune_on_split(
-    model,
-    split: Dataset,
-    by: str,
-    greater_is_better: bool | None,
-    *,
-    tokenizer,
-    scorer: Scorer,
-    accelerator: Accelerator,
-    max_tokens: int,
-) -> list[dict]:
-    """What [`tune`] returns for a split, on this process alone; the others are arguments of [`evaluate_split`].
-
-    Chooses by BLEU if `by` cannot be computed from translations alone, such as the loss.
-    """
-    model.eval()
-    if by not in ("bleu", "chrf", *scorer.metrics.module_of):
-        by, greater_is_better = "bleu", True
-    is_better = greater_by_name(by) if greater_is_better is None else greater_is_better
-    with accelerator.autocast():
-        translator = BaseTranslator(model, tokenizer, max_tokens)
-        return tune(translator, list(split["source"]), references_of(split), scorer, by, is_better)
