@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import textwrap
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import datasets
@@ -142,62 +142,113 @@ def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
     no option is given, the only two languages of a `translation` column, the columns `source` and `target`, or the
     only two text columns.
     """
-    name, is_parallel = source.label, isinstance(source.name, tuple)
-    features = features_of(dataset, name)
-    text = [key for key, feature in features.items() if is_text(feature)]
-    targets = [*text, *(key for key in features if is_list(features, key))]
-    nested = nested_languages(dataset, features.get("translation"))
-    by_row = ", named by its first row," if is_table(dataset, source) else ""
-    remedy = describe_columns(f"{name}{by_row}", features, text, nested)
-    columns = source.columns
-    languages = source.source_lang, source.target_lang
-    if any(columns):
-        if columns[0] in text and columns[1] in targets:
-            return columns
-        if set(features) == {"source", "target"}:  # a .txt file beside others
-            return "source", "target"
-        if is_parallel and not set(columns) & set(text):
-            return tuple(features)[:2]
-        if None in columns:
-            raise UserError(f"Give both --source_column and --target_column; {remedy}")
-        given = f"--source_column {columns[0]} and --target_column {columns[1]}"
-        check_header(dataset, source, columns, given)
-        raise UserError(f"{given} must both be text columns; {remedy}")
-    if set(features) == {"source", "target"}:
+    found = Columns.of(dataset, source)
+    if any(source.columns):
+        return found.by_name()
+    if found.names == {"source", "target"}:
         return "source", "target"
-    if any(languages):
-        named = column_of(languages[0], text), column_of(languages[1], targets)
+    if source.source_lang or source.target_lang:
+        return found.by_language()
+    return found.only_two()
+
+
+@dataclass
+class Columns:
+    """The columns of a dataset, of which two are source and target.
+
+    Attributes:
+        dataset: The dataset.
+        source: What the options say of it.
+        features: By column.
+        text: The columns of texts.
+        nested: The languages in a column `translation`.
+    """
+
+    dataset: Dataset | IterableDataset
+    source: Source
+    features: dict
+    text: list[str]
+    nested: list[str]
+
+    @classmethod
+    def of(cls, dataset: Dataset | IterableDataset, source: Source) -> "Columns":
+        """Reads the features of a dataset."""
+        features = features_of(dataset, source.label)
+        text = [key for key, feature in features.items() if is_text(feature)]
+        return cls(dataset, source, features, text, nested_languages(dataset, features.get("translation")))
+
+    @property
+    def names(self) -> set[str]:
+        """All columns."""
+        return set(self.features)
+
+    @property
+    def targets(self) -> list[str]:
+        """The columns that may be targets."""
+        return [*self.text, *(key for key in self.features if is_list(self.features, key))]
+
+    @property
+    def files(self) -> tuple[str, str] | None:
+        """The columns of two parallel files."""
+        return tuple(self.features)[:2] if isinstance(self.source.name, tuple) else None
+
+    def remedy(self) -> str:
+        """What there is to choose from, for messages."""
+        by_row = ", named by its first row," if is_table(self.dataset, self.source) else ""
+        return describe_columns(f"{self.source.label}{by_row}", self.features, self.text, self.nested)
+
+    def by_name(self) -> tuple:
+        """The two that `--source_column` and `--target_column` name."""
+        names = self.source.columns
+        if names[0] in self.text and names[1] in self.targets:
+            return names
+        if self.names == {"source", "target"}:  # a .txt file beside others
+            return "source", "target"
+        if self.files and not set(names) & set(self.text):
+            return self.files
+        if None in names:
+            raise UserError(f"Give both --source_column and --target_column; {self.remedy()}")
+        given = f"--source_column {names[0]} and --target_column {names[1]}"
+        check_header(self.dataset, self.source, names, given)
+        raise UserError(f"{given} must both be text columns; {self.remedy()}")
+
+    def by_language(self) -> tuple:
+        """The two that `--source_lang` and `--target_lang` name."""
+        languages = self.source.source_lang, self.source.target_lang
+        named = column_of(languages[0], self.text), column_of(languages[1], self.targets)
         if all(named):
             return named
-        if all(found := [column_of(language, nested) for language in languages]):
+        if all(found := [column_of(language, self.nested) for language in languages]):
             return tuple(("translation", language) for language in found)
         # Endings are other words than the languages, as .src and .tgt, or one of them is, as in .en and .ref0.
-        if is_parallel:
-            endings = tuple(features)[:2]
-            fits = (name == end or known_code(end) is None for name, end in zip(named, endings, strict=True))
+        if self.files:
+            fits = (name == end or known_code(end) is None for name, end in zip(named, self.files, strict=True))
             if not any(named) or all(fits):
-                return endings
+                return self.files
         if None in languages:
-            raise UserError(f"Give both --source_lang and --target_lang; {remedy}")
-        check_header(dataset, source, languages, source.languages)
+            raise UserError(f"Give both --source_lang and --target_lang; {self.remedy()}")
+        check_header(self.dataset, self.source, languages, self.source.languages)
         raise UserError(
-            f"{source.languages} must both be text columns, or languages of a translation column; {remedy}"
+            f"{self.source.languages} must both be text columns, or languages of a translation column; {self.remedy()}"
         )
-    if len(nested) == 2:
-        return tuple(("translation", language) for language in nested)
-    if {"source", "target"} <= set(text):
-        return "source", "target"
-    if is_parallel:
-        return tuple(features)[:2]
-    words = text if len(text) <= 2 else columns_of_words(dataset, text)
-    if len(words) == 2:
-        return tuple(words)
-    if not nested:
-        check_layout(dataset, name)
-    raise UserError(
-        "Name the source and the target with --source_lang and --target_lang, or --source_column and --target_column; "
-        + remedy
-    )
+
+    def only_two(self) -> tuple:
+        """The two that no option need name."""
+        if len(self.nested) == 2:
+            return tuple(("translation", language) for language in self.nested)
+        if {"source", "target"} <= set(self.text):
+            return "source", "target"
+        if self.files:
+            return self.files
+        words = self.text if len(self.text) <= 2 else columns_of_words(self.dataset, self.text)
+        if len(words) == 2:
+            return tuple(words)
+        if not self.nested:
+            check_layout(self.dataset, self.source.label)
+        raise UserError(
+            "Name the source and the target with --source_lang and --target_lang, or --source_column and "
+            f"--target_column; {self.remedy()}"
+        )
 
 
 def features_of(dataset: Dataset | IterableDataset, name: str) -> dict:
@@ -211,7 +262,7 @@ def features_of(dataset: Dataset | IterableDataset, name: str) -> dict:
 
 
 def describe_columns(name: str, features: dict, text: list[str], nested: list[str]) -> str:
-    """What there is to choose from, for messages."""
+    """The columns and languages of a dataset, for messages."""
     said = f"the columns of {name} are {', '.join(features)}; text columns: {', '.join(text) or 'none'}"
     said += f"; languages in translation: {', '.join(nested)}." if nested else "."
     if any(str(getattr(feature, "dtype", "")).startswith(("timestamp", "date")) for feature in features.values()):
