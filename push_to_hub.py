@@ -24,7 +24,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vanilla_transformer.errors import UserError, prepare_output
+from vanilla_transformer.errors import UserError, configure_messages
 from vanilla_transformer.hub.space import push_space, space_files
 from vanilla_transformer.hub.upload import check_push, push, staged, translate_in_fresh_process
 from vanilla_transformer.sentences_vanilla_transformer import InputError
@@ -97,7 +97,7 @@ def list_files(sizes: dict[str, int], repository: str):
 
 
 if __name__ == "__main__":
-    prepare_output()
+    configure_messages()
     try:
         main()
     except InputError as error:

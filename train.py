@@ -25,7 +25,7 @@ from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.rows import hide_bars
 from vanilla_transformer.data.splits import Splits, load_pairs
 from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenizer, note_source_form
-from vanilla_transformer.errors import prepare_output
+from vanilla_transformer.errors import configure_messages
 from vanilla_transformer.evaluation.further_metrics import Metrics
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.evaluation.splits import SplitEvaluator, prepare_scorer
@@ -48,7 +48,9 @@ from vanilla_transformer.training.weights import Weights
 def main():
     data_options, model_options, options = parse_arguments(sys.argv[1:])
     output_dir, metrics = options.output_dir, Metrics(options.metrics, options.metric_kwargs)
-    scorer = Scorer(data_options.target_language, options.bleu_tokenize, False, options.score_normalization, metrics)
+    scorer = Scorer(
+        data_options.target_language, options.bleu_tokenize, normalization=options.score_normalization, metrics=metrics
+    )
     accelerator = processes.make_accelerator(options)
     shutdown = GracefulShutdown(accelerator)
     processes.check_temporary_folder(data_options, accelerator.device)
@@ -153,7 +155,8 @@ def main():
         by, is_better = options.metric_for_best_model, options.greater_is_better
         tried = run_on_main(evaluator.tune, final, splits["validation"], by, is_better)
         results["tuned_decoding"] = tried
-        accelerator.print(f"tuned on the validation split: {use_best(tried, final.generation_config)}")
+        best = use_best(tried, final.generation_config)
+        accelerator.print(f"tuned on the validation split: {best}")
     for split, prefix in [("validation", "eval"), ("test", "test")]:
         if split in splits:
             results |= evaluator.evaluate(final, splits[split], prefix)
@@ -240,10 +243,10 @@ def prepare(
         upload.check_native(model.config)
     is_fine_tuning = options.model_name_or_path is not None
     with accelerator.main_process_first(), accelerator.local_main_process_first():
-        splits = tokenize_splits(pairs, tokenizer, data_options, model.config, keeps_length=is_fine_tuning)
+        splits = tokenize_splits(pairs, tokenizer, data_options, model.config, is_fine_tuning=is_fine_tuning)
         if options.teacher:
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
-    note_source_form(tokenizer, run_on_main(pairs.survey.get, "train"), data_options, keeps_more=is_fine_tuning)
+    note_source_form(tokenizer, run_on_main(lambda: pairs.survey["train"]), data_options, is_fine_tuning)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
     return pairs, tokenizer, model.to(accelerator.device), splits
 
@@ -263,6 +266,6 @@ def with_defaults(
 
 
 if __name__ == "__main__":
-    prepare_output()
+    configure_messages()
     with processes.exit_on_error():
         main()

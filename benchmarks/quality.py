@@ -110,7 +110,7 @@ def draw_training(runs: dict, path: Path):
 
 
 def system_of(name: str) -> str:
-    """outputs/published-2 -> published; outputs/student-1+outputs/student-2 -> ensemble of 2 student."""
+    """outputs/published-2 -> published; outputs/student-1+outputs/student-2 -> student, ensemble of 2."""
     systems = [re.sub(r"-\d+$", "", Path(part).name) for part in name.split("+")]
     return systems[0] if len(systems) == 1 else f"{systems[0]}, ensemble of {len(systems)}"
 

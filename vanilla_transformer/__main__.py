@@ -8,7 +8,7 @@ import sys
 
 from . import __version__
 from .commands.options import Parser
-from .errors import prepare_output
+from .errors import configure_messages
 from .sentences_vanilla_transformer import InputError
 
 VERBS = {
@@ -25,7 +25,7 @@ VERBS = {
 
 def main(argv: list[str] | None = None):
     """Runs the verb that the command line begins with; only its module is imported."""
-    prepare_output()
+    configure_messages()
     lines = [f"  {name:<10} {text}\n{'':13}vanilla-transformer {example}" for name, (text, example) in VERBS.items()]
     parser = Parser(
         prog="vanilla-transformer",

@@ -50,9 +50,9 @@ def one_line(error: BaseException) -> str:
     return message or type(error).__name__
 
 
-def prepare_output():
-    """Shows a warning as a line, without the code that it comes from, and spells out characters that the encoding of
-    stdout and stderr lacks, as on Windows that of a redirected file may."""
+def configure_messages():
+    """Shows warnings as one line without source code. Characters that stdout or stderr cannot encode, as in a
+    redirected file on Windows, are written as escapes."""
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # not that of Jupyter

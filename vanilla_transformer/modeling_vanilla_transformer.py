@@ -406,6 +406,11 @@ def padding_mask(input_ids: Tensor, config: VanillaTransformerConfig) -> Tensor 
     return is_token.long()
 
 
+def hides_padding(mask: Tensor | None, length: int) -> bool:
+    """Whether a mask hides padding of the source from cross-attention: (B,S) does, (B,1,S,S) is for self-attention."""
+    return mask is not None and mask.shape[1:-1] != (1, length)
+
+
 def source_mask(
     config: VanillaTransformerConfig, x: Tensor, attention_mask: Tensor | None, states: Tensor | None = None
 ) -> Tensor | None:
@@ -448,8 +453,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         """
         x = self.embed(input_ids, inputs_embeds)
         found = None
-        # A mask (B,1,S,S) is for self-attention: cross-attention still needs to know the padding.
-        if input_ids is not None and (attention_mask is None or attention_mask.shape[1:-1] == (1, x.shape[1])):
+        if input_ids is not None and not hides_padding(attention_mask, x.shape[1]):
             found = padding_mask(input_ids, self.config)
             attention_mask = found if attention_mask is None else attention_mask
 
@@ -582,7 +586,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         source = encoder_outputs.last_hidden_state
-        if attention_mask is None or attention_mask.shape[1:-1] == (1, source.shape[1]):
+        if not hides_padding(attention_mask, source.shape[1]):
             attention_mask = getattr(encoder_outputs, "attention_mask", None)
 
         decoder_outputs = self.decoder(

@@ -326,7 +326,7 @@ def test_further_metrics_stand_in_the_table_and_choose_the_search(folder, ours, 
     found = [system["metrics"]["length_error"] for system in results["systems"].values()]
     assert found == pytest.approx([3 * difference / 120 for difference in differences])
     wrong = command_error(capsys, "evaluate", "--tune", "rougeL", "--model", ours, *TEXT_FILES)
-    assert "--tune rougeL is not measured; choose one of bleu, chrf, or add its module to --metrics" in wrong
+    assert "--tune rougeL is not measured; choose one of bleu, chrf, exact_match, word_error_rate, or add its" in wrong
 
 
 @pytest.mark.slow
@@ -392,6 +392,8 @@ def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references
     tried = evaluate(tmp_path / "out", "--tune", *given)["tuned_decoding"]
     found = {"tuned_decoding": tried, "tuned_on": "references.txt", "tuned_by": "bleu", "train_target_tokens": 9}
     found["scored_with"] = {"num_beams": 1, "length_penalty": 1.0}
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["signatures"].keys() == {"BLEU", "chrF2"} and "tok:char" in results["signatures"]["BLEU"]
     assert json.loads((tmp_path / "model" / "all_results.json").read_text()) == found
     assert [(one["num_beams"], one["length_penalty"]) for one in tried[:1]] == [(3, 1.5)] and len(tried) == 3
     assert f"{tried[0]['bleu']:.2f}" in capsys.readouterr().out.splitlines()[2]

@@ -12,6 +12,7 @@ from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion import from_fairseq, from_fsmt, from_native, to_native
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.loading import load_foreign
 
 sys.path.append(str(ROOT / "examples"))
@@ -75,7 +76,7 @@ CHANGES = {
 @pytest.mark.parametrize("convert", [to_ctranslate2, to_native])
 def test_a_changed_model_is_refused_by_name(convert, change, message):
     model = small_model(tie_word_embeddings=False)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         convert(change(model) or model)
 
 
@@ -111,7 +112,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize(("convert", "message"), FOREIGN.values(), ids=FOREIGN)
 def test_foreign_modules_of_other_classes_are_refused_by_name(convert, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         convert()
 
 

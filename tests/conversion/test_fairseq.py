@@ -11,6 +11,7 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairseq, from_fsmt
+from vanilla_transformer.errors import UserError
 
 SOURCE = torch.tensor([[5, 9, 11, 7, 30, 2], [1, 1, 8, 4, 6, 2]])  # padded on the left, as by fairseq
 MASK = (SOURCE != 1).long()
@@ -199,6 +200,13 @@ def test_damaged_dictionaries_and_codes_are_named_with_the_line(tokenizer, name,
     with open(tmp_path / name, "a") as file:
         file.write(text)
     with pytest.raises(ValueError, match=rf"Line \d of .*{name} is not"):
+        fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "codes")
+
+
+@pytest.mark.parametrize("name", ["dict.txt", "codes"])
+def test_a_file_that_is_no_text_is_named(tokenizer, name, tmp_path):
+    (tmp_path / name).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=rf"{name} cannot be read as a text in UTF-8"):
         fairseq_tokenizer(tmp_path / "dict.txt", tmp_path / "codes")
 
 

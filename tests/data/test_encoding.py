@@ -39,16 +39,17 @@ def test_the_tokenizer_keeps_the_longest_training_source(
 
 @pytest.mark.parametrize("long, is_said", [(1, False), (2, True), (9, True)])
 def test_many_pairs_that_are_too_long_are_a_warning(long, is_said, byte_tokenizer, capsys):
-    """Of 10 pairs; in evaluation, positions are the limit."""
+    """Of 10 pairs with limits of 5 and 30 tokens; in evaluation, positions are the limit of both sides."""
     pairs = text_dataset([("1", "b" * 50)] * long + [("1", "2")] * (10 - long))
     config = VanillaTransformerConfig(max_position_embeddings=40)
     tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenize_splits({"train": pairs, "test": pairs}, tokenizer, DataOptions(**LIMITS), config, False)
+    options = DataOptions(**LIMITS | {"max_source_length": 5})
+    tokenize_splits({"train": pairs, "test": pairs}, tokenizer, options, config, False)
     said = re.findall(
-        r"(?m)^warning: (\d) of 10 (\w+) pairs .* longer than (\d+) tokens; raise --max_source_length and",
+        r"(?m)^warning: (\d) of 10 (\w+) pairs .* source is longer than (\d+) tokens or the target longer than (\d+);",
         capsys.readouterr().out,
     )
-    assert said == [(str(long), "train", "30"), (str(long), "test", "40")] * is_said
+    assert said == [(str(long), "train", "5", "30"), (str(long), "test", "40", "40")] * is_said
 
 
 def test_an_interrupt_while_tokenizing_says_what_is_kept(byte_tokenizer, monkeypatch):

@@ -566,7 +566,7 @@ BAD = {  # options, and a pattern of the message
     "malformed Hub id": ("--push_to_hub --hub_model_id a/b/c", "Cannot push to a/b/c: Repo id must"),
     "checkpoint without files": (
         "--resume_from_checkpoint {tmp}/checkpoint-9",
-        "{tmp}/checkpoint-9 cannot be read: .*; delete it to resume from an older one",
+        "{tmp}/checkpoint-9 cannot be read: .*; delete this checkpoint to resume from an older one",
     ),
     "unknown attention": ("--attn_implementation flesh", "Cannot build a model with flesh attention"),
     "missing checkpoint": ("--resume_from_checkpoint {tmp}/none", "{tmp}/none is not a checkpoint-N folder"),

@@ -22,7 +22,7 @@ def test_the_decoding_that_wrote_the_references_is_the_best(varied_translator, n
     references = translator(sources, num_beams=num_beams, length_penalty=length_penalty)
     tried = tuning.tune(translator, sources, references, scorer)
     assert len(tried) == 7 and len({one["bleu"] for one in tried}) == 7
-    scores = {"bleu": pytest.approx(100), "chrf": pytest.approx(100)}
+    scores = {"bleu": pytest.approx(100), "chrf": pytest.approx(100), "exact_match": 100, "word_error_rate": 0}
     assert tried[0] == {"num_beams": num_beams, "length_penalty": length_penalty} | scores
     for one in tried:
         options = {"num_beams": one["num_beams"], "length_penalty": one["length_penalty"]}
@@ -44,13 +44,16 @@ def test_texts_of_several_pieces_have_the_scores_of_later_translations(varied_tr
         assert (scores["bleu"], scores["chrf"]) == (pytest.approx(one["bleu"]), pytest.approx(one["chrf"]))
 
 
-@pytest.mark.parametrize("by, greater_is_better", [("chrf", True), ("same_length", True), ("length_error", False)])
+METRICS = {"chrf": True, "exact_match": True, "word_error_rate": False, "same_length": True, "length_error": False}
+
+
+@pytest.mark.parametrize("by, greater_is_better", METRICS.items())
 def test_another_metric_may_choose(by, greater_is_better, varied_translator, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "NUM_BEAMS", (1, 4))
     scorer = Scorer(tokenize="char", metrics=Metrics([write_metric(tmp_path / "lengths.py")]))
     tried = tuning.tune(varied_translator, TEXTS, TEXTS[::-1], scorer, by, greater_is_better)
     assert [one[by] for one in tried] == sorted((one[by] for one in tried), reverse=greater_is_better)
-    assert tried[0].keys() == {"num_beams", "length_penalty", "bleu", "chrf", "length_error", "same_length"}
+    assert tried[0].keys() == {"num_beams", "length_penalty", "bleu", *METRICS}
 
 
 def test_of_equally_good_ones_the_simplest_is_the_best(varied_translator, monkeypatch):
@@ -72,7 +75,9 @@ def test_chrf_chooses_where_bleu_says_nothing():
             return [[Hypothesis(by_beams.get(n, "Hand"), -1.0, 3)]]
 
     tried = tuning.tune(Beams(), ["the house"], ["das Haus"], Scorer())
-    assert tried[0] == {"num_beams": 4, "length_penalty": 1.0, "bleu": 0, "chrf": pytest.approx(100)}
+    best = {"num_beams": 4, "length_penalty": 1.0, "bleu": 0, "chrf": pytest.approx(100)}
+    assert tried[0] == best | {"exact_match": 100, "word_error_rate": 0}
+    assert tuning.deciding_metric(tried, "bleu") == "chrf"
     assert next(one for one in tried if one["num_beams"] == 2)["bleu"] > 0
 
 

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from published import RESULTS, edit
 
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.hub.model_card import record_tuning, text, write_model_card
+from vanilla_transformer.hub.model_card import as_plain, record_tuning, write_model_card
 
 
 def read(path) -> str:
@@ -186,8 +186,8 @@ def test_control_characters_are_spelled_out(trained):
 
 def test_escaped_text_reads_as_before():
     for value in (NASTY, "multi30k_en_de", "__init__", "a\\b"):
-        assert unescape(re.sub(r"\\(\W|_)", r"\1", text(value))) == " ".join(value.split())
-    assert text("multi30k_en_de") == "multi30k_en_de"
+        assert unescape(re.sub(r"\\(\W|_)", r"\1", as_plain(value))) == " ".join(value.split())
+    assert as_plain("multi30k_en_de") == "multi30k_en_de"
 
 
 def test_metadata_names_only_languages_that_the_hub_takes(trained):
@@ -215,6 +215,14 @@ def test_tuning_is_recorded_in_results_and_card(trained):
         trained / "README.md"
     )
     assert "| dev | 31.42 |" in read(trained / "README.md") and not [*trained.glob("*.tmp")]
+
+
+def test_a_card_survives_tuning_where_results_lack_what_it_needs(trained):
+    card = read(write_model_card(trained))
+    results = {name: value for name, value in RESULTS.items() if name != "dataset"}
+    (trained / "all_results.json").write_text(json.dumps(results))
+    assert not record_tuning(trained, TUNED, {"num_beams": 4, "length_penalty": 1.0})
+    assert read(trained / "README.md") == card
 
 
 @pytest.mark.parametrize("name", ["README.md", "recipe.yaml"])

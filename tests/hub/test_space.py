@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,6 +17,8 @@ from vanilla_transformer import Translator
 from vanilla_transformer.hub.space import space_files
 
 SCRIPT = ROOT / "push_to_hub.py"
+# An editable installation would lend the package in the folder the modules that it lacks.
+ALONE = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in f.__module__]; sys.path[0] = '.'; "
 
 
 def test_card_requirements_and_program_name_what_they_need():
@@ -33,6 +36,26 @@ def test_card_requirements_and_program_name_what_they_need():
     assert '"me/toy", revision="v2"' in files["app.py"]
     shown = {name.split("/")[1] for name in files if "/" in name}
     assert {"demo", "inspection", "engines"} <= shown and not {"training", "hub", "commands", "conversion"} & shown
+
+
+def test_the_page_needs_no_other_file_of_the_package(tmp_path):
+    pytest.importorskip("gradio")
+    write_files(space_files("me/toy"), tmp_path)
+    code = ALONE + "import vanilla_transformer.demo.app as app; print(app.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert found.stdout.strip() == str(tmp_path / "vanilla_transformer" / "demo" / "app.py"), found.stderr
+
+
+def write_files(files: dict[str, bytes], folder: Path):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
 
 
 @pytest.mark.slow
@@ -64,16 +87,14 @@ def test_a_pushed_space_serves_the_pushed_model(trained, tmp_path):
         space = hub.repos["spaces/me/demo"]
         assert space.private and [commit.message for commit in space.refs["main"]] == ["initial commit", "Show me/toy"]
         folder = tmp_path / "space"
-        for name, content in space.refs["main"][-1].files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
+        write_files(space.refs["main"][-1].files, folder)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
-        env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_read"}
+        env = environment() | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_read"}
         env |= {"HF_HUB_DISABLE_XET": "1", "GRADIO_SERVER_PORT": str(port)}
         with (tmp_path / "errors").open("w") as errors:
-            running = subprocess.Popen([sys.executable, "app.py"], cwd=folder, env=env, stderr=errors)
+            command = [sys.executable, "-c", ALONE + "import runpy; runpy.run_path('app.py')"]
+            running = subprocess.Popen(command, cwd=folder, env=env, stderr=errors)
         try:
             for _ in range(1500):  # five minutes, for a busy machine
                 with socket.socket() as probe:

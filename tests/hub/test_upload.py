@@ -362,7 +362,7 @@ def test_pull_request(trained, at_hub):
 
 def test_private_push_to_a_public_repository_is_refused(trained, at_hub):
     at_hub.create("me/toy", private=False)
-    with pytest.raises(UserError, match="is public"):
+    with pytest.raises(UserError, match="^me/toy is public; make it private on the Hub, or choose another name.$"):
         push(trained, "me/toy", private=True)
     assert len(at_hub.repos["me/toy"].refs["main"]) == 1
 

@@ -244,7 +244,9 @@ DAMAGES = [
 @pytest.mark.parametrize("name, harm", DAMAGES)
 def test_damaged_or_foreign_checkpoint_is_named(name, harm, folder, accelerator):
     harm(folder / name)
-    with pytest.raises(UserError, match=rf"^{folder} cannot be read: {name}: .*; delete it to resume from an older"):
+    with pytest.raises(
+        UserError, match=rf"^{folder} cannot be read: {name}: .*; delete this checkpoint to resume from an older"
+    ):
         Run(accelerator).load(folder)
 
 

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import torch
 from helpers import training_options
@@ -97,6 +98,13 @@ def test_a_number_of_threads_that_the_user_has_set_is_kept(is_given, is_launched
     environment |= {"OMP_NUM_THREADS": "1"} if is_given else {}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.split()[-1] == str(is_given)
+
+
+def test_without_a_parent_process_no_number_of_threads_is_given(monkeypatch):
+    """As for the first process of a container."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(psutil.Process, "parent", lambda self: None)
+    assert hardware.is_thread_count_given() is False
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])

@@ -349,7 +349,7 @@ def test_conflicting_options_are_rejected(given, remedy, message):
 @pytest.mark.parametrize("option", ["train_file", "validation_file", "train_file_tags", "teacher"])
 def test_a_list_that_is_given_twice_is_not_cut_in_silence(option):
     files = ["--train_file", "x"] if option != "train_file" else []
-    for again in ([f"--{option}", "<b>"], [f"--{option}=<b>"]):
+    for again in ([f"--{option}", "<b>"], [f"--{option}=<b>"], [f"--{option.replace('_', '-')}", "<b>"]):
         with pytest.warns(UserWarning, match=f"--{option} is given twice; only the last list counts: <b>."):
             options = parse([*files, f"--{option}", "<a>", "--max_steps", "3", *again])
         assert options[option] == ["<b>"]
@@ -464,6 +464,9 @@ def test_metrics_that_are_given_twice_are_added_and_replace_those_of_a_recipe(tm
     recipe.write_text("train_file: a.jsonl\nmetrics: [ter.py]\nmetric_kwargs: [ter.x=1]\n")
     _, _, training = parse_arguments(["--config", str(recipe), "--metrics", "wer.py"])
     assert (training.metrics, training.metric_kwargs) == (["wer.py"], None)
+    recipe.write_text("train_file: a.jsonl\nmetrics: ter.py\nmetric_kwargs: ter.x=1\n")
+    _, _, training = parse_arguments(["--config", str(recipe), "--metrics", "ter.py"])
+    assert (training.metrics, training.metric_kwargs) == (["ter.py"], ["ter.x=1"])
 
 
 # --------------------------------------------------------------------------------------------------------- the recipes

@@ -23,17 +23,18 @@ from tabulate import tabulate
 from ..data.rows import hide_bars
 from ..data.splits import load_split
 from ..errors import UserError, explaining, noting
-from ..evaluation.further_metrics import Metrics, as_list, greater_by_name
+from ..evaluation.further_metrics import OURS, Metrics, as_list, greater_by_name
 from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
-from ..evaluation.tuning import tune, use_best
+from ..evaluation.tuning import deciding_metric, tune, use_best
 from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
 from ..loading import Translator, set_languages
 from ..training.hardware import configure_malloc
 from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
 
+TUNABLE = tuple(name for name in OURS if name != "loss")  # beside numbers of --metrics
 UNTUNED = (*GENERATION, "num_samples")  # options that --tune has no use for
 LONGEST_LINE = 100_000  # characters, which take seconds to score; megabytes take minutes
 EXAMPLES = """
@@ -78,8 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--metrics", **several | {"metavar": "ID_OR_PATH"}, help=more)
     arguments = "arguments of the metrics: KEY=VALUE; with several metrics, MODULE.KEY=VALUE"
     add("--metric_kwargs", **several | {"metavar": "KEY=VALUE"}, help=arguments)
-    tune = "choose beams and length penalty on --split, such as validation, by bleu (the default), chrf or one of the "
-    tune += "--metrics, and save them with the model"
+    tune = "choose beams and length penalty on --split, such as validation, by bleu (the default), chrf, exact_match, "
+    tune += "word_error_rate or one of the --metrics, and save them with the model"
     add("--tune", nargs="?", const="bleu", metavar="METRIC", help=tune)
     tests = ["bootstrap", "randomization", "none"]
     add("--paired", choices=tests, default="bootstrap", help="significance test (default: %(default)s)")
@@ -103,8 +104,8 @@ def run(options: argparse.Namespace):
     scorer = Scorer(language, options.bleu_tokenize, options.lowercase, options.score_normalization, metrics)
     # All that may fail, before hours of translating.
     numbers = metrics.load(references, sources)
-    if options.tune not in (None, "bleu", "chrf", *numbers):
-        choice = ", ".join(["bleu", "chrf", *numbers])
+    if options.tune not in (None, *TUNABLE, *numbers):
+        choice = ", ".join([*TUNABLE, *numbers])
         raise UserError(
             f"--tune {options.tune} is not measured; choose one of {choice}, or add its module to --metrics."
         )
@@ -290,10 +291,11 @@ def tune_model(options: argparse.Namespace, sources: list[str], references: list
         config.save_pretrained(folder)
     texts = f"{options.split} of {public_name(options.dataset_name)}" if options.dataset_name else None
     names = ", ".join(Path(name).name for name in options.references or options.test_file or ())
-    tuned = {"tuned_decoding": tried, "tuned_on": texts or names, "tuned_by": options.tune}
+    tuned = {"tuned_decoding": tried, "tuned_on": texts or names, "tuned_by": deciding_metric(tried, options.tune)}
     if not record_tuning(Path(name), tuned, before):
         card = f"{name}/README.md is not as train.py writes it, so it was left alone"
         print(f"{card}; it still describes the former search.", file=sys.stderr)
     if options.output:
-        results = {"model": name, "tuned_decoding": tried, "signature": str(scorer.bleu.get_signature())}
+        signatures = {"BLEU": scorer.signature(scorer.bleu), "chrF2": scorer.signature(scorer.chrf)}
+        results = {"model": name, "tuned_decoding": tried, "signatures": signatures}
         write_text(options.output / "results.json", json.dumps(results, indent=2))

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from .. import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.rows import hide_bars
@@ -119,9 +119,13 @@ def run(options: argparse.Namespace):
 def load(name: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
     """A model and its tokenizer."""
     translator = Translator.from_pretrained(name)
-    if not is_vanilla(translator.model.config):
-        raise UserError(f"{name} is of type {translator.model.config.model_type}; give a vanilla_transformer model.")
+    check_vanilla(name, translator.model.config)
     return translator.model, translator.tokenizer
+
+
+def check_vanilla(name: str, config: PretrainedConfig):
+    if not is_vanilla(config):
+        raise UserError(f"{name} is of type {config.model_type}; give a vanilla_transformer model.")
 
 
 def print_shapes(options: argparse.Namespace):
@@ -134,8 +138,7 @@ def print_shapes(options: argparse.Namespace):
         raise UserError(f"--model and --{next(iter(given))} are both given; drop one of them.")
     else:
         config = load_config(options.model)
-        if not isinstance(config, VanillaTransformerConfig):
-            raise UserError(f"{options.model} is a {config.model_type} model; give a vanilla_transformer model.")
+        check_vanilla(options.model, config)
     config.pad_token_id = None  # on the meta device no token can be compared with it
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(config).eval()
@@ -195,13 +198,13 @@ def print_alignments(options: argparse.Namespace):
     pairs = load_split(dataset_options(options), options.split)
     column = pairs["alignment"] if "alignment" in pairs.column_names else [None] * len(pairs)
     references = [read_links(text, number) for number, text in enumerate(column, start=1)]
-    predicted, scored, skipped = [], [], 0
+    predicted, scored, skipped = [], [], []
     rows = zip(pairs["source"], pairs["target"], references, strict=True)
     for source, target, reference in tqdm(rows, "Aligning", len(pairs), disable=None, leave=False):
         try:
             links = align_words(attention_maps(model, tokenizer, source, target or ""), layer)
-        except UserError:
-            skipped += 1
+        except UserError as error:
+            skipped.append(error)
             print()
             continue
         print(" ".join(f"{i}-{j}" for i, j in links))
@@ -209,8 +212,7 @@ def print_alignments(options: argparse.Namespace):
             predicted.append(set(links))
             scored.append(reference)
     if skipped:
-        longest = model.config.max_position_embeddings
-        print(f"Skipped {skipped:,} of {len(pairs):,} pairs: empty, or more than {longest} tokens.", file=sys.stderr)
+        print(f"Skipped {len(skipped):,} of {len(pairs):,} pairs; of the first: {skipped[0]}", file=sys.stderr)
     if scored:
         rate = alignment_error_rate(predicted, scored)
         print(f"alignment error rate {rate:.3f} over {len(scored):,} pairs", file=sys.stderr)

@@ -17,7 +17,7 @@ from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..data.tokenizer import wrap
-from ..errors import UserError
+from ..errors import UserError, explaining
 from .tensors import build, check_modules, check_unquantized, on_meta, rename
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
@@ -61,9 +61,8 @@ def from_fairseq(
             their logits are 30 lower.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        UserError: The file is not such a checkpoint, or its architecture has an option that this model lacks; the
-            message names it.
+        UserError: There is no such file, it is not such a checkpoint, or its architecture has an option that this
+            model lacks; the message names it.
         RuntimeError: The weights do not fit, as when only one side is pre-norm.
     """
     weights, options = read_checkpoint(Path(path))
@@ -169,11 +168,10 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
     of the dictionary, to be read as `<unk>`: see `unknown_pieces` of [`from_fairseq`].
 
     Raises:
-        OSError: A file cannot be read.
-        UserError: A file is not of this format.
+        UserError: A file cannot be read, or is not of this format.
     """
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
-    for number, line in enumerate(Path(dictionary).read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
+    for number, line in enumerate(lines_of(dictionary), 1):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not token or not count.isdecimal():
             raise UserError(f"Line {number} of {dictionary} is not a token and its count; give fairseq's dict.*.txt.")
@@ -181,7 +179,7 @@ def fairseq_tokenizer(dictionary: str | Path, codes: str | Path | None = None) -
     if codes is None:
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     else:
-        tokenizer = Tokenizer(read_codes(Path(codes), vocabulary))
+        tokenizer = Tokenizer(read_codes(codes, vocabulary))
         tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     options = {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
@@ -194,7 +192,7 @@ def read_codes(codes: Path, vocabulary: dict[str, int]) -> models.BPE:
     specials = SPECIAL_TOKENS.values()
     pieces = {t if t in specials else t[:-2] if t.endswith("@@") else f"{t}</w>": i for t, i in vocabulary.items()}
     merges = []
-    for number, line in enumerate(codes.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
+    for number, line in enumerate(lines_of(codes), 1):
         if line.startswith("#version"):
             continue
         pair = line.split(" ")
@@ -204,6 +202,11 @@ def read_codes(codes: Path, vocabulary: dict[str, int]) -> models.BPE:
         for piece in (*pair, "".join(pair)):
             pieces.setdefault(piece, len(pieces))
     return models.BPE(pieces, merges, unk_token="<unk>", end_of_word_suffix="</w>")
+
+
+def lines_of(file: str | Path) -> list[str]:
+    with explaining(f"{file} cannot be read as a text in UTF-8", OSError, UnicodeDecodeError):
+        return Path(file).read_text(encoding="utf-8").rstrip("\n").split("\n")
 
 
 def append_unknown(weights: dict[str, torch.Tensor], count: int):

@@ -112,7 +112,7 @@ def check_unquantized(model: PreTrainedModel):
         )
 
 
-class Changed(ValueError):
+class Changed(UserError):
     """A model computes something else than its config says."""
 
     def __init__(self, model: nn.Module, what: str):

@@ -47,10 +47,12 @@ def from_torch_transformer(
     The weights are copies, with the dtype and on the device of `source_embeddings`. The source may be `batch_first` or
     not; in this model the batch always comes first.
 
-    Raises UserError for a post-norm transformer with final norms, layers that differ (torch gives copies of a decoder
-    layer ReLU where the layer has an activation module), modules that are not torch's and an unknown activation,
-    TypeError for a config field that the modules determine, and RuntimeError if a tensor is missing (after
-    `bias=False`), unknown or of another shape.
+    Raises:
+        UserError: The transformer is post-norm with final norms, a module is not torch's, or layers differ, as where
+            torch gives the copies of a decoder layer ReLU although the layer has an activation module.
+        StrictDataclassError: The activation is unknown.
+        TypeError: The modules determine a field of `config`.
+        RuntimeError: A tensor is missing (after `bias=False`), unknown or of another shape.
 
     Source: `torch/nn/modules/transformer.py` of torch 2.13.
     """
@@ -100,7 +102,7 @@ def sizes(transformer: nn.Transformer) -> dict[str, Any]:
 
 
 def shared_value(part: nn.Module, kind: type | tuple[type, ...], attribute: str, read: Callable | None = None) -> Any:
-    """The value of an attribute that is equal in all modules of a kind, after `read`; ValueError if it differs."""
+    """The value of an attribute that is equal in all modules of a kind, after `read`; UserError if it differs."""
     values = [attrgetter(attribute)(module) for module in part.modules() if isinstance(module, kind)]
     values = list(dict.fromkeys(map(read, values) if read else values))
     if len(values) > 1:

@@ -186,7 +186,7 @@ class PairColumns:
     @cached_property  # made by each worker, to which the columns are not sent
     def parts(self) -> tuple[np.ndarray, dict[str, tuple[list[np.ndarray], np.ndarray, np.ndarray]]]:
         """The index of the first pair of each part, as Arrow has cut the columns, and for each column, its numbers,
-        part by part, with the first and the last place of each pair in them."""
+        part by part, with the places where each pair begins and ends in them."""
         names = [name for name in ("input_ids", "labels", *SOFT_TARGETS) if name in self.dataset.column_names]
         parts, columns = self.dataset.select_columns(names).with_format("arrow")[:].to_batches(), {}
         for name in names:
@@ -252,8 +252,8 @@ def training_batches(
     if options.bpe_dropout:
         limits = {"input_ids": options.max_source_length, "labels": options.max_target_length}
         collate = BpeDropoutCollator(tokenizer, options.bpe_dropout, limits)
-    on_gpu, workers = PartialState().device.type == "cuda", options.dataloader_num_workers
-    loading = {"num_workers": int(on_gpu) if workers is None else workers, "pin_memory": on_gpu}
+    on_gpu = PartialState().device.type == "cuda"
+    loading = {"num_workers": options.loading_workers(on_gpu), "pin_memory": on_gpu}
     loading["worker_init_fn"] = leave_signals_to_training
     if isinstance(dataset, IterableDataset):
         limits = {"max_source_length": options.max_source_length, "max_target_length": options.max_target_length}
@@ -271,13 +271,12 @@ def training_batches(
 
 
 def leave_signals_to_training(worker_id: int):
-    """Makes a worker process ignore Ctrl-C, and SIGTERM unless the training process sends it.
+    """Makes a worker ignore Ctrl-C for good, and SIGTERM unless the training process sends it.
 
-    A terminal or a job scheduler signals all processes of a run, but the training process still needs its workers to
-    finish the step and save.
+    `held_back` in training/signals.py, which says why, blocks both only while workers start.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS or Windows
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         training = multiprocessing.parent_process().pid
         threading.Thread(target=exit_when_terminated_by, args=[training], daemon=True).start()

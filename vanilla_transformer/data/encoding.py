@@ -182,13 +182,14 @@ def longest_side_of(train, limit: int) -> int:
 
 
 def tokenize_splits(
-    pairs: dict, tokenizer, options: DataOptions, config: VanillaTransformerConfig, keeps_length: bool
+    pairs: dict, tokenizer, options: DataOptions, config: VanillaTransformerConfig, is_fine_tuning: bool
 ) -> dict:
     """Tokenizes all splits but streams, and prints how many pairs each has and how many were dropped.
 
-    The length limits are for training. In evaluation, only pairs longer than `max_position_embeddings` are dropped.
-    Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts. With
-    `keeps_length`, it is never lowered: a model to fine-tune may have read longer sources.
+    In evaluation, only pairs are dropped that are longer than both `max_position_embeddings` and the limits of
+    training, or than learned positions allow.
+    Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts. In
+    fine-tuning, it is never lowered: the model may have read longer sources.
     """
     limit = min(max(config.max_position_embeddings, options.length_limit), config.longest_sequence)
     splits = {}
@@ -211,11 +212,12 @@ def tokenize_splits(
         PartialState().print(f"{split}: {len(splits[split]):,} pairs (dropped: {reasons})")
         if drops["too long"] > MANY_TOO_LONG * len(dataset):
             PartialState().print(
-                f"warning: {drops['too long']:,} of {len(dataset):,} {split} pairs are dropped, since a side is "
-                f"longer than {max(limits)} tokens; raise --max_source_length and --max_target_length."
+                f"warning: {drops['too long']:,} of {len(dataset):,} {split} pairs are dropped, since the source is "
+                f"longer than {limits[0]} tokens or the target longer than {limits[1]}; raise --max_source_length or "
+                "--max_target_length."
             )
     train = splits["train"]
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length
-    before = tokenizer.model_max_length if keeps_length else 0
+    before = tokenizer.model_max_length if is_fine_tuning else 0
     tokenizer.model_max_length = max(int(longest), before if before < VERY_LARGE_INTEGER else 0)
     return splits

@@ -102,11 +102,16 @@ class DatasetOptions:
         """`target_lang`, or else `target_column`."""
         return self.target_lang or " ".join(self.target_column or ()) or None
 
+    @property
+    def named_languages(self) -> str:
+        """The languages with the options that named them, for messages."""
+        return f"--source_lang {self.source_lang} and --target_lang {self.target_lang}"
+
     def source_of(self, name: str | tuple[str, ...], is_file: bool, **more) -> Source:
         """The [`Source`] of this name, with the columns and languages of these options, or with `more` of its own."""
         named = {"source_lang": self.source_lang, "target_lang": self.target_lang}
         named |= {"source_columns": tuple(self.source_column or ()), "target_columns": tuple(self.target_column or ())}
-        named["languages"] = f"--source_lang {self.source_lang} and --target_lang {self.target_lang}"
+        named["languages"] = self.named_languages
         named["reference_columns"] = tuple(self.reference_columns or ())
         return Source(name, None if is_file else self.dataset_name, **named | more)
 
@@ -140,8 +145,10 @@ class DataOptions(DatasetOptions):
     validation_split_percentage: int = option(
         5, "percent of the training sources to hold out for validation, if there is no validation split", ge=1, lt=100
     )
-    test_split_percentage: int | None = option(None, "percent of them to hold out for the test", ge=1, lt=100)
-    deduplicate: bool = option(False, "leave out training pairs that repeat an earlier one, but for case and spaces")
+    test_split_percentage: int | None = option(
+        None, "percent of the training sources to hold out for the test", ge=1, lt=100
+    )
+    deduplicate: bool = option(False, "leave out training pairs that equal an earlier one, ignoring case and spaces")
     remove_overlap: bool = option(False, "leave out training pairs whose source is in the validation or test split")
     max_source_length: int = option(128, "drop training pairs with a longer source (tokens, including </s>)", ge=1)
     max_target_length: int = option(128, "drop training pairs with a longer target (tokens, including </s>)", ge=1)
@@ -176,9 +183,13 @@ class DataOptions(DatasetOptions):
         """The name of the dataset, or that of the first training file."""
         return self.dataset_name or describe_file(self.files("train")[0])
 
-    def files(self, split: str) -> list[str | tuple[str, str]]:
-        """The files of a split; two parallel ones are one entry, a pair."""
+    def files(self, split: str) -> list[str | tuple[str, ...]]:
+        """The files of a split; parallel ones are one entry: source, target and any further references."""
         return group_parallel(getattr(self, f"{split}_file") or [])
+
+    def loading_workers(self, on_gpu: bool) -> int:
+        """The processes that make batches: `--dataloader_num_workers`, or else 1 on a GPU and 0 on a CPU."""
+        return int(on_gpu) if self.dataloader_num_workers is None else self.dataloader_num_workers
 
     @property
     def directions(self) -> list[tuple[str, str]]:
@@ -203,7 +214,7 @@ class DataOptions(DatasetOptions):
             hint = " (files with different languages need --train_file_langs)"
         sources = []
         for number, name in enumerate(names):
-            more = {"languages": f"--source_lang {self.source_lang} and --target_lang {self.target_lang}{hint}"}
+            more = {"languages": self.named_languages + hint}
             if self.directions and (is_like_train or not self.source_lang):
                 source, target = self.directions[number]
                 more = {"source_lang": source, "target_lang": target}

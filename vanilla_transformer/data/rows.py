@@ -141,8 +141,9 @@ def load_dataset(
 def cache_of(files: list[Path]) -> Path:
     """A cache for what `datasets` makes of these files as they are now.
 
-    It knows a file by its path and the time of its last change, and those of a directory with a dataset card by their
-    names alone. But tar, `cp -p` and `rsync -t` set that time; the one of the last change of the inode cannot be set.
+    `datasets` recognizes a file by its path and modification time, and in a directory with a dataset card by its name
+    alone. Both may stay the same when the content changes: tar, `cp -p` and `rsync -t` set the modification time. So
+    this cache also depends on the size and on the inode with its change time, which no program can set.
     """
     states = ((path, path.stat()) for path in sorted(files))
     known = [(str(path), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino) for path, state in states]
@@ -172,11 +173,11 @@ def build(builder: datasets.DatasetBuilder, streaming: bool) -> dict[str, Datase
 
 
 def load_file(
-    split: str, name: str | tuple[str, str], streaming: bool, has_header: bool = True
+    split: str, name: str | tuple[str, ...], streaming: bool, has_header: bool = True
 ) -> Dataset | IterableDataset:
     """Loads one file with all its columns; the files of a run may differ in format.
 
-    `name` may also be a URL, as `hf://datasets/me/pairs/train.jsonl`, a pattern of files of one format, or a pair of
+    `name` may also be a URL, as `hf://datasets/me/pairs/train.jsonl`, a pattern of files of one format, or
     parallel files. Whether a table `has_header` does not matter for other formats.
     """
     option = f"--{split}_file {describe_file(name)}"

@@ -91,6 +91,7 @@ def open_splits(sources: dict[str, list[Source]], options: DataOptions) -> dict[
     if options.train_file:
         rows = {split: load_file(split, files[0], options.streaming) for split, files in names.items() if files}
         trained_on = set().union(*map(paths_of, names["train"]))
+        is_trained_on = lambda name: bool(trained_on & paths_of(name))  # noqa: E731
     else:
         found = load_dataset(options, "--train_file", options.streaming)
         rows = {
@@ -98,9 +99,10 @@ def open_splits(sources: dict[str, list[Source]], options: DataOptions) -> dict[
             for split, (name,) in names.items()
             if split == "train" or getattr(options, f"{split}_split") or name in found
         }
+        is_trained_on = lambda name: overlap(found, name, names["train"][0])  # noqa: E731
     for split in ("validation", "test"):
         for name in names[split] if split in rows else ():
-            if trained_on & paths_of(name) if options.train_file else overlap(found, name, names["train"][0]):
+            if is_trained_on(name):
                 PartialState().print(
                     f"warning: the {split} pairs are the training pairs ({describe_file(name)}); their scores say "
                     "nothing about unseen text."
@@ -123,7 +125,7 @@ def read_splits(
     return files, differ
 
 
-def paths_of(name: str | tuple[str, str]) -> set[Path]:
+def paths_of(name: str | tuple[str, ...]) -> set[Path]:
     """The files of an entry of [`DataOptions.files`], by one name each."""
     return {Path(file).resolve() for file in ([name] if isinstance(name, str) else name)}
 

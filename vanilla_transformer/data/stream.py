@@ -27,7 +27,7 @@ from .rows import reading_data
 # Rows of a pool. The first is small, so that training starts soon; each later one is twice as large.
 FIRST_POOL, LAST_POOL = 2**8, 2**14
 TABLE = 2**5  # rows that are read together; a pool has whole tables
-SHARDS = 8  # for each process, at least, to divide a stream by shards: of so many, all have about as many rows
+SHARDS = 8  # for each process, from which on a stream is divided by shards: all then get about as many rows
 START = {"epoch": 0, "pool": 0, "row": 0, "batch": 0, "stream": None}  # the place where a run begins
 
 

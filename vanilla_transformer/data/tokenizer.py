@@ -54,7 +54,7 @@ def train_tokenizer(
     """Trains a byte-level BPE tokenizer (section 5.1: byte-pair encoding with a shared vocabulary).
 
     The alphabet is the 256 bytes, so no character is unknown, and decoding returns every text as [`normalize`] makes
-    it or, with `verbatim`, as it is. `</s>` typed in a sentence stays text, see [`special_tokens_stay_text`]; special
+    it or, with `verbatim`, as it is. `</s>` typed in a sentence stays text, see [`protect_special_tokens`]; special
     tokens that are added later are matched, as in every tokenizer.
 
     Args:
@@ -85,7 +85,7 @@ def train_tokenizer(
     if letters:
         each = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([each, tokenizer.pre_tokenizer])
-    specials = special_tokens_stay_text(tokenizer, verbatim)
+    specials = protect_special_tokens(tokenizer, verbatim)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags),
@@ -106,15 +106,15 @@ def wrap_trained(tokenizer: Tokenizer, verbatim: bool = False, letters: bool = F
     return wrap(tokenizer, **options, **notes, **SPECIAL_TOKENS)
 
 
-def special_tokens_stay_text(tokenizer: Tokenizer, verbatim: bool = False) -> list[AddedToken]:
-    """The special tokens, after `tokenizer` is changed so that it does not find them in a sentence.
+def protect_special_tokens(tokenizer: Tokenizer, verbatim: bool = False) -> list[AddedToken]:
+    """Changes `tokenizer` so that it does not find the special tokens in a sentence, and returns them.
 
     `split_special_tokens=True` would do that too, but also to the special tokens that a user adds. Instead, ours are
     looked for in the normalized text, where the normalizer has put a mark before the `>` of each `</s>`. After NFC the
     mark, an ohm sign, occurs nowhere else, and the pre-tokenizer removes it at a place where it splits anyway. With
     `verbatim`, any character may occur: the mark is one that Unicode reserves, and is also put between itself and a
-    `>`, so that removing one is always right. Only a text, or the rest of one after an added token, that is a special
-    token and nothing else is still that token.
+    `>`, so that removing one is always right. One exception: a special token is still found if it is the whole text,
+    or all that follows an added token.
     """
     mark = "\ufdd0" if verbatim else "\u2126"
     names = list(SPECIAL_TOKENS.values())
@@ -181,15 +181,14 @@ def tokenizer_for_training(name_or_path: str, option: str = "--tokenizer_name") 
 def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: str, origin: str) -> str | None:
     """A warning if encoding and decoding changes `texts`, which are of one side of the pairs, or else None.
 
-    Spaces and what [`normalize`] changes do not count as changes, and texts of more than 10,000 characters
-    are not tried. `origin` is the command-line option that gave the tokenizer, with its value, for messages.
+    Spaces and what [`normalize`] changes do not count as changes, and texts of more than 10,000 characters are not
+    tried. `origin` is the command-line option that gave the tokenizer, with its value, for messages.
 
     Raises UserError if at least four fifths of the characters are lost, as when the tokenizer lacks the script.
     """
-    texts = [text for text in texts if len(text) <= LONGEST_TEXT]
+    texts, inputs = inputs_of(texts, side)
     if not texts:
         return None
-    inputs = {"text_target": texts} if side == "target" else {"text": texts}
     rows = [ids[:-1] for ids in tokenizer(**inputs, verbose=False).input_ids]  # GPT-2's end of sentence is its <unk>
     pairs = list(zip(texts, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True))
     changed = [pair for pair in pairs if len({"".join(normalize(t).split()) for t in pair}) > 1]
@@ -210,6 +209,12 @@ def check_coverage(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: s
     )
 
 
+def inputs_of(texts: list[str], side: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The texts that are not too long to try, and the arguments for a tokenizer to encode them as a side of pairs."""
+    texts = [text for text in texts if len(text) <= LONGEST_TEXT]
+    return texts, {"text_target" if side == "target" else "text": texts}
+
+
 # For each kind of loss, a function that finds what a text would lose.
 LOSSES = {
     "line breaks": partial(re.findall, r"[\n\r\u2028\u2029]"),
@@ -224,8 +229,7 @@ LOSSES = {
 def describe_losses(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: str) -> str | None:
     """A sentence on spaces, line breaks and forms of letters that the tokenizer changes in at least one in a hundred
     of `texts`, which are of one side of the pairs; None if there are none."""
-    texts = [text for text in texts if len(text) <= LONGEST_TEXT]
-    inputs = {"text_target": texts} if side == "target" else {"text": texts}
+    texts, inputs = inputs_of(texts, side)
     odd = [any(map(has, texts)) for has in LOSSES.values()]
     if not any(odd):  # nothing to lose
         return None
@@ -303,16 +307,19 @@ def make_tokenizer(
     token of it, or is a special token, or if an existing tokenizer is to be `verbatim` or of `letters` and is not.
     """
     tags = [tag for tag in tags or [] if tag]
+    samples = sample_texts(train_pairs, tags=tags)
     if existing is None:
         size = vocab_size or VanillaTransformerConfig().vocab_size
-        tokenizer = trained_tokenizer(train_pairs, size, tags, verbatim, letters)
+        tokenizer = cached_or_trained_tokenizer(train_pairs, size, tags, verbatim, letters)
     else:
         option, name = existing
         if option == "--resume_from_checkpoint" and not Path(name, "tokenizer_config.json").is_file():
-            raise UserError(f"{name} cannot be read: no tokenizer; delete it to resume from an older one.")
+            raise UserError(
+                f"{name} cannot be read: no tokenizer; delete this checkpoint to resume from an older one."
+            )
         tokenizer = tokenizer_for_training(name, option)
         if option != "--resume_from_checkpoint":
-            report_lost_text(tokenizer, train_pairs, f"{option} {name}", tags)
+            report_lost_text(tokenizer, samples, f"{option} {name}")
         for kind, is_asked in (("verbatim", verbatim), ("letters", letters)):
             if is_asked and not tokenizer.init_kwargs.get(kind):
                 raise UserError(f"--{kind} trains a tokenizer, but {option} {name} brings one; leave one of them out.")
@@ -321,7 +328,7 @@ def make_tokenizer(
                 f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "
                 f"{len(tokenizer)} tokens, to which none can be added."
             )
-    for side, texts in sample_texts(train_pairs, tags=tags).items():
+    for side, texts in samples.items():
         if note := describe_losses(tokenizer, texts, side):
             print(textwrap.fill(note, 80, subsequent_indent="  "))
     for tag in tags:
@@ -335,7 +342,7 @@ def make_tokenizer(
     return tokenizer
 
 
-def trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool, letters: bool):
+def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool, letters: bool):
     """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
 
     The name of its file is a digest of the texts, the arguments and the code. Streams have no digest, and their
@@ -358,28 +365,27 @@ def trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool, l
     return tokenizer
 
 
-def report_lost_text(tokenizer, train_pairs, origin: str, tags: list[str]):
-    """Prints how much of the training texts the tokenizer loses; `origin` is the option that gave it."""
-    for side, texts in sample_texts(train_pairs, tags=tags).items():
-        if texts and (warning := check_coverage(tokenizer, texts, side, origin)):
+def report_lost_text(tokenizer, samples: dict[str, list[str]], origin: str):
+    """Prints how much of the texts of each side the tokenizer loses; `origin` is the option that gave it."""
+    for side, texts in samples.items():
+        if warning := check_coverage(tokenizer, texts, side, origin):
             print(warning)
 
 
-def note_source_form(tokenizer, survey: dict | None, options: DataOptions, keeps_more: bool):
+def note_source_form(tokenizer, survey: dict, options: DataOptions, is_fine_tuning: bool):
     """Notes in the tokenizer how training sources look, and prints it; evaluation and the Translator cut texts alike.
 
     That is, how many sentences and lines they have, the tags at their beginning, and whether some have no words.
-    `survey` has what was found in the training pairs. The options win. With `keeps_more`, notes of before hold, too: a
-    model to fine-tune may have read more.
+    `survey` has what was found in the training pairs. The options win. In fine-tuning, earlier notes hold too: the
+    model may have read more.
     """
     noted, notes = {}, tokenizer.init_kwargs
-    tags = [*(notes.get("source_tags", ()) if keeps_more else ()), *filter(None, options.train_file_tags or ())]
+    tags = [*(notes.get("source_tags", ()) if is_fine_tuning else ()), *filter(None, options.train_file_tags or ())]
     notes["source_tags"] = sorted(set(tags))
-    if survey:
-        notes["wordless_sources"] = survey["wordless_sources"] or (keeps_more and notes.get("wordless_sources", True))
+    notes["wordless_sources"] = survey["wordless_sources"] or (is_fine_tuning and notes.get("wordless_sources", True))
     for unit, asked in {"sentences": options.max_source_sentences, "lines": options.max_source_lines}.items():
-        before = notes.get(f"max_source_{unit}", 0) if keeps_more else 0
-        if number := asked or (survey and max(survey[f"usual_{unit}"], before)):
+        before = notes.get(f"max_source_{unit}", 0) if is_fine_tuning else 0
+        if number := asked or max(survey[f"usual_{unit}"], before):
             notes[f"max_source_{unit}"] = noted[unit] = number
     if noted:
         limits = " and ".join(f"{number:,} {unit[: -1 if number == 1 else None]}" for unit, number in noted.items())

@@ -1,4 +1,4 @@
-"""Further metrics: modules of the evaluate library, named by the user, and our own scores as one of them."""
+"""Further metrics: modules of the evaluate library, named by the user."""
 
 import json
 from functools import cached_property
@@ -30,8 +30,8 @@ class Metrics:
     """Modules of the evaluate library, whose numbers stand beside BLEU and chrF.
 
     Args:
-        names: Of each the id on the Hub, such as `rouge`, or the path of a script. Loading a module runs its code.
-        kwargs: Arguments of their `compute`, each as `KEY=VALUE` or, of one of several modules, as `MODULE.KEY=VALUE`.
+        names: For each module, its id on the Hub, such as `rouge`, or the path of a script. Loading it runs its code.
+        kwargs: Arguments of their `compute`, as `KEY=VALUE` or, with several modules, `MODULE.KEY=VALUE`.
 
     Raises:
         UserError: One of `kwargs` is not of that form, or names no module.
@@ -70,8 +70,8 @@ class Metrics:
         return modules
 
     def load(self, references: list[str | list[str]], sources: list[str] | None) -> list[str]:
-        """Loads the modules and tries them on two of the `references`, one of them with as many as any text has;
-        returns the names of their numbers.
+        """Loads the modules, and tries them on two texts, one of which has the most references; returns the names of
+        their numbers.
 
         So an error comes before a model is trained, or has translated.
 
@@ -89,8 +89,8 @@ class Metrics:
     def score(
         self, hypotheses: list[str], references: list[str | list[str]], sources: list[str] | None
     ) -> dict[str, float]:
-        """The numbers of all modules. The name of the module precedes that of a number that is called like another of
-        an evaluation, or does not tell that lower is better.
+        """The numbers of all modules. A number gets the name of its module in front if another number already has its
+        own, or if its own name hides that lower is better.
 
         A list of numbers, one for each text, becomes their mean.
 
@@ -140,7 +140,7 @@ class Metrics:
         return rows
 
     def describe(self) -> dict[str, dict]:
-        """By name of a number its `module`, an id or the name of a file, and the `arguments` of that."""
+        """For each number, its `module`, an id or the name of a file, and the `arguments` of that module."""
         return {
             number: {"module": Path(name).name if Path(name).exists() else name, "arguments": self.kwargs[name]}
             for number, name in self.module_of.items()

@@ -24,7 +24,8 @@ BLEU_TOKENIZER |= dict.fromkeys(["th", "tts", "nod", "sou", "lo", "km", "my", "s
 SCRIPT_TOKENIZER = {"HIRAGANA": "ja-mecab", "KATAKANA": "ja-mecab", "CJK": "zh", "HANGUL": "ko-mecab"}
 SCRIPT_TOKENIZER |= dict.fromkeys(["THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"], "char")
 SHOWN_AS_0 = 0.005  # scores below have the decimals .00
-SOME, SAME = 20, 0.1  # of at least so many references, a share of different hypotheses that is suspiciously small
+SOME = 20  # distinct references, with which it is suspicious
+SAME = 0.1  # if the distinct hypotheses are at most this share of them
 
 
 def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> BLEU:
@@ -172,7 +173,7 @@ def fold_spaces(text: str) -> str:
 
 
 def explain_sameness(hypotheses: list[str], references: list[str | list[str]]) -> str | None:
-    """A sentence that says that nearly all hypotheses are the same, and what to try; None if that is not so."""
+    """A sentence about hypotheses that repeat each other far more than the references do, and what to try; or None."""
     found, expected = Counter(hypotheses), Counter(as_list(one)[0] for one in references)
     if len(expected) < SOME:
         return None
@@ -181,7 +182,7 @@ def explain_sameness(hypotheses: list[str], references: list[str | list[str]]) -
     if not (is_one or len(found) <= SAME * len(expected)):
         return None
     return (
-        f"nearly all translations are the same: {count:,} of {len(hypotheses):,} are {shorten(text, 60)!r}, and "
-        f"{len(found):,} are different. The model does not read its sources yet: train longer; if that does not help, "
+        f"many translations are the same: {count:,} of {len(hypotheses):,} are {shorten(text, 60)!r}, and only "
+        f"{len(found):,} are distinct. The model does not read its sources yet: train longer; if that does not help, "
         "lower --learning_rate or raise --warmup_steps, choose a smaller model or --vocab_size, or find more pairs."
     )

@@ -83,10 +83,10 @@ class SplitEvaluator:
     def tune(self, model, split: Dataset, by: str, greater_is_better: bool | None) -> list[dict]:
         """What [`tune`] returns for a split, on this process alone.
 
-        Chooses by BLEU if `by` cannot be computed from translations alone, such as the loss.
+        Chooses by BLEU if `by` is the loss, which does not depend on the search.
         """
         model.eval()
-        if by not in ("bleu", "chrf", *self.scorer.metrics.module_of):
+        if by == "loss":
             by, greater_is_better = "bleu", True
         is_better = greater_by_name(by) if greater_is_better is None else greater_is_better
         with self.accelerator.autocast():
@@ -98,8 +98,7 @@ def progress_lines(numbers: dict[str, float], examples: list[dict], prefix: str,
     """The scores of a split in a line, and its examples."""
     shown = [f"loss {numbers['loss']:.3f}", f"BLEU {numbers['bleu']:.2f}", f"chrF {numbers['chrf']:.2f}"]
     shown += [f"{numbers['exact_match']:.1f}% exact"]
-    known = ("loss", "bleu", "chrf", "exact_match", "word_error_rate")
-    shown += [f"{name} {number:.4g}" for name, number in numbers.items() if name not in known]
+    shown += [f"{name} {number:.4g}" for name, number in numbers.items() if name not in OURS]
     when = "" if step is None else f" at step {step:,}"
     texts = [(key, " ".join(text.split())) for example in examples for key, text in example.items()]
     return [f"{prefix}: {', '.join(shown)}{when}", *(f"  {key:<12} {text}" for key, text in texts)]

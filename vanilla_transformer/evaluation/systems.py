@@ -38,7 +38,7 @@ def score_systems(
 
     Returns:
         The number of `sentences`; `signatures`, by metric; `notes`, on a BLEU that is 0 although chrF is not, on
-        hypotheses nearly all equal, or too few of them different; and `systems`, by name. Each has `BLEU` and `chrF2`
+        hypotheses that repeat each other, or too few that differ; and `systems`, by name. Each has `BLEU` and `chrF2`
         with the `score`, its 95 % interval as `mean` ± `ci`, and the `p_value` (None: not tested); for BLEU the
         `precisions`, the `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens);
         `exact_match` and `word_error_rate` of [`count_errors`]; and `metrics`, the further ones by name.
@@ -79,11 +79,11 @@ def score_systems(
 def count_errors(hypotheses: list[str], references: list[str | list[str]], scorer: Scorer) -> dict[str, float]:
     """`exact_match` and `word_error_rate` in percent.
 
-    The first is the share of hypotheses that equal a reference as it is, but for spaces at the end and, if the scorer
-    ignores it, for case. The word error rate is the number of words to insert, delete or replace, divided by the
-    number of words in the references, of texts as they are scored. Words are separated by spaces: where they are
-    phonemes or letters, it is the phoneme or letter error rate. Of several references, the one with the fewest errors
-    counts.
+    `exact_match` is the share of hypotheses that equal a reference before normalization; spaces at the end do not
+    count, nor does case if the scorer ignores it. `word_error_rate` is the number of words to insert, delete or
+    replace, divided by the number of words in the references, after normalization. Spaces separate words: where these
+    are phonemes or letters, it is the phoneme or letter error rate. Of several references, the one with the fewest
+    errors counts.
     """
     exact = errors = words = 0
     for hypothesis, several in zip(hypotheses, references, strict=True):

@@ -1,9 +1,10 @@
-"""Beams and length penalty chosen by BLEU, chrF or another metric on a validation set."""
+"""Beams and length penalty, chosen by BLEU, chrF or another metric on a validation set."""
 
 from transformers import GenerationConfig
 
 from ..translation_vanilla_transformer import BaseTranslator, Hypothesis
 from .scores import Scorer
+from .systems import count_errors
 
 NUM_BEAMS = (1, 2, 4, 5, 8)
 LENGTH_PENALTIES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
@@ -17,15 +18,14 @@ def tune(
     by: str = "bleu",
     greater_is_better: bool = True,
 ) -> list[dict]:
-    """Tries each number of beams with each length penalty: dictionaries of both with their `bleu`, `chrf` and further
-    metrics of the `scorer`.
+    """Tries each number of beams with each length penalty. Returns a dictionary of each pair with its scores: `bleu`,
+    `chrf`, further metrics of the `scorer`, `exact_match` and `word_error_rate`.
 
-    The best by the metric `by` comes first; instead of BLEU by chrF if BLEU is 0 where chrF is highest, as for right
-    translations of fewer than four words. Of equally good ones, that with fewer beams, and of these that with a
-    penalty nearer to 1. Sources are cut into pieces as in any translation, so the scores are those of later searches.
-    Each number of beams translates only once: all its hypotheses are kept, and each length penalty chooses among them.
-    A search with that penalty would find nearly the same, since it stops with as many finished hypotheses as beams
-    (`early_stopping=True`), and the penalty hardly affects which ones these are.
+    The best by [`deciding_metric`] comes first. Ties go to fewer beams, then to the penalty nearer to 1. Sources are
+    cut into pieces as in any translation, so the scores are those of later searches. Each number of beams translates
+    only once: all its hypotheses are kept, and each length penalty chooses among them. A search with that penalty
+    would find nearly the same, since it stops with as many finished hypotheses as beams (`early_stopping=True`), and
+    the penalty hardly affects which ones these are.
 
     Raises:
         TextTooLong: A source is too long and the translator does not split it.
@@ -44,11 +44,19 @@ def tune(
             texts = segments.join([max(hypotheses, key=score).text for hypotheses in found])
             scores = scorer.score(texts, references, sources)
             numbers = {name: number for name, number in scores.items() if not name.endswith("_signature")}
+            numbers |= count_errors(texts, references, scorer)
             tried.append({"num_beams": num_beams, "length_penalty": penalty} | numbers)
-    if by == "bleu" and not max(tried, key=lambda one: one["chrf"])["bleu"]:
-        by = "chrf"
+    by = deciding_metric(tried, by)
     sign = -1 if greater_is_better else 1
     return sorted(tried, key=lambda one: (sign * one[by], one["num_beams"], abs(one["length_penalty"] - 1)))
+
+
+def deciding_metric(tried: list[dict], by: str) -> str:
+    """The metric that chooses if `by` is asked for: chrF instead of BLEU if BLEU is 0 where chrF is highest.
+
+    So it is for right translations of fewer than four words.
+    """
+    return "chrf" if by == "bleu" and not max(tried, key=lambda one: one["chrf"])["bleu"] else by
 
 
 def early_stopping(num_beams: int) -> dict:

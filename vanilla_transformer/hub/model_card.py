@@ -28,6 +28,7 @@ weight_decay average_checkpoints ema_decay seed num_beams length_penalty"""
 LOCAL_PATHS = ["output_dir", "train_file", "validation_file", "test_file", "resume_from_checkpoint"]
 PATHS_OR_IDS = ["dataset_name", "tokenizer_name", "model_name_or_path", "teacher", "metrics"]
 
+DAMAGED = (TypeError, ValueError, LookupError, AttributeError)  # of results and recipes with other keys or values
 MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -43,8 +44,8 @@ class Card(ModelCard):
 
 def write_model_card(output_dir: str | Path) -> Path:
     """Writes README.md, [`make_model_card`], and returns its path."""
-    path, wrong = Path(output_dir) / "README.md", (TypeError, ValueError, LookupError, AttributeError)
-    with explaining(f"No card can be written from the results and the recipe in {output_dir}", *wrong):
+    path = Path(output_dir) / "README.md"
+    with explaining(f"No card can be written from the results and the recipe in {output_dir}", *DAMAGED):
         card = str(make_model_card(output_dir))
     write_text(path, card)
     return path
@@ -89,8 +90,8 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
     return Card.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md.jinja")),
-        text=text,
-        code=code,
+        text=as_plain,
+        code=as_code,
         timedelta=timedelta,
         python=lambda value: json.dumps(value, ensure_ascii=False),
         results=results,
@@ -127,7 +128,7 @@ def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
         return True
     is_ours = not card.exists()
     # Without a recipe or metadata, it is not ours.
-    with contextlib.suppress(UserError, ValueError, OSError, yaml.YAMLError):
+    with contextlib.suppress(*DAMAGED, OSError, yaml.YAMLError):
         if not is_ours:
             written = card.read_text(encoding="utf-8")
             refuse_merge_keys(written.partition("\n---\n")[0])
@@ -160,13 +161,13 @@ def list_scores(results: dict, recipe: dict, splits: list[tuple[str, str]], data
     ]
 
 
-def text(value) -> str:
+def as_plain(value) -> str:
     """A value as one line of plain text in Markdown, without markup or HTML."""
     line = html.escape(" ".join(str(value).split()), quote=False)
     return re.sub(r"[\\`*\[\]|#~!]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", line)  # not the _ inside a_word
 
 
-def code(value) -> str:
+def as_code(value) -> str:
     """A value as inline code, for use outside tables."""
     return "`" + " ".join(str(value).split()).replace("`", "'") + "`"
 

@@ -14,6 +14,8 @@ PARTS = [
     "__init__.py",
     "errors.py",
     "files.py",
+    "loading.py",
+    "versions.py",
     "*_vanilla_transformer.py",
     "engines/__init__.py",
     "inspection/*.py",

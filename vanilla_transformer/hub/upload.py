@@ -209,6 +209,8 @@ def hub_errors(repo_id: str, output_dir: str | Path | None = None, **options: bo
     """
     try:
         yield
+    except UserError:
+        raise
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
         causes = [error, error.__cause__] if error.__cause__ else [error]  # a failed upload hides its cause
         message = f"Cannot push to {repo_id}: {' '.join(map(one_line, causes))}"
@@ -243,7 +245,7 @@ def check_push(
             or the Hub cannot be reached.
     """
     name = repo_id or Path(output_dir).resolve().name
-    with hub_errors(name, output_dir, private=private, **options):
+    with hub_errors(name, output_dir if repo_type == "model" else None, private=private, **options):
         validate_repo_id(name)
         api = HfApi()
         user = api.whoami()["name"]

@@ -73,7 +73,8 @@ def check_model(
     - save: the saved and loaded model gives the same.
     - compiled: so does `torch.compile`.
 
-    The first four run in training mode too, without dropout, unless it is random all the same.
+    Causality, padding and batch are also checked in training mode, without dropout, unless two equal calls differ
+    there all the same.
 
     All of this happens in a copy on the CPU: in float64, so that rounding is not mistaken for a fault, and with noise
     on each weight, since a bias that begins at 0 would hide what it does. The model itself stays as it is.
@@ -222,7 +223,7 @@ class Checks:
         return ids, mask
 
     def calls(self) -> dict[str, dict]:
-        """Calls that differ in their masks: none, of the source, of both, of the target on the other side."""
+        """Calls that differ in their masks: none, that of the source, and both, with the target padded on the left."""
         source, mask = self.padded(self.source, "right", end=self.end)
         target, target_mask = self.padded(self.target, "left")
         return {
@@ -341,7 +342,7 @@ class Checks:
                 yield "beam_search finds other scores", ours.sequences_scores, theirs.sequences_scores
 
     def same_as_first_backend(self):
-        """The logits of all calls, and those of the backend before."""
+        """The logits of all calls, and those of the first backend."""
         found = []
         for inputs in self.calls().values():
             attended = inputs.get("target_mask", torch.ones_like(self.target)).bool()

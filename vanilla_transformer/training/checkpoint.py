@@ -83,7 +83,7 @@ def named_moments(optimizer_state: dict) -> dict[str, torch.Tensor]:
 def reading_checkpoint(checkpoint: Path, file: str) -> AbstractContextManager:
     """Turns the error of a missing, damaged or foreign file of a checkpoint into a UserError."""
     kinds = (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError, StrictDataclassError)
-    remedy = "delete it to resume from an older one"
+    remedy = "delete this checkpoint to resume from an older one"
     return explaining(f"{checkpoint} cannot be read: {file}", *kinds, remedy=remedy)
 
 

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..loading import cpu_has_bfloat16
 from .optimization import compute_loss
 from .options import TrainingOptions
+from .signals import LAUNCHED
 
 USABLE = 0.8  # share of the largest batch that fits; the rest is for evaluation and fragmented memory
 MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
@@ -56,10 +57,9 @@ def configure_cpu(mixed_precision: str):
 
 def is_thread_count_given() -> bool:
     """Whether the user has set OMP_NUM_THREADS; a launcher sets it to 1 for its processes if the user has not."""
-    process = psutil.Process()
-    if {"ACCELERATE_MIXED_PRECISION", "LOCAL_RANK"} & os.environ.keys():  # started by accelerate launch or torchrun
-        process = process.parent()
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, AttributeError):  # no access, or no parent
+        process = psutil.Process()
+        process = process.parent() if LAUNCHED & os.environ.keys() else process
         return "OMP_NUM_THREADS" in process.environ()
     return False
 

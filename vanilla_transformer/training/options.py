@@ -104,7 +104,7 @@ class TrainingOptions:
         None, "save every N steps (default: every 15 minutes); each evaluation and the last step also save", ge=1
     )
     logging_steps: int = option(10, "log every N steps", ge=1)
-    save_total_limit: int = option(2, "keep N checkpoints, the best, and those to be averaged", ge=1)
+    save_total_limit: int = option(2, "keep the N newest checkpoints, the best, and those to be averaged", ge=1)
     resume_from_checkpoint: str | None = option(
         None, "resume from this checkpoint, or from the newest one in output_dir", nargs="?", const="newest"
     )
@@ -112,11 +112,12 @@ class TrainingOptions:
         None, "stop after N evaluations without a better metric_for_best_model, and keep the best weights", ge=1
     )
     metric_for_best_model: str = option(
-        "bleu", "bleu, chrf, loss, exact_match, word_error_rate or a number of --metrics, on the validation split"
+        "bleu",
+        "bleu, chrf, loss, exact_match, word_error_rate or the name of a score of --metrics, on the validation split",
     )
     greater_is_better: bool | None = option(
         None,
-        "whether higher values of metric_for_best_model are better (default: unless it is a loss or an error rate)",
+        "whether higher values of metric_for_best_model are better (default: not of losses and error rates)",
         nargs="?",
         const=True,
     )
@@ -133,7 +134,9 @@ class TrainingOptions:
     on_divergence: Literal["stop", "ignore"] = option("stop", "what to do if the loss stays high; NaN always stops")
     num_beams: int = option(1, "beams in evaluation; saved with the model as its default", ge=1)
     length_penalty: float = option(1.0, "beam scores are divided by length ** length_penalty", ge=-10, lt=10)
-    tune_decoding: bool = option(False, "choose num_beams and length_penalty by validation BLEU at the end")
+    tune_decoding: bool = option(
+        False, "choose num_beams and length_penalty at the end, by metric_for_best_model (bleu if that is the loss)"
+    )
     num_examples: int = option(
         3, "held-out sentences to show in the log, the card, all_results.json and attention.png; 0: none", ge=0
     )

@@ -99,8 +99,8 @@ def check_launch():
 def check_temporary_folder(data_options: DataOptions, device: torch.device):
     """Raises UserError if the sockets of workers, which are in the temporary folder, would have too long a path: the
     run would wait for them for ever."""
-    folder, workers = tempfile.gettempdir(), data_options.dataloader_num_workers
-    has_workers = workers or data_options.preprocessing_num_workers or (workers is None and device.type == "cuda")
+    folder = tempfile.gettempdir()
+    has_workers = data_options.loading_workers(device.type == "cuda") or data_options.preprocessing_num_workers
     if has_workers and os.name == "posix" and len(os.fsencode(folder)) > LONGEST_FOLDER:
         raise UserError(
             f"TMPDIR is {folder}, a longer path than the sockets of data workers may have; set TMPDIR to one of at "

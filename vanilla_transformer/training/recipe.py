@@ -82,10 +82,12 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     contradict each other.
     """
     parser = make_parser()
+    # argparse sets no default for what is there beforehand: None is what was not given.
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
     names = vars(given).keys()
+    written = [word.partition("=")[0].replace("-", "_") for word in argv]
     for name in sorted(FILE_OPTIONS | {"teacher"}):
-        if sum(word.partition("=")[0] == f"--{name}" for word in argv) > 1:
+        if written.count(f"__{name}") > 1:
             values = " ".join(map(str, getattr(given, name)))
             warnings.warn(f"--{name} is given twice; only the last list counts: {values}.", stacklevel=2)
     if unknown and argv[: argv.index(unknown[0])][-2:-1] == ["--dataset_config_name"]:
@@ -103,22 +105,7 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
                 f"run from {SAMPLE_RECIPE.parents[1]}, or say what to train on."
             )
     recipe = {} if given.config is None else read_recipe(Path(given.config), names - {"config"})
-    if "metrics" in recipe and given.metrics is None:
-        named = recipe["metrics"] if isinstance(recipe["metrics"], list) else [recipe["metrics"]]
-        raise UserError(
-            f"The recipe {given.config} has the metrics {', '.join(named)}, whose code would run; give --metrics "
-            f"{' '.join(named)} on the command line, too, if you trust it, or remove them from the recipe."
-        )
-    if given.metrics is not None and given.metrics != recipe.get("metrics"):
-        recipe.pop("metric_kwargs", None)  # arguments of other modules
-    for name, overridden in OVERRIDES.items():
-        if getattr(given, name) is not None:
-            recipe = {key: value for key, value in recipe.items() if key not in overridden}
-    recipe = {key: value for key, value in recipe.items() if key not in LISTS or getattr(given, key) is None}
-    named = [*(given.train_file or ()), *(given.validation_file or ()), *(given.test_file or ())]
-    languages = {recipe[key] for key in LANGUAGES & recipe.keys()}
-    if given.train_file and not any(may_have_columns(file, languages) for file in group_parallel(named)):
-        recipe = {key: value for key, value in recipe.items() if key not in LANGUAGES}
+    recipe = without_overridden(recipe, given)
     # Written as command-line options, the recipe is checked by the same parser.
     lists = [word for key, value in recipe.items() if isinstance(value, list) for word in (f"--{key}", *value)]
     scalars = [f"--{key}={value}" for key, value in recipe.items() if not isinstance(value, list)]
@@ -129,6 +116,29 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     if data_options.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
         data_options = replace(data_options, target_lang=targets.pop())
     return data_options, model_options, options
+
+
+def without_overridden(recipe: dict, given: argparse.Namespace) -> dict:
+    """The recipe without what the command line replaces.
+
+    Raises UserError if it has metrics, whose code would run, and the command line does not name them.
+    """
+    metrics = recipe.get("metrics", [])
+    metrics = metrics if isinstance(metrics, list) else [metrics]
+    if metrics and given.metrics is None:
+        raise UserError(
+            f"The recipe {given.config} has the metrics {', '.join(metrics)}, whose code would run; give --metrics "
+            f"{' '.join(metrics)} on the command line, too, if you trust it, or remove them from the recipe."
+        )
+    replaced = {key for key in LISTS if getattr(given, key) is not None}
+    replaced |= {key for name, keys in OVERRIDES.items() if getattr(given, name) is not None for key in keys}
+    if given.metrics not in (None, metrics):
+        replaced.add("metric_kwargs")  # arguments of other modules
+    files = [*(given.train_file or ()), *(given.validation_file or ()), *(given.test_file or ())]
+    languages = {recipe[key] for key in LANGUAGES & recipe.keys()}
+    if given.train_file and not any(may_have_columns(file, languages) for file in group_parallel(files)):
+        replaced |= LANGUAGES
+    return {key: value for key, value in recipe.items() if key not in replaced}
 
 
 def read_recipe(path: Path, options: Set[str]) -> dict[str, str | list[str]]:

@@ -74,8 +74,8 @@ def compare_settings(checkpoint: Path, old: dict, new: dict) -> dict[str, str]:
 def find_checkpoint(output_dir: Path, name: str | None) -> Path | None:
     """The checkpoint `--resume_from_checkpoint` names; None if it is not given, or before the first checkpoint.
 
-    Raises UserError if the given path is not a checkpoint or not the newest one in `--output_dir`, that directory
-    cannot be written to, or the run would overwrite other files there.
+    Raises UserError if the given path is not a checkpoint, or is an older one of `--output_dir`, if that directory
+    cannot be written to, or if the run would overwrite other files there.
     """
     checkpoint = None
     with explaining(f"--output_dir {output_dir} cannot be used", PermissionError):

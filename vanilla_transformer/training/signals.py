@@ -108,7 +108,7 @@ class GracefulShutdown:
                 raise StoppedAtOnce(number)
             return
         self.signal_number, self.received_at = number, time.monotonic()
-        write_or_close(1, b"")
+        write_or_close(1, b"")  # finds out whether the terminal is gone
         write_or_close(2, NOTICE)
 
     def is_stopped(self) -> bool:
