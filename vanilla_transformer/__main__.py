@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Callable
 
 from . import __version__
 from .commands.options import Parser
@@ -39,15 +40,11 @@ def main(argv: list[str] | None = None):
     parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
 
-    command = importlib.import_module(f".commands.{given.verb}", __package__)
-    program = f"vanilla-transformer {given.verb}"
-    example = f"example: vanilla-transformer {VERBS[given.verb][1]}"
-    parser = Parser(prog=program, description=command.__doc__, epilog=example)
-    command.add_arguments(parser)
-    options = parser.parse_args(given.options)
+    run, parser = load_verb(given.verb)
+    program, options = parser.prog, parser.parse_args(given.options)
     # The user's mistakes end as in other Unix filters: one sentence on stderr, and a conventional exit code.
     try:
-        command.run(options)
+        run(options)
         sys.stdout.flush()
     except InputError as error:
         sys.exit(f"{program}: {error}")
@@ -64,6 +61,15 @@ def main(argv: list[str] | None = None):
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(130)  # 128 + SIGINT; sys.exit would wait for the threads of a running batch
+
+
+def load_verb(verb: str) -> tuple[Callable[[argparse.Namespace], None], Parser]:
+    """The function that runs a verb, and the parser of its options."""
+    command = importlib.import_module(f".commands.{verb}", __package__)
+    example = f"example: vanilla-transformer {VERBS[verb][1]}"
+    parser = Parser(prog=f"vanilla-transformer {verb}", description=command.__doc__, epilog=example)
+    command.add_arguments(parser)
+    return command.run, parser
 
 
 if __name__ == "__main__":

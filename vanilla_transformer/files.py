@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from .errors import UserError
 
+CONVERTED = "vanilla_transformer.json"  # our config in a directory for CTranslate2, which has a config.json itself
 PREFIX = ".unfinished-"  # of the name of what is being written or removed
 
 
@@ -79,7 +80,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def check_missing(folder: Path):
     if folder.exists() or folder.is_symlink():
-        raise UserError(f"{folder} already exists; move it away.")
+        raise UserError(f"{folder} already exists; move it away, or choose another directory.")
 
 
 def remove_file(path: Path):

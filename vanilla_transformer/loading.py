@@ -35,6 +35,7 @@ from transformers.utils import is_sentencepiece_available
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from .errors import UserError, noting
+from .files import CONVERTED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .translation_vanilla_transformer import TRANSLATOR_OPTIONS, BaseTranslator, Engine, TorchEngine, is_vanilla
 
@@ -213,7 +214,7 @@ def load_model(name: str | os.PathLike, use_safetensors: bool | None = True, **k
             "remove it."
         )
     weights = find_weights(name, kwargs.get("variant"), **where)
-    if not weights and Path(name, "vanilla_transformer.json").is_file():
+    if not weights and Path(name, CONVERTED).is_file():
         raise UserError(f"{name} was converted for CTranslate2; give --backend ctranslate2 (`backend='ctranslate2'`).")
     if not weights and use_safetensors:
         raise UserError(

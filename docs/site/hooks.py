@@ -5,7 +5,6 @@ a page there becomes a link to that page, and any other a link to the repository
 """
 
 import argparse
-import importlib
 import os
 import re
 import runpy
@@ -152,17 +151,14 @@ def on_page_content(html, page, config, files):
 
 def command_reference():
     """The lines of a page with every option of every command, from their parsers."""
-    from vanilla_transformer.__main__ import VERBS
-    from vanilla_transformer.commands.options import Parser
+    from vanilla_transformer.__main__ import VERBS, load_verb
     from vanilla_transformer.training.recipe import make_parser
 
     yield "# Commands\n\nWritten from the parsers when the site is built; `--help` prints the same.\n"
     push_to_hub = runpy.run_path(str(ROOT / "push_to_hub.py"))
     parsers = {"train.py": make_parser(), "push_to_hub.py": push_to_hub["make_parser"]()}
     for verb in VERBS:
-        command = importlib.import_module(f"vanilla_transformer.commands.{verb}")
-        parser = Parser(prog=f"vanilla-transformer {verb}", description=command.__doc__, epilog="")
-        command.add_arguments(parser)
+        _, parser = load_verb(verb)
         subcommands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
         parsers |= {f"{parser.prog} {name}": one for choices in subcommands for name, one in choices.items()} or {
             parser.prog: parser

@@ -316,7 +316,9 @@ def test_convert_command_reads_a_pickle_and_runs_no_code_in_it(make_model, tmp_p
     assert "has no tokenizer that can be loaded" in capsys.readouterr().err
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "new")
     assert_close(loaded.state_dict(), model.state_dict(), 0)
-    assert "new already exists; choose another" in command_error(capsys, "convert", saved, tmp_path / "new")
+    assert "new already exists; move it away, or choose another directory" in command_error(
+        capsys, "convert", saved, tmp_path / "new"
+    )
     to_pickle(saved, {"x": Trap()})
     with pytest.raises(UnpicklingError, match="Weights only load failed"):
         main(["convert", str(saved), str(tmp_path / "newer")])

@@ -231,7 +231,7 @@ DAMAGES = {
     "cut": ("model.bin", lambda data: data[:2000]),
     "no variables": ("model.bin", lambda data: b"\0" * len(data)),
     "a larger config": (
-        backend.CONFIG,
+        backend.CONVERTED,
         lambda data: re.sub(rb'("(?:decoder_)?vocab_size": )\d+', rb"\g<1>9999", data),
     ),
 }

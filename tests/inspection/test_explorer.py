@@ -99,7 +99,8 @@ def test_head_that_is_switched_off_adds_nothing(model, tokenizer):
 def test_pads_without_a_mask_change_the_alignment_too(model, tokenizer):
     pairs = [pair[:2] for pair in PAIRS]
     with eager_attention(model):
-        intact, padded = (variant("", model, tokenizer, pairs, pads)["links"] for pads in (0, 200))
+        maps = [attention_maps(model, tokenizer, *pair) for pair in pairs]
+        intact, padded = (variant("", model, tokenizer, pairs, maps, pads)["links"] for pads in (0, 200))
     assert padded != intact
     assert [text.count("-") for text in padded] == [text.count("-") for text in intact]  # one link per target word
     assert max(int(link.split("-")[0]) for link in padded[0].split()) < 3  # to words, not to pads

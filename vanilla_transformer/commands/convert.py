@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from ..conversion import fairseq_tokenizer, from_fairseq
 from ..conversion.marian import save_tokenizer, to_native
 from ..errors import UserError, explaining, noting, one_line
-from ..files import copy_permissions, new_folder
+from ..files import check_missing, copy_permissions, new_folder
 from ..loading import load_foreign, load_tokenizer
 from ..translation_vanilla_transformer import TorchEngine
 
@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 def run(options: argparse.Namespace):
     """Writes the converted model to the new directory `output_dir`, all of it or, after an error, nothing."""
     output_dir = options.output_dir
-    if output_dir.exists():
-        raise UserError(f"{output_dir} already exists; choose another directory.")
+    check_missing(output_dir)
     if options.quantization and options.to != "ctranslate2":
         raise UserError("--quantization is for --to ctranslate2; drop one of the two.")
     if (options.dictionary or options.codes) and not options.model.endswith(".pt"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ..errors import explaining
+from ..files import CONVERTED
 from ..loading import Translator
 from .options import positive
 
@@ -52,6 +53,6 @@ def load(options: argparse.Namespace) -> tuple[str, Translator, PreTrainedModel 
     translator = Translator.from_pretrained(options.model, **engine, **own)
     if options.backend == "torch":
         return options.model, translator, translator.model
-    is_converted = (Path(options.model) / "vanilla_transformer.json").is_file()
+    is_converted = (Path(options.model) / CONVERTED).is_file()
     model = None if is_converted else Translator.from_pretrained(options.model, **own).model
     return options.model, translator, model

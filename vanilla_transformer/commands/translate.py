@@ -55,8 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def run(options: argparse.Namespace):
     """Loads the model and translates."""
+    check_options(options)
     configure_malloc()
     disable_progress_bar()  # of transformers
+    torch.manual_seed(options.seed)
+    given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
+    translator = Translator.from_pretrained(options.model, **given)
+    if options.catalogue:
+        generation = {name: getattr(options, name) for name in GENERATION}
+        return fill_catalogue(translator, options.catalogue, options.output, **generation)
+    translate_lines(translator, options)
+
+
+def check_options(options: argparse.Namespace):
+    """Raises UserError for options that do not go together."""
     if not options.mbr and (options.mbr_candidates or options.mbr_utility):
         raise UserError("--mbr_candidates and --mbr_utility are options of --mbr N; add it, or leave them out.")
     draws_samples = options.mbr and options.mbr_candidates != "beams"
@@ -67,7 +79,7 @@ def run(options: argparse.Namespace):
     if draws_samples and options.backend == "ctranslate2":
         raise UserError("--backend ctranslate2 cannot sample; choose --mbr_candidates beams, or --backend torch.")
     hypotheses = options.n_best or options.mbr or 1
-    if hypotheses > (options.num_beams or hypotheses):
+    if options.num_beams and options.num_beams < hypotheses:
         raise UserError(f"{hypotheses} translations of a line need as many beams; raise --num_beams.")
     if not 0 <= options.seed < 2**63:
         raise UserError(f"--seed is {options.seed}; it must be at least 0 and below 2^63.")
@@ -80,13 +92,6 @@ def run(options: argparse.Namespace):
     for name in options.model:
         if " " in name and not Path(name).exists():
             raise UserError(f"--model {name!r} is not a model; give texts on standard input, one per line.")
-    torch.manual_seed(options.seed)
-    given = {name: getattr(options, name) for name in (*LOADING, "revision", "too_long")}
-    translator = Translator.from_pretrained(options.model, **given)
-    if options.catalogue:
-        generation = {name: getattr(options, name) for name in GENERATION}
-        return fill_catalogue(translator, options.catalogue, options.output, **generation)
-    translate_lines(translator, options)
 
 
 def translate_lines(translator: Translator, options: argparse.Namespace):

@@ -14,12 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..decoding_vanilla_transformer import end_tokens
 from ..errors import UserError
-from ..files import write_text
+from ..files import CONVERTED, write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
 from .tensors import check_unchanged
 
 MAX_POSITIONS = 8192  # rows of sinusoids; CTranslate2 cannot compute more
-CONFIG = "vanilla_transformer.json"  # ours; config.json is that of CTranslate2
 ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
     "gelu": common_spec.Activation.GELU,
@@ -80,7 +79,7 @@ def to_ctranslate2(
     tokenizer.save_pretrained(output_dir)
     generation_config.save_pretrained(output_dir)
     ours = {"source": source, "quantization": quantization, "config": config.to_dict()}
-    write_text(output_dir / CONFIG, json.dumps(ours, indent=2))
+    write_text(output_dir / CONVERTED, json.dumps(ours, indent=2))
 
 
 def token_names(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:

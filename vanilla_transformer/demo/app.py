@@ -24,7 +24,7 @@ MOST_BEAMS = 10
 MOST_LABELS = 400  # in a picture; matplotlib takes up to 10 ms for each
 CHARACTERS_PER_TOKEN = 20  # a text with more characters is refused before it is tokenized
 MOST_WAITING = 20  # visitors, or requests of one; the next is told that the queue is full
-MOST_SECONDS = 60  # of a request to torch; then each batch, also one that has not begun, ends at its next token
+MOST_SECONDS = 60  # of a request to torch; after that, each of its batches stops at its next token
 # Fonts of the visitor's system, so that the page loads nothing from elsewhere.
 THEME = gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
 CSS = """

@@ -18,10 +18,10 @@ from huggingface_hub import constants
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..conversion.ctranslate2 import CONFIG, MAX_POSITIONS, check_quantization, to_ctranslate2, token_names
+from ..conversion.ctranslate2 import MAX_POSITIONS, check_quantization, to_ctranslate2, token_names
 from ..decoding_vanilla_transformer import end_tokens
 from ..errors import UserError
-from ..files import new_folder, remove_folder, remove_unfinished
+from ..files import CONVERTED, new_folder, remove_folder, remove_unfinished
 from ..sentences_vanilla_transformer import InputError
 from ..translation_vanilla_transformer import Engine
 
@@ -181,7 +181,7 @@ def convert_once(
         remove_unfinished(home)
         if read_config(target).get("source") != source:
             model, tokenizer = load()
-            remove_folder(target, CONFIG)  # converted from other weights
+            remove_folder(target, CONVERTED)  # converted from other weights
             with new_folder(target) as made:
                 to_ctranslate2(model, tokenizer, made, quantization, source)
     return target
@@ -198,7 +198,7 @@ def digests(files: Iterable[Path]) -> list[list[str]]:
 
 def read_config(directory: Path) -> dict:
     """What [`to_ctranslate2`] noted in the directory of a converted model; of any other, an empty dictionary."""
-    file = directory / CONFIG
+    file = directory / CONVERTED
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
@@ -222,7 +222,7 @@ def check_variables(directory: Path, config: VanillaTransformerConfig):
             names = json.loads(file.read_text(encoding="utf-8"))
             wrong += [] if len(names) == tokens[file.name.partition("_")[0]] else [file.name]
         if wrong:
-            raise ValueError(f"{wrong[0]} does not match {CONFIG}")
+            raise ValueError(f"{wrong[0]} does not match {CONVERTED}")
     except (struct.error, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{directory} is damaged: {error}; convert the model again.") from error
 

@@ -37,11 +37,13 @@ def score_systems(
         sources: For metrics that read them.
 
     Returns:
-        The number of `sentences`; `signatures`, by metric; `notes`, on a BLEU that is 0 although chrF is not, on
-        hypotheses that repeat each other, or too few that differ; and `systems`, by name. Each has `BLEU` and `chrF2`
-        with the `score`, its 95 % interval as `mean` ± `ci`, and the `p_value` (None: not tested); for BLEU the
-        `precisions`, the `brevity_penalty` and the `length_ratio` (hypotheses to references, in tokens);
-        `exact_match` and `word_error_rate` of [`count_errors`]; and `metrics`, the further ones by name.
+        A dictionary with `sentences`, their number; `signatures`, by metric; `notes`, on a BLEU that is 0 although
+        chrF is not, on hypotheses that repeat each other, or on too few that differ; and `systems`, by name. Each has
+
+        - `BLEU` and `chrF2`: the `score`, its 95 % interval as `mean` ± `ci`, and the `p_value` (None: not tested);
+        - of BLEU, the `precisions`, `brevity_penalty` and `length_ratio` (hypotheses to references, in tokens);
+        - `exact_match` and `word_error_rate` of [`count_errors`];
+        - `metrics`, the further ones by name.
     """
     metrics, streams = {"BLEU": scorer.bleu, "chrF2": scorer.chrf}, scorer.streams(references)
     given, systems = systems, {name: scorer.prepare(texts) for name, texts in systems.items()}
@@ -68,10 +70,10 @@ def score_systems(
                     numbers["p_value"] = None
                 found[name][metric] = numbers
             is_too_few = test == "ar" and 0 < different < FEWEST_DIFFERENT
-            found_notes = [TOO_FEW.format(different, baseline)] if is_too_few else []
-            found_notes += [explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], streams)]
-            found_notes += [explain_sameness(given[name], references)]
-            notes += [f"{name}: {note}" for note in found_notes if note]
+            doubts = [TOO_FEW.format(different, baseline) if is_too_few else None]
+            doubts += [explain_zero(scorer.bleu, found[name]["chrF2"]["score"], systems[name], streams)]
+            doubts += [explain_sameness(given[name], references)]
+            notes += [f"{name}: {doubt}" for doubt in doubts if doubt]
     signatures = {metric: scorer.name_normalization(str(signature)) for metric, signature in signatures.items()}
     return {"sentences": len(references), "signatures": signatures, "systems": found, "notes": notes}
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -29,12 +30,13 @@ from ..errors import UserError
 from ..files import write_text
 from ..modeling_vanilla_transformer import VanillaTransformerAttention, eager_attention_forward
 from .alignment import align_words
-from .attention import attention_maps, eager_attention, encode, readable_tokens
+from .attention import AttentionMaps, attention_maps, eager_attention, encode, readable_tokens
 from .shapes import trace_shapes
 
 MOST_BEAMS = 8
 SHOWN = 5  # candidates of a next token
 PADS = 10
+ROOM = 10  # tokens by which a translation may be longer than its source
 BRANCH_BYTES = 3_000_000  # for all branches of a page: those of early steps come first
 
 
@@ -71,7 +73,8 @@ def explore(
             references.append((source, reference or sentence["main"]["translation"]))
             if not references[-1][1].strip():
                 raise UserError(f"The model's translation of {source!r} is empty; give a pair with a reference.")
-        variants = list(broken(model, tokenizer, references))
+        maps = [attention_maps(model, tokenizer, *pair) for pair in references]
+        variants = list(broken(model, tokenizer, references, maps))
     config = model.config
     sizes = {"d": config.d_model, "h": config.encoder_attention_heads, "f": config.encoder_ffn_dim}
     sizes |= {"V": config.decoder_vocab_size, "heads": config.decoder_attention_heads}
@@ -88,7 +91,7 @@ class Recorder:
     def __init__(self, model, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, text: str):
         self.model, self.tokenizer = model, tokenizer
         self.start, self.end = model.config.decoder_start_token_id, tokenizer.eos_token_id
-        self.limit = min(model.config.max_position_embeddings - 1, ids.shape[1] + 10)  # tokens written at most
+        self.limit = min(model.config.max_position_embeddings - 1, ids.shape[1] + ROOM)  # tokens written at most
         self.source = readable_tokens(tokenizer, ids[0].tolist(), text)
         self.mask = torch.ones_like(ids)
         self.encoded = model.get_encoder()(ids, attention_mask=self.mask, output_attentions=True)
@@ -183,41 +186,53 @@ def packed(weights: torch.Tensor) -> str:
 # ------------------------------------------------------------------------------------------------------ what breaks it
 
 
-def broken(model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]) -> Iterator[dict]:
-    """The translations, losses and alignments of the model as it is, and with each of its parts off in turn."""
-    yield variant("the model as it is", model, tokenizer, pairs)
+def broken(
+    model, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]], maps: list[AttentionMaps]
+) -> Iterator[dict]:
+    """The translations, losses and alignments of the model as it is, and with each of its parts off in turn.
+
+    `maps` are those of the pairs with all parts on.
+    """
+    measure = partial(variant, model=model, tokenizer=tokenizer, pairs=pairs, maps=maps)
+    yield measure("the model as it is")
     with without_encoder(model):
-        yield variant("no encoder", model, tokenizer, pairs)
+        yield measure("no encoder")
     with without_positions(model):
-        yield variant("no positions", model, tokenizer, pairs)
+        yield measure("no positions")
     longest = max(encode(model, tokenizer, source).shape[1] for source, _ in pairs)
     if pads := min(PADS, model.config.max_position_embeddings - longest):
-        yield variant(f"no padding mask, {pads} pads at the end", model, tokenizer, pairs, pads)
+        yield measure(f"no padding mask, {pads} pads at the end", pads=pads)
     kinds = {"self_attn": "self-attention", "encoder_attn": "attention to the source"}
     for name, module in model.named_modules():
         if isinstance(module, VanillaTransformerAttention):
             _, stack, _, layer, kind = name.split(".")  # model.encoder.layers.0.self_attn
             for head in range(model.config.d_model // module.head_dim):
                 with without_head(module, head):
-                    yield variant(f"no head {head} in {stack} layer {layer}, {kinds[kind]}", model, tokenizer, pairs)
+                    yield measure(f"no head {head} in {stack} layer {layer}, {kinds[kind]}")
 
 
-def variant(name: str, model, tokenizer: PreTrainedTokenizerBase, pairs: list, pads: int = 0) -> dict:
+def variant(
+    name: str,
+    model,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: list[tuple[str, str]],
+    maps: list[AttentionMaps],
+    pads: int = 0,
+) -> dict:
     """For each pair: translation, mean loss of the reference, word alignment. `pads` follow the source, unmasked."""
     translations, losses, links = [], [], []
-    for source, reference in pairs:
+    for (source, reference), known in zip(pairs, maps, strict=True):
         ids = encode(model, tokenizer, source)
         labels = encode(model, tokenizer, reference, "reference", is_target=True)
         padded = nn.functional.pad(ids, (0, pads), value=model.config.pad_token_id)
         inputs = {"input_ids": padded, "attention_mask": torch.ones_like(padded)}
-        limit = {"max_length": min(model.config.max_position_embeddings, ids.shape[1] + 11)}
+        limit = {"max_length": min(model.config.max_position_embeddings, ids.shape[1] + ROOM + 1)}
         written = model.generate(**inputs, custom_generate=greedy_search, num_beams=1, **limit)
         translations.append(tokenizer.decode(written[0], skip_special_tokens=True))
         outputs = model(**inputs, labels=labels, output_attentions=True)
         losses.append(round(float(outputs.loss), 3))
         cross = torch.cat(outputs.cross_attentions)[..., : ids.shape[1]]  # without the pads
-        maps = replace(attention_maps(model, tokenizer, source, reference), cross=cross)
-        links.append(" ".join(f"{i}-{j}" for i, j in align_words(maps)))
+        links.append(" ".join(f"{i}-{j}" for i, j in align_words(replace(known, cross=cross))))
     return {"name": name, "translations": translations, "losses": losses, "links": links}
 
 
