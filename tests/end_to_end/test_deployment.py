@@ -188,6 +188,10 @@ def test_the_page_translates_the_same(site, address, browser, ours, expected, sp
     text = html.read_text(encoding="utf-8")
     assert '"q8"' in text
     html.write_text(text.replace('"q8"', '"fp32"'), encoding="utf-8")
+    noted = site / "model" / "tokenizer_config.json"
+    notes = {"source_tags": ["<de>"], "wordless_sources": False}
+    noted.write_text(json.dumps(json.loads(noted.read_text()) | notes))
+    tagged = AutoTokenizer.from_pretrained(noted.parent)
     browser.set_script_timeout(60)
     browser.get(address)
     button = browser.find_element("tag name", "button")
@@ -195,6 +199,9 @@ def test_the_page_translates_the_same(site, address, browser, ours, expected, sp
     browser.execute_async_script(PRESS, TEXTS[0])
     found, speed = timed(lambda texts: [browser.execute_async_script(PRESS, text) for text in texts], ALONE)
     assert found == expected["greedy"][: len(ALONE)]
-    several = "{} {}\n\n  {}".format(*ALONE[:3])  # sentences and lines
-    assert browser.execute_async_script(PRESS, several) == ours([several], num_beams=1)[0]
+    # Sentences, lines, a piece without words, and a tag that each piece repeats.
+    ours = Translator(ours.engine, tagged)
+    for several in ("{} {}\n\n  {}", "<de> {} {}\n\n  {}", "{}\n3.14 www.example.org\n{} 12!"):
+        several = several.format(*ALONE[:3])
+        assert browser.execute_async_script(PRESS, several) == ours([several], num_beams=1)[0]
     speeds["Chromium"] = {"one at a time": speed}
