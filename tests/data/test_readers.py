@@ -385,7 +385,7 @@ def test_columns_have_numbers_in_a_table_without_a_header(streaming, tmp_path, c
     years = write(tmp_path / "years.tsv", "1\t2\nx\ty\n")
     assert load(years, source_column="1", target_column="2", streaming=streaming) == [("x", "y")]
     message = error(forms, source_column="1", target_column="4", streaming=streaming)
-    assert "--source_column column 1 and --target_column 4 must both be text columns" in message
+    assert "--source_column 1 and --target_column 4 must both be text columns" in message
 
 
 @streamed

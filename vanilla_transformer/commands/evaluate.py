@@ -174,7 +174,8 @@ def load_texts(options: argparse.Namespace) -> tuple[list[str] | None, list[str]
                 raise UserError(f"{counts}; give --references that correspond line by line.")
         references = [list(texts) for texts in zip(first, *others, strict=True)] if others else first
         return options.sources and read_lines(options.sources), references
-    pairs = load_split(dataset_options(options), "test" if options.test_file else options.split, options.test_file)
+    split, others = "test" if options.test_file else options.split, "--test_file, or --sources and --references"
+    pairs = load_split(dataset_options(options), split, options.test_file, others)
     if not any(pairs["target"]):
         what = f"--split {options.split} of {options.dataset_name}"
         raise UserError(f"{' '.join(options.test_file or [what])} has no references; give one that has.")

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import datasets
@@ -32,7 +32,8 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
     if names and names <= set(dataset.features or names):
         return preferred
     columns = find_columns(dataset, source)
-    if not source.is_named and is_table(dataset, source) and not all(map(is_known, columns)):
+    is_numbered = isinstance(columns[0], str) and columns[0].isdecimal()  # without a header row
+    if not source.is_named and is_table(dataset, source) and not (is_numbered or all(map(is_known, columns))):
         PartialState().print(
             f"The first row of {source.label} is taken for the names of its columns; if it is a pair, give "
             "--source_column 1 --target_column 2."
@@ -78,15 +79,6 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
     return True
 
 
-def number_columns(dataset: Dataset | IterableDataset, source: Source) -> Source:
-    """The source with the names of the columns of a table without a header where the options have their numbers."""
-    names = list(features_of(dataset, source.label))
-    by_number = dict(zip(map(str, range(1, 1 + len(names))), names, strict=True))
-    sides = ("source_columns", "target_columns", "reference_columns")
-    named = {side: tuple(by_number.get(name, name) for name in getattr(source, side)) for side in sides}
-    return replace(source, **named)
-
-
 def join_columns(dataset: Dataset | IterableDataset, source: Source) -> Dataset | IterableDataset:
     """Adds a column for each side that names several: their texts, joined with spaces. Empty texts are skipped; if all
     are empty, the value is None."""
@@ -112,7 +104,8 @@ def add_joined(table: pa.Table, names: tuple[str, ...], joined: str) -> pa.Table
 def check_header(dataset: Dataset | IterableDataset, source: Source, names: tuple, given: str):
     """Raises UserError if the columns that options name are missing in a table whose first row may be a pair."""
     cells = list(features_of(dataset, source.label))
-    is_named = all(map(is_known, cells)) or any(column_of(name, cells) for name in names)
+    is_named = all(is_known(cell) or cell.isdecimal() for cell in cells)
+    is_named = is_named or any(column_of(name, cells) for name in names)
     if is_table(dataset, source) and not is_named:
         raise UserError(
             f"{source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Number its "
@@ -128,9 +121,9 @@ def is_table(dataset: Dataset | IterableDataset, source: Source) -> bool:
 
 
 def is_known(column: str | tuple[str, str]) -> bool:
-    """Whether a column is called after a language, or `source`, `target` or `column 3`."""
+    """Whether a column is called after a language, or `source` or `target`."""
     name = column if isinstance(column, str) else column[1]
-    return bool(re.fullmatch(r"source|target|column \d+", name)) or known_code(name) is not None
+    return name in ("source", "target") or known_code(name) is not None
 
 
 def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:

@@ -117,8 +117,7 @@ def read_table(file: str, options: dict) -> Iterator[pa.Table]:
             )
         is_blank = (frame.iloc[:, 0] == "\r") & (frame.iloc[:, 1:] == "").all(axis=1)  # of Windows
         if options.get("header", "infer") is None:
-            places = [f"column {number}" for number in range(1, 1 + len(frame.columns))]
-            frame.columns = places if len(places) != 2 else ["source", "target"]
+            frame.columns = range(1, 1 + len(frame.columns))
         frame.columns = [str(name).rstrip("\r") for name in frame.columns]
         table = pa.Table.from_pandas(frame[~is_blank], preserve_index=False)
         table = table.cast(pa.schema(dict.fromkeys(table.column_names, pa.string())))

@@ -87,12 +87,12 @@ def check_cache():
 
 
 def load_dataset(
-    options: DatasetOptions, file_options: str, streaming: bool = False
+    options: DatasetOptions, file_options: str | None = None, streaming: bool = False
 ) -> dict[str, Dataset | IterableDataset]:
     """Loads `--dataset_name`: a Hub id, or a local directory laid out like one or written by `save_to_disk`.
 
-    A single `Dataset` that was saved is the split `train`. `file_options` are those that name files instead, for
-    messages.
+    A single `Dataset` that was saved is the split `train`. `file_options`, for messages, are those of the command that
+    name files instead, if it has any.
     """
     name = options.dataset_name
     check_cache()
@@ -119,7 +119,7 @@ def load_dataset(
             place = str(cache / "links")
             link_files(folder.resolve(), Path(place), lambda file: file.lower() if is_in_capitals(file) else file)
     remedy = " Give --dataset_name a Hub id or a local directory, with --dataset_config_name if it has several "
-    remedy += f"configurations, or name your files with {file_options}."
+    remedy += f"configurations{f', or name your files with {file_options}' if file_options else ''}."
     with reading_data(f"The dataset {name}", remedy, Exception):  # its card may hold anything
         try:
             builder = datasets.load_dataset_builder(

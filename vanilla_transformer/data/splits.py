@@ -23,7 +23,6 @@ from .columns import (
     further_targets,
     join_columns,
     lacks_header,
-    number_columns,
     select_pair,
 )
 from .options import DataOptions, DatasetOptions, Source, describe_file, group_parallel
@@ -140,7 +139,7 @@ def read_files(split: str, first: Dataset, sources: list[Source], streaming: boo
         dataset = load_file(split, source.name, streaming) if number else first
         direction = source.source_lang, source.target_lang
         with reading_data(source.label):  # a stream is first read here
-            dataset, source = open_columns(split, dataset, source, streaming, known.get(direction, ()))
+            dataset = open_columns(split, dataset, source, streaming, known.get(direction, ()))
             columns.append(choose_columns(dataset, source, known.get(direction, ())))
         known.setdefault(direction, columns[-1])
         more = further_targets(dataset, columns[-1], source)
@@ -150,12 +149,11 @@ def read_files(split: str, first: Dataset, sources: list[Source], streaming: boo
 
 def open_columns(
     split: str, rows: Dataset | IterableDataset, source: Source, streaming: bool = False, preferred: tuple = ()
-) -> tuple[Dataset | IterableDataset, Source]:
-    """The rows, read again if they have no header, with columns as the source names them, and that source."""
+) -> Dataset | IterableDataset:
+    """The rows, read again if they have no header, with the columns that the source joins."""
     if lacks_header(rows, source, preferred):
         rows = load_file(split, source.name, streaming, has_header=False)
-        source = number_columns(rows, source)
-    return join_columns(rows, source), source
+    return join_columns(rows, source)
 
 
 def report_directions(columns: list[tuple], sources: list[Source]) -> bool:
@@ -180,12 +178,14 @@ def report_directions(columns: list[tuple], sources: list[Source]) -> bool:
     return len(distinct) > 1
 
 
-def load_split(options: DatasetOptions, split: str, files: list[str] | None = None) -> Dataset:
+def load_split(
+    options: DatasetOptions, split: str, files: list[str] | None = None, file_options: str | None = None
+) -> Dataset:
     """Loads a split of a dataset, or `files`, one or two parallel ones, with all columns, and its two sides as the
     columns `source` and `target`.
 
-    Images and sounds are dropped, and all other columns if a row makes several pairs. Raises UserError if the dataset,
-    the split, a file or a column does not exist.
+    Images and sounds are dropped, and all other columns if a row makes several pairs. `file_options` are as in
+    [`load_dataset`]. Raises UserError if the dataset, the split, a file or a column does not exist.
     """
     if files:
         names = group_parallel(files)
@@ -194,10 +194,10 @@ def load_split(options: DatasetOptions, split: str, files: list[str] | None = No
         label, rows = describe_file(names[0]), load_file(split, names[0], streaming=False)
     else:
         label = options.label
-        rows = find_split(load_dataset(options, "--test_file, or --sources and --references"), split, label)
+        rows = find_split(load_dataset(options, file_options), split, label)
     source = options.source_of(names[0] if files else label, is_file=bool(files))
     with reading_data(label):
-        rows, source = open_columns(split, rows, source)
+        rows = open_columns(split, rows, source)
         columns = find_columns(rows, source)
         more = further_targets(rows, columns, source)
         pairs = select_pair(rows, *columns, more, as_references=True)
