@@ -105,13 +105,15 @@ class Translator(BaseTranslator):
 def load_torch(
     names: list[str | os.PathLike], device: torch.device, dtype, **kwargs
 ) -> tuple[TorchEngine, PreTrainedTokenizerBase]:
-    """The models in `names` as an engine, and their tokenizer; `use_safetensors` as in [`load_model`]."""
+    """The models in `names` as an engine, and their tokenizer; `use_safetensors` as in [`load_model`].
+
+    Switches cuDNN's attention off for the whole process.
+    """
     if not names:
         raise UserError("There is no model to load; give a directory or a Hub id.")
     use_safetensors = kwargs.pop("use_safetensors", True)
     of_model = {"attn_implementation": "eager"} | kwargs if device.type == "cpu" else kwargs  # the fastest there
-    # cuDNN's attention, which sdpa prefers on some GPUs, would spend up to seconds on each new shape.
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    avoid_cudnn_attention()
     models = [load_model(name, use_safetensors, dtype=dtype, **of_model).to(device) for name in names]
     if device.type == "cpu" and any(model.dtype == torch.bfloat16 for model in models) and not cpu_has_bfloat16():
         warnings.warn("This CPU emulates bfloat16, which is slow; use dtype='float32'.", stacklevel=3)
@@ -364,6 +366,11 @@ def opening(name: str | os.PathLike, what: str) -> Iterator[None]:
 def where_of(options: dict) -> dict:
     """The options of `from_pretrained` that locate a model."""
     return {name: options[name] for name in WHERE if name in options}
+
+
+def avoid_cudnn_attention():
+    """Makes sdpa choose another kernel than cuDNN's, which needs 0.2 s and more for each new shape (docs/LOG.md)."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def cpu_has_bfloat16() -> bool:

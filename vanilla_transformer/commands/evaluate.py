@@ -23,7 +23,7 @@ from tabulate import tabulate
 from ..data.rows import hide_bars
 from ..data.splits import load_split
 from ..errors import UserError, explaining, noting
-from ..evaluation.further_metrics import OURS, Metrics, as_list, greater_by_name
+from ..evaluation.further_metrics import OURS, Metrics, as_list, greater_by_name, not_measured
 from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
@@ -105,10 +105,7 @@ def run(options: argparse.Namespace):
     # All that may fail, before hours of translating.
     numbers = metrics.load(references, sources)
     if options.tune not in (None, *TUNABLE, *numbers):
-        choice = ", ".join([*TUNABLE, *numbers])
-        raise UserError(
-            f"--tune {options.tune} is not measured; choose one of {choice}, or add its module to --metrics."
-        )
+        raise not_measured(f"--tune {options.tune}", [*TUNABLE, *numbers])
     doubts = [scorer.doubts(references)]
     for name, kind in options.systems:
         if kind == "model":

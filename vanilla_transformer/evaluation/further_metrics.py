@@ -1,6 +1,7 @@
 """Further metrics: modules of the evaluate library, named by the user."""
 
 import json
+from collections.abc import Iterable
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
@@ -24,6 +25,11 @@ LOWER_IS_BETTER = {
     "charcut",
 }
 LOWER_IS_BETTER |= {"perplexity", "perplexities"}
+
+
+def not_measured(option: str, choice: Iterable[str]) -> UserError:
+    """The error for an option, with its value, that names none of the numbers in `choice`."""
+    return UserError(f"{option} is not measured; choose one of {', '.join(choice)}, or add its module to --metrics.")
 
 
 class Metrics:

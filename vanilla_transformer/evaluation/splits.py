@@ -12,10 +12,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..data.batches import evaluation_batches
-from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..translation_vanilla_transformer import BaseTranslator
-from .further_metrics import OURS, greater_by_name
+from .further_metrics import OURS, greater_by_name, not_measured
 from .scores import Scorer, explain_sameness, explain_zero
 from .systems import count_errors
 from .tuning import tune
@@ -122,8 +121,7 @@ def prepare_scorer(scorer: Scorer, tokenizer, splits: dict[str, Dataset], best: 
     for split in scored:
         numbers += scorer.metrics.load(references_of(split), list(split["source"]))
     if best not in numbers:
-        choice = ", ".join(dict.fromkeys(numbers))
-        raise UserError(f"--metric_for_best_model {best} is not measured; choose one of {choice}.")
+        raise not_measured(f"--metric_for_best_model {best}", dict.fromkeys(numbers))
     if doubt := scorer.fit(tokenizer, itertools.chain(*map(references_of, scored))):
         print(f"warning: {doubt}")
 

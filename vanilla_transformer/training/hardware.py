@@ -13,7 +13,7 @@ from torch import nn
 
 from ..data.batches import SOFT_TARGETS
 from ..errors import UserError
-from ..loading import cpu_has_bfloat16
+from ..loading import avoid_cudnn_attention, cpu_has_bfloat16
 from .optimization import compute_loss
 from .options import TrainingOptions
 from .signals import LAUNCHED
@@ -37,7 +37,7 @@ def configure_malloc():
 
 def configure(device: torch.device, mixed_precision: str):
     """Prepares this process for a run on a device."""
-    torch.backends.cuda.enable_cudnn_sdp(False)  # takes 0.2 s more for each new shape of batch (docs/LOG.md)
+    avoid_cudnn_attention()
     if device.type == "cpu":
         configure_cpu(mixed_precision)
 

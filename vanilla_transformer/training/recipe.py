@@ -14,7 +14,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.options import FILE_OPTIONS, SPLIT_OPTIONS, DataOptions, group_parallel
 from ..data.readers import may_have_columns
 from ..errors import UserError, explaining
-from ..evaluation.further_metrics import OURS
+from ..evaluation.further_metrics import OURS, not_measured
 from ..hub.model_card import PATHS_OR_IDS
 from .options import ModelOptions, TrainingOptions
 
@@ -196,10 +196,7 @@ def check_conflicts(data_options: DataOptions, options: TrainingOptions):
     if options.teacher and (data_options.streaming or data_options.bpe_dropout):
         raise UserError("--teacher reads all pairs before training; leave out --streaming and --bpe_dropout.")
     if not options.metrics and options.metric_for_best_model not in OURS:
-        raise UserError(
-            f"--metric_for_best_model {options.metric_for_best_model} is not measured; choose one of "
-            f"{', '.join(OURS)}, or add its module to --metrics."
-        )
+        raise not_measured(f"--metric_for_best_model {options.metric_for_best_model}", OURS)
     if options.average_checkpoints_by == "score" and not (options.average_checkpoints and options.eval_steps):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
     if data_options.tokenizer_name and options.model_name_or_path:
