@@ -38,7 +38,7 @@ TESTS = {
     "loss_vanilla_transformer.py": "model/test_modeling.py training/test_optimization.py",
     "decoding_vanilla_transformer.py": "model/test_decoding.py",
     "data/batches.py": "data/test_batches.py",
-    "data/stream.py": "data/test_stream.py",
+    "data/stream.py": "data/test_stream.py data/test_batches.py",
     "data/tokenizer.py": "data/test_tokenizer.py",
     "training/model.py": "training/test_model.py",
     "training/dropout.py": "training/test_dropout.py",
@@ -121,7 +121,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
         case ast.comprehension():
             for i, test in enumerate(node.ifs):
                 yield changed(ifs=[*node.ifs[:i], ast.UnaryOp(ast.Not(), test), *node.ifs[i + 1 :]])
-        case ast.Return(value=ast.AST()):
+        case ast.Return(value=ast.AST()) if not (isinstance(node.value, ast.Constant) and node.value.value is None):
             yield changed(value=None)
         case ast.Raise() | ast.Delete() | ast.Expr(value=ast.Call()):
             yield ast.Pass()

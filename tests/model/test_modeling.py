@@ -6,6 +6,7 @@ checks for every config.
 
 import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
+    modeling_vanilla_transformer,
 )
 from vanilla_transformer import loss_vanilla_transformer as loss_module
 from vanilla_transformer.conversion import to_native
@@ -346,6 +348,17 @@ def test_each_version_of_transformers_finds_its_cache(make_model):
 # ---------------------------------------------------------------------------------------------------------- loss (5.4)
 
 
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_old_name_of_the_cache_is_deprecated_where_transformers_has_a_new_one(name, make_model, monkeypatch):
+    monkeypatch.setattr(modeling_vanilla_transformer, "CACHE", name)
+    model = make_model()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        encoded = {"encoder_hidden_states": model.get_encoder()(SOURCE)[0]}
+        model.model.decoder(TARGET, **encoded, past_key_values=make_cache(model, "dynamic"))
+    assert [one.category for one in said] == [FutureWarning] * (name == "cache")
+
+
 def closed_form(logits, labels, label_smoothing, num_items):
     """Section 5.4 written out, in float64."""
     has_label = labels != -100
@@ -384,6 +397,26 @@ def test_loss_in_double_precision_passes_gradcheck(chunks, temperature, has_logi
 
     inputs = (hidden.requires_grad_(), *lm_head.parameters())
     assert torch.autograd.gradcheck(loss, inputs, fast_mode=True, check_undefined_grad=False)
+
+
+class Doubled(nn.Linear):
+    """An output projection that computes something else than its weights say, as an adapter does."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_changed_output_projection_is_called():
+    lm_head, hidden = randomise(Doubled(16, 37)), torch.randn(3, 5, 16)
+    loss = label_smoothed_cross_entropy(hidden, lm_head, LABELS, 0.1)
+    torch.testing.assert_close(loss, label_smoothed_cross_entropy(hidden, lm_head, LABELS, 0.1, None, lm_head(hidden)))
+
+
+def test_soft_targets_may_be_the_first_token():
+    lm_head, hidden, tokens = randomise(nn.Linear(16, 37)), torch.randn(3, 5, 16), torch.tensor([0, 1]).expand(3, 5, 2)
+    soft = (tokens, torch.tensor([0.9, 0.1]).expand(3, 5, 2), 0.5, 2.0)
+    by_logits = label_smoothed_cross_entropy(hidden, lm_head, LABELS, 0.1, None, lm_head(hidden), soft)
+    torch.testing.assert_close(label_smoothed_cross_entropy(hidden, lm_head, LABELS, 0.1, None, None, soft), by_logits)
 
 
 def test_the_logits_of_a_batch_are_never_in_memory_as_a_whole():
