@@ -278,7 +278,13 @@ def parse_arguments() -> argparse.Namespace:
 def main():
     arguments = parse_arguments()
     trees = {file: ast.parse((ROOT / PACKAGE / file).read_text(encoding="utf-8")) for file in arguments.files}
-    every = [(file, line, old, new) for file in trees for old, line in nodes(trees[file]) for new in variants(old)]
+    every = [
+        (file, line, old, new)
+        for file in trees
+        for old, line in nodes(trees[file])
+        for new in variants(old)
+        if ast.unparse(new) != ast.unparse(old)  # as after swapping equal arguments
+    ]
     number = min(arguments.number, len(every))
     chosen = draw(every, number, arguments.seed)
     scores = []
