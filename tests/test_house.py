@@ -25,7 +25,7 @@ ALLOWED = {
     "hub": {"errors", "files", "languages", "loading", "conversion"},
     "conversion": {"errors", "files", "data"},
     "engines": {"errors", "files", "conversion"},
-    "loading": {"errors", "conversion", "engines"},
+    "loading": {"errors", "files", "conversion", "engines"},
     "inspection": {"errors", "files", "data"},
     "demo": {"errors", "inspection"},
     "training": {"errors", "files", "options", "data", "loading", "evaluation", "hub", "inspection"},

@@ -364,6 +364,13 @@ def test_other_token_budgets_are_rejected(text):
 # ------------------------------------------------------------------------------------------- what is written and known
 
 
+def test_help_has_each_option_once_in_groups_that_can_be_read():
+    parser = make_parser()
+    groups = [[action.dest for action in group._group_actions] for group in parser._action_groups]
+    assert sorted(itertools.chain(*groups)) == sorted({action.dest for action in parser._actions})
+    assert max(map(len, groups)) <= 15 and "train_file" in groups[0]
+
+
 def test_written_recipe_reads_back(recipe):
     argv = ["--train_file", "dir with space/ä: #.csv", "b.txt", "--train_file_weights", "2", "0.5"]
     argv += ["--train_file_tags", "", "<bt>", "--source_lang=no", "--target_lang=de", "--d_model=48", "--seed=3"]

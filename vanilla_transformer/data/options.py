@@ -120,8 +120,6 @@ class DatasetOptions:
 class DataOptions(DatasetOptions):
     """Where the sentence pairs of train.py come from, and which of them it reads."""
 
-    _argument_group_name = "data"
-
     train_file: list[str] | None = option(
         None,
         "training pairs from files, URLs such as hf://... or patterns such as 'data/*.jsonl': .json(l), .csv, "

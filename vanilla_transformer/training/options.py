@@ -30,7 +30,7 @@ def make_model_options() -> type:
             text = " ".join(texts.get(item.name, "").split()) + shown
             switch = {"nargs": "?", "const": True} if kind is bool else {}  # `--norm_first` and `--norm_first false`
             options.append((item.name, kind | None, option(None, text, **switch)))
-    return make_dataclass("ModelOptions", options, namespace={"_argument_group_name": "model"}, frozen=True)
+    return make_dataclass("ModelOptions", options, frozen=True)
 
 
 ModelOptions = make_model_options()
@@ -44,8 +44,6 @@ def given_fields(options: ModelOptions) -> dict:
 @dataclass(frozen=True)
 class TrainingOptions:
     """How the model is trained and scored."""
-
-    _argument_group_name = "training"
 
     output_dir: Path = option(Path("outputs/model"), "where the model, its checkpoints and its results are written")
     dry_run: bool = option(
@@ -76,9 +74,9 @@ class TrainingOptions:
     label_smoothing_factor: float = option(0.1, "probability spread over the vocabulary, section 5.4", ge=0, lt=1)
     max_grad_norm: float = option(1.0, "clip the gradient norm at this value; 0: no clipping", ge=0)
     weight_decay: float = option(0.0, "weight decay of the matrices", ge=0)
-    adam_beta1: float = option(0.9, "section 5.3", ge=0, lt=1)
-    adam_beta2: float = option(0.98, "section 5.3", ge=0, lt=1)
-    adam_epsilon: float = option(1e-9, "section 5.3", ge=0)
+    adam_beta1: float = option(0.9, "decay of Adam's mean of the gradients (section 5.3)", ge=0, lt=1)
+    adam_beta2: float = option(0.98, "decay of Adam's mean of their squares (section 5.3)", ge=0, lt=1)
+    adam_epsilon: float = option(1e-9, "added to the root of that mean (section 5.3)", ge=0)
     ema_decay: float | None = option(None, "decay of a moving average of the weights, to score and save", ge=0, lt=1)
     average_checkpoints: int = option(0, "average the weights of N checkpoints at the end, section 6.1", ge=0)
     average_checkpoints_by: Literal["last", "score"] = option(

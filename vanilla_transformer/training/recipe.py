@@ -21,6 +21,35 @@ from .options import ModelOptions, TrainingOptions
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 
 
+# The options by group, as --help and the site list them.
+GROUPS = {
+    "everyday options": "help config train_file dataset_name source_lang target_lang validation_file test_file "
+    "output_dir num_train_epochs max_steps vocab_size num_beams resume_from_checkpoint dry_run",
+    "which pairs": "dataset_config_name dataset_revision source_column target_column reference_columns train_split "
+    "validation_split test_split validation_split_percentage test_split_percentage max_train_samples max_eval_samples "
+    "max_predict_samples deduplicate remove_overlap",
+    "several training files, and streams": "train_file_weights train_file_tags train_file_langs streaming",
+    "tokens": "tokenizer_name letters verbatim bpe_dropout max_source_length max_target_length max_source_sentences "
+    "max_source_lines",
+    "size of the model": "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
+    "encoder_ffn_dim decoder_ffn_dim dropout attention_dropout activation_dropout",
+    "optimization": "per_device_train_max_tokens gradient_accumulation_steps learning_rate lr_scheduler_type "
+    "warmup_steps label_smoothing_factor weight_decay max_grad_norm ema_decay average_checkpoints "
+    "average_checkpoints_by r_drop_alpha seed on_divergence",
+    "evaluation and checkpoints": "eval_steps save_steps logging_steps save_total_limit early_stopping_patience "
+    "metric_for_best_model greater_is_better metrics metric_kwargs length_penalty tune_decoding num_examples "
+    "bleu_tokenize score_normalization",
+    "fine-tuning and distillation": "model_name_or_path teacher teacher_top_k distillation_weight "
+    "distillation_temperature",
+    "the Hub and trackers": "push_to_hub hub_model_id hub_private_repo native license report_to run_name",
+    "speed and memory": "torch_compile attn_implementation gradient_checkpointing per_device_eval_max_tokens "
+    "preprocessing_num_workers dataloader_num_workers",
+    "advanced: other architectures, and Adam": "activation_function norm_first position_embedding_type "
+    "max_position_embeddings scale_embedding share_encoder_decoder_embeddings tie_word_embeddings lm_head_bias "
+    "layer_norm_eps use_cache adam_beta1 adam_beta2 adam_epsilon",
+}
+
+
 class TrainingParser(HfArgumentParser):
     """An argument parser that raises UserError instead of printing the usage."""
 
@@ -29,10 +58,13 @@ class TrainingParser(HfArgumentParser):
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Hides defaults of None and False, and lists each option in one spelling: `--a_b`, not also `--a-b`."""
+    """Hides defaults of None and False; lists each option in one spelling, `--a_b`, with a short name of its value."""
 
     def _get_help_string(self, action):
         return action.help if action.default in (None, False, argparse.SUPPRESS) else super()._get_help_string(action)
+
+    def _get_default_metavar_for_optional(self, action):
+        return action.dest.rpartition("_")[2].upper()  # FILE of --train_file, instead of TRAIN_FILE
 
     def _format_action_invocation(self, action):
         action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
@@ -40,7 +72,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def make_parser() -> TrainingParser:
-    """A parser of all options, in the groups data, model and training."""
+    """A parser of all options, in [`GROUPS`]."""
     parser = TrainingParser(
         [DataOptions, ModelOptions, TrainingOptions],
         prog="accelerate launch train.py",
@@ -52,6 +84,10 @@ def make_parser() -> TrainingParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="a recipe with any of these options")
+    options = {action.dest: action for action in parser._actions}
+    parser._action_groups.clear()  # one for each dataclass
+    for title, names in GROUPS.items():
+        parser.add_argument_group(title)._group_actions += [options[name] for name in names.split()]
     return parser
 
 
