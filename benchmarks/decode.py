@@ -21,7 +21,7 @@ from sacrebleu.metrics import BLEU
 from transformers import AutoTokenizer
 
 from vanilla_transformer import Translator
-from vanilla_transformer.commands.options import positive
+from vanilla_transformer.commands.parser import positive
 from vanilla_transformer.conversion import to_native
 from vanilla_transformer.loading import load_model
 

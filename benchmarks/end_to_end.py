@@ -21,7 +21,7 @@ from peers import SIZES, OurTraining, fields, make_accelerator, read_pairs, vani
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, MarianConfig, MarianMTModel, get_scheduler
 
-from vanilla_transformer.commands.options import positive
+from vanilla_transformer.commands.parser import positive
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.encoding import tokenize_pairs
 from vanilla_transformer.data.options import DataOptions

@@ -33,7 +33,7 @@ from torch.autograd import DeviceType
 from torch.utils.flop_counter import FlopCounterMode
 from train_step import make_batches, matmul_limit
 
-from vanilla_transformer.commands.options import positive
+from vanilla_transformer.commands.parser import positive
 
 KINDS = ["ours", "ours, compiled", "MarianMTModel", "torch.nn.Transformer"]
 # Target tokens in a batch: an eighth of the paper's, a common size, all of the paper's.

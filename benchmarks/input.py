@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
-from vanilla_transformer.commands.options import positive
+from vanilla_transformer.commands.parser import positive
 from vanilla_transformer.data.batches import SOFT_TARGETS, TokenBatchSampler, lengths_of, training_batches
 from vanilla_transformer.data.encoding import PAIR_FEATURES, iter_texts, tokenize_pairs
 from vanilla_transformer.data.options import DataOptions

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from tabulate import tabulate
 
-from vanilla_transformer.commands.options import positive
+from vanilla_transformer.commands.parser import positive
 from vanilla_transformer.loading import cpu_has_bfloat16
 
 RESULTS = Path(__file__).parent / "results"

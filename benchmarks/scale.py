@@ -25,7 +25,7 @@ import torch
 from contest import PROCESSES
 from pyarrow.parquet import write_table
 
-from vanilla_transformer.commands.options import positive
+from vanilla_transformer.commands.parser import positive
 from vanilla_transformer.data import splits
 from vanilla_transformer.data.batches import lengths_of, padding_fraction, plan_batches, training_batches
 from vanilla_transformer.data.encoding import fingerprint, iter_texts, tokenize_pairs

@@ -24,7 +24,7 @@ from contest import Contestant, median_ratio, per_round, take_turns
 from peers import DROPOUT, PAD, SIZES, SMOOTHING
 from torch.utils.flop_counter import FlopCounterMode
 
-from vanilla_transformer.commands.options import positive
+from vanilla_transformer.commands.parser import positive
 from vanilla_transformer.data.batches import PairCollator, fill_batches
 
 OURS, MARIAN = "ours", "MarianMTModel"

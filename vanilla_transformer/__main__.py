@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from . import __version__
-from .commands.options import Parser
+from .commands.parser import Parser
 from .errors import configure_messages
 from .sentences_vanilla_transformer import InputError
 

@@ -75,6 +75,7 @@ WRONG = {  # options, or bytes that are read instead of two lines: part of the m
     "--max_source_length x": "x is not a positive integer",
     "--length_penalty x": "invalid float value: 'x'",
     "--device abacus": "abacus is not a device of this machine: Expected one of cpu, cuda",
+    "--device meta": "meta is not a device of this machine",
     "--dtype int8": "invalid choice: 'int8'",
     b"a\n\xff\n": "line 2 is not UTF-8",
     "--max_source_length 5 --too_long refuse": "line 2 has 8 tokens, more than the 5 that are translated in one "

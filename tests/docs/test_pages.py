@@ -10,7 +10,7 @@ from helpers import ROOT, save_untrained
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import evaluate, translate
-from vanilla_transformer.commands.options import Parser
+from vanilla_transformer.commands.parser import Parser
 from vanilla_transformer.training.recipe import make_parser
 
 IGNORED = re.compile(r"(^|/)(\.|outputs/|node_modules/)")  # hidden folders: pytest itself writes one while it collects

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..errors import explaining
 from ..files import CONVERTED
 from ..loading import Translator
-from .options import positive
+from .parser import positive
 
 
 def add_arguments(parser: argparse.ArgumentParser):

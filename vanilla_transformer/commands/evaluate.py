@@ -32,7 +32,7 @@ from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
 from ..loading import Translator, set_languages
 from ..training.hardware import configure_malloc
-from .options import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
+from .parser import GENERATION, LOADING, add_dataset_options, add_translation_options, dataset_options, positive
 
 TUNABLE = tuple(name for name in OURS if name != "loss")  # beside numbers of --metrics
 UNTUNED = (*GENERATION, "num_samples")  # options that --tune has no use for

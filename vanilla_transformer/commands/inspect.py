@@ -23,7 +23,7 @@ from ..inspection.shapes import shape_table, trace_shapes
 from ..loading import load_config
 from ..training.options import ModelOptions
 from ..translation_vanilla_transformer import is_vanilla
-from .options import add_dataset_options, dataset_options, positive
+from .parser import add_dataset_options, dataset_options, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser):

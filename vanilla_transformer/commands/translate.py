@@ -24,7 +24,7 @@ from ..loading import Translator
 from ..sentences_vanilla_transformer import TextTooLong
 from ..training.hardware import configure_malloc
 from .catalogue import fill_catalogue
-from .options import GENERATION, LOADING, add_translation_options, positive
+from .parser import GENERATION, LOADING, add_translation_options, positive
 
 LINES_AT_A_TIME = 1_000  # at most, that are sorted by length and written together
 CHUNK = 2**20  # bytes that are read at once

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ..errors import UserError
-from ..options import option
+from ..option_fields import option
 
 SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --dataset_name
 FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_origin
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..options import option
+from ..option_fields import option
 
 # Config fields that follow from the tokenizer or are constant.
 NOT_OPTIONS = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "decoder_vocab_size"}

@@ -35,7 +35,7 @@ def positive(text: str) -> int:
 def device(text: str) -> str:
     """The name of a device that this machine has, as the type of an option."""
     try:
-        torch.empty(0, device=text)
+        torch.empty(0, device=text).cpu()  # which "meta" cannot
     except Exception as error:  # torch raises many kinds
         reason = f"{text} is not a device of this machine: {one_line(error).partition('.')[0]}"
         raise argparse.ArgumentTypeError(reason) from error
