@@ -7,7 +7,7 @@ from helpers import TEXTS, write_metric
 
 from vanilla_transformer import Translator
 from vanilla_transformer.evaluation import splits, tuning
-from vanilla_transformer.evaluation.further_metrics import Metrics
+from vanilla_transformer.evaluation.further_metrics import Metrics, deciding_metric
 from vanilla_transformer.evaluation.scores import Scorer
 from vanilla_transformer.sentences_vanilla_transformer import Segments
 from vanilla_transformer.translation_vanilla_transformer import Hypothesis
@@ -77,7 +77,7 @@ def test_chrf_chooses_where_bleu_says_nothing():
     tried = tuning.tune(Beams(), ["the house"], ["das Haus"], Scorer())
     best = {"num_beams": 4, "length_penalty": 1.0, "bleu": 0, "chrf": pytest.approx(100)}
     assert tried[0] == best | {"exact_match": 100, "word_error_rate": 0}
-    assert tuning.deciding_metric(tried, "bleu") == "chrf"
+    assert deciding_metric(tried, "bleu") == "chrf"
     assert next(one for one in tried if one["num_beams"] == 2)["bleu"] > 0
 
 

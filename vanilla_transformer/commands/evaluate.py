@@ -23,11 +23,11 @@ from tabulate import tabulate
 from ..data.rows import hide_bars
 from ..data.splits import load_split
 from ..errors import UserError, explaining, noting
-from ..evaluation.further_metrics import OURS, Metrics, as_list, greater_by_name, not_measured
+from ..evaluation.further_metrics import OURS, Metrics, as_list, deciding_metric, greater_by_name, not_measured
 from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
-from ..evaluation.tuning import deciding_metric, tune, use_best
+from ..evaluation.tuning import tune, use_best
 from ..files import replacing_file, replacing_files, write_text
 from ..hub.model_card import public_name, record_tuning
 from ..loading import Translator, set_languages

@@ -181,6 +181,13 @@ def as_number(value) -> float | None:
     return None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
 
 
+def deciding_metric(scores: list[dict], by: str, prefix: str = "") -> str:
+    """The metric that chooses among `scores` if `by` is asked for: chrF instead of BLEU if BLEU is 0 where chrF is
+    highest, as for right translations of fewer than four words. `prefix` is that of the names in `scores`."""
+    is_zero = by == "bleu" and scores and not max(scores, key=lambda one: one[f"{prefix}chrf"])[f"{prefix}bleu"]
+    return "chrf" if is_zero else by
+
+
 def greater_by_name(metric: str) -> bool:
     """Whether higher values of a metric are better, by the words in its name: not of losses, errors and distances."""
     return not LOWER_IS_BETTER & set(metric.lower().split("_"))

@@ -3,6 +3,7 @@
 from transformers import GenerationConfig
 
 from ..translation_vanilla_transformer import BaseTranslator, Hypothesis
+from .further_metrics import deciding_metric
 from .scores import Scorer
 from .systems import count_errors
 
@@ -49,14 +50,6 @@ def tune(
     by = deciding_metric(tried, by)
     sign = -1 if greater_is_better else 1
     return sorted(tried, key=lambda one: (sign * one[by], one["num_beams"], abs(one["length_penalty"] - 1)))
-
-
-def deciding_metric(tried: list[dict], by: str) -> str:
-    """The metric that chooses if `by` is asked for: chrF instead of BLEU if BLEU is 0 where chrF is highest.
-
-    So it is for right translations of fewer than four words.
-    """
-    return "chrf" if by == "bleu" and not max(tried, key=lambda one: one["chrf"])["bleu"] else by
 
 
 def early_stopping(num_beams: int) -> dict:

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from ..errors import UserError
-from ..evaluation.further_metrics import greater_by_name
+from ..evaluation.further_metrics import deciding_metric, greater_by_name
 from .options import TrainingOptions
 
 SPIKE_WINDOW = 100  # recent steps that a loss is compared with
@@ -64,17 +64,11 @@ class TrainerState:
         return any(entry["step"] == self.step for entry in self.evaluations())
 
     def ranking(self, metric: str, greater_is_better: bool | None = None) -> list[int]:
-        """The evaluated steps, best first. Ties go to the lower loss, then to the earlier step.
+        """The evaluated steps, best first by [`deciding_metric`]. Ties go to the lower loss, then to the earlier step.
 
         If `greater_is_better` is None, the name of the metric decides.
-
-        Even right translations have a BLEU of 0 if all have fewer than four words. So if BLEU is 0 where chrF is
-        highest, chrF ranks instead.
         """
-        if metric == "bleu" and self.evaluations():
-            highest = max(self.evaluations(), key=lambda entry: entry["eval_chrf"])
-            metric = "bleu" if highest["eval_bleu"] else "chrf"
-
+        metric = deciding_metric(self.evaluations(), metric, "eval_")
         is_greater_better = greater_by_name(metric) if greater_is_better is None else greater_is_better
         sign = -1 if is_greater_better else 1
 
