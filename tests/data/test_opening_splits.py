@@ -1,0 +1,280 @@
+"""Training, validation and test pairs: opened, held out, mixed."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import data_options
+from pair_files import ENGLISH_GERMAN, PAIRS, PARTS, error, load, rows, streamed, texts, write
+
+from vanilla_transformer.data.options import DatasetOptions
+from vanilla_transformer.data.splits import load_pairs, load_split
+
+
+@pytest.fixture
+def by_language(tmp_path):
+    """by_language("en-de", pairs) -> a file with the columns `en` and `de`."""
+
+    def save(direction: str, pairs: list[tuple]) -> Path:
+        path = tmp_path / f"{direction}-{len(pairs)}.tsv"
+        return write(path, rows(*direction.split("-"), pairs))
+
+    return save
+
+
+def test_directory_with_configurations(hub_like, capsys):
+    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de", **ENGLISH_GERMAN}
+    pairs = load(**options, validation_split="dev")
+    assert {split: texts(part) for split, part in pairs.items()} == PARTS
+    assert "Warning" not in capsys.readouterr().out
+    split = load_split(DatasetOptions(**options), "dev")
+    assert texts(split) == PARTS["validation"]
+
+
+EXPRESSIONS = {  # of the training and of the validation split -> the pairs, and whether some are in both
+    "percent": ("train[:50%]", "dev", (PAIRS[:15], PAIRS[30:36], False)),
+    "rows": ("train[5:7]", "train[-3:]", (PAIRS[5:7], PAIRS[27:30], False)),
+    "sum": ("train+dev", "test", (PAIRS[:36], PAIRS[36:], False)),
+    "trained on": ("train+dev", "dev", (PAIRS[:36], PAIRS[30:36], True)),
+    "overlap": ("train[:20]+test", "train[10:]", (PAIRS[:20] + PAIRS[36:], PAIRS[10:30], True)),
+}
+
+
+@pytest.mark.parametrize("train, validation, expected", EXPRESSIONS.values(), ids=EXPRESSIONS)
+def test_parts_and_sums_of_splits(train, validation, expected, hub_like, capsys):
+    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de", **ENGLISH_GERMAN}
+    pairs = load(**options, train_split=train, validation_split=validation)
+    is_warned_of = f"the validation pairs are the training pairs ({validation})" in capsys.readouterr().out
+    assert (texts(pairs["train"]), texts(pairs["validation"]), is_warned_of) == expected
+    split = load_split(DatasetOptions(**options), validation)
+    assert texts(split) == expected[1]
+
+
+def test_other_parts_of_splits_are_refused(hub_like):
+    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de"}
+    assert "has no split 'train+tset' (Unknown split" in error(**options, train_split="train+tset")
+    assert "has no split 'train[x]' (Unrecognized" in error(**options, train_split="train[x]")
+    message = error(**options, train_split="train[:5]", validation_split="dev", streaming=True)
+    assert message == "A stream has whole splits only, not 'train[:5]'; leave out --streaming, or name one split."
+    assert error(dataset_name="me/pairs@v1").endswith("give --dataset_name me/pairs --dataset_revision v1.")
+    assert error(dataset_name=hub_like, dataset_revision="v1").endswith(f"on the Hub; {hub_like} is a directory.")
+
+
+def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
+    """Of other formats and columns; a weight repeats pairs or leaves out some, evenly; a tag marks the sources."""
+    files = [
+        write(tmp_path / "a.jsonl", [{"id": i, "en": s, "de": t} for i, (s, t) in enumerate(PAIRS[:4])]),
+        write(tmp_path / "b.txt", rows(pairs=[*PAIRS[4:8], ("", "empty")])),
+        write(tmp_path / "c.tsv", rows("de", "en", [(t, s) for s, t in PAIRS[8:12]])),
+    ]
+    validation = write(tmp_path / "val.csv", rows(pairs=PAIRS[30:]))
+    options = {"train_file": files, "validation_file": validation, **ENGLISH_GERMAN}
+    assert texts(load(**options)["train"]) == [*PAIRS[:8], ("", "empty"), *PAIRS[8:12]]
+    assert f"from column 'source' to column 'target' of {files[1]}" in capsys.readouterr().out
+    mixed = load(**options, train_file_weights=[1.5, 1, 0.5], train_file_tags=["", "<bt>", "<ft>"])
+    expected = [PAIRS[0], PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[2], PAIRS[3]]
+    expected += [(f"<bt> {source}", target) for source, target in PAIRS[4:8]] + [("", "empty")]
+    expected += [(f"<ft> {source}", target) for source, target in (PAIRS[8], PAIRS[10])]
+    assert texts(mixed["train"]) == expected and texts(mixed["validation"]) == PAIRS[30:]
+    assert texts(load(**options, train_file_weights=[0, 0, 1])["train"]) == PAIRS[8:12]
+    tiny = load(**options, train_file_weights=[0, 0.01, 1])["train"]  # at least one pair
+    assert texts(tiny) == [PAIRS[4], *PAIRS[8:12]]
+    assert texts(load(**options, train_file_weights=[2, 0, 0])["train"]) == [PAIRS[i // 2] for i in range(8)]
+
+
+def test_validation_is_held_out_of_the_first_training_file(tmp_path):
+    """The second, whose sources may be translations by a model, loses the pairs with the same sources."""
+    files = [write(tmp_path / "a.jsonl", rows(pairs=PAIRS[:30])), write(tmp_path / "b.jsonl", rows(pairs=PAIRS[10:]))]
+    pairs = load(train_file=files, train_file_weights=[2, 1], validation_split_percentage=20)
+    train, held_out = texts(pairs["train"]), texts(pairs["validation"])
+    assert 0 < len(held_out) < 15 and set(held_out) < set(PAIRS[:30])
+    assert set(train) == {*PAIRS[:30], *PAIRS[10:]} - {*held_out}
+    tagged = load(train_file=files, train_file_tags=["<a>", "<b>"], validation_split_percentage=20)
+    assert texts(tagged["validation"]) == [(f"<a> {source}", target) for source, target in held_out]
+
+
+@pytest.mark.parametrize("other, languages", [("de-en", ["en-de", "de-en"]), ("fr-en", None)])
+def test_validation_is_held_out_of_files_with_other_languages(other, languages, by_language):
+    files = {"train_file": [by_language("en-de", PAIRS[:20]), by_language(other, PAIRS[20:])]}
+    options = {"train_file_langs": languages, "train_file_tags": ["<de>", "<en>"]}
+    pairs = load(**files, **options, validation_split_percentage=30)
+    assert {source[:4] for source, _ in texts(pairs["validation"])} == {"<de>", "<en>"}
+
+
+def test_each_training_file_has_its_own_languages(by_language, capsys):
+    files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
+    options = {"train_file": files, "validation_file": files, "train_file_tags": [">>de<<", ">>fr<<"]}
+    german, french = ([(f">>{tag}<< {s}", t) for s, t in pairs] for tag, pairs in (("de", PAIRS), ("fr", PAIRS)))
+    for languages in (["en-de", "en-fr"], ["en:de", "en:fr"], None):  # None: the only two columns
+        pairs = load(**options, train_file_langs=languages)
+        assert texts(pairs["train"]) == texts(pairs["validation"]) == german[:20] + french[20:30]
+    assert "different directions: en to de, en to fr." in capsys.readouterr().out
+    swapped = load(**options, train_file_langs=["en-de", "fr-en"])["train"]
+    assert texts(swapped) == german[:20] + [(f">>fr<< {t}", s) for s, t in PAIRS[20:30]]
+    named = {"source_column": "fr", "target_column": "en", "train_file": files[1:] * 2}
+    named["validation_file"] = named["train_file"]
+    assert texts(load(**options | named, train_file_langs=["de-en", "fr-en"])["train"])[-1] == (
+        f">>fr<< {PAIRS[29][1]}",
+        PAIRS[29][0],
+    )
+
+
+def test_a_validation_file_for_each_training_file(by_language):
+    """It has the same languages and the same tag; a file for all has neither, unless they are named."""
+    options = {"train_file": [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]}
+    options |= {"train_file_tags": [">>de<<", ">>fr<<"], "train_file_langs": ["en-de", "en-fr"]}
+    more = [by_language("en-de", PAIRS[30:32]), by_language("en-fr", PAIRS[32:35])]
+    expected = [(f">>{tag}<< {s}", t) for tag, part in (("de", PAIRS[30:32]), ("fr", PAIRS[32:35])) for s, t in part]
+    pairs = load(**options, validation_file=more, test_file=more)
+    assert texts(pairs["validation"]) == texts(pairs["test"]) == expected
+    assert texts(load(**options, validation_file=more[0])["validation"]) == PAIRS[30:32]
+    french = load(**options, validation_file=more[1], source_lang="en", target_lang="fr")
+    assert texts(french["validation"]) == PAIRS[32:35] and len(french["train"]) == 30
+    assert "the columns of" in error(**options, validation_file=more[1])
+
+
+DIRECTIONS = {  # files and their tags -> whether the directions are said, and that the target language is not
+    "one": ("en-de en-de", None, (False, False)),
+    "reversed": ("en-de fr-en", None, (True, True)),
+    "many to one": ("de-en fr-en", None, (True, False)),
+    "one to many": ("en-de en-fr", None, (True, True)),
+    "the same tag": ("en-de en-fr", ["<x>", "<x>"], (True, True)),
+    "tagged": ("en-de en-fr", ["", "<x>"], (True, False)),
+}
+
+
+@pytest.mark.parametrize("case", DIRECTIONS)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_directions_that_differ_are_said(is_named, case, by_language, capsys):
+    directions, tags, expected = DIRECTIONS[case]
+    files = [by_language(one, PAIRS[: 20 + i]) for i, one in enumerate(directions.split())]
+    load(train_file=files, train_file_tags=tags, train_file_langs=directions.split() if is_named else None)
+    said = capsys.readouterr().out
+    assert ("different directions: " in said, "warning: files with different target languages" in said) == expected
+
+
+def test_a_translation_into_another_language_is_no_second_target(by_language):
+    files = [by_language("en-de", PAIRS), by_language("en-fr", [(source, f"En {target}") for source, target in PAIRS])]
+    assert load(train_file=files, train_file_tags=["<de>", "<fr>"]).survey["train"]["several_targets"] == 0
+
+
+def test_files_with_other_languages_need_them_named(by_language):
+    files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
+    assert "files with different languages need --train_file_langs" in error(train_file=files, **ENGLISH_GERMAN)
+    message = error(train_file=files, train_file_langs=["en-de", "en-es"])
+    assert message.startswith("en and es of --train_file_langs must both be text columns")
+
+
+MANY = [(f"a dog {i % 900}", f"ein Hund {i}") for i in range(1000)]
+
+
+@pytest.mark.parametrize("percentage", [1, 5, 50])
+def test_validation_is_held_out_of_training(percentage, tmp_path, capsys):
+    """From everywhere in the file; no source is on both sides."""
+    pairs = load(train_file=write(tmp_path / "train.jsonl", rows(pairs=MANY)), validation_split_percentage=percentage)
+    train, held_out = texts(pairs["train"]), texts(pairs["validation"])
+    assert sorted(train + held_out) == sorted(MANY) and not {s for s, _ in train} & {s for s, _ in held_out}
+    assert abs(len(held_out) - 10 * percentage) < 4 * (10 * percentage) ** 0.5
+    places = sorted(MANY.index(pair) for pair in held_out)
+    assert places[0] < 300 and places[-1] > 700
+    said = f"has no validation split: {len(held_out):,} of 1,000 pairs are held out, by a hash of their sources."
+    assert said in capsys.readouterr().out
+
+
+def test_the_same_pairs_are_held_out_of_a_file_that_grows_or_is_shuffled(tmp_path):
+    def held_out(name: str, pairs: list[tuple]) -> set[tuple]:
+        return {*texts(load(train_file=write(tmp_path / name, rows(pairs=pairs)))["validation"])}
+
+    before = held_out("before.jsonl", MANY[:500])
+    assert held_out("shuffled.jsonl", MANY[499::-1]) == before
+    assert held_out("grown.jsonl", MANY) & {*MANY[:500]} == before
+    other = [(f" {source.upper()}  ", target) for source, target in MANY[:500]]  # of the same normal form
+    assert {target for _, target in held_out("other.jsonl", other)} == {target for _, target in before}
+
+
+def test_a_test_split_is_held_out_too(tmp_path, capsys):
+    path = write(tmp_path / "train.jsonl", rows(pairs=MANY))
+    pairs = load(train_file=path, test_split_percentage=10, validation_split_percentage=20)
+    sides = {split: {source for source, _ in texts(part)} for split, part in pairs.items()}
+    assert sum(map(len, sides.values())) == 900 and 60 < len(sides["test"]) < 120 < len(sides["validation"]) < 240
+    validation = load(train_file=path, validation_file=path, test_split_percentage=10)
+    assert texts(validation["test"]) == texts(pairs["test"]) and len(validation["validation"]) == 1000
+    assert "leave --test_split_percentage out" in error(
+        dataset_name="sample_dataset", test_split_percentage=10, **ENGLISH_GERMAN
+    )
+
+
+@pytest.mark.parametrize("pairs", [PAIRS[:2], [*PAIRS[:3], *[("", "leer")] * 5]])
+def test_at_least_one_pair_of_a_small_file_is_held_out(pairs, tmp_path):
+    splits = load(train_file=write(tmp_path / "train.jsonl", rows(pairs=pairs)), validation_split_percentage=1)
+    assert len(splits["validation"]) == 1 and len(splits["train"]) == len(pairs) - 1
+    assert splits["validation"][0]["source"]
+
+
+@streamed
+def test_numbers_of_samples(streaming, tmp_path):
+    path = write(tmp_path / "train.jsonl", rows())
+    files = {f"{split}_file": path for split in PARTS}
+    limits = {"max_train_samples": 7, "max_eval_samples": 3, "max_predict_samples": 1000}
+    pairs = load(**files, **limits, streaming=streaming)
+    assert texts(pairs["train"]) == PAIRS[:7]
+    assert [len(pairs[split]) for split in ("validation", "test")] == [3, 40]
+
+
+def test_evaluating_on_the_training_pairs_is_warned_of(hub_like, tmp_path, capsys):
+    data = {"dataset_name": hub_like, "dataset_config_name": "en-de"}
+    load(**data, validation_split="train", test_split="train")
+    said = capsys.readouterr().out
+    assert "warning: the validation pairs are the training pairs (train)" in said
+    assert "warning: the test pairs are the training pairs (train)" in said
+    path = write(tmp_path / "train.jsonl", rows())
+    other = write(tmp_path / "other.jsonl", rows())
+    load(train_file=path, validation_file=other, test_file=hub_like / ".." / "train.jsonl")
+    said = capsys.readouterr().out
+    assert "the test pairs are the training pairs" in said and "validation pairs" not in said
+
+
+@pytest.mark.parametrize("split", PARTS)
+def test_missing_split(split, hub_like):
+    message = error(dataset_name=hub_like, dataset_config_name="en-de", **{f"{split}_split": "tset"})
+    assert message.endswith("has no split 'tset'; its splits: train, dev, test.")
+
+
+def test_each_of_several_files_is_named(tmp_path):
+    files = [write(tmp_path / "a.jsonl", rows()), write(tmp_path / "b.jsonl", rows("x", "y"))]
+    message = error(train_file=files, **ENGLISH_GERMAN)
+    assert "--target_lang de (files" in message and f"the columns of {files[1]} are x, y" in message
+    assert f"--train_file {tmp_path}/none.csv does not exist" in error(train_file=[files[0], tmp_path / "none.csv"])
+
+
+@pytest.mark.parametrize("pairs", [PAIRS[:1], PAIRS[:1] * 9, [("", "leer")] * 9])
+def test_too_few_sources_to_hold_some_out(pairs, tmp_path):
+    path = write(tmp_path / "train.jsonl", rows(pairs=pairs))
+    assert "too few" in error(train_file=path)
+    message = error(train_file=path, streaming=True)
+    assert "--validation_split" in message and "--validation_file" in message
+
+
+def test_too_few_pairs_of_a_direction_to_hold_some_out(by_language):
+    files = [by_language("en-de", PAIRS), by_language("en-fr", PAIRS[:1])]
+    message = error(train_file=files, train_file_tags=["<de>", "<fr>"])
+    assert "en-de-40.tsv and 1 more have 41 pair(s), too few to hold some out of each direction" in message
+
+
+def test_files_with_and_without_further_references_and_of_other_types_are_mixed(tmp_path):
+    """A parquet file of polars has large strings."""
+    for suffix in ("en", "ref0", "ref1"):
+        (tmp_path / f"dev.{suffix}").write_text(f"{suffix} one\n{suffix} two\n")
+    large = pa.table({"en": pa.array(["three"], pa.large_string()), "de": pa.array(["drei"], pa.large_string())})
+    pq.write_table(large, tmp_path / "dev.parquet")
+    train = write(tmp_path / "train.tsv", rows())
+    files = [*(str(tmp_path / f"dev.{suffix}") for suffix in ("en", "ref0", "ref1")), str(tmp_path / "dev.parquet")]
+    options = {
+        "train_file": [str(train), str(train)],
+        "validation_file": files,
+        "train_file_langs": ["en:de", "en:de"],
+    }
+    found = load_pairs(data_options(**options))["validation"]
+    assert found["target"][:] == ["ref0 one", "ref0 two", "drei"]
+    assert [others or [] for others in found["references"]] == [["ref1 one"], ["ref1 two"], []]
