@@ -19,7 +19,6 @@ from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, Marian
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import loss_vanilla_transformer as loss
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.tokenizer import special_token_ids, train_tokenizer
 from vanilla_transformer.training.checkpoint import OPTIMIZER
 from vanilla_transformer.training.options import TrainingOptions
@@ -179,14 +178,6 @@ def text_dataset(pairs: list[tuple]) -> datasets.Dataset:
     """Pairs of texts, or None, as [`load_pairs`] hands them out."""
     columns = {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
     return datasets.Dataset.from_dict(columns, datasets.Features(dict.fromkeys(columns, datasets.Value("string"))))
-
-
-def data_options(**options) -> DataOptions:
-    """The options that [`load_pairs`] reads, with the defaults of train.py."""
-    for name in ("train_file", "validation_file", "test_file", "source_column", "target_column"):
-        if isinstance(options.get(name), str | Path):
-            options[name] = [options[name]]
-    return DataOptions(**json.loads(json.dumps(options, default=str)))  # paths as texts, also in lists
 
 
 def training_options(*argv: str) -> TrainingOptions:

@@ -1,14 +1,15 @@
 """Files and datasets of sentence pairs, and what is read of them."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 from datasets import Dataset
-from helpers import data_options
 
-from vanilla_transformer.data.splits import load_pairs
+from vanilla_transformer.data.options import DataOptions
+from vanilla_transformer.data.splits import Splits, load_pairs
 from vanilla_transformer.errors import UserError
 
 PAIRS = [(f"a dog {i}", f"ein Hund für {i}") for i in range(40)]
@@ -21,12 +22,15 @@ def rows(source="en", target="de", pairs=PAIRS) -> list[dict]:
     return [{source: s, target: t} for s, t in pairs]
 
 
-def write(path: Path, rows: list[dict]) -> Path:
-    """Writes rows in the format of the suffix."""
+def write(path: Path, content: list[dict] | str | bytes) -> Path:
+    """Writes rows in the format of the suffix, and anything else as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = Dataset.from_list(rows)
+    if isinstance(content, str | bytes):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+    table = Dataset.from_list(content)
     if path.suffix == ".txt":
-        path.write_text("".join("\t".join(row.values()) + "\n" for row in rows), encoding="utf-8", newline="")
+        path.write_text("".join("\t".join(row.values()) + "\n" for row in content), encoding="utf-8", newline="")
     elif path.suffix == ".parquet":
         table.to_parquet(path)
     elif path.suffix in (".csv", ".tsv"):
@@ -45,28 +49,27 @@ def write_card(folder: Path, configs: dict[str, dict[str, str]]):
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': listed})}---\n# Dogs")
 
 
-def load(**options) -> dict:
-    return load_pairs(data_options(**options))
+def load(**options) -> Splits:
+    """[`load_pairs`] with these options, in which a path may be one, and need not be a text."""
+    for name in ("train_file", "validation_file", "test_file"):
+        if isinstance(options.get(name), str | Path):
+            options[name] = [options[name]]
+    return load_pairs(DataOptions(**json.loads(json.dumps(options, default=str))))
 
 
-def load_file(path: Path, **options) -> list[tuple]:
-    """The training pairs of a file, which also serves for validation."""
-    return texts(load(train_file=path, validation_file=path, **options)["train"])
+def read(*files: Path, **options) -> list[tuple]:
+    """The training pairs of files, which also serve for validation."""
+    return texts(load(**{"train_file": [*files], "validation_file": [*files]} | options)["train"])
 
 
 def texts(dataset) -> list[tuple]:
     return [(pair["source"], pair["target"]) for pair in dataset]
 
 
-def columns(names: list[str]) -> list[dict]:
-    """Rows of text with the column's name; `id` is a number, `translation` a dictionary of languages."""
-    special = [{"id": i, "translation": {"en": f"en {i}", "de": f"de {i}"}} for i in range(20)]
-    return [{name: special[i].get(name, f"{name} {i}") for name in names} for i in range(20)]
-
-
-def error(**options) -> str:
+def error(*files: Path, **options) -> str:
+    """Of files that are for training and validation, or of options."""
     with pytest.raises(UserError) as caught:
-        load(**options)
+        read(*files, **options) if files else load(**options)
     message = str(caught.value)
     assert "\n" not in message
     return message

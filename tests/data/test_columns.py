@@ -1,52 +1,55 @@
 """Which columns are source, target and references, and the pairs in them."""
 
+from pathlib import Path
+
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
-from helpers import data_options
-from pair_files import ENGLISH_GERMAN, PAIRS, columns, error, load, load_file, streamed, texts, write
+from pair_files import ENGLISH_GERMAN, PAIRS, error, load, read, streamed, texts, write
 
 from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.readers import column_of
 from vanilla_transformer.data.splits import load_split
 from vanilla_transformer.errors import UserError
 
-Y_TO_X = {"source_column": "y", "target_column": "x"}
+
+def columns(names: str) -> list[dict]:
+    """Rows of text with the column's name; `id` is a number, `translation` a dictionary of languages."""
+    special = [{"id": i, "translation": {"en": f"en {i}", "de": f"de {i}"}} for i in range(20)]
+    return [{name: special[i].get(name, f"{name} {i}") for name in names.split()} for i in range(20)]
 
 
-@pytest.mark.parametrize("row", [{"en": 1, "de": 2}, {"en": ["a"], "de": ["b"]}], ids=["numbers", "lists"])
-def test_load_split_takes_texts_only(row, tmp_path):
-    write(tmp_path / "test.jsonl", [{"translation": row}])
-    options = data_options(dataset_name=tmp_path, source_lang="en", target_lang="de")
-    with pytest.raises(UserError, match=f"The source of {tmp_path} is not text, but "):
-        load_split(options, "test")
+def of_columns(source: str | None, target: str | None, kind: str = "column") -> dict[str, str | None]:
+    return {f"source_{kind}": source, f"target_{kind}": target}
+
+
+def read_test(file: Path, **options) -> Dataset:
+    return load_split(DatasetOptions(**options), "test", [str(file)])
 
 
 def test_load_split_keeps_other_columns(tmp_path):
     write(tmp_path / "set" / "test.jsonl", [{"id": i, "en": s, "de": t} for i, (s, t) in enumerate(PAIRS)])
-    options = data_options(dataset_name=tmp_path / "set", source_lang="de", target_lang="en")
+    options = DatasetOptions(str(tmp_path / "set"), source_lang="de", target_lang="en")
     source, target = "ein Hund für 3", "a dog 3"
     assert load_split(options, "test")[3] == {"source": source, "target": target, "id": 3, "en": target, "de": source}
     with pytest.raises(UserError, match="no split 'dev'; its splits: test"):
         load_split(options, "dev")
 
 
-TARGET_TO_SOURCE = {"source_column": "target", "target_column": "source"}
-X_TO_Y = {"source_lang": "x", "target_lang": "y"}
 # columns of the file -> options -> (source, target)
 COLUMNS = {
-    "translation column": (["translation"], {"source_lang": "de", "target_lang": "en"}, ("de 0", "en 0")),
-    "translation column, both languages": (["translation"], {}, ("en 0", "de 0")),
-    "language columns": (["id", "de", "en", "fr"], {"source_lang": "fr", "target_lang": "de"}, ("fr 0", "de 0")),
-    "named columns": (["id", "x", "y", "z"], {"source_column": "z", "target_column": "x"}, ("z 0", "x 0")),
-    "named columns win": (["en", "de", "x", "y"], ENGLISH_GERMAN | Y_TO_X, ("y 0", "x 0")),
-    "two text columns": (["id", "x", "y"], {}, ("x 0", "y 0")),
-    "source and target": (["note", "target", "source"], {}, ("source 0", "target 0")),
-    "source and target, and languages": (["target", "source"], ENGLISH_GERMAN, ("source 0", "target 0")),
-    "the other way round": (["source", "target"], TARGET_TO_SOURCE, ("target 0", "source 0")),
-    "beside a translation column": (["translation", "x", "y"], X_TO_Y, ("x 0", "y 0")),
+    "translation column": ("translation", of_columns("de", "en", "lang"), ("de 0", "en 0")),
+    "translation column, both languages": ("translation", {}, ("en 0", "de 0")),
+    "language columns": ("id de en fr", of_columns("fr", "de", "lang"), ("fr 0", "de 0")),
+    "named columns": ("id x y z", of_columns("z", "x"), ("z 0", "x 0")),
+    "named columns win": ("en de x y", ENGLISH_GERMAN | of_columns("y", "x"), ("y 0", "x 0")),
+    "two text columns": ("id x y", {}, ("x 0", "y 0")),
+    "source and target": ("note target source", {}, ("source 0", "target 0")),
+    "source and target, and languages": ("target source", ENGLISH_GERMAN, ("source 0", "target 0")),
+    "the other way round": ("source target", of_columns("target", "source"), ("target 0", "source 0")),
+    "beside a translation column": ("translation x y", of_columns("x", "y", "lang"), ("x 0", "y 0")),
 }
 
 
@@ -55,7 +58,7 @@ COLUMNS = {
 def test_finding_the_columns(names, options, expected, streaming, tmp_path):
     """The other file may have more of them."""
     train = write(tmp_path / "train.jsonl", columns(names))
-    validation = write(tmp_path / "validation.jsonl", columns([*names, "alignment"]))
+    validation = write(tmp_path / "validation.jsonl", columns(f"{names} alignment"))
     pairs = load(train_file=train, validation_file=validation, streaming=streaming, **options)
     assert texts(pairs["train"])[0] == texts(pairs["validation"])[0] == expected
     assert sorted(next(iter(pairs["train"]))) == ["source", "target"]
@@ -64,8 +67,8 @@ def test_finding_the_columns(names, options, expected, streaming, tmp_path):
 def test_translation_feature_of_datasets(tmp_path):
     feature = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
     path = tmp_path / "train.parquet"
-    Dataset.from_list(columns(["translation"]), features=feature).to_parquet(path)
-    assert load_file(path, **ENGLISH_GERMAN)[3] == ("en 3", "de 3")
+    Dataset.from_list(columns("translation"), features=feature).to_parquet(path)
+    assert read(path, **ENGLISH_GERMAN)[3] == ("en 3", "de 3")
 
 
 @streamed
@@ -79,18 +82,16 @@ def test_rows_with_any_number_of_texts_of_a_language(suffix, streaming, tmp_path
     table = Dataset.from_list(encoded, datasets.Features(id=datasets.Value("string"), translation=feature))
     path = tmp_path / f"train.{suffix}"
     table.to_parquet(path) if suffix == "parquet" else table.to_json(path)
-    options = {"train_file": path, "validation_file": path, "streaming": streaming}
     car = [("auto", "Auto"), ("auto", "Wagen"), ("car", "Auto"), ("car", "Wagen")]
     expected = [("dog", "Hund"), ("dog", "Köter"), ("cat", None), *car]
-    assert texts(load(**options, **ENGLISH_GERMAN)["train"])[:7] == expected
-    assert "in translation: de, en, fr" in error(**options, source_lang="en", target_lang="es")
+    assert read(path, streaming=streaming, **ENGLISH_GERMAN)[:7] == expected
+    assert "in translation: de, en, fr" in error(path, streaming=streaming, source_lang="en", target_lang="es")
 
 
 def test_text_column_called_translation(tmp_path):
     path = write(tmp_path / "train.jsonl", [{"text": f"dog {i}", "translation": f"Hund {i}"} for i in range(20)])
-    assert load_file(path)[0] == ("dog 0", "Hund 0")
-    with pytest.raises(UserError, match="text, translation"):
-        load(train_file=path, **ENGLISH_GERMAN)
+    assert read(path)[0] == ("dog 0", "Hund 0")
+    assert "text, translation" in error(path, **ENGLISH_GERMAN)
 
 
 MEDIA = {"image": datasets.Image(), "sounds": datasets.List(datasets.Audio())}
@@ -118,8 +119,8 @@ def test_images_and_sounds_beside_texts_are_never_opened(case, streaming, tmp_pa
     path = tmp_path / "test.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)
     options = ENGLISH_GERMAN if case != "columns" else {}
-    assert load_file(path, streaming=streaming, **options)[0] == PAIRS[0]
-    split = load_split(DatasetOptions(**options), "test", [str(path)])
+    assert read(path, streaming=streaming, **options)[0] == PAIRS[0]
+    split = read_test(path, **options)
     assert split[0]["source"] == PAIRS[0][0] and "image" not in split.column_names
     error(train_file=path, source_lang="en", target_lang="fr", streaming=streaming)
 
@@ -128,11 +129,10 @@ def test_images_and_sounds_beside_texts_are_never_opened(case, streaming, tmp_pa
 def test_case_and_region_of_a_language_do_not_matter(names, expected, tmp_path, capsys):
     source, target = names.split()
     for number, present in enumerate(["x en de", "de x en", "translation"]):
-        path = write(tmp_path / f"{number}.jsonl", columns(present.split()))
-        load(train_file=path, validation_file=path, source_lang=source, target_lang=target)
+        read(write(tmp_path / f"{number}.jsonl", columns(present)), source_lang=source, target_lang=target)
         prefix = "translation / " if present == "translation" else ""
-        expected_columns = [f"{prefix}{language}" for language in expected]
-        assert "from column {!r} to column {!r}".format(*expected_columns) in capsys.readouterr().out
+        said = "from column '{0}{1}' to column '{0}{2}'".format(prefix, *expected)
+        assert said in capsys.readouterr().out
     assert column_of("en", ["en-GB", "en-US"]) is column_of("en-GB", ["en-US"]) is None
 
 
@@ -152,43 +152,39 @@ WRONG_COLUMNS = {  # columns (`id` is a number), kind of options, source, target
 
 @pytest.mark.parametrize("names, kind, source, target, parts", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS)
 def test_wrong_columns(names, kind, source, target, parts, tmp_path):
-    path = write(tmp_path / "train.jsonl", columns(names.split()))
-    message = error(train_file=path, **{f"source_{kind}": source, f"target_{kind}": target})
+    message = error(write(tmp_path / "train.jsonl", columns(names)), **of_columns(source, target, kind))
     assert all(part in message for part in parts), message
 
 
 def test_a_column_called_references_is_no_reference_unless_named(tmp_path):
     file = write(tmp_path / "a.jsonl", [{"en": "a dog", "de": "ein Hund", "references": "abc", "more": "der Hund"}])
-    named = {"source_column": ["en"], "target_column": ["de"]}
-    assert "references" not in load_split(DatasetOptions(**named), "test", [str(file)]).column_names
-    several = load_split(DatasetOptions(**named, reference_columns=["more"]), "test", [str(file)])
+    assert "references" not in read_test(file, **of_columns("en", "de")).column_names
+    several = read_test(file, **of_columns("en", "de"), reference_columns=["more"])
     assert several["references"][:] == [["der Hund"]] and several["target"][:] == ["ein Hund"]
 
 
-def test_reference_columns_beside_a_translation_column_are_refused(tmp_path):
-    file = write(tmp_path / "a.jsonl", [{"translation": {"en": "a dog", "de": "ein Hund"}, "more": "der Hund"}] * 3)
-    with pytest.raises(UserError, match="--reference_columns has more, but the pairs of .* are in the column transl"):
-        load_split(DatasetOptions(**ENGLISH_GERMAN, reference_columns=["more"]), "test", [str(file)])
+ROW, MORE = {"id": 7, "en": "a dog", "de": "ein Hund", "more": "der Hund"}, {"reference_columns": ["more"]}
+UNFIT = {  # a row and options -> the message
+    "number": ({"translation": {"en": 1, "de": 2}}, ENGLISH_GERMAN, "The source of {} is not text, but "),
+    "list": ({"translation": {"en": ["a"], "de": ["b"]}}, ENGLISH_GERMAN, "The source of {} is not text, but "),
+    "number, joined": (ROW, of_columns(["id", "en"], "de"), "id of {} is not a column of texts, and cannot be"),
+    "number, reference": (ROW, of_columns("en", "de") | {"reference_columns": ["id"]}, "--reference_columns has id,"),
+    "reference beside a translation column": (
+        {"translation": ROW, "more": "der Hund"},
+        ENGLISH_GERMAN | MORE,
+        "--reference_columns has more, but the pairs of {} are in the column transl",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "columns, message",
-    [
-        ({"source_column": ["id", "en"], "target_column": ["de"]}, "id of .* is not a column of texts, and cannot be"),
-        (
-            {"source_column": "en", "target_column": "de", "reference_columns": ["id"]},
-            "--reference_columns has id, wh",
-        ),
-    ],
-)
-def test_columns_without_texts_are_neither_joined_nor_references(columns, message, tmp_path):
-    file = write(tmp_path / "a.jsonl", [{"id": 7, "en": "a dog", "de": "ein Hund"}] * 3)
-    with pytest.raises(UserError, match=message):
-        load_split(DatasetOptions(**columns), "test", [str(file)])
+@pytest.mark.parametrize("row, options, message", UNFIT.values(), ids=UNFIT)
+def test_columns_that_cannot_be_texts_or_references_are_refused(row, options, message, tmp_path):
+    file = write(tmp_path / "a.jsonl", [row] * 3)
+    with pytest.raises(UserError, match=f"^{message.format(file)}"):
+        read_test(file, **options)
 
 
 def test_numbered_columns_may_be_references_and_the_first_row_have_a_number(tmp_path):
-    (tmp_path / "a.tsv").write_text("2\ta dog\tein Hund\tder Hund\n3\ta cat\teine Katze\tdie Katze\n")
-    columns = {"source_column": ["2"], "target_column": ["3"], "reference_columns": ["4"]}
-    found = load_split(DatasetOptions(**columns), "test", [str(tmp_path / "a.tsv")])
+    file = write(tmp_path / "a.tsv", "2\ta dog\tein Hund\tder Hund\n3\ta cat\teine Katze\tdie Katze\n")
+    found = read_test(file, **of_columns("2", "3"), reference_columns=["4"])
     assert found["source"][:] == ["a dog", "a cat"] and found["references"][:] == [["der Hund"], ["die Katze"]]

@@ -61,19 +61,12 @@ def test_texts_are_encoded_as_a_call_of_the_tokenizer_does(splits_special_tokens
 @pytest.mark.parametrize("batches", [1, 2])
 def test_monstrous_texts_are_dropped_before_they_are_tokenized(batches, byte_tokenizer, monkeypatch):
     """Also where a whole batch, of 1,000 pairs, is of them."""
-    longest, call = [], encoding.encode_texts
-
-    def note(sources, targets, tokenizer):
-        longest.extend(map(len, [*sources, *targets]))
-        return call(sources, targets, tokenizer)
-
-    monkeypatch.setattr(encoding, "encode_texts", note)
-    monsters = [("x" * 10_001, "b"), ("a", "y" * 10_001)]
-    pairs, drops = tokenize_pairs(
-        text_dataset((monsters * 500) * (batches - 1) + monsters + [("a", "b")]), byte_tokenizer, 20, 20
-    )
-    assert texts(pairs) == [("a", "b")] and drops == {"empty": 0, "too long": 1000 * (batches - 1) + 2}
-    assert max(longest) == 1
+    encode = Mock(wraps=encoding.encode_texts)
+    monkeypatch.setattr(encoding, "encode_texts", encode)
+    monsters = [("x" * 10_001, "b"), ("a", "y" * 10_001)] * (500 * batches - 499)
+    pairs, drops = tokenize_pairs(text_dataset([*monsters, ("a", "b")]), byte_tokenizer, 20, 20)
+    assert texts(pairs) == [("a", "b")] and drops == {"empty": 0, "too long": len(monsters)}
+    assert {text for call in encode.call_args_list for side in call.args[:2] for text in side} == {"a", "b"}
     long = text_dataset([("x" * 20_000, "b")])
     assert len(tokenize_pairs(long, byte_tokenizer, 20_002, 20)[0]) == 1
 
@@ -89,59 +82,54 @@ def test_marian_tokenizer_is_told_the_target(marian, marian_pairs):
 
 
 def test_limits_count_the_end_of_sentence(byte_tokenizer):
-    pair = ("a dog 1", "ein")
-    source, target = (len(byte_tokenizer(text).input_ids) for text in pair)
-    assert len(tokenize_pairs(text_dataset([pair]), byte_tokenizer, source, target)[0]) == 1
+    pairs, (source, target) = text_dataset([("a dog", "ein")]), (7, 5)  # with a space before, and the end
+    assert len(tokenize_pairs(pairs, byte_tokenizer, source, target)[0]) == 1
     for limits in [(source - 1, target), (source, target - 1)]:
         with pytest.raises(UserError, match="1 a source longer than"):
-            tokenize_pairs(text_dataset([pair]), byte_tokenizer, *limits)
+            tokenize_pairs(pairs, byte_tokenizer, *limits)
 
 
 def test_no_pair_left(byte_tokenizer):
     pairs = text_dataset([(None, "b"), ("", ""), ("x" * 60, "b")])
-    limits = {"train": "--max_source_length 20 or .* than --max_target_length 30 tokens", "test": "20 or .* than 30"}
-    for split, limit in limits.items():
-        message = f"None of the 3 pairs of the {split} split is usable: 2 have .*1 a source longer than {limit}"
+    for split, limit in [("train", "--max_source_length 20 or .* --max_target_length 30"), ("test", "20 or .* 30")]:
+        message = f"None of the 3 pairs of the {split} split is usable: 2 have .*1 a source longer than {limit} tokens"
         with pytest.raises(UserError, match=message):
             tokenize_pairs(pairs, byte_tokenizer, 20, 30, split)
 
 
-def test_tokenized_pairs_are_cached(tmp_path):
-    """Although a tokenizer changes when it is used."""
+@pytest.fixture
+def tokenizer():
+    return train_tokenizer([text for pair in PAIRS for text in pair], 280)
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """cached(tokenizer, limit) -> the files with the tokens of the pairs of a file, which is opened anew."""
     path = write(tmp_path / "train.jsonl", rows(pairs=[*PAIRS, ("", "b")]))
-    tokenizer = train_tokenizer([text for pair in PAIRS for text in pair], 280)
-    files = []
-    for limits in [(20, 20), (20, 20), (20, 19)]:
+
+    def cached(tokenizer, limit: int = 40):
         train = load(train_file=path, validation_file=path)["train"]
-        files.append(tokenize_pairs(train, tokenizer, *limits)[0].cache_files)
-    assert files[0] == files[1] != files[2]
+        return tokenize_pairs(train, tokenizer, 40, limit)[0].cache_files
+
+    return cached
+
+
+def test_tokenized_pairs_are_cached(tokenizer, cached):
+    """Although a tokenizer changes when it is used; other limits and another tokenizer have other tokens."""
+    files = cached(tokenizer)
+    assert files == cached(tokenizer) != cached(tokenizer, 39)
+    tokenizer.split_special_tokens = True  # only in its wrapper
+    assert cached(tokenizer) != files
 
 
 @pytest.mark.parametrize("kind", ["trained", "truncating"])
-def test_a_tokenizer_that_was_saved_and_loaded_finds_the_tokens(kind, tmp_path):
+def test_a_tokenizer_that_was_saved_and_loaded_finds_the_tokens(kind, tokenizer, cached, tmp_path):
     """As that of a checkpoint, with which a run resumes."""
-    path = write(tmp_path / "train.jsonl", rows(pairs=PAIRS))
-    tokenizer = train_tokenizer([text for pair in PAIRS for text in pair], 280)
     if kind == "truncating":  # as that of BERT may be, until it is used
         tokenizer.backend_tokenizer.enable_truncation(9)
-    files = []
-    for _ in range(2):
-        train = load(train_file=path, validation_file=path)["train"]
-        files.append(tokenize_pairs(train, tokenizer, 40, 40)[0].cache_files)
-        tokenizer.save_pretrained(tmp_path / "saved")
-        tokenizer = tokenizer_for_training(str(tmp_path / "saved"))
-    assert files[0] == files[1]
-
-
-def test_another_tokenizer_has_other_tokens(tmp_path):
-    """Though only in its wrapper."""
-    path = write(tmp_path / "train.jsonl", rows(pairs=PAIRS))
-    tokenizer, files = train_tokenizer([text for pair in PAIRS for text in pair], 280), []
-    for split_special_tokens in (False, True):
-        tokenizer.split_special_tokens = split_special_tokens
-        train = load(train_file=path, validation_file=path)["train"]
-        files.append(tokenize_pairs(train, tokenizer, 40, 40)[0].cache_files)
-    assert files[0] != files[1]
+    files = cached(tokenizer)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert cached(tokenizer_for_training(str(tmp_path / "saved"))) == files
 
 
 def test_several_processes_tokenize_as_one(byte_tokenizer):
@@ -269,7 +257,7 @@ def test_many_pairs_that_are_too_long_are_a_warning(long, is_said, byte_tokenize
 def test_an_interrupt_while_tokenizing_says_what_is_kept(byte_tokenizer, monkeypatch):
     encode = Mock(wraps=tokenize_pairs, side_effect=[DEFAULT, KeyboardInterrupt])
     monkeypatch.setattr(encoding, "tokenize_pairs", encode)
-    pairs = {"train": text_dataset([("A dog", "x")]), "validation": text_dataset([("A dog", "x")])}
+    pairs = dict.fromkeys(("train", "validation"), text_dataset([("A dog", "x")]))
     with pytest.raises(KeyboardInterrupt, match="^stopped .* validation; .* tokens of train will be found"):
         tokenize_splits(pairs, byte_tokenizer, DataOptions(), VanillaTransformerConfig(), False)
 
@@ -277,7 +265,5 @@ def test_an_interrupt_while_tokenizing_says_what_is_kept(byte_tokenizer, monkeyp
 def test_the_longest_side_of_all_pairs(byte_tokenizer):
     pairs = text_dataset([("1", "22"), ("333333", "4"), ("1", "4444")])
     train, _ = tokenize_pairs(pairs, byte_tokenizer, 50, 50)
-    assert longest_side_of(train, 50) == max(
-        len(side) for pair in train for side in (pair["input_ids"], pair["labels"])
-    )
+    assert longest_side_of(train, 50) == max(*map(len, train["input_ids"]), *map(len, train["labels"]))
     assert longest_side_of(pairs.to_iterable_dataset(), 50) == 50

@@ -5,11 +5,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import data_options
-from pair_files import ENGLISH_GERMAN, PAIRS, PARTS, error, load, rows, streamed, texts, write
+from pair_files import ENGLISH_GERMAN, PAIRS, PARTS, error, load, read, rows, streamed, texts, write
 
 from vanilla_transformer.data.options import DatasetOptions
-from vanilla_transformer.data.splits import load_pairs, load_split
+from vanilla_transformer.data.splits import load_split
 
 
 @pytest.fixture
@@ -23,16 +22,23 @@ def by_language(tmp_path):
     return save
 
 
-def test_directory_with_configurations(hub_like, capsys):
-    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de", **ENGLISH_GERMAN}
-    pairs = load(**options, validation_split="dev")
-    assert {split: texts(part) for split, part in pairs.items()} == PARTS
-    assert "Warning" not in capsys.readouterr().out
-    split = load_split(DatasetOptions(**options), "dev")
-    assert texts(split) == PARTS["validation"]
+@pytest.fixture
+def german_and_french(by_language) -> list[Path]:
+    return [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
+
+
+def tagged(tag: str, pairs: list[tuple]) -> list[tuple]:
+    return [(f"{tag} {source}", target) for source, target in pairs]
+
+
+@pytest.fixture
+def configured(hub_like) -> dict[str, str]:
+    """The options for one of the configurations."""
+    return {"dataset_name": str(hub_like), "dataset_config_name": "en-de"}
 
 
 EXPRESSIONS = {  # of the training and of the validation split -> the pairs, and whether some are in both
+    "names": ("train", "dev", (PAIRS[:30], PAIRS[30:36], False)),
     "percent": ("train[:50%]", "dev", (PAIRS[:15], PAIRS[30:36], False)),
     "rows": ("train[5:7]", "train[-3:]", (PAIRS[5:7], PAIRS[27:30], False)),
     "sum": ("train+dev", "test", (PAIRS[:36], PAIRS[36:], False)),
@@ -42,23 +48,29 @@ EXPRESSIONS = {  # of the training and of the validation split -> the pairs, and
 
 
 @pytest.mark.parametrize("train, validation, expected", EXPRESSIONS.values(), ids=EXPRESSIONS)
-def test_parts_and_sums_of_splits(train, validation, expected, hub_like, capsys):
-    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de", **ENGLISH_GERMAN}
+def test_parts_and_sums_of_splits(train, validation, expected, configured, capsys):
+    options = configured | ENGLISH_GERMAN
     pairs = load(**options, train_split=train, validation_split=validation)
     is_warned_of = f"the validation pairs are the training pairs ({validation})" in capsys.readouterr().out
     assert (texts(pairs["train"]), texts(pairs["validation"]), is_warned_of) == expected
-    split = load_split(DatasetOptions(**options), validation)
-    assert texts(split) == expected[1]
+    assert texts(pairs["test"]) == PARTS["test"]
+    assert texts(load_split(DatasetOptions(**options), validation)) == expected[1]
 
 
-def test_other_parts_of_splits_are_refused(hub_like):
-    options = {"dataset_name": str(hub_like), "dataset_config_name": "en-de"}
-    assert "has no split 'train+tset' (Unknown split" in error(**options, train_split="train+tset")
-    assert "has no split 'train[x]' (Unrecognized" in error(**options, train_split="train[x]")
-    message = error(**options, train_split="train[:5]", validation_split="dev", streaming=True)
-    assert message == "A stream has whole splits only, not 'train[:5]'; leave out --streaming, or name one split."
-    assert error(dataset_name="me/pairs@v1").endswith("give --dataset_name me/pairs --dataset_revision v1.")
-    assert error(dataset_name=hub_like, dataset_revision="v1").endswith(f"on the Hub; {hub_like} is a directory.")
+WHOLE = "A stream has whole splits only, not 'train[:5]'; leave out --streaming, or name one split."
+NO_SPLITS = {
+    **{split: ({f"{split}_split": "tset"}, "has no split 'tset'; its splits: train, dev, test.") for split in PARTS},
+    "sum": ({"train_split": "train+tset"}, "has no split 'train+tset' (Unknown split"),
+    "part": ({"train_split": "train[x]"}, "has no split 'train[x]' (Unrecognized"),
+    "part of a stream": ({"train_split": "train[:5]", "validation_split": "dev", "streaming": True}, WHOLE),
+    "revision": ({"dataset_name": "me/pairs@v1"}, "give --dataset_name me/pairs --dataset_revision v1."),
+    "revision of a directory": ({"dataset_revision": "v1"}, "on the Hub; {dataset_name} is a directory."),
+}
+
+
+@pytest.mark.parametrize("options, message", NO_SPLITS.values(), ids=NO_SPLITS)
+def test_splits_that_there_are_not_are_refused(options, message, configured):
+    assert message.format(**configured) in error(**configured | options)
 
 
 def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
@@ -69,18 +81,20 @@ def test_several_training_files_with_weights_and_tags(tmp_path, capsys):
         write(tmp_path / "c.tsv", rows("de", "en", [(t, s) for s, t in PAIRS[8:12]])),
     ]
     validation = write(tmp_path / "val.csv", rows(pairs=PAIRS[30:]))
-    options = {"train_file": files, "validation_file": validation, **ENGLISH_GERMAN}
-    assert texts(load(**options)["train"]) == [*PAIRS[:8], ("", "empty"), *PAIRS[8:12]]
+    options = {"validation_file": validation, **ENGLISH_GERMAN}
+    assert read(*files, **options) == [*PAIRS[:8], ("", "empty"), *PAIRS[8:12]]
     assert f"from column 'source' to column 'target' of {files[1]}" in capsys.readouterr().out
-    mixed = load(**options, train_file_weights=[1.5, 1, 0.5], train_file_tags=["", "<bt>", "<ft>"])
-    expected = [PAIRS[0], PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[2], PAIRS[3]]
-    expected += [(f"<bt> {source}", target) for source, target in PAIRS[4:8]] + [("", "empty")]
-    expected += [(f"<ft> {source}", target) for source, target in (PAIRS[8], PAIRS[10])]
+    weights = {"train_file_weights": [1.5, 1, 0.5], "train_file_tags": ["", "<bt>", "<ft>"]}
+    mixed = load(train_file=files, **options, **weights)
+    expected = [PAIRS[0], PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[2], PAIRS[3], *tagged("<bt>", PAIRS[4:8])]
+    expected += [("", "empty"), *tagged("<ft>", [PAIRS[8], PAIRS[10]])]
     assert texts(mixed["train"]) == expected and texts(mixed["validation"]) == PAIRS[30:]
-    assert texts(load(**options, train_file_weights=[0, 0, 1])["train"]) == PAIRS[8:12]
-    tiny = load(**options, train_file_weights=[0, 0.01, 1])["train"]  # at least one pair
-    assert texts(tiny) == [PAIRS[4], *PAIRS[8:12]]
-    assert texts(load(**options, train_file_weights=[2, 0, 0])["train"]) == [PAIRS[i // 2] for i in range(8)]
+    for weights, expected in [
+        ([0, 0, 1], PAIRS[8:12]),
+        ([0, 0.01, 1], [PAIRS[4], *PAIRS[8:12]]),  # at least one pair
+        ([2, 0, 0], [PAIRS[i // 2] for i in range(8)]),
+    ]:
+        assert read(*files, **options, train_file_weights=weights) == expected
 
 
 def test_validation_is_held_out_of_the_first_training_file(tmp_path):
@@ -90,8 +104,8 @@ def test_validation_is_held_out_of_the_first_training_file(tmp_path):
     train, held_out = texts(pairs["train"]), texts(pairs["validation"])
     assert 0 < len(held_out) < 15 and set(held_out) < set(PAIRS[:30])
     assert set(train) == {*PAIRS[:30], *PAIRS[10:]} - {*held_out}
-    tagged = load(train_file=files, train_file_tags=["<a>", "<b>"], validation_split_percentage=20)
-    assert texts(tagged["validation"]) == [(f"<a> {source}", target) for source, target in held_out]
+    pairs = load(train_file=files, train_file_tags=["<a>", "<b>"], validation_split_percentage=20)
+    assert texts(pairs["validation"]) == tagged("<a>", held_out)
 
 
 @pytest.mark.parametrize("other, languages", [("de-en", ["en-de", "de-en"]), ("fr-en", None)])
@@ -102,30 +116,27 @@ def test_validation_is_held_out_of_files_with_other_languages(other, languages, 
     assert {source[:4] for source, _ in texts(pairs["validation"])} == {"<de>", "<en>"}
 
 
-def test_each_training_file_has_its_own_languages(by_language, capsys):
-    files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
-    options = {"train_file": files, "validation_file": files, "train_file_tags": [">>de<<", ">>fr<<"]}
-    german, french = ([(f">>{tag}<< {s}", t) for s, t in pairs] for tag, pairs in (("de", PAIRS), ("fr", PAIRS)))
+TAGS = [">>de<<", ">>fr<<"]
+
+
+def test_each_training_file_has_its_own_languages(german_and_french, capsys):
+    options = {"train_file": german_and_french, "validation_file": german_and_french, "train_file_tags": TAGS}
+    german = tagged(">>de<<", PAIRS[:20])
     for languages in (["en-de", "en-fr"], ["en:de", "en:fr"], None):  # None: the only two columns
         pairs = load(**options, train_file_langs=languages)
-        assert texts(pairs["train"]) == texts(pairs["validation"]) == german[:20] + french[20:30]
+        assert texts(pairs["train"]) == texts(pairs["validation"]) == german + tagged(">>fr<<", PAIRS[20:30])
     assert "different directions: en to de, en to fr." in capsys.readouterr().out
-    swapped = load(**options, train_file_langs=["en-de", "fr-en"])["train"]
-    assert texts(swapped) == german[:20] + [(f">>fr<< {t}", s) for s, t in PAIRS[20:30]]
-    named = {"source_column": "fr", "target_column": "en", "train_file": files[1:] * 2}
-    named["validation_file"] = named["train_file"]
-    assert texts(load(**options | named, train_file_langs=["de-en", "fr-en"])["train"])[-1] == (
-        f">>fr<< {PAIRS[29][1]}",
-        PAIRS[29][0],
-    )
+    swapped = tagged(">>fr<<", [(target, source) for source, target in PAIRS[20:30]])
+    assert read(**options, train_file_langs=["en-de", "fr-en"]) == german + swapped
+    named = {"source_column": "fr", "target_column": "en", "train_file_tags": TAGS}
+    assert read(*german_and_french[1:] * 2, **named, train_file_langs=["de-en", "fr-en"])[-1] == swapped[-1]
 
 
-def test_a_validation_file_for_each_training_file(by_language):
+def test_a_validation_file_for_each_training_file(german_and_french, by_language):
     """It has the same languages and the same tag; a file for all has neither, unless they are named."""
-    options = {"train_file": [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]}
-    options |= {"train_file_tags": [">>de<<", ">>fr<<"], "train_file_langs": ["en-de", "en-fr"]}
+    options = {"train_file": german_and_french, "train_file_tags": TAGS, "train_file_langs": ["en-de", "en-fr"]}
     more = [by_language("en-de", PAIRS[30:32]), by_language("en-fr", PAIRS[32:35])]
-    expected = [(f">>{tag}<< {s}", t) for tag, part in (("de", PAIRS[30:32]), ("fr", PAIRS[32:35])) for s, t in part]
+    expected = tagged(">>de<<", PAIRS[30:32]) + tagged(">>fr<<", PAIRS[32:35])
     pairs = load(**options, validation_file=more, test_file=more)
     assert texts(pairs["validation"]) == texts(pairs["test"]) == expected
     assert texts(load(**options, validation_file=more[0])["validation"]) == PAIRS[30:32]
@@ -159,10 +170,9 @@ def test_a_translation_into_another_language_is_no_second_target(by_language):
     assert load(train_file=files, train_file_tags=["<de>", "<fr>"]).survey["train"]["several_targets"] == 0
 
 
-def test_files_with_other_languages_need_them_named(by_language):
-    files = [by_language("en-de", PAIRS[:20]), by_language("en-fr", PAIRS[20:30])]
-    assert "files with different languages need --train_file_langs" in error(train_file=files, **ENGLISH_GERMAN)
-    message = error(train_file=files, train_file_langs=["en-de", "en-es"])
+def test_files_with_other_languages_need_them_named(german_and_french):
+    assert "files with different languages need --train_file_langs" in error(*german_and_french, **ENGLISH_GERMAN)
+    message = error(*german_and_french, train_file_langs=["en-de", "en-es"])
     assert message.startswith("en and es of --train_file_langs must both be text columns")
 
 
@@ -200,9 +210,8 @@ def test_a_test_split_is_held_out_too(tmp_path, capsys):
     assert sum(map(len, sides.values())) == 900 and 60 < len(sides["test"]) < 120 < len(sides["validation"]) < 240
     validation = load(train_file=path, validation_file=path, test_split_percentage=10)
     assert texts(validation["test"]) == texts(pairs["test"]) and len(validation["validation"]) == 1000
-    assert "leave --test_split_percentage out" in error(
-        dataset_name="sample_dataset", test_split_percentage=10, **ENGLISH_GERMAN
-    )
+    sample = {"dataset_name": "sample_dataset", **ENGLISH_GERMAN}
+    assert "leave --test_split_percentage out" in error(test_split_percentage=10, **sample)
 
 
 @pytest.mark.parametrize("pairs", [PAIRS[:2], [*PAIRS[:3], *[("", "leer")] * 5]])
@@ -214,31 +223,23 @@ def test_at_least_one_pair_of_a_small_file_is_held_out(pairs, tmp_path):
 
 @streamed
 def test_numbers_of_samples(streaming, tmp_path):
-    path = write(tmp_path / "train.jsonl", rows())
-    files = {f"{split}_file": path for split in PARTS}
+    files = dict.fromkeys(("train_file", "validation_file", "test_file"), write(tmp_path / "train.jsonl", rows()))
     limits = {"max_train_samples": 7, "max_eval_samples": 3, "max_predict_samples": 1000}
     pairs = load(**files, **limits, streaming=streaming)
     assert texts(pairs["train"]) == PAIRS[:7]
     assert [len(pairs[split]) for split in ("validation", "test")] == [3, 40]
 
 
-def test_evaluating_on_the_training_pairs_is_warned_of(hub_like, tmp_path, capsys):
-    data = {"dataset_name": hub_like, "dataset_config_name": "en-de"}
-    load(**data, validation_split="train", test_split="train")
+def test_evaluating_on_the_training_pairs_is_warned_of(configured, tmp_path, capsys):
+    load(**configured, validation_split="train", test_split="train")
     said = capsys.readouterr().out
-    assert "warning: the validation pairs are the training pairs (train)" in said
-    assert "warning: the test pairs are the training pairs (train)" in said
+    for split in ("validation", "test"):
+        assert f"warning: the {split} pairs are the training pairs (train)" in said
     path = write(tmp_path / "train.jsonl", rows())
     other = write(tmp_path / "other.jsonl", rows())
-    load(train_file=path, validation_file=other, test_file=hub_like / ".." / "train.jsonl")
+    load(train_file=path, validation_file=other, test_file=tmp_path / ".." / tmp_path.name / "train.jsonl")
     said = capsys.readouterr().out
     assert "the test pairs are the training pairs" in said and "validation pairs" not in said
-
-
-@pytest.mark.parametrize("split", PARTS)
-def test_missing_split(split, hub_like):
-    message = error(dataset_name=hub_like, dataset_config_name="en-de", **{f"{split}_split": "tset"})
-    assert message.endswith("has no split 'tset'; its splits: train, dev, test.")
 
 
 def test_each_of_several_files_is_named(tmp_path):
@@ -264,17 +265,10 @@ def test_too_few_pairs_of_a_direction_to_hold_some_out(by_language):
 
 def test_files_with_and_without_further_references_and_of_other_types_are_mixed(tmp_path):
     """A parquet file of polars has large strings."""
-    for suffix in ("en", "ref0", "ref1"):
-        (tmp_path / f"dev.{suffix}").write_text(f"{suffix} one\n{suffix} two\n")
+    files = [write(tmp_path / f"dev.{one}", f"{one} one\n{one} two\n") for one in ("en", "ref0", "ref1")]
     large = pa.table({"en": pa.array(["three"], pa.large_string()), "de": pa.array(["drei"], pa.large_string())})
     pq.write_table(large, tmp_path / "dev.parquet")
-    train = write(tmp_path / "train.tsv", rows())
-    files = [*(str(tmp_path / f"dev.{suffix}") for suffix in ("en", "ref0", "ref1")), str(tmp_path / "dev.parquet")]
-    options = {
-        "train_file": [str(train), str(train)],
-        "validation_file": files,
-        "train_file_langs": ["en:de", "en:de"],
-    }
-    found = load_pairs(data_options(**options))["validation"]
+    train = {"train_file": [write(tmp_path / "train.tsv", rows())] * 2, "train_file_langs": ["en:de"] * 2}
+    found = load(**train, validation_file=[*files, tmp_path / "dev.parquet"])["validation"]
     assert found["target"][:] == ["ref0 one", "ref0 two", "drei"]
     assert [others or [] for others in found["references"]] == [["ref1 one"], ["ref1 two"], []]

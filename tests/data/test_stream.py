@@ -8,12 +8,13 @@ from collections import Counter
 import datasets
 import pytest
 import torch
-from helpers import data_options, text_dataset
+from helpers import text_dataset
 from test_batches import FORK, PAIRS, TOKENIZER_TEXTS, as_pairs, load, small_pools, take
 
 from vanilla_transformer.data import batches
 from vanilla_transformer.data import stream as streams
 from vanilla_transformer.data.encoding import tokenize_pairs
+from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
@@ -45,7 +46,7 @@ def write_stream(tokenizer, tmp_path):
                 rows.to_json(folder / f"{name}.jsonl")
 
         def open_stream(**options):
-            return load_pairs(data_options(dataset_name=folder, streaming=True, **options))["train"]
+            return load_pairs(DataOptions(str(folder), streaming=True, **options))["train"]
 
         return open_stream
 

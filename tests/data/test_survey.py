@@ -8,12 +8,12 @@ import unicodedata
 from pathlib import Path
 
 import datasets
+import pair_files
 import pytest
 from datasets import Dataset
-from helpers import data_options
+from pair_files import error, load, read, rows, streamed, texts
 
 from vanilla_transformer.data import survey as survey_module
-from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.survey import Texts, describe_survey, language_axis, survey, swapped_share
 from vanilla_transformer.data.texts import (
     INVISIBLE,
@@ -25,15 +25,7 @@ from vanilla_transformer.data.texts import (
     normalize,
     placeholders,
 )
-from vanilla_transformer.errors import UserError
 from vanilla_transformer.sentences_vanilla_transformer import is_invisible
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    return tmp_path / "cache"
-
 
 NOUNS = [("dog", "Hund"), ("house", "Haus"), ("friend", "Freund"), ("apple", "Apfel"), ("tree", "Baum")]
 PAIRS = [
@@ -50,6 +42,10 @@ def dataset(pairs: list[tuple]) -> Dataset:
 
 def counts(train: list[tuple], **others: list[tuple]) -> dict:
     return survey({split: [dataset(pairs)] for split, pairs in {"train": train, **others}.items()})
+
+
+def described(found: dict) -> str:
+    return " ".join(describe_survey(found).split())
 
 
 def test_what_is_odd_is_counted():
@@ -79,7 +75,7 @@ def test_sources_usually_have_as_many_sentences_and_lines_as_one_in_a_hundred(sh
     assert (lines["usual_lines"], lines["several_lines"], lines["usual_sentences"]) == (expected, long, 2)
     found = counts([("One. Two. Three.", "Eins. Zwei. Drei.")] * long + [("One.", "Eins.")] * (1000 - long))
     assert (found["train"]["usual_sentences"], found["train"]["several_sentences"]) == (expected, long)
-    assert f"with several sentences {long}" in " ".join(describe_survey(found).split())
+    assert f"with several sentences {long}" in described(found)
 
 
 def test_documents_have_more_sentences_than_are_counted():
@@ -94,25 +90,20 @@ def test_sources_without_words_are_known_if_one_in_a_hundred_has_none(share, exp
 
 
 def test_verbatim_characters_are_compared_as_they_are():
-    splits = {"train": [("a b", "\u00e9 \u00c5")] * 9, "validation": [("a\u00a0b", "e\u0301 \u212b")]}
-    files = {
-        name: [Dataset.from_dict(dict(zip(("source", "target"), zip(*pairs, strict=True), strict=True)))]
-        for name, pairs in splits.items()
-    }
-    assert survey(files, verbatim=True)["validation"]["unknown_characters"] == "e\u00a0\u0301\u212b"
+    train, validation = dataset([("a b", "\u00e9 \u00c5")] * 9), dataset([("a\u00a0b", "e\u0301 \u212b")])
+    found = survey({"train": [train], "validation": [validation]}, verbatim=True)
+    assert found["validation"]["unknown_characters"] == "e\u00a0\u0301\u212b"
 
 
 def test_forms_of_many_pairs_are_estimated_from_a_sample_and_said_to_be(monkeypatch, tmp_path):
-    pairs = [
-        ("Two. Sentences %s", "Zwei. Sätze %s") if number % 4 == 3 else ("One 7", "Eins") for number in range(999)
-    ]
+    pairs = ([("One 7", "Eins")] * 3 + [("Two. Sentences %s", "Zwei. Sätze %s")]) * 250
     exact = counts(pairs)["train"]
     assert "sampled" not in exact and "estimated" not in describe_survey({"train": exact})
     monkeypatch.setattr(survey_module, "SAMPLE", 400)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "another")
     found = counts(pairs)["train"]
-    said = " ".join(describe_survey({"train": found}).split())
-    assert 300 < found["sampled"] < 400 and f"numbers are estimated from {found['sampled']} pairs" in said
+    assert 300 < found["sampled"] < 400
+    assert f"numbers are estimated from {found['sampled']} pairs" in described({"train": found})
     estimated = {"several_sentences", "placeholders", "placeholders_kept", "numbers", "sampled"}
     assert {key for key in found if found[key] != exact.get(key)} <= estimated
     assert all(found[key] == pytest.approx(exact[key], rel=0.15) for key in estimated - {"sampled"})
@@ -124,7 +115,7 @@ def test_splits_are_compared_with_training():
     assert (found["validation"]["sources_in_train"], found["validation"]["pairs_in_train"]) == (2, 1)
     assert found["validation"]["unknown_characters"] == "?EWzÜЖ"
     assert found["test"]["sources_in_train"] == 0 and found["test"]["swapped"] == 0
-    said = " ".join(describe_survey(found).split())
+    said = described(found)
     assert "warning: 66.7% of the validation sources are training sources, too" in said and "--remove_overlap" in said
     assert "validation has characters that train lacks: ? E W z Ü Ж" in said and "test has characters" in said
     assert max(map(len, describe_survey(found).splitlines())) <= 80
@@ -136,8 +127,7 @@ def test_swapped_sides_are_found_without_knowing_the_languages(share):
     mixed = [pair[::-1] if generator.random() < share else pair for pair in PAIRS]
     expected = sum(pair not in PAIRS for pair in mixed) / len(mixed)
     assert swapped_share(mixed, language_axis(mixed)) == pytest.approx(min(expected, 1 - expected), abs=0.02)
-    said = " ".join(describe_survey(counts(mixed)).split())
-    assert ("source and target seem to be swapped in about" in said) == (share > 0)
+    assert ("source and target seem to be swapped in about" in described(counts(mixed))) == (share > 0)
 
 
 def test_every_second_pair_of_a_large_file_may_be_swapped(monkeypatch):
@@ -172,8 +162,8 @@ ONE_LANGUAGE = {
 @pytest.mark.parametrize("task", ONE_LANGUAGE)
 def test_one_language_has_no_swapped_sides(task):
     pairs = list(itertools.starmap(ONE_LANGUAGE[task], enumerate(ENGLISH)))
-    assert counts(pairs, validation=pairs[:100])["train"]["swapped"] < 0.01
-    assert "swapped" not in describe_survey(counts(pairs, validation=pairs[:100]))
+    found = counts(pairs, validation=pairs[:100])
+    assert found["train"]["swapped"] < 0.01 and "swapped" not in describe_survey(found)
 
 
 def test_a_few_pairs_of_a_catalogue_may_be_swapped():
@@ -199,7 +189,7 @@ def test_files_of_different_directions_are_looked_at_one_by_one():
 def test_a_split_that_is_swapped_as_a_whole_is_found():
     found = counts(PAIRS, validation=[pair[::-1] for pair in PAIRS[:40]], test=PAIRS[:40])
     assert (found["train"]["swapped"], found["validation"]["swapped"], found["test"]["swapped"]) == (0, 1, 0)
-    said = " ".join(describe_survey(found).split())
+    said = described(found)
     assert "swapped in about 100% of the validation pairs." in said and said.count("swapped") == 1
 
 
@@ -225,16 +215,16 @@ MARKUP = {
 }
 
 
+@pytest.mark.parametrize("text", MARKUP)
+def test_placeholders_are_found(text):
+    assert placeholders(text) == MARKUP[text]
+
+
 @pytest.mark.parametrize("part", ["0", "%", "%0", "{a", "{%", "{a, ", "$a", "%|", "<a ", "&a", "https://"])
 def test_placeholders_of_strange_texts_are_found_in_linear_time(part):
     begin = time.perf_counter()
     placeholders("%" + 50_000 * part)
     assert time.perf_counter() - begin < 2
-
-
-@pytest.mark.parametrize("text", MARKUP)
-def test_placeholders_are_found(text):
-    assert placeholders(text) == MARKUP[text]
 
 
 def test_placeholders_and_numbers_of_the_source_are_looked_for_in_the_target():
@@ -245,13 +235,12 @@ def test_placeholders_and_numbers_of_the_source_are_looked_for_in_the_target():
     assert (found["placeholders"], found["placeholders_kept"]) == (2, 1)
     found = counts([*pairs, ("Wait 5 s of 20", "5 s warten")])
     assert (found["train"]["numbers"], found["train"]["numbers_kept"]) == (2, 1)
-    said = " ".join(describe_survey(found).split())
-    assert "placeholders 2 of these, in targets 1 numbers 2 of these, in targets 1" in said
+    assert "placeholders 2 of these, in targets 1 numbers 2 of these, in targets 1" in described(found)
 
 
 def test_that_no_target_has_the_placeholders_of_its_source_is_shown():
     pairs = [(f"File %s number {number}", f"Datei Nummer {number}") for number in range(30)]
-    said = " ".join(describe_survey(counts(pairs, test=[("Go", "Geh")])).split())
+    said = described(counts(pairs, test=[("Go", "Geh")]))
     assert "placeholders 30 0 of these, in targets 0 0 numbers 30 0 of these, in targets 30 0" in said
 
 
@@ -296,17 +285,8 @@ def test_texts_of_several_files_have_the_places_of_their_rows():
 # ------------------------------------------------------------------------------------------------------ in training
 
 
-def write(path: Path, pairs: list[tuple]) -> str:
-    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    return str(path)
-
-
-def load(**options):
-    return load_pairs(data_options(**options))
-
-
-def texts(pairs) -> list[tuple]:
-    return [(pair["source"], pair["target"]) for pair in pairs]
+def write(path: Path, pairs: list[tuple]) -> Path:
+    return pair_files.write(path, rows(pairs=pairs))
 
 
 def test_repeated_pairs_are_left_out_of_all_files(tmp_path, capsys):
@@ -315,16 +295,16 @@ def test_repeated_pairs_are_left_out_of_all_files(tmp_path, capsys):
     two = write(tmp_path / "two.txt", [capitals, *PAIRS[10:12], ("", "leer")])
     validation = write(tmp_path / "validation.txt", PAIRS[:2])
     files = {"train_file": [one, two], "validation_file": validation}
-    assert texts(load(**files, deduplicate=True)["train"]) == PAIRS[:12]
+    assert read(**files, deduplicate=True) == PAIRS[:12]
     said = capsys.readouterr().out
     assert "--deduplicate leaves out 6 training pairs that repeat an earlier one." in said
-    assert texts(load(**files, remove_overlap=True)["train"]) == [*PAIRS[2:10], *PAIRS[2:5], capitals, *PAIRS[10:12]]
+    assert read(**files, remove_overlap=True) == [*PAIRS[2:10], *PAIRS[2:5], capitals, *PAIRS[10:12]]
     assert "--remove_overlap leaves out 4 training pairs whose source is in the validation" in capsys.readouterr().out
-    weighted = load(**files, deduplicate=True, remove_overlap=True, train_file_weights=[1, 2])
-    assert texts(weighted["train"]) == [*PAIRS[2:10], PAIRS[10], PAIRS[10], PAIRS[11], PAIRS[11]]
+    weighted = read(**files, deduplicate=True, remove_overlap=True, train_file_weights=[1, 2])
+    assert weighted == [*PAIRS[2:10], PAIRS[10], PAIRS[10], PAIRS[11], PAIRS[11]]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@streamed
 def test_every_load_says_what_is_odd(streaming, tmp_path, capsys):
     train = write(tmp_path / "train.txt", PAIRS[:100] + PAIRS[:60])
     splits = load(train_file=train, validation_file=write(tmp_path / "dev.txt", PAIRS[:4]), streaming=streaming)
@@ -334,7 +314,7 @@ def test_every_load_says_what_is_odd(streaming, tmp_path, capsys):
     assert splits.origins == {"train": "train.txt", "validation": "dev.txt"}
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@streamed
 def test_the_pairs_that_are_used_are_those_of_the_survey(streaming, tmp_path):
     files = [write(tmp_path / f"{number}.txt", PAIRS[number * 10 : number * 10 + 10]) for number in range(3)]
     limits = {"max_train_samples": 5, "max_eval_samples": 3, "max_predict_samples": 2, "streaming": streaming}
@@ -350,29 +330,25 @@ def test_the_pairs_that_are_used_are_those_of_the_survey(streaming, tmp_path):
 @pytest.mark.parametrize("option", ["deduplicate", "remove_overlap"])
 def test_nothing_is_left_out_of_a_stream(option, tmp_path):
     train = write(tmp_path / "train.txt", PAIRS)
-    with pytest.raises(UserError, match="leave out --streaming"):
-        load(train_file=train, validation_file=train, streaming=True, **{option: True})
+    assert "leave out --streaming" in error(train, streaming=True, **{option: True})
 
 
 def test_where_held_out_pairs_are_from_is_told_without_the_path(tmp_path):
     train = write(tmp_path / "train.txt", PAIRS)
-    many = [str(tmp_path / f"{number}.tsv") for number in range(10)]
-    for number, file in enumerate(many):
-        Path(file).write_text("source\ttarget\n" + "".join(f"s{number}{row}\tt\n" for row in range(1 + 40 * number)))
+    many = [
+        write(tmp_path / f"{number}.tsv", [(f"s{number}{row}", "t") for row in range(1 + 40 * number)])
+        for number in range(10)
+    ]
     found = load(train_file=many)
     assert 70 < len(found["validation"]) < 110 and len({row["source"][:2] for row in found["validation"]}) > 5
     assert found.origins["train"] == ", ".join(f"{number}.tsv" for number in range(8)) + " and 2 more"
     assert found.origins["validation"] == f"held out of {found.origins['train']}"
     marked = load(train_file=many[:0:-1], train_file_weights=[2.0] + [1.0] * 8)
     assert {row["source"][:2] for row in marked["validation"]} == {"s9"}
-    total = sum(1 + 40 * number for number in range(1, 10))
-    assert len(marked["train"]) + len(marked["validation"]) == total + 361 - len(
-        marked["validation"]
-    )  # s9 is read twice
+    total = sum(1 + 40 * number for number in [*range(1, 10), 9])  # the last is read twice
+    assert len(marked["train"]) + 2 * len(marked["validation"]) == total
     assert marked.origins["validation"] == "held out of 9.tsv"
     assert load(train_file=train).origins == {"train": "train.txt", "validation": "held out of train.txt"}
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    write(folder / "train.tsv", [("en", "de"), *PAIRS])
+    folder = write(tmp_path / "corpus" / "train.tsv", PAIRS).parent
     expected = {"train": "train of corpus", "validation": "held out of train of corpus"}
-    assert load(dataset_name=str(folder)).origins == expected
+    assert load(dataset_name=folder).origins == expected
