@@ -1,15 +1,18 @@
 """Of all tests of data."""
 
+from pathlib import Path
+
 import datasets
 import pytest
 from pair_files import PAIRS, rows, write, write_card
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """`datasets` caches in a folder of the test and uses no network."""
+def cache(tmp_path, monkeypatch) -> Path:
+    """The empty folder that is the cache of `datasets`, which uses no network."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    return tmp_path / "cache"
 
 
 @pytest.fixture

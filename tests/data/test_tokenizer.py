@@ -11,10 +11,10 @@ from copy import deepcopy
 from pathlib import Path
 from unittest.mock import Mock
 
-import datasets
 import pytest
 from datasets.fingerprint import Hasher
 from helpers import text_dataset
+from pair_files import load, rows, streamed, write, write_card
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoTokenizer,
@@ -29,7 +29,6 @@ from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data import tokenizer as tokenizer_code
 from vanilla_transformer.data.encoding import sample_texts
 from vanilla_transformer.data.options import DataOptions
-from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.texts import is_filled, normalize
 from vanilla_transformer.data.tokenizer import (
     SPECIAL_TOKENS,
@@ -124,24 +123,12 @@ def test_each_character_may_be_a_token(verbatim, tmp_path):
         assert len(ids) == tokens + 1, text  # with the space before the text, and the end
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert tokenizer.init_kwargs["letters"]
-    pairs = datasets.Dataset.from_dict({"source": ["a"], "target": ["b"]})
-    with pytest.raises(UserError, match="--letters trains a tokenizer, but --tokenizer_name .* brings one"):
-        train_tokenizer(["a"], 300).save_pretrained(tmp_path / "other")
-        make_tokenizer(("--tokenizer_name", str(tmp_path / "other")), pairs, letters=True)
 
 
 def test_a_verbatim_tokenizer_returns_random_texts():
     tokenizer, generator = train_tokenizer(corpus(), 300, verbatim=True), random.Random(0)
-    atoms = [
-        *"\n\t \u00a0\u3000\u2126\ufdd0>a\u00ad\u200b\x00",
-        "\r\n",
-        "</s>",
-        "<pad>",
-        "</s",
-        "\ufdd0>",
-        "e\u0301",
-        "\u1112\u1161",
-    ]
+    atoms = [*"\n\t \u00a0\u3000\u2126\ufdd0>a\u00ad\u200b\x00"]
+    atoms += ["\r\n", "</s>", "<pad>", "</s", "\ufdd0>", "e\u0301", "\u1112\u1161"]
     texts = ["x" + "".join(generator.choices(atoms, k=generator.randint(0, 9))) for _ in range(2000)]
     assert tokenizer.batch_decode(tokenizer(texts).input_ids, skip_special_tokens=True) == texts
 
@@ -158,10 +145,10 @@ LOST = {
 
 @pytest.mark.parametrize("kind, text", LOST.items(), ids=LOST)
 def test_what_a_tokenizer_does_not_keep_is_described_by_kind(kind, text):
-    others = ["A man rides a bike."]
-    said = describe_losses(train_tokenizer(corpus(), 300), [text, *3 * others], "target")
+    others, tokenizer = ["A man rides a bike."], train_tokenizer(corpus(), 300)
+    said = describe_losses(tokenizer, [text, *3 * others], "target")
     assert said == f"the tokenizer does not keep, in target texts: {kind} (25%); --verbatim trains one that does."
-    assert describe_losses(train_tokenizer(corpus(), 300), [text, *200 * others], "target") is None  # negligible
+    assert describe_losses(tokenizer, [text, *200 * others], "target") is None  # negligible
     assert describe_losses(train_tokenizer(corpus(), 300, verbatim=True), [text], "target") is None
 
 
@@ -361,16 +348,14 @@ LOSSES = {  # of "a dog" and another text, without spaces
 @pytest.mark.parametrize("text", LOSSES)
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_texts_that_a_tokenizer_changes_are_described(side, text, tmp_path):
-    warning = (
-        f"warning: the tokenizer changes 1 of 2 {side} texts {LOSSES[text].replace('...', repr(text))}, case aside."
-    )
-    assert check_coverage(wordpiece(tmp_path), ["a dog", text], side, "") == warning
+    found = check_coverage(wordpiece(tmp_path), ["a dog", text], side, "")
+    lost = LOSSES[text].replace("...", repr(text))
+    assert found == f"warning: the tokenizer changes 1 of 2 {side} texts {lost}, case aside."
 
 
 def test_monstrous_texts_are_not_tried(tmp_path):
-    monster = 1_000_000 * "犬"
-    assert check_coverage(wordpiece(tmp_path), ["a dog", monster], "source", "") is None
-    assert check_coverage(wordpiece(tmp_path), [monster], "source", "") is None
+    for others in (["a dog"], []):
+        assert check_coverage(wordpiece(tmp_path), [*others, 1_000_000 * "犬"], "source", "") is None
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -480,7 +465,7 @@ def ascii_only(text_tokenizer, tmp_path) -> str:
     return str(tmp_path)
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
+@streamed
 @pytest.mark.parametrize("option", ["--tokenizer_name", "--model_name_or_path", "--teacher"])
 def test_existing_tokenizer_is_tried_on_the_training_texts(option, streaming, ascii_only, capsys):
     pairs = text_dataset(PAIRS).to_iterable_dataset() if streaming else text_dataset(PAIRS)
@@ -500,21 +485,14 @@ def test_what_a_tokenizer_loses_of_the_tags_does_not_count(ascii_only, capsys):
 
 
 @pytest.mark.parametrize(
-    "before, keeps_more, found, expected",
-    [
-        (None, False, 2, 2),
-        (3, False, 2, 2),
-        (3, True, 2, 3),
-        (1, True, 2, 2),
-        (None, True, 2, 2),
-        (1000, True, 2, 1000),
-    ],
+    "before, keeps_more, expected",
+    [(None, False, 2), (3, False, 2), (3, True, 3), (1, True, 2), (None, True, 2), (1000, True, 1000)],
 )
 @pytest.mark.parametrize("unit", ["sentences", "lines"])
 def test_the_tokenizer_notes_how_many_sentences_and_lines_sources_have(
-    text_tokenizer, unit, before, keeps_more, found, expected
+    text_tokenizer, unit, before, keeps_more, expected
 ):
-    survey = {"usual_sentences": 1, "usual_lines": 1, "wordless_sources": False, f"usual_{unit}": found}
+    survey = {"usual_sentences": 1, "usual_lines": 1, "wordless_sources": False, f"usual_{unit}": 2}
     tokenizer = deepcopy(text_tokenizer)
     if before:
         tokenizer.init_kwargs[f"max_source_{unit}"] = before
@@ -536,20 +514,23 @@ def test_the_tokenizer_notes_tags_and_whether_sources_have_words(text_tokenizer,
     assert noted["wordless_sources"] is keeps_more
 
 
-def test_a_verbatim_tokenizer_is_trained_and_never_an_existing_one(tmp_path, capsys):
-    pairs = datasets.Dataset.from_list([{"source": "f", "target": "def f(x):\n    return x"}] * 9)
-    make_tokenizer(None, pairs, 300).save_pretrained(tmp_path / "other")
+def test_a_verbatim_tokenizer_is_trained_and_found_again(tmp_path, capsys):
+    pairs = text_dataset([("f", "def f(x):\n    return x")] * 9)
+    make_tokenizer(None, pairs, 300)
     said = " ".join(capsys.readouterr().out.split())
     assert "does not keep, in target texts: line breaks (100%), double, leading or trailing spaces (100%)" in said
-    assert "--verbatim trains one that does" in said
     verbatim = make_tokenizer(None, pairs, 300, verbatim=True)
     assert "keep" not in capsys.readouterr().out
     verbatim.save_pretrained(tmp_path / "verbatim")
     again = make_tokenizer(("--resume_from_checkpoint", str(tmp_path / "verbatim")), pairs, verbatim=True)
     assert again.decode(again(pairs[0]["target"]).input_ids, skip_special_tokens=True) == pairs[0]["target"]
     assert again.init_kwargs["verbatim"]
-    with pytest.raises(UserError, match="--verbatim trains a tokenizer, but --tokenizer_name .*other brings one"):
-        make_tokenizer(("--tokenizer_name", str(tmp_path / "other")), pairs, verbatim=True)
+
+
+@pytest.mark.parametrize("kind", ["verbatim", "letters"])
+def test_an_existing_tokenizer_is_of_no_other_kind(kind, folder):
+    with pytest.raises(UserError, match=f"--{kind} trains a tokenizer, but --tokenizer_name {folder} brings one"):
+        make_tokenizer(("--tokenizer_name", folder), text_dataset(PAIRS), **{kind: True})
 
 
 def test_the_first_of_checkpoint_model_tokenizer_and_teacher_has_the_tokenizer(tmp_path):
@@ -560,8 +541,8 @@ def test_the_first_of_checkpoint_model_tokenizer_and_teacher_has_the_tokenizer(t
     assert existing_tokenizer(None, None, None, None) is None
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["map-style", "streamed"])
-def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, cache, monkeypatch):
+@streamed
+def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, monkeypatch):
     """The texts are counted for the progress bar, but for those of a stream."""
     found, pairs = [], text_dataset([("a", "b"), ("c", "d")])
     given = Mock(side_effect=lambda texts, *given: found.append((sorted(texts), *given)) or text_tokenizer)
@@ -573,27 +554,17 @@ def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, cac
     assert found == [(texts, 300, None if streaming else 4, *kinds), (texts, default, 4, *kinds)]
 
 
-def test_directories_with_a_card_and_the_same_name_have_their_own_tokenizers(cache, tmp_path):
+def test_directories_with_a_card_and_the_same_name_have_their_own_tokenizers(tmp_path):
     """Of such datasets, the fingerprint of `datasets` is the same."""
     found, fingerprints = [], set()
     for word in ("apple", "Zebra"):
         folder = tmp_path / word / "corpus"
-        for split in ("train", "validation"):
-            (folder / f"{split}.jsonl").parent.mkdir(parents=True, exist_ok=True)
-            (folder / f"{split}.jsonl").write_text(json.dumps({"en": f"{word} {word}", "de": word}) * 9)
-        card = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: train.jsonl\n"
-        (folder / "README.md").write_text(f"---\n{card}  - split: validation\n    path: validation.jsonl\n---\n")
-        pairs = load_pairs(DataOptions(str(folder)))["train"]
+        write(folder / "pairs.jsonl", rows(pairs=[(f"{word} {word}", word)] * 9))
+        write_card(folder, {"default": {"train": "pairs.jsonl", "validation": "pairs.jsonl"}})
+        pairs = load(dataset_name=folder)["train"]
         fingerprints.add(pairs._fingerprint)
         found.append(make_tokenizer(None, pairs, 300).tokenize(word))
     assert len(fingerprints) == 1 and found == [["\u0120apple"], ["\u0120Zebra"]]
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache of datasets."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    return tmp_path / "cache"
 
 
 def contents(tokenizer, folder: Path) -> dict[str, bytes]:
@@ -641,14 +612,10 @@ def test_tags_are_tokens_of_their_own(folder, text_tokenizer):
 
 def test_an_existing_tokenizer_keeps_its_size(folder, text_tokenizer, tmp_path, capsys):
     pairs, size = text_dataset([("A dog sleeps.", "No!")]), len(text_tokenizer)
-    for option, vocab_size, is_said in [
-        ("--model_name_or_path", size + 1, True),
-        ("--model_name_or_path", size, False),
-        ("--model_name_or_path", None, False),
-        ("--tokenizer_name", size + 1, False),
-    ]:
+    for option, vocab_size in itertools.product(("--model_name_or_path", "--tokenizer_name"), (size + 1, size, None)):
         assert len(make_tokenizer((option, folder), pairs, vocab_size)) == size
-        assert ("--vocab_size" in capsys.readouterr().out) == is_said
+        is_said = "--vocab_size" in capsys.readouterr().out
+        assert is_said == ((option, vocab_size) == ("--model_name_or_path", size + 1))
     with pytest.raises(UserError, match=f"^{tmp_path} cannot be read: no tokenizer; delete this checkpoint"):
         make_tokenizer(("--resume_from_checkpoint", str(tmp_path)), pairs)
     assert len(make_tokenizer(("--resume_from_checkpoint", folder), text_dataset(PAIRS))) == size
