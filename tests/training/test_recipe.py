@@ -91,6 +91,9 @@ def test_the_only_target_language_of_all_files_is_that_of_the_scores(given, targ
     assert given["target_lang"] == target
 
 
+LANGUAGES = "train_file: [a.tsv]\nsource_lang: en\ntarget_lang: de\n"
+
+
 def test_command_line_overrides_the_recipe(recipe):
     argv = recipe("dataset_name: x\nd_model: 64\nnorm_first: true\nstreaming: true\nmax_steps: 5\nseed: 1\n")
     given = "--d_model 32 --norm_first false --streaming=False --dataset_name y"
@@ -102,37 +105,38 @@ def test_command_line_overrides_the_recipe(recipe):
 
 def test_columns_on_the_command_line_override_the_languages_of_a_recipe(recipe):
     """They are of other data: the card and the tokenizer of BLEU would be wrong."""
-    languages = recipe("train_file: [a.tsv]\nsource_lang: en\ntarget_lang: de\n")
     columns = ["--source_column=english", "--target_column=zh"]
-    data = parse_arguments([*languages, "--train_file", "b.tsv", *columns])[0]
+    data = parse_arguments([*recipe(LANGUAGES), "--train_file", "b.tsv", *columns])[0]
     assert (data.source_lang, data.target_lang, data.target_language) == (None, None, "zh")
-    both = parse_arguments([*languages, "--target_lang=ja", *columns])[0]
+    both = parse_arguments([*recipe(LANGUAGES), "--target_lang=ja", *columns])[0]
     assert (both.source_lang, both.target_language) == (None, "ja")
+
+
+def languages(argv: list[str]) -> tuple[str | None, str | None]:
+    data = parse_arguments(argv)[0]
+    return data.source_lang, data.target_lang
 
 
 @pytest.mark.parametrize("files", ["b.txt", "c.PO d.txt.gz", "b.es b.gn"])
 @pytest.mark.parametrize("more, is_kept", [("", False), ("e.tsv", True)])
 def test_files_without_names_of_columns_override_the_languages_of_a_recipe(files, more, is_kept, recipe):
-    languages = recipe("train_file: [a.tsv]\nsource_lang: en\ntarget_lang: de\n")
-    data = parse_arguments([*languages, "--train_file", *files.split(), *more.split()])[0]
-    assert (data.source_lang, data.target_lang) == (("en", "de") if is_kept else (None, None))
-    named = parse_arguments([*languages, "--train_file", *files.split(), "--source_lang=es", "--target_lang=gn"])[0]
-    assert (named.source_lang, named.target_lang) == ("es", "gn")
-    back = parse_arguments([*languages, "--train_file", "b.de", "b.en"])[0]
-    tested = parse_arguments([*languages, "--train_file", *files.split(), "--test_file", "b.tsv"])[0]
-    assert back.source_lang == tested.source_lang == "en"  # which they may have
-    assert parse_arguments(recipe("train_file: [a.txt]\nsource_lang: en\ntarget_lang: de\n"))[0].source_lang == "en"
+    argv = [*recipe(LANGUAGES), "--train_file", *files.split()]
+    assert languages([*argv, *more.split()]) == (("en", "de") if is_kept else (None, None))
+    assert languages([*argv, "--source_lang=es", "--target_lang=gn"]) == ("es", "gn")
+    # Those may have them.
+    assert languages([*argv, "--test_file", "b.tsv"]) == ("en", "de")
+    assert languages([*recipe(LANGUAGES), "--train_file", "b.de", "b.en"]) == ("en", "de")
+    assert languages(recipe(LANGUAGES.replace("a.tsv", "a.txt"))) == ("en", "de")
 
 
 @pytest.mark.parametrize(
     "row, is_kept", [("en\tde", True), ("DE\tx\tEN", True), ("en\tfr", False), ("go\tgeh", False)]
 )
 def test_tables_without_the_languages_of_a_recipe_override_them(row, is_kept, recipe, tmp_path):
-    languages = recipe("train_file: [a.tsv]\nsource_lang: en\ntarget_lang: de\n")
-    for name in ("b.tsv", "b.csv"):
-        (tmp_path / name).write_text(f"{row}\n".replace("\t", "," if name == "b.csv" else "\t"))
-        data = parse_arguments([*languages, "--train_file", str(tmp_path / name)])[0]
-        assert (data.source_lang, data.target_lang) == (("en", "de") if is_kept else (None, None))
+    for name, separator in [("b.tsv", "\t"), ("b.csv", ",")]:
+        (tmp_path / name).write_text(row.replace("\t", separator) + "\n")
+        found = languages([*recipe(LANGUAGES), "--train_file", str(tmp_path / name)])
+        assert found == (("en", "de") if is_kept else (None, None))
 
 
 def test_command_line_overrides_conflicting_recipe_keys(recipe):
@@ -382,9 +386,8 @@ def test_written_recipe_reads_back(recipe):
     again = recipe(recipe_to_yaml(written))
     assert resolved(again) == written
     before, after = parse(argv), parse(again)
-    assert {name: after[name] for name in before.keys() - MODEL_OPTIONS} == {
-        name: value for name, value in before.items() if name not in MODEL_OPTIONS
-    }
+    others = before.keys() - MODEL_OPTIONS
+    assert {name: after[name] for name in others} == {name: before[name] for name in others}
     # Every model field is written, also where it was left to its default.
     assert all(after[name] is not None for name in MODEL_OPTIONS)
 
@@ -401,19 +404,27 @@ def test_a_path_in_a_written_recipe_is_no_hub_id_elsewhere(given, recipe, tmp_pa
     assert resolved(again) == written and Path(parse(again)["dataset_name"]).is_dir()
     monkeypatch.chdir("/")
     public = public_recipe(written)
-    assert {key: public[key] for key in PATHS_OR_IDS if public[key]} == {
-        "dataset_name": "pairs",
-        "teacher": ["pairs", "me/model"],
-        given[0][2:]: "pairs",
-    }
+    expected = {"dataset_name": "pairs", "teacher": ["pairs", "me/model"], given[0][2:]: "pairs"}
+    assert {key: public[key] for key in PATHS_OR_IDS if public[key]} == expected
 
 
-def test_written_recipe_starts_a_new_run(recipe):
-    """What a resumed run writes trains the same model from the start: nothing to resume from, no other recipe."""
-    written = resolved(["--resume_from_checkpoint", "--dry_run", "--d_model=64"])
+LEFT_OUT = {  # options and what they are in the run of the recipe that is written
+    "what was resumed": ("--resume_from_checkpoint --dry_run", {"resume_from_checkpoint": None, "dry_run": None}),
+    "what was published": (
+        "--push_to_hub --hub_model_id=me/toy --hub_private_repo --native",
+        dict.fromkeys(("push_to_hub", "hub_model_id", "hub_private_repo", "native")),
+    ),
+}
+
+
+@pytest.mark.parametrize("given, expected", LEFT_OUT.values(), ids=LEFT_OUT)
+def test_written_recipe_starts_a_new_run_without(given, expected, recipe):
+    """It trains the same model from the start."""
+    written = resolved(["--d_model=64", "--num_examples=0", *given.split()])
+    assert not expected.keys() & written.keys()
     again = parse(recipe(recipe_to_yaml(written)))
-    assert again["resume_from_checkpoint"] is None and not again["dry_run"]
-    assert again["d_model"] == 64 and again["dataset_name"] == "sample_dataset"
+    assert {name: again[name] or None for name in expected} == expected
+    assert (again["d_model"], again["num_examples"], again["dataset_name"]) == (64, 0, "sample_dataset")
 
 
 def test_a_recipe_may_publish_and_the_command_line_wins(recipe):
@@ -429,14 +440,6 @@ def test_a_list_of_a_recipe_holds_no_options(recipe):
     argv = recipe("train_file: [pairs.jsonl, --push_to_hub, --hub_model_id=me/public]")
     value = f"'train_file' in {argv[1]} has the value --push_to_hub"
     assert refusal(argv) == f"{value}; in a list, no value may begin with a -."
-
-
-def test_written_recipe_repeats_a_run_without_its_push(recipe):
-    publishing = "--push_to_hub --hub_model_id=me/toy --hub_private_repo --native"
-    written = resolved(["--dataset_name=x", "--num_examples=0", *publishing.split()])
-    assert not {"push_to_hub", "hub_model_id", "hub_private_repo", "native"} & written.keys()
-    again = parse(recipe(recipe_to_yaml(written)))
-    assert not again["push_to_hub"] and again["num_examples"] == 0
 
 
 def test_every_model_field_is_an_option():
@@ -460,20 +463,23 @@ def test_every_option_has_help(capsys):
     assert all(f"--{name}" in shown for name in parse([]))
 
 
-def test_metrics_that_are_given_twice_are_added_and_replace_those_of_a_recipe(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("train_file: a.jsonl\nmetrics: [rouge]\nreference_columns: [one]\n")
-    again = ["--reference_columns", "two", "--reference_columns", "three", "--metrics", "cer", "--metrics", "wer"]
-    data, _, training = parse_arguments(["--config", str(recipe), *again])
-    assert (data.reference_columns, training.metrics) == (["two", "three"], ["cer", "wer"])
-    data, _, training = parse_arguments(["--config", str(recipe), "--metrics", "rouge"])
-    assert (data.reference_columns, training.metrics) == (["one"], ["rouge"])
-    recipe.write_text("train_file: a.jsonl\nmetrics: [ter.py]\nmetric_kwargs: [ter.x=1]\n")
-    _, _, training = parse_arguments(["--config", str(recipe), "--metrics", "wer.py"])
-    assert (training.metrics, training.metric_kwargs) == (["wer.py"], None)
-    recipe.write_text("train_file: a.jsonl\nmetrics: ter.py\nmetric_kwargs: ter.x=1\n")
-    _, _, training = parse_arguments(["--config", str(recipe), "--metrics", "ter.py"])
-    assert (training.metrics, training.metric_kwargs) == (["ter.py"], ["ter.x=1"])
+def test_metrics_that_are_given_twice_are_added_and_replace_those_of_a_recipe(recipe):
+    argv = recipe("train_file: a.jsonl\nmetrics: [rouge]\nreference_columns: [one]\n")
+    more = "--reference_columns two --reference_columns three --metrics cer --metrics wer"
+    for given, columns, metrics in [(more, ["two", "three"], ["cer", "wer"]), ("--metrics rouge", ["one"], ["rouge"])]:
+        args = parse([*argv, *given.split()])
+        assert (args["reference_columns"], args["metrics"]) == (columns, metrics)
+    args = parse([*recipe("train_file: a.jsonl\nmetrics: [ter.py]\nmetric_kwargs: [ter.x=1]"), "--metrics", "wer.py"])
+    assert (args["metrics"], args["metric_kwargs"]) == (["wer.py"], None)
+    args = parse([*recipe("train_file: a.jsonl\nmetrics: ter.py\nmetric_kwargs: ter.x=1"), "--metrics", "ter.py"])
+    assert (args["metrics"], args["metric_kwargs"]) == (["ter.py"], ["ter.x=1"])
+
+
+def test_a_recipe_alone_runs_no_code_of_metrics(recipe):
+    argv = recipe("train_file: [a.tsv]\nmetrics: [rouge, ./mine.py]\nmetric_kwargs: [rouge.use_stemmer=true]\n")
+    assert "metrics rouge, ./mine.py, whose code would run; give --metrics rouge ./mine.py" in refusal(argv)
+    args = parse([*argv, "--metrics", "rouge", "./mine.py"])
+    assert args["metrics"] == ["rouge", "./mine.py"] and args["metric_kwargs"] == ["rouge.use_stemmer=true"]
 
 
 # --------------------------------------------------------------------------------------------------------- the recipes
@@ -502,14 +508,3 @@ def test_paper_recipes_build_the_paper_models(size, parameters):
     assert (args["adam_beta1"], args["adam_beta2"], args["adam_epsilon"]) == (0.9, 0.98, 1e-9)
     assert config.dropout == {"base": 0.1, "big": 0.3}[size]
     assert args["max_steps"] == {"base": 100_000, "big": 300_000}[size]
-
-
-def test_a_recipe_alone_runs_no_code_of_metrics(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("train_file: [a.tsv]\nmetrics: [rouge, ./mine.py]\nmetric_kwargs: [rouge.use_stemmer=true]\n")
-    with pytest.raises(
-        UserError, match="metrics rouge, ./mine.py, whose code would run; give --metrics rouge ./mine.py"
-    ):
-        parse_arguments(["--config", str(recipe)])
-    *_, training = parse_arguments(["--config", str(recipe), "--metrics", "rouge", "./mine.py"])
-    assert training.metrics == ["rouge", "./mine.py"] and training.metric_kwargs == ["rouge.use_stemmer=true"]
