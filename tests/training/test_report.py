@@ -70,84 +70,67 @@ def test_only_one_process_shows_progress(monkeypatch):
     assert sys.stderr.getvalue() == ""
 
 
+CHANGED = "the learning rate goes from {} to 2.00e-03, as the schedule changed"
+
+
 @pytest.mark.parametrize(
     "before, said",
     [
-        (2.01e-3, ""),
-        (
-            1e-4,
-            "warning: the learning rate goes from 1.00e-04 to 2.00e-03, as the schedule changed; --learning_rate, ",
-        ),
-        (1e-2, "the learning rate goes from 1.00e-02 to 2.00e-03, as the schedule changed"),
+        (2.01e-3, "$"),
+        (1e-4, f"warning: {CHANGED.format('1.00e-04')}; --learning_rate, "),
+        (1e-2, CHANGED.format("1.00e-02")),
     ],
 )
-def test_another_learning_rate_of_a_resumed_run_is_said(before, said, accelerator, capsys):
+def test_another_learning_rate_of_a_resumed_run_is_said(before, said, capsys):
     history = [{"step": 3, "learning_rate": 0.7}, {"step": 6, "learning_rate": before}, {"step": 6, "eval_loss": 1.0}]
     compare_rates(TrainerState(step=6, history=history), lambda step: 2e-3 if step == 6 else 0.0)
-    printed = capsys.readouterr().out
-    assert printed.startswith(said) if said else printed == ""
+    assert re.match(said, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
     "argv, said",
     [
-        (
-            ["--save_steps=3"],
-            "warning: --average_checkpoints 5 will average 4, all there are; save more often, with --save_steps.",
-        ),
-        (
-            ["--eval_steps=4"],
-            "warning: --average_checkpoints 5 will average 3, all there are; save more often, with --save_steps.",
-        ),
-        (["--eval_steps=4", "--save_steps=2"], ""),
-        (
-            ["--eval_steps=4", "--save_steps=2", "--average_checkpoints_by=score"],
-            "warning: --average_checkpoints 5 will average 3, all there are; save more often, with --eval_steps.",
-        ),
-        ([], ""),
-        (["--average_checkpoints=0", "--save_steps=3"], ""),
+        ("--save_steps=3", (4, "--save_steps")),
+        ("--eval_steps=4", (3, "--save_steps")),
+        ("--eval_steps=4 --save_steps=2", None),
+        ("--eval_steps=4 --save_steps=2 --average_checkpoints_by=score", (3, "--eval_steps")),
+        ("", None),
+        ("--average_checkpoints=0 --save_steps=3", None),
     ],
 )
-def test_too_few_checkpoints_for_the_average_are_said_before_the_run(argv, said, accelerator, capsys):
-    check_average(Triggers(training_options("--average_checkpoints=5", *argv), 10))
-    assert capsys.readouterr().out.rstrip("\n") == said
+def test_too_few_checkpoints_for_the_average_are_said_before_the_run(argv, said, capsys):
+    check_average(Triggers(training_options("--average_checkpoints=5", *argv.split()), 10))
+    expected = "warning: --average_checkpoints 5 will average {}, all there are; save more often, with {}.\n"
+    assert capsys.readouterr().out == (expected.format(*said) if said else "")
 
 
-BETTER = r"checkpoint-4 was better than the final weights by --metric_for_best_model {} \(bleu 9, not 8, "
+BETTER = [(9.0, 1.0, 2.0), (8.0, 3.0, 2.5)]  # the first by BLEU and loss
 
 
 @pytest.mark.parametrize(
-    "argv, said",
+    "argv, scores, metric",
     [
-        ([], BETTER.format("bleu")),
-        (["--metric_for_best_model=chrf"], ""),
-        (["--metric_for_best_model=loss"], BETTER.format("loss")),
-        (["--average_checkpoints=2"], BETTER.format("bleu")),
-        (["--early_stopping_patience=3"], ""),
-        (["--average_checkpoints=2", "--average_checkpoints_by=score"], ""),
+        ("", BETTER, "bleu"),
+        ("", [(9.0, 3.0, 2.0), (9.0, 3.0, 2.5)], None),  # only as good, although the lower loss ranks first
+        ("--metric_for_best_model=chrf", BETTER, None),
+        ("--metric_for_best_model=loss", BETTER, "loss"),
+        ("--average_checkpoints=2", BETTER, "bleu"),
+        ("--early_stopping_patience=3", BETTER, None),
+        ("--average_checkpoints=2 --average_checkpoints_by=score", BETTER, None),
     ],
 )
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_a_checkpoint_better_than_the_final_weights_is_named(argv, said, is_kept, tmp_path, capsys):
+def test_a_checkpoint_better_than_the_final_weights_is_named(argv, scores, metric, is_kept, tmp_path, capsys):
     if is_kept:
         (tmp_path / "checkpoint-4").mkdir()
-    options = training_options("--eval_steps=4", f"--output_dir={tmp_path}", *argv)
     state = TrainerState()
-    for state.step, (bleu, chrf, loss) in {4: (9.0, 1.0, 2.0), 8: (8.0, 3.0, 2.5)}.items():
+    for state.step, (bleu, chrf, loss) in zip((4, 8), scores, strict=True):
         state.log_scores({"eval_bleu": bleu, "eval_chrf": chrf, "eval_loss": loss})
-    name_better_checkpoint(state, options)
+    name_better_checkpoint(state, training_options("--eval_steps=4", f"--output_dir={tmp_path}", *argv.split()))
     printed = capsys.readouterr().out
-    assert re.match(said, printed) if said else printed == ""
-    assert (f"{tmp_path}/checkpoint-4" in printed) == (is_kept and bool(said))
-
-
-def test_a_checkpoint_that_is_only_as_good_is_not_named(tmp_path, capsys):
-    """Of equal scores, the lower loss ranks first."""
-    state = TrainerState()
-    for state.step, loss in {4: 2.0, 8: 2.5}.items():
-        state.log_scores({"eval_bleu": 9.0, "eval_chrf": 3.0, "eval_loss": loss})
-    name_better_checkpoint(state, training_options(f"--output_dir={tmp_path}"))
-    assert capsys.readouterr().out == ""
+    said = f"checkpoint-4 was better than the final weights by --metric_for_best_model {metric} (bleu 9, not 8, "
+    assert printed.startswith(said) if metric else printed == ""
+    assert (f"{tmp_path}/checkpoint-4" in printed) == (is_kept and metric is not None)
 
 
 HISTORY = [{"step": step, "loss": 1 + 9 / step, "learning_rate": 1e-3 * step} for step in (1, 2, 4, 8)]
