@@ -38,16 +38,13 @@ def test_nothing_is_overwritten(found, name, message, tmp_path):
         find_checkpoint(tmp_path, name if name in (None, "newest") else f"{tmp_path}/{name}")
 
 
-def test_an_empty_directory_is_used(tmp_path):
+def test_a_run_starts_in_an_empty_directory_and_nothing_else(tmp_path):
     assert find_checkpoint(tmp_path, None) is None
-
-
-@pytest.mark.parametrize("place", ["file", "file/model"])
-def test_output_dir_that_cannot_be_one_is_refused_at_once(place, tmp_path):
     (tmp_path / "file").touch()
-    message = f"^--output_dir {tmp_path}/{place} cannot be used: {tmp_path}/file is not a dir"
-    with pytest.raises(UserError, match=message):
-        find_checkpoint(tmp_path / place, "newest")
+    for place in ("file", "file/model"):
+        message = f"^--output_dir {tmp_path}/{place} cannot be used: {tmp_path}/file is not a dir"
+        with pytest.raises(UserError, match=message):
+            find_checkpoint(tmp_path / place, "newest")
 
 
 # ------------------------------------------------------------------------------------------------------------ settings

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -41,12 +42,7 @@ def test_pruning_keeps_newest_best_and_averaged(argv, left, tmp_path):
 
 @pytest.mark.parametrize(
     "argv, left",
-    [
-        ([], [5, 7]),
-        (["--save_total_limit=1"], [7]),
-        (["--eval_steps=4"], [4, 7]),
-        (["--save_steps=2"], [2, 4, 7]),
-    ],
+    [([], [5, 7]), (["--save_total_limit=1"], [7]), (["--eval_steps=4"], [4, 7]), (["--save_steps=2"], [2, 4, 7])],
 )
 def test_pruning_keeps_what_was_saved_because_of_the_time_until_a_checkpoint_was_due(argv, left, tmp_path):
     put_checkpoints(tmp_path, 2, 3, 4, 5, 7)
@@ -61,23 +57,21 @@ def prepare(output_dir: Path, checkpoint: Path | None = None) -> FileLock:
     return lock
 
 
-def test_one_run_at_a_time(tmp_path):
-    lock = prepare(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b" / "recipe.yaml").read_text() == f"{RECIPE_HEADER}seed: 1\n"
-    with pytest.raises(UserError, match=f"^Another run is writing to --output_dir {tmp_path}/a/b; choose another"):
-        prepare(tmp_path / "a" / "b")
+@pytest.mark.parametrize("is_there", [True, False])
+def test_one_run_at_a_time(is_there, tmp_path):
+    folder = tmp_path / ("" if is_there else "a/b")
+    lock = prepare(folder)
+    assert (folder / "recipe.yaml").read_text() == f"{RECIPE_HEADER}seed: 1\n"
+    with pytest.raises(UserError, match=f"^Another run is writing to --output_dir {folder}; choose another"):
+        prepare(folder)
     lock.release()
-    prepare(tmp_path / "a" / "b")
+    prepare(folder)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
 def test_a_file_system_without_locks_is_used_with_a_warning(number, tmp_path, monkeypatch, capsys):
     """As NFS and Lustre may be mounted. A run that is killed there before its first checkpoint starts again."""
-
-    def flock(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     for _ in range(2):
         assert not prepare(tmp_path / "model").is_locked
         said = capsys.readouterr().out
@@ -116,11 +110,6 @@ def test_run_that_waited_for_the_lock_checks_again(tmp_path):
     lock.acquire = (tmp_path / "config.json").touch  # of the run that was waited for
     with pytest.raises(UserError, match="already holds a model"):
         prepare_output_dir(lock, None, "")
-
-
-def test_an_empty_directory_is_used(tmp_path):
-    prepare(tmp_path)
-    assert (tmp_path / "recipe.yaml").exists()
 
 
 def test_a_finished_run_leaves_its_model_results_and_pictures(
