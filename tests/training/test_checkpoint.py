@@ -10,16 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from helpers import (
-    BIAS,
-    EMBEDDINGS,
-    assert_close,
-    parts,
-    put_checkpoints,
-    small_model,
-    state_with_bleu,
-    training_options,
-)
+from helpers import EMBEDDINGS, assert_close, parts, put_checkpoints, small_model, state_with_bleu, training_options
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -35,7 +26,7 @@ DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.1}
 CONFIGS = {
     "tied": {},
     "separate": EMBEDDINGS["separate, untied, bias"],
-    "learned, bias": {"position_embedding_type": "learned", "norm_first": True} | BIAS,
+    "learned, bias": {"position_embedding_type": "learned", "norm_first": True, "lm_head_bias": True},
 }
 
 
@@ -67,8 +58,7 @@ class Run:
         return output_dir / f"checkpoint-{self.state.step}"
 
     def load(self, folder: Path, **settings):
-        settings = {"streaming": False} | settings
-        self.state = resume(folder, settings, folder.parent, self.weights, self.optimizer)
+        self.state = resume(folder, {"streaming": False} | settings, folder.parent, self.weights, self.optimizer)
         return self
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -123,7 +113,7 @@ def test_scores_made_otherwise_are_not_compared(name, are_compared, accelerator,
 @pytest.mark.parametrize("with_ema", [True, False])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_resumed_run_equals_an_uninterrupted_one(config, with_ema, accelerator, byte_tokenizer, tmp_path):
-    config = {**config, **DROPOUTS}
+    config = config | DROPOUTS
     run = Run(accelerator, with_ema, **config).train(2)
     run.state.history = [{"step": 2, "eval_bleu": 1.5, "eval_loss": 2.5}]
     run.state.stream, run.state.settings = [{"epoch": 1, "place": None}], {"seed": 2**62, "streaming": False}
@@ -228,17 +218,10 @@ def write(text: str):
 
 
 STATE = "trainer_state.json"
-DAMAGES = [
-    *itertools.product(("model.safetensors", "optimizer.safetensors", "ema.safetensors", STATE), (truncate,)),
-    *itertools.product(("model.safetensors", "optimizer.safetensors", STATE), (Path.unlink,)),
-    (STATE, write("{}}")),
-    (STATE, write("[" * 100_000)),
-    (STATE, write('{"step": "7"}')),
-    (STATE, write('{"step": 7.5}')),
-    (STATE, write('{"history": [3]}')),
-    (STATE, write('{"stream": {}}')),
-    (STATE, write('{"spikes": [null]}')),
-]
+DAMAGES = [("ema.safetensors", truncate)]
+DAMAGES += itertools.product(("model.safetensors", "optimizer.safetensors", STATE), (truncate, Path.unlink))
+TEXTS = ["{}}", "[" * 100_000, '{"step": "7"}', '{"step": 7.5}', '{"history": [3]}', '{"stream": {}}']
+DAMAGES += [(STATE, write(text)) for text in [*TEXTS, '{"spikes": [null]}']]
 
 
 @pytest.mark.parametrize("name, harm", DAMAGES)

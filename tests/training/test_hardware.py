@@ -67,11 +67,10 @@ def test_process_with_the_least_memory_decides(with_memory_for, accelerator):
 @pytest.mark.parametrize("num_processes", [1, 4])
 def test_processes_share_the_cores_of_a_machine(num_processes, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
-    threads = Mock()
+    threads, malloc = Mock(), Mock()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "set_num_threads", threads)
     monkeypatch.setattr(hardware, "is_thread_count_given", lambda: False)
-    malloc = Mock()
     monkeypatch.setattr(hardware, "configure_malloc", malloc)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
     hardware.configure_cpu("no")

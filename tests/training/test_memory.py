@@ -16,15 +16,8 @@ from vanilla_transformer.training.optimization import compute_loss
 from vanilla_transformer.training.options import TrainingOptions
 
 GIB = 2**30
-SIZES = {
-    "d_model": 128,
-    "encoder_layers": 1,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 8,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 256,
-    "decoder_ffn_dim": 512,
-}
+SIZES = {"d_model": 128, "encoder_layers": 1, "decoder_layers": 3}
+SIZES |= {"encoder_attention_heads": 8, "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 512}
 
 
 def kept_bytes(model, pairs: int, length: int) -> int:
@@ -71,17 +64,13 @@ def test_a_model_that_does_not_fit_into_memory_is_refused(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     memory.check_model_fits(config)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free - 1))
-    with pytest.raises(
-        UserError, match=r"^A model of 4\d,\d{3},\d{3} parameters takes 0\.\d GiB, more than the 0\.\d"
-    ):
+    said = r"^A model of 4\d,\d{3},\d{3} parameters takes 0\.\d GiB, more than the 0\.\d"
+    with pytest.raises(UserError, match=said):
         memory.check_model_fits(config)
 
 
-V1 = {
-    "memory.limit_in_bytes": 4 * GIB,
-    "memory.usage_in_bytes": 3 * GIB,
-    "memory.stat": f"cache 7\ntotal_inactive_file {GIB}",
-}
+V1 = {"memory.limit_in_bytes": 4 * GIB, "memory.usage_in_bytes": 3 * GIB}
+V1 |= {"memory.stat": f"cache 7\ntotal_inactive_file {GIB}"}
 V2 = {"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 7\ninactive_file {GIB}"}
 V1_UNLIMITED, V2_UNLIMITED = V1 | {"memory.limit_in_bytes": 2**63 - 4096}, V2 | {"memory.max": "max"}
 ROOT_GROUP = {"memory.stat": "anon 7"}  # has no limit

@@ -33,9 +33,8 @@ def build(text_tokenizer):
     """build(*argv, **fields) -> a new model."""
 
     def build(*argv, device=CPU, data=LIMITS, **fields):
-        return make_model(
-            ModelOptions(**SMALL | fields), training_options(*argv), DataOptions(**data), text_tokenizer, device
-        )
+        options = ModelOptions(**SMALL | fields)
+        return make_model(options, training_options(*argv), DataOptions(**data), text_tokenizer, device)
 
     return build
 
@@ -46,10 +45,11 @@ def test_a_new_model_follows_the_options(build, text_tokenizer):
     assert model.config.vocab_size == len(text_tokenizer) and model.dtype == torch.float32
     assert model.config.eos_token_id == text_tokenizer.eos_token_id and not model.model.encoder.gradient_checkpointing
     assert build("--gradient_checkpointing").model.encoder.gradient_checkpointing
-    kinds = {model.config._attn_implementation: build("--attn_implementation=sdpa").config._attn_implementation}
+    assert model.config._attn_implementation == "eager"
+    for other in (build("--attn_implementation=sdpa"), build(device=GPU)):
+        assert other.config._attn_implementation == "sdpa"
     assert any(isinstance(module, ByteDropout) for module in model.modules())
     assert not any(isinstance(module, ByteDropout) for module in build(device=GPU).modules())
-    assert kinds == {"eager": "sdpa"} and build(device=GPU).config._attn_implementation == "sdpa"
     with pytest.raises(UserError, match="^--attn_implementation flex_attention cannot train on a CPU"):
         build("--attn_implementation=flex_attention")
 
