@@ -14,16 +14,8 @@ import subprocess
 import sys
 import time
 
-LIBRARIES = [
-    "accelerate",
-    "datasets",
-    "matplotlib.figure",
-    "sacrebleu",
-    "tabulate",
-    "torch.distributed.fsdp",
-    "transformers",
-]
-LIBRARIES += ["transformers.generation", "transformers.pipelines"]
+LIBRARIES = ["accelerate", "datasets", "matplotlib.figure", "sacrebleu", "tabulate", "torch.distributed.fsdp"]
+LIBRARIES += ["transformers", "transformers.generation", "transformers.pipelines"]
 # Libraries that read nothing of the environment, for programs to which the Hub is elsewhere.
 WITHOUT_HUB = ["matplotlib.pyplot", "pandas", "pyarrow.dataset", "sacrebleu", "sentencepiece", "torch.export"]
 WITHOUT_HUB += ["torch._dynamo.convert_frame", "torch.distributed.fsdp", "torch.distributed.tensor"]
@@ -75,11 +67,9 @@ def programs(folder, environment: dict[str, str], libraries: list[str] = LIBRARI
     """
     address = str(folder / "socket")
     for name, arguments in commands.items():
-        program = folder / name
-        program.write_text(
-            f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", __file__, address])} {arguments} "$@"\n'
-        )
-        program.chmod(0o755)
+        client = shlex.join([sys.executable, "-IS", __file__, address])
+        (folder / name).write_text(f'#!/bin/sh\nexec {client} {arguments} "$@"\n')
+        (folder / name).chmod(0o755)
     server = subprocess.Popen([sys.executable, "-c", SERVER, address, *libraries], env=environment)
     try:
         while not os.path.exists(address):

@@ -3,9 +3,11 @@
 import importlib.util
 import os
 import shutil
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from helpers import TEXTS, command_error, save_translator
+from helpers import TEXTS, command_error
 from huggingface_hub import constants
 
 from vanilla_transformer import Translator, files
@@ -114,12 +116,8 @@ def test_only_marked_folders_are_removed(marker, elsewhere, tmp_path):
 def test_a_folder_is_complete_or_gone_if_the_program_is_killed(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / MARKERS[0]).touch()
-
-    def kill(*_, **__):
-        raise KeyboardInterrupt
-
     for name in ("unlink", "rmdir"):
-        monkeypatch.setattr(os, name, kill)
+        monkeypatch.setattr(os, name, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         files.remove_folder(tmp_path / "folder", MARKERS[0])
     monkeypatch.undo()
@@ -142,10 +140,9 @@ QUANTIZATIONS = ["..", "../..", "PATH", "int8/../../elsewhere", "", "int7"]
 
 
 @pytest.mark.parametrize("value", QUANTIZATIONS)
-def test_a_quantization_that_is_a_path_removes_nothing(value, translator, elsewhere, tmp_path, capsys):
+def test_a_quantization_that_is_a_path_removes_nothing(value, folder, elsewhere, tmp_path, capsys):
     pytest.importorskip("ctranslate2")
-    folder = save_translator(translator, tmp_path / "model")
-    before, value = contents(tmp_path / "model"), value.replace("PATH", str(elsewhere))
+    before, value = contents(Path(folder)), value.replace("PATH", str(elsewhere))
     with pytest.raises(ValueError, match="`quantization` is .*; CTranslate2 knows int8, "):
         Translator.from_pretrained(folder, backend="ctranslate2", quantization=value)
     (tmp_path / "texts").write_text("No!\n")
@@ -155,17 +152,16 @@ def test_a_quantization_that_is_a_path_removes_nothing(value, translator, elsewh
     for verb, more in verbs:
         given = [verb, "--model", folder, "--backend", "ctranslate2", f"--quantization={value}", *more]
         assert "CTranslate2 knows int8" in command_error(capsys, *given)
-    assert contents(tmp_path / "model") == before
+    assert contents(Path(folder)) == before
 
 
-def test_a_conversion_beside_a_model_is_not_used(translator, elsewhere, tmp_path):
+def test_a_conversion_beside_a_model_is_not_used(folder, elsewhere):
     """Earlier versions made one there; a stranger may have planted it, or a link."""
     pytest.importorskip("ctranslate2")
-    folder = save_translator(translator, tmp_path / "model")
     made = Translator.from_pretrained(folder, backend="ctranslate2").engine.directory
-    planted = shutil.copytree(made, tmp_path / "model" / "ctranslate2" / "float32")
+    planted = shutil.copytree(made, Path(folder) / "ctranslate2" / "float32")
     (planted / "model.bin").write_bytes(b"planted")
-    (tmp_path / "model" / "ctranslate2" / "int8").symlink_to(elsewhere)
+    (Path(folder) / "ctranslate2" / "int8").symlink_to(elsewhere)
     for quantization in (None, "int8"):
         theirs = Translator.from_pretrained(folder, backend="ctranslate2", quantization=quantization)
         assert len(theirs(TEXTS, max_new_tokens=5)) == len(TEXTS)

@@ -34,15 +34,8 @@ ALLOWED = {
     "__main__": {"commands", "errors"},
 }
 # transformers needs the last three itself.
-LIBRARIES_OF_THE_MODEL = {
-    "torch",
-    "transformers",
-    "huggingface_hub",
-    "safetensors",
-    "tqdm",
-    "regex",
-    *sys.stdlib_module_names,
-}
+LIBRARIES_OF_THE_MODEL = {"torch", "transformers", "huggingface_hub", "safetensors", "tqdm", "regex"}
+LIBRARIES_OF_THE_MODEL |= sys.stdlib_module_names
 
 
 def part_of(module: str) -> str:

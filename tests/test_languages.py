@@ -5,16 +5,8 @@ import pytest
 from vanilla_transformer.languages import hub_codes, known_code, parse_language, two_letters
 
 SAME = {name: name for name in ["en", "no", "se", "kr", "cmn", "yue", "ast", "quc", "code", "multilingual"]}
-OTHER_CODES = {
-    "deu": "de",
-    "ger": "de",
-    "eng_Latn": "en",
-    "ast_Latn": "ast",
-    "zho": "zh",
-    "EN": "en",
-    "div_Thaa": "dv",
-    "tgl": "tl",
-}
+OTHER_CODES = {"deu": "de", "ger": "de", "eng_Latn": "en", "ast_Latn": "ast", "zho": "zh", "EN": "en"}
+OTHER_CODES |= {"div_Thaa": "dv", "tgl": "tl"}
 REGIONS = {"pt-BR": "pt", "en_XX": "en", "es-419": "es", "zh-Hant-TW": "zh", "zh_cn": "zh", "sr-Latn-RS": "sr"}
 MISTAKES = {"jp": "ja", "cn": "zh", "cz": "cs", "dk": "da", "gr": "el", "ua": "uk"}
 NAMES = {"english": "en", "Chinese (simplified)": "zh", "german_text": "de", "中文": "zh"}

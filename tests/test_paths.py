@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers import TEXTS, save_translator
+from helpers import TEXTS
 
 from vanilla_transformer import Translator
 from vanilla_transformer.conversion import fairseq_tokenizer
@@ -30,8 +30,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_readers_take_both(read, translator, tmp_path):
-    folder = save_translator(translator, tmp_path / "model")
+def test_readers_take_both(read, folder):
     before = set(Path(folder).iterdir())
     assert read(Path(folder)) == read(folder)
     assert set(Path(folder).iterdir()) == before

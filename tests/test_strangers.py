@@ -2,9 +2,10 @@
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
-from helpers import command_error, save_translator
+from helpers import command_error
 
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
@@ -35,11 +36,10 @@ def plant(folder, canary):
 
 
 @pytest.fixture
-def strange(translator, canary, tmp_path):
-    folder = tmp_path / "model"
-    save_translator(translator, folder)
-    plant(folder, canary)
-    return folder
+def strange(folder, canary) -> Path:
+    """The model of a stranger."""
+    plant(Path(folder), canary)
+    return Path(folder)
 
 
 VERBS = {
@@ -81,9 +81,8 @@ def test_the_demo_runs_no_code_of_a_tokenizer(backend, strange, canary):
     assert not canary.exists()
 
 
-def test_no_code_of_a_converted_model_runs(translator, canary, tmp_path, capsys):
+def test_no_code_of_a_converted_model_runs(folder, canary, capsys):
     pytest.importorskip("ctranslate2")
-    folder = save_translator(translator, tmp_path / "model")
     converted = Translator.from_pretrained(folder, backend="ctranslate2").engine.directory
     plant(converted, canary)
     message = command_error(capsys, "translate", "--model", converted, "--backend", "ctranslate2")
