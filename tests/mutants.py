@@ -221,6 +221,8 @@ class Plugin:
             sys.settrace(self.enter)
 
     def pytest_runtest_logstart(self, nodeid: str):
+        if "tests" not in self.plan:
+            sys.settrace(self.enter)  # again, since an exception in the trace function ends it, as too deep recursion
         signal.alarm(self.plan["seconds"])  # ends the process if the test takes longer
         self.test = nodeid.partition("::")[0]  # what is set up counts for the whole file, whose tests may share it
 

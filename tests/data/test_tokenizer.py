@@ -504,14 +504,18 @@ def test_the_tokenizer_notes_how_many_sentences_and_lines_sources_have(
 
 @pytest.mark.parametrize("keeps_more", [False, True])
 def test_the_tokenizer_notes_tags_and_whether_sources_have_words(text_tokenizer, keeps_more, tmp_path):
+    """A tokenizer without a note may be of a model that read numbers."""
     tokenizer, options = deepcopy(text_tokenizer), DataOptions(train_file=["a", "b"], train_file_tags=["", "<b>"])
-    tokenizer.init_kwargs |= {"source_tags": ["<a>"], "wordless_sources": True}
+    tokenizer.init_kwargs |= {"source_tags": ["<a>"]}
+    tokenizer.init_kwargs.pop("wordless_sources", None)
     survey = {"usual_sentences": 1, "usual_lines": 1, "wordless_sources": False}
     note_source_form(tokenizer, survey, options, keeps_more)
     tokenizer.save_pretrained(tmp_path)
     noted = tokenizer_for_training(str(tmp_path)).init_kwargs
     assert noted["source_tags"] == (["<a>", "<b>"] if keeps_more else ["<b>"])
     assert noted["wordless_sources"] is keeps_more
+    note_source_form(tokenizer, survey, options, is_fine_tuning=True)
+    assert tokenizer.init_kwargs["wordless_sources"] is keeps_more
 
 
 def test_a_verbatim_tokenizer_is_trained_and_found_again(tmp_path, capsys):
@@ -539,6 +543,16 @@ def test_the_first_of_checkpoint_model_tokenizer_and_teacher_has_the_tokenizer(t
     assert existing_tokenizer(None, None, "x", ["t", "u"]) == ("--tokenizer_name", "x")
     assert existing_tokenizer(None, None, None, ["t", "u"]) == ("--teacher", "t")
     assert existing_tokenizer(None, None, None, None) is None
+
+
+@streamed
+def test_letters_and_verbatim_reach_a_new_tokenizer(streaming):
+    pairs = text_dataset([("a  b", "ab ab")] * 9)
+    pairs = pairs.to_iterable_dataset() if streaming else pairs
+    letters = make_tokenizer(None, pairs, 300, letters=True)
+    assert letters.tokenize("ab") == ["Ġ", "a", "b"] and letters.decode(letters("a  b").input_ids[:-1]) == "a b"
+    verbatim = make_tokenizer(None, pairs, 300, verbatim=True)
+    assert "ab" in verbatim.get_vocab() and verbatim.decode(verbatim("a  b").input_ids[:-1]) == "a  b"
 
 
 @streamed
