@@ -23,7 +23,8 @@ from helpers import (
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.conversion import marian as native
+from vanilla_transformer.conversion import from_native, to_native
+from vanilla_transformer.conversion.marian import FAMILIES as CLASSES
 
 FAMILIES = {
     "marian": {},
@@ -50,8 +51,8 @@ def test_logits_loss_and_translations_are_equal(family, embeddings, tmp_path):
     if family != "marian":
         config.pop("decoder_vocab_size", None)
     ours = model_of(family, **config, activation_function="gelu", scale_embedding=family != "pegasus")
-    native.to_native(ours).save_pretrained(tmp_path)
-    theirs = native.FAMILIES[family][0].from_pretrained(tmp_path)
+    to_native(ours).save_pretrained(tmp_path)
+    theirs = CLASSES[family][0].from_pretrained(tmp_path)
     inputs = {"input_ids": SOURCE, "attention_mask": MASK}
     with torch.no_grad():
         found, expected = (model(**inputs, decoder_input_ids=TARGET).logits for model in (theirs, ours))
@@ -66,7 +67,7 @@ def test_logits_loss_and_translations_are_equal(family, embeddings, tmp_path):
 @families
 def test_a_model_returns_from_its_native_form(family):
     ours = model_of(family, lm_head_bias=True, dropout=0.3)
-    back = native.from_native(native.to_native(ours))
+    back = from_native(to_native(ours))
     changed = {name for name, value in back.config.to_dict().items() if value != ours.config.to_dict()[name]}
     assert changed <= {"max_position_embeddings", "dtype"}
     assert_close(back.state_dict(), ours.state_dict(), 0)
@@ -77,7 +78,7 @@ def test_a_model_returns_from_its_native_form(family):
 def test_training_goes_on_as_ours_would(family, tmp_path):
     """Under Seq2SeqTrainer, which knows nothing of this package."""
     ours = model_of(family)
-    theirs = native.to_native(ours)
+    theirs = to_native(ours)
     rows = [{"input_ids": [5, 9, 11, 2], "labels": [8, 4, 6, 2]}, {"input_ids": [7, 3, 30, 2], "labels": [9, 9, 5, 2]}]
     options = {"max_steps": 3, "learning_rate": 0.01, "lr_scheduler_type": "constant", "report_to": "none"}
     for model in (ours, theirs):
@@ -101,7 +102,7 @@ def test_training_goes_on_as_ours_would(family, tmp_path):
 )
 def test_what_has_no_native_form_is_refused_by_its_field(config, named):
     with pytest.raises(ValueError, match=named):
-        native.to_native(small_model(**config))
+        to_native(small_model(**config))
 
 
 FRESH = """
@@ -114,16 +115,14 @@ print(model.generate(**tokenizer(sys.argv[2], return_tensors="pt"), max_new_toke
 
 
 @pytest.mark.slow
-def test_the_convert_command_writes_what_transformers_loads_alone(text_tokenizer, tmp_path, capsys):
+def test_the_convert_command_writes_what_transformers_loads_alone(folder, translator, tmp_path):
     """The fresh process has no package, and is given no `trust_remote_code`."""
-    ours = writing_translator(text_tokenizer)
-    folder = save_translator(ours, tmp_path / "ours")
     main(["convert", folder, str(tmp_path / "native"), "--to", "native"])
     assert sorted(path.suffix for path in (tmp_path / "native").iterdir()) == [".json"] * 4 + [".safetensors"]
     assert "PreTrainedTokenizerFast" in (tmp_path / "native" / "tokenizer_config.json").read_text()
     printed = python_output("-c", FRESH, tmp_path / "native", TEXTS[1])
-    inputs = text_tokenizer(TEXTS[1], return_tensors="pt")
-    assert json.loads(printed) == ours.model.generate(**inputs, max_new_tokens=9).tolist()
+    inputs = translator.tokenizer(TEXTS[1], return_tensors="pt")
+    assert json.loads(printed) == translator.model.generate(**inputs, max_new_tokens=9).tolist()
 
 
 @pytest.mark.parametrize(
@@ -142,15 +141,13 @@ def test_a_conversion_that_fails_leaves_nothing(config, options, named, text_tok
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
-def test_a_generation_config_with_which_the_result_would_not_load_is_refused(text_tokenizer, tmp_path, capsys):
-    folder = Path(save_translator(writing_translator(text_tokenizer), tmp_path / "ours"))
-    saved = json.loads((folder / "generation_config.json").read_text())
-    for hostile in ({"num_beams": 0}, {"length_penalty": 1e6}):
-        (folder / "generation_config.json").write_text(json.dumps(saved | hostile))
-        said = [command_error(capsys, "translate", "--model", folder)]
-        said += [command_error(capsys, "convert", folder, tmp_path / "new")]
-        reasons = {one.partition(": ")[2] for one in said}
-        assert len(reasons) == 1 and next(iter(hostile)) in reasons.pop() and not (tmp_path / "new").exists()
+@pytest.mark.parametrize(("name", "value"), [("num_beams", 0), ("length_penalty", 1e6)])
+def test_a_generation_config_with_which_the_result_would_not_load_is_refused(name, value, folder, tmp_path, capsys):
+    file = Path(folder, "generation_config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    commands = [("translate", "--model", folder), ("convert", folder, tmp_path / "new")]
+    (reason,) = {command_error(capsys, *command).partition(": ")[2] for command in commands}
+    assert name in reason and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("form", ["onnx", "ctranslate2"])
@@ -159,8 +156,7 @@ def test_an_engine_needs_a_tokenizer(form, make_model, tmp_path, capsys):
     assert "has no tokenizer" in command_error(capsys, "convert", tmp_path / "ours", tmp_path / "new", "--to", form)
 
 
-def test_a_missing_extra_is_named(text_tokenizer, tmp_path, capsys, monkeypatch):
-    folder = save_translator(writing_translator(text_tokenizer), tmp_path / "ours")
+def test_a_missing_extra_is_named(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "vanilla_transformer.conversion.onnx", None)
     message = command_error(capsys, "convert", folder, tmp_path / "new", "--to", "onnx")
     assert "pip install onnx onnxruntime onnxscript" in message
