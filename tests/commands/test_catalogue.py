@@ -5,7 +5,6 @@ import shutil
 import subprocess
 
 import pytest
-from helpers import save_translator, writing_translator
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands import catalogue as module
@@ -166,8 +165,7 @@ def test_what_is_filled_is_written_after_each_part_and_another_run_goes_on(tmp_p
     assert len(calls) == 5
 
 
-def test_the_command_fills_a_catalogue(text_tokenizer, tmp_path):
-    folder = save_translator(writing_translator(text_tokenizer, max_new_tokens=5), tmp_path / "model")
+def test_the_command_fills_a_catalogue(folder, tmp_path):
     (tmp_path / "todo.po").write_text(TODO)
     source, target = str(tmp_path / "todo.po"), tmp_path / "a.po"
     main(["translate", "--model", folder, "--catalogue", source, "--output", str(target)])
@@ -188,13 +186,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("options", WRONG)
-def test_wrong_use_is_one_sentence(options, text_tokenizer, tmp_path, monkeypatch, capsys):
+def test_wrong_use_is_one_sentence(options, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.po").write_text('msgid "a"\nmsgwrong "b"\n')
     (tmp_path / "latin.po").write_bytes('msgid "\u00e9"\nmsgstr ""\n'.encode("latin-1"))
     (tmp_path / "empty.po").write_text("")
     (tmp_path / "folder").mkdir()
-    folder = save_translator(writing_translator(text_tokenizer), tmp_path / "model")
     with pytest.raises(SystemExit) as ending:
         main(["translate", "--model", folder, *options.split()])
     assert WRONG[options] in f"{ending.value.code} {capsys.readouterr().err}"
