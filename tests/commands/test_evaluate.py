@@ -55,9 +55,26 @@ def write(file: Path, lines: list[str]):
     file.write_bytes("".join(f"{line}\n" for line in lines).encode())
 
 
+def read(file: Path) -> list[str]:
+    return file.read_bytes().decode().split("\n")[:-1]
+
+
+def texts_to_score(folder: Path, sources: list[str], references: list[str]) -> list[str]:
+    """The options for texts, which are written to a folder."""
+    write(folder / "sources.txt", sources)
+    write(folder / "references.txt", references)
+    return ["--sources", str(folder / "sources.txt"), "--references", str(folder / "references.txt")]
+
+
 def evaluate(output: Path, *options) -> dict:
     main(["evaluate", "--output", str(output), *map(str, options)])
     return json.loads((output / "results.json").read_text(encoding="utf-8"))
+
+
+def hypotheses_of(output: Path) -> list[list[str]]:
+    """The translations of each system that an evaluation has written, in the order of the systems."""
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    return [read(output / file) for file in results["sha256"] if file.startswith("hypotheses/")]
 
 
 def sacrebleu(folder: Path, *options: str) -> str:
@@ -150,17 +167,13 @@ def ours(text_tokenizer, tmp_path_factory) -> str:
 @pytest.mark.slow
 def test_models_translate_as_they_do_elsewhere(ours, marian, marian_pairs, tmp_path, capsys):
     sources, references = zip(*marian_pairs, strict=True)
-    write(tmp_path / "sources.txt", sources)
-    write(tmp_path / "references.txt", references)
+    texts = texts_to_score(tmp_path, sources, references)
     write(tmp_path / "file.txt", [text[3:] for text in references])
-    texts = ["--sources", tmp_path / "sources.txt", "--references", tmp_path / "references.txt"]
     systems = ["--hypotheses", tmp_path / "file.txt", "--model", marian, ours]
     results = evaluate(tmp_path / "out", *texts, *systems, "--num_beams", "1", "--max_tokens", "60")
     assert [*results["systems"]] == [str(tmp_path / "file.txt"), str(marian), ours]  # the baseline first
-    files = [file for file in results["sha256"] if file.startswith("hypotheses/")]
-    found = [(tmp_path / "out" / file).read_text(encoding="utf-8").splitlines() for file in files]
     expected = [translate_by_marian(marian, sources), Translator.from_pretrained(ours)(sources, num_beams=1)]
-    assert found[1:] == expected
+    assert hypotheses_of(tmp_path / "out")[1:] == expected
     for file, digest in results["sha256"].items():
         assert hashlib.sha256((tmp_path / "out" / file).read_bytes()).hexdigest() == digest
         assert digest in (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
@@ -168,7 +181,8 @@ def test_models_translate_as_they_do_elsewhere(ours, marian, marian_pairs, tmp_p
     assert "sentences_per_second" not in from_file and all(row["sentences_per_second"] > 0 for row in from_models)
     assert results["options"]["num_beams"] == 1 and results["sentences"] == len(references)
 
-    written = ["--hypotheses", *(tmp_path / "out" / file for file in files)]
+    files = [tmp_path / "out" / file for file in results["sha256"] if file.startswith("hypotheses/")]
+    written = ["--hypotheses", *files]
     again = evaluate(tmp_path / "again", *written, "--references", tmp_path / "out" / "references.txt")
     for row, same in zip(results["systems"].values(), again["systems"].values(), strict=True):
         assert {key: row[key] for key in same} == same
@@ -187,13 +201,11 @@ def test_a_multilingual_model_translates_into_the_target_language(tmp_path, caps
     model.generation_config.suppress_tokens = [*{*range(len(tokenizer))} - words - {*german.values()}]
     model.save_pretrained(tmp_path / "nllb")
     tokenizer.save_pretrained(tmp_path / "nllb")
-    write(tmp_path / "texts.txt", ["a b a", "b"])
-    texts = ["--model", tmp_path / "nllb", "--sources", tmp_path / "texts.txt", "--references", tmp_path / "texts.txt"]
+    texts = ["--model", tmp_path / "nllb", *texts_to_score(tmp_path, ["a b a", "b"], ["a b a", "b"])]
     evaluate(tmp_path / "out", *texts, "--source_lang", "fra_Latn", "--target_lang", "deu_Latn")
     tokenizer.src_lang = "fra_Latn"
     ids = [model.generate(**tokenizer(text, return_tensors="pt"), **german)[0] for text in ("a b a", "b")]
-    (file,) = (tmp_path / "out" / "hypotheses").iterdir()
-    found = file.read_text(encoding="utf-8").splitlines()
+    (found,) = hypotheses_of(tmp_path / "out")
     assert found == [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)] and any(found)
     read = NllbTokenizer.from_pretrained(tmp_path / "nllb")
     assert read("b").input_ids != tokenizer("b").input_ids
@@ -229,18 +241,16 @@ def test_a_dataset_gives_the_same_results_as_files(backend, ours, tmp_path):
     rows = [{"en": text, "de": f"{text[::-1]}\nein Satz. "} for text in TEXTS]
     rows.append({"en": None, "de": "nichts"})
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    write(tmp_path / "sources.en", [*TEXTS, ""])
-    write(tmp_path / "references.de", [row["de"].replace("\n", " ").rstrip() for row in rows])
+    references = [row["de"].replace("\n", " ").rstrip() for row in rows]
+    files = texts_to_score(tmp_path / "texts", [*TEXTS, ""], references)
     dataset = ["--dataset_name", tmp_path, "--source_lang", "en", "--target_lang", "de"]
-    files = ["--sources", tmp_path / "sources.en", "--references", tmp_path / "references.de"]
     both = []
     for name, data in [("dataset", dataset), ("files", files)]:
         both.append(evaluate(tmp_path / name, "--model", ours, *data, "--num_beams", "3", "--backend", backend))
         both[-1]["systems"][ours].pop("sentences_per_second")
     assert all(both[0][key] == both[1][key] for key in ("sha256", "systems", "signatures"))
     translations = Translator.from_pretrained(ours, backend=backend)([*TEXTS, ""], num_beams=3)
-    (file,) = (tmp_path / "files" / "hypotheses").iterdir()
-    assert file.read_bytes().decode().split("\n") == [*(text.replace("\n", " ").rstrip() for text in translations), ""]
+    assert hypotheses_of(tmp_path / "files") == [[text.replace("\n", " ").rstrip() for text in translations]]
 
 
 def test_a_model_reads_the_line_breaks_of_a_dataset(ours, tmp_path):
@@ -249,10 +259,9 @@ def test_a_model_reads_the_line_breaks_of_a_dataset(ours, tmp_path):
     rows = [json.dumps({"en": source, "de": "ein Satz"}) for source in sources]
     write(tmp_path / "test.jsonl", rows)
     evaluate(tmp_path / "out", "--model", ours, "--test_file", tmp_path / "test.jsonl", "--num_beams", "1")
-    (file,) = (tmp_path / "out" / "hypotheses").iterdir()
     expected = Translator.from_pretrained(ours)(sources, num_beams=1)
     assert any("\n" in text for text in expected)
-    assert file.read_text().split("\n")[:-1] == [text.replace("\n", " ").rstrip() for text in expected]
+    assert hypotheses_of(tmp_path / "out") == [[text.replace("\n", " ").rstrip() for text in expected]]
 
 
 def test_several_references_are_scored_as_by_sacrebleus_command(folder, tmp_path, monkeypatch, capsys):
@@ -260,52 +269,42 @@ def test_several_references_are_scored_as_by_sacrebleus_command(folder, tmp_path
     monkeypatch.chdir(folder)
     files = [str(tmp_path / f"test.ref{number}") for number in range(3)]
     sources, *streams, hypotheses = (
-        [" ".join(line.split()) or "x" for line in Path(name).read_text(encoding="utf-8").split("\n")[:-1]]
+        [" ".join(line.split()) or "x" for line in read(Path(name))]
         for name in ("sources.txt", "references.txt", "second.txt", "third.txt", "first.txt")
     )
-    for file, texts in zip(
-        [*files, tmp_path / "test.src", "hypotheses.txt"], [*streams, sources, hypotheses], strict=True
-    ):
+    written = [*files, tmp_path / "test.src", "hypotheses.txt"]
+    for file, texts in zip(written, [*streams, sources, hypotheses], strict=True):
         write(Path(file), texts)
     names = ("source", "target", "second", "third")
     rows = [dict(zip(names, texts, strict=True)) for texts in zip(sources, *streams, strict=True)]
-    write(tmp_path / "columns.jsonl", [json.dumps(row) for row in rows])
-    lists = [{"sentence": row["source"], "corrections": [row[name] for name in names[1:]]} for row in rows]
-    write(tmp_path / "lists.jsonl", [json.dumps(row) for row in lists])
+    lists = [[row[name] for name in names[1:]] for row in rows]
+    write(tmp_path / "columns.jsonl", map(json.dumps, rows))
+    for file, source, target in [("lists", "sentence", "corrections"), ("languages", "en", "de")]:
+        pairs = zip(sources, lists, strict=True)
+        write(tmp_path / f"{file}.jsonl", [json.dumps({source: one, target: several}) for one, several in pairs])
+    shutil.copy(tmp_path / "test.src", tmp_path / "test.en")
+    columns, languages = ["--test_file", tmp_path / "columns.jsonl"], ["--source_lang", "en", "--target_lang", "de"]
+    named = ["--source_column", "sentence", "--target_column", "corrections"]
     ways = {
         "files": ["--references", *files],
         "options": [word for file in files for word in ("--references", file)],
         "parallel": ["--test_file", tmp_path / "test.src", *files],
-        "columns": ["--test_file", tmp_path / "columns.jsonl", "--reference_columns", "second", "third"],
-        "columns again": ["--test_file", tmp_path / "columns.jsonl"]
-        + ["--reference_columns", "second", "--reference_columns", "third"],
-        "lists": [
-            "--test_file",
-            tmp_path / "lists.jsonl",
-            "--source_column",
-            "sentence",
-            "--target_column",
-            "corrections",
-        ],
+        "columns": [*columns, "--reference_columns", "second", "third"],
+        "columns again": [*columns, "--reference_columns", "second", "--reference_columns", "third"],
+        "lists": ["--test_file", tmp_path / "lists.jsonl", *named],
+        "a list by language": ["--test_file", tmp_path / "languages.jsonl", *languages],
+        "endings that are no languages": ["--test_file", tmp_path / "test.en", *files, *languages],
     }
     command = [sys.executable, "-m", "sacrebleu", *files, "-i", "hypotheses.txt", "-m", "bleu", "chrf", "-w", "12"]
     printed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    write(
-        tmp_path / "languages.jsonl",
-        [json.dumps({"en": row["source"], "de": [row[name] for name in names[1:]]}) for row in rows],
-    )
-    languages = ["--source_lang", "en", "--target_lang", "de"]
-    ways["a list by language"] = ["--test_file", tmp_path / "languages.jsonl", *languages]
-    shutil.copy(tmp_path / "test.src", tmp_path / "test.en")
-    ways["endings that are no languages"] = ["--test_file", tmp_path / "test.en", *files, *languages]
     for name, options in ways.items():
         found = evaluate(tmp_path / name, "--hypotheses", "hypotheses.txt", *options, "--num_samples", "9")
         for metric, expected in zip(("BLEU", "chrF2"), printed, strict=True):
             assert round(found["systems"]["hypotheses.txt"][metric]["score"], 12) == expected["score"]
             assert found["signatures"][metric].startswith("nrefs:3|")
-        assert (tmp_path / name / "references-3.txt").read_text(encoding="utf-8").split("\n")[:-1] == streams[2]
+        assert read(tmp_path / name / "references-3.txt") == streams[2]
     for column in ("source", "target"):
-        again = ["--test_file", tmp_path / "columns.jsonl", "--reference_columns", "third", column]
+        again = [*columns, "--reference_columns", "third", column]
         said = command_error(capsys, "evaluate", "--hypotheses", "hypotheses.txt", *again)
         assert f"--reference_columns has {column}, which is the source or the target" in said
     write(tmp_path / "short", ["one", "two"])
@@ -321,8 +320,8 @@ def test_further_metrics_stand_in_the_table_and_choose_the_search(folder, ours, 
     results = evaluate(tmp_path / "out", "--hypotheses", *FILES[:2], *given, "--num_samples", "9")
     table = capsys.readouterr().out
     assert "| length_error " in table and results["metrics"]["length_error"]["arguments"] == {"scale": 3}
-    texts = [(folder / name).read_text(encoding="utf-8").split("\n")[:-1] for name in ("references.txt", *FILES[:2])]
-    differences = [sum(abs(len(a) - len(b)) for a, b in zip(texts[0], other, strict=True)) for other in texts[1:]]
+    references, *others = (read(folder / name) for name in ("references.txt", *FILES[:2]))
+    differences = [sum(abs(len(a) - len(b)) for a, b in zip(references, other, strict=True)) for other in others]
     found = [system["metrics"]["length_error"] for system in results["systems"].values()]
     assert found == pytest.approx([3 * difference / 120 for difference in differences])
     wrong = command_error(capsys, "evaluate", "--tune", "rougeL", "--model", ours, *TEXT_FILES)
@@ -352,26 +351,22 @@ def test_files_that_train_py_reads_are_evaluated(names, tmp_path, monkeypatch, c
     assert capfd.readouterr().err == ""
 
 
-def test_models_joined_by_a_plus_are_an_ensemble(ours, text_tokenizer, folder, tmp_path):
+def test_models_joined_by_a_plus_are_an_ensemble(ours, text_tokenizer, folder, tmp_path, monkeypatch):
     torch.manual_seed(7)
     other = writing_translator(text_tokenizer, decoder_layers=1)
     other.model.generation_config.max_length = 20
     other = save_translator(other, tmp_path / "other")
-    texts = ["--sources", folder / "sources.txt", "--references", folder / "references.txt"]
-    results = evaluate(tmp_path / "out", "--model", ours, f"{ours}+{ours}", f"{ours}+{other}", *texts)
-    sources = (folder / "sources.txt").read_text(encoding="utf-8").splitlines()
-    files = [file for file in results["sha256"] if file.startswith("hypotheses/")]
-    single, twice, both = ((tmp_path / "out" / file).read_text(encoding="utf-8").splitlines() for file in files)
-    assert single == twice != both == Translator.from_pretrained([ours, other])(sources)
+    monkeypatch.chdir(folder)
+    results = evaluate(tmp_path / "out", "--model", ours, f"{ours}+{ours}", f"{ours}+{other}", *TEXT_FILES)
+    single, twice, both = hypotheses_of(tmp_path / "out")
+    assert single == twice != both == Translator.from_pretrained([ours, other])(read(folder / "sources.txt"))
     p_values = [row["BLEU"]["p_value"] for row in results["systems"].values()]
     assert p_values[:2] == [None, 1.0]  # sacreBLEU's own would be 1 / 1001, as of a clear difference
 
 
 def test_a_rerun_after_a_kill_and_a_system_called_dot(ours, folder, tmp_path, monkeypatch):
     """Texts of the same test set may be there already; a path without letters has the name of its directory."""
-    texts = ["--sources", folder / "sources.txt", "--references", folder / "references.txt"]
-    for file in ("sources.txt", "references.txt"):
-        write(tmp_path / "out" / file, (folder / file).read_text(encoding="utf-8").split("\n")[:-1])
+    texts = texts_to_score(tmp_path / "out", *(read(folder / file) for file in ("sources.txt", "references.txt")))
     monkeypatch.chdir(ours)
     evaluate(tmp_path / "out", "--model", ".", *texts)
     (file,) = (tmp_path / "out" / "hypotheses").iterdir()
@@ -384,10 +379,8 @@ def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references
     monkeypatch.setattr(tuning, "NUM_BEAMS", (1, 3))
     monkeypatch.setattr(tuning, "LENGTH_PENALTIES", (0.0, 1.5))
     model = save_translator(varied_translator, tmp_path / "model")
-    write(tmp_path / "references.txt", varied_translator(TEXTS, num_beams=3, length_penalty=1.5))
-    write(tmp_path / "sources.txt", TEXTS)
-    texts = ["--sources", tmp_path / "sources.txt", "--references", tmp_path / "references.txt"]
-    given = ["--model", model, *texts, "--bleu_tokenize", "char"]
+    references = varied_translator(TEXTS, num_beams=3, length_penalty=1.5)
+    given = ["--model", model, *texts_to_score(tmp_path, TEXTS, references), "--bleu_tokenize", "char"]
     (tmp_path / "model" / "all_results.json").write_text('{"train_target_tokens": 9}')
     tried = evaluate(tmp_path / "out", "--tune", *given)["tuned_decoding"]
     found = {"tuned_decoding": tried, "tuned_on": "references.txt", "tuned_by": "bleu", "train_target_tokens": 9}
@@ -402,15 +395,12 @@ def test_tuning_saves_the_beams_and_the_length_penalty_that_wrote_the_references
 
 
 def test_what_is_tuned_for_another_kind_of_model_is_what_its_search_then_finds(
-    marian, marian_pairs, tmp_path, monkeypatch, capsys
+    marian, marian_pairs, tmp_path, monkeypatch
 ):
     """Without early stopping, a search with a length penalty goes on, and finds other translations than without."""
     monkeypatch.setattr(tuning, "NUM_BEAMS", (4,))
     model = shutil.copytree(marian, tmp_path / "marian")
-    sources, references = zip(*marian_pairs[:20], strict=True)
-    write(tmp_path / "sources.txt", sources)
-    write(tmp_path / "references.txt", references)
-    texts = ["--sources", tmp_path / "sources.txt", "--references", tmp_path / "references.txt"]
+    texts = texts_to_score(tmp_path, *zip(*marian_pairs[:20], strict=True))
     given = ["--model", model, *texts, "--bleu_tokenize", "char"]
     best = evaluate(tmp_path / "tuned", "--tune", *given)["tuned_decoding"][0]
     results = evaluate(tmp_path / "scored", *given)["systems"][str(model)]
@@ -425,29 +415,24 @@ def test_a_wrong_seed_of_sacrebleu_is_a_sentence(folder, monkeypatch, capsys):
 
 @pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
 def test_a_model_without_a_generation_config_is_tuned(backend, varied_translator, tmp_path, monkeypatch):
-    if backend == "ctranslate2":
-        pytest.importorskip("ctranslate2")
+    pytest.importorskip(backend)
     monkeypatch.setattr(tuning, "NUM_BEAMS", (2,))
     model = save_translator(varied_translator, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").unlink()
-    write(tmp_path / "texts.txt", TEXTS[:2])
-    texts = ["--sources", tmp_path / "texts.txt", "--references", tmp_path / "texts.txt"]
-    main([*map(str, ["evaluate", "--tune", "--backend", backend, "--model", model, *texts])])
+    texts = texts_to_score(tmp_path, TEXTS[:2], TEXTS[:2])
+    main(["evaluate", "--tune", "--backend", backend, "--model", model, *texts])
     assert GenerationConfig.from_pretrained(model).num_beams == 2
 
 
-def test_what_was_tried_is_printed_even_if_it_cannot_be_saved(text_tokenizer, tmp_path, monkeypatch, capsys):
+def test_what_was_tried_is_printed_even_if_it_cannot_be_saved(translator, tmp_path, monkeypatch, capsys):
     """Transformers saves `temperature` for sampling only."""
     monkeypatch.setattr(tuning, "NUM_BEAMS", (1,))
-    translator = writing_translator(text_tokenizer)
     translator.model.generation_config.update(max_length=5)
     model = save_translator(translator, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "generation_config.json").read_text()) | {"temperature": 0.5}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(config))
-    write(tmp_path / "texts.txt", TEXTS)
-    texts = ["--sources", tmp_path / "texts.txt", "--references", tmp_path / "texts.txt"]
     with pytest.raises(SystemExit, match="model/generation_config.json: .*`temperature`"):
-        main([*map(str, ["evaluate", "--tune", "--model", model, *texts])])
+        main(["evaluate", "--tune", "--model", model, *texts_to_score(tmp_path, TEXTS, TEXTS)])
     assert "|           1 |" in capsys.readouterr().out
     assert GenerationConfig.from_pretrained(model).num_beams is None
 
@@ -501,7 +486,7 @@ BAD = {
         ["--model", "OURS", "MARIAN+OURS", "--length_penalty", "nan", *TEXT_FILES],
         "OURS has a different vocabulary from MARIAN",
     ),
-    "no model": (["--model", "done", *TEXT_FILES], "done is a directory without a config.json"),
+    "directory without a model": (["--model", "done", *TEXT_FILES], "done is a directory without a config.json"),
     "option": (["--model", "OURS", "--length_penalty", "nan", *TEXT_FILES], "`length_penalty` is nan; .*at least -10"),
     "large option": (["--model", "OURS", "--length_penalty", "1e6", *TEXT_FILES], "1000000.0; it must be .* below 10"),
     "other engine": (["--model", "MARIAN", "--backend", "ctranslate2", *TEXT_FILES], "MARIAN .* of type marian"),
@@ -528,7 +513,6 @@ BAD = {
         ["--model", "OURS", "--dataset_name", "bare", "--source_column", "en", "--target_column", "de"],
         "--split test of bare has no references",
     ),
-    "directory without a model": (["--model", "done", *TEXT_FILES], "done is a directory without a config.json"),
 }
 
 

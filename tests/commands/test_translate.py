@@ -19,9 +19,9 @@ from vanilla_transformer.commands import translate as translation
 from vanilla_transformer.evaluation.mbr import most_similar
 
 
-def run_main(monkeypatch, data: bytes, *argv) -> bytes:
+def run_main(monkeypatch, data: bytes, *argv, output: io.BytesIO | None = None) -> bytes:
     """What `vanilla-transformer translate` writes for `data`, in this process and a locale that is not UTF-8."""
-    output = io.BytesIO()
+    output = output or io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="latin-1", write_through=True))
     main(["translate", *argv])
@@ -63,10 +63,8 @@ def test_as_many_lines_come_out_as_went_in(lines, expected, monkeypatch):
 
 def test_lines_before_one_that_is_no_text_are_translated(folder, monkeypatch):
     output = io.BytesIO()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A dog sleeps.\nNo!\n\xff\nNo!\n")))
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="utf-8", write_through=True))
     with pytest.raises(SystemExit, match="line 3 is not UTF-8"):
-        main(["translate", "--model", folder])
+        run_main(monkeypatch, b"A dog sleeps.\nNo!\n\xff\nNo!\n", "--model", folder, output=output)
     assert output.getvalue().count(b"\n") == 2
 
 
@@ -125,9 +123,13 @@ def test_a_reader_that_leaves_ends_the_command_in_silence(folder):
     assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
 
 
-def test_what_cannot_be_loaded_is_named(tmp_path, monkeypatch):
-    with pytest.raises(SystemExit, match=f"translate: The directory '{tmp_path}/missing' does not exist"):
-        run_main(monkeypatch, b"a\n", "--model", f"{tmp_path}/missing")
+def test_what_cannot_be_loaded_is_named(folder, tmp_path, monkeypatch):
+    for models in ([f"{tmp_path}/missing"], [folder, f"{tmp_path}/missing"]):
+        with pytest.raises(SystemExit, match=f"translate: The directory '{tmp_path}/missing' does not exist"):
+            run_main(monkeypatch, b"a\n", "--model", *models)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=f"translate: {tmp_path}/empty is a directory without a config.json"):
+        run_main(monkeypatch, b"a\n", "--model", folder, f"{tmp_path}/empty")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(OSError) as error:  # of transformers, with its traceback
         run_main(monkeypatch, b"a\n", "--model", str(tmp_path))
@@ -155,12 +157,6 @@ def test_a_directory_that_does_not_exist_is_named_at_once_without_a_network(name
 def test_a_text_on_the_command_line_is_no_model(folder, capsys):
     message = command_error(capsys, "translate", "--model", folder, "The dog sleeps.")
     assert "--model 'The dog sleeps.' is not a model; give texts on standard input, one per line." in message
-
-
-def test_of_several_models_the_one_without_a_config_is_named(folder, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit, match=f"translate: {tmp_path}/empty is a directory without a config.json"):
-        run_main(monkeypatch, b"a\n", "--model", str(folder), f"{tmp_path}/empty")
 
 
 def test_lines_are_taken_as_they_arrive():
@@ -225,8 +221,6 @@ def test_several_models_are_an_ensemble(folder, translator, tmp_path, monkeypatc
     ensemble = Translator([translator.model, other.model], translator.tokenizer)
     found = run_main(monkeypatch, b"No!\nA man\n", "--model", *folders, "--num_beams", "3", "--max_new_tokens", "8")
     assert found.decode().splitlines() == ensemble(["No!", "A man"], num_beams=3, max_new_tokens=8)
-    with pytest.raises(SystemExit, match=f"translate: The directory '{tmp_path}/none' does not"):
-        run_main(monkeypatch, b"No!\n", "--model", folder, f"{tmp_path}/none")
 
 
 def test_the_n_best_are_written_with_line_number_and_score(folder, translator, monkeypatch):
