@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from hub_server import LoopbackHub, run_python
 from huggingface_hub import ModelCard
 from published import CODE, FILES
 from runs import MODEL, ROOT, one_sentence, random_pairs
-from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, MarianMTModel
 
 from vanilla_transformer.conversion import from_native
@@ -41,7 +41,7 @@ configs:
 def hub(tmp_path_factory):
     """A Hub with datasets: `me/pairs` is private, `me/several` has configurations, others cannot be read."""
     pairs = random_pairs(tmp_path_factory.mktemp("pairs"), train=60, validation=4, test=5)
-    several, flat = {"README.md": CONFIGS.encode()}, {path.name: path.read_bytes() for path in pairs.iterdir()}
+    several, flat = {"README.md": CONFIGS.encode()}, files_of(pairs)
     for name, lines in flat.items():
         several[f"flat/{name}"] = lines
         nested = b"".join(b'{"translation": %b}\n' % line for line in lines.splitlines())
@@ -58,9 +58,16 @@ def hub(tmp_path_factory):
 # ------------------------------------------------------------------------------------- trained on a Hub, pushed to it
 
 
-def train(url: str, output_dir: Path, dataset: str, *argv, token: str | None = "hf_write"):
+def start(url: str, output_dir: Path, dataset: str, *argv, token: str | None = "hf_write"):
     arguments = [ROOT / "train.py", "--dataset_name", dataset, *OPTIONS, *argv, "--output_dir", output_dir]
     return run_python(arguments, output_dir.parent, url, token)
+
+
+def train(*arguments, **options) -> str:
+    """What a run prints."""
+    done = start(*arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def refusal(done: subprocess.CompletedProcess) -> str:
@@ -69,13 +76,32 @@ def refusal(done: subprocess.CompletedProcess) -> str:
     return one_sentence(done.stderr)
 
 
+def command(url: str, folder: Path, verb: str, model: str, *argv) -> subprocess.CompletedProcess:
+    """`vanilla-transformer` with a token that reads; `text` is a file that it can read."""
+    (folder / "text").write_text("The dog sleeps.\n")
+    return run_python(["-m", "vanilla_transformer", verb, "--model", model, *argv], folder, url, "hf_read")
+
+
+FILES_TO_SCORE = ["--sources", "text", "--references", "text"]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def pickled(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a model, with the weights in a pickle."""
+    pickle, files = io.BytesIO(), dict(files)
+    torch.save(safetensors.torch.load(files.pop("model.safetensors")), pickle)
+    return files | {"pytorch_model.bin": pickle.getvalue()}
+
+
 @pytest.fixture(scope="module")
 def pushed(hub, tmp_path_factory) -> Path:
     """The output directory of a run on the private dataset, which pushed its model to `me/model`."""
     folder = tmp_path_factory.mktemp("pushed") / "model"
-    done = train(hub.url, folder, "me/pairs", *SIZES, "--push_to_hub", "--hub_model_id", "me/model")
-    assert done.returncode == 0, done.stderr
-    assert f"{hub.url}/me/model/commit/{hub.repos['me/model'].at('main').oid}" in done.stdout
+    printed = train(hub.url, folder, "me/pairs", *SIZES, "--push_to_hub", "--hub_model_id", "me/model")
+    assert f"{hub.url}/me/model/commit/{hub.repos['me/model'].at('main').oid}" in printed
     return folder
 
 
@@ -83,7 +109,7 @@ def test_what_a_run_pushes(hub, pushed):
     refs = hub.repos["me/model"].refs
     commit = refs["main"][1]
     assert refs.keys() == {"main"} and len(refs["main"]) == 2
-    assert sorted(commit.files) == sorted([".gitattributes", *FILES]) and commit.lfs == {"model.safetensors"}
+    assert sorted(commit.files) == sorted([".gitattributes", *FILES])
     assert (pushed / "checkpoint-4" / "optimizer.safetensors").exists()  # not pushed
     assert not any(str(pushed.parent).encode() in content for content in commit.files.values())
     for name in {*FILES} - {"README.md", "recipe.yaml"}:
@@ -117,7 +143,7 @@ REFUSED = {  # dataset and options, the token, parts of the message
 def test_refused_in_one_sentence(name, hub, tmp_path):
     argv, token, parts = REFUSED[name]
     url = "http://127.0.0.1:9" if name == "no Hub" else hub.url
-    message = refusal(train(url, tmp_path / "model", *argv, *SIZES, token=token))
+    message = refusal(start(url, tmp_path / "model", *argv, *SIZES, token=token))
     assert all(part in message for part in parts), message
     assert not [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
     # Nothing was asked of the Hub before the push was refused.
@@ -136,9 +162,8 @@ NESTED = ["me/several", "--dataset_config_name", "nested"]
     ],
 )
 def test_datasets_of_the_hub_train(argv, columns, config, hub, tmp_path):
-    done = train(hub.url, tmp_path / "model", *argv, *SIZES)
-    assert done.returncode == 0, done.stderr
-    assert columns in done.stdout and ("test: 5 pairs" in done.stdout) == (config is None)
+    printed = train(hub.url, tmp_path / "model", *argv, *SIZES)
+    assert columns in printed and ("test: 5 pairs" in printed) == (config is None)
     results = json.loads((tmp_path / "model" / "all_results.json").read_text(encoding="utf-8"))
     assert (results["train_steps"], results["dataset"]) == (4, argv[0])
     card = ModelCard.load(tmp_path / "model" / "README.md")
@@ -148,17 +173,15 @@ def test_datasets_of_the_hub_train(argv, columns, config, hub, tmp_path):
 def test_files_of_the_hub_train(hub, tmp_path):
     files = [f"hf://datasets/me/several/{name}" for name in ("nested/train.jsonl", "flat/train.jsonl")]
     argv = ["--dataset_name=", "--train_file", *files, "--validation_file", files[0].replace("train", "dev")]
-    done = train(hub.url, tmp_path / "model", "", *argv, *SIZES)
-    assert done.returncode == 0, done.stderr
-    assert "train: 120 pairs" in done.stdout and "validation: 4 pairs" in done.stdout
+    printed = train(hub.url, tmp_path / "model", "", *argv, *SIZES)
+    assert "train: 120 pairs" in printed and "validation: 4 pairs" in printed
 
 
 def test_run_pushes_the_native_form_to_a_private_repository(hub, pushed, tmp_path):
     argv = ["--push_to_hub", "--hub_model_id", "me/native", "--native", "--hub_private_repo"]
-    done = train(hub.url, tmp_path / "model", "me/pairs", *SIZES, *argv)
-    assert done.returncode == 0, done.stderr
+    printed = train(hub.url, tmp_path / "model", "me/pairs", *SIZES, *argv)
     commit = hub.repos["me/native"].at("main")
-    assert f"{hub.url}/me/native/commit/{commit.oid}" in done.stdout
+    assert f"{hub.url}/me/native/commit/{commit.oid}" in printed
     assert json.loads(commit.files["config.json"])["model_type"] == "marian"
     assert b'\nmodel_id = "me/native"' in commit.files["README.md"]
     assert hub.repos["me/native"].private and not hub.repos["me/model"].private
@@ -168,7 +191,7 @@ def test_token_revoked_in_training_loses_nothing(hub, tmp_path, monkeypatch):
     monkeypatch.setitem(hub.refuse, "POST /api/repos/create", 401)
     folder = tmp_path / "model"
     argv = ["--dataset_config_name", "flat", "--streaming", "--push_to_hub", "--hub_model_id", "me/later"]
-    done = train(hub.url, folder, "me/several", *SIZES, *argv)
+    done = start(hub.url, folder, "me/several", *SIZES, *argv)
     assert refusal(done).endswith(f"push it later with `python push_to_hub.py {folder} --repo_id me/later`.")
     assert f"The model is in {folder}" in done.stdout and "me/later" not in hub.repos
     assert set(FILES) <= {path.name for path in folder.iterdir()}
@@ -176,40 +199,30 @@ def test_token_revoked_in_training_loses_nothing(hub, tmp_path, monkeypatch):
 
 def test_fine_tuning_a_marian_model_of_the_hub(marian, hub, tmp_path):
     """From safetensors; a pickle is neither read nor sent to a conversion service."""
-    whole = {path.name: path.read_bytes() for path in marian.iterdir()}
-    pickle = io.BytesIO()
-    torch.save(load_file(marian / "model.safetensors"), pickle)
-    hub.create("me/opus-mt", files=whole)
-    pickled = {name: content for name, content in whole.items() if name != "model.safetensors"}
-    hub.create("me/opus-mt-pickle", files=pickled | {"pytorch_model.bin": pickle.getvalue()})
+    hub.create("me/opus-mt", files=files_of(marian))
+    hub.create("me/opus-mt-pickle", files=pickled(files_of(marian)))
     argv, folder = ["me/pairs", "--learning_rate", "0", "--model_name_or_path"], tmp_path / "model"
-    done = train(hub.url, folder, *argv, "me/opus-mt", token="hf_read")
-    assert done.returncode == 0, done.stderr
+    train(hub.url, folder, *argv, "me/opus-mt", token="hf_read")
     expected = from_native(MarianMTModel.from_pretrained(marian)).state_dict()
     found = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
     assert ModelCard.load(folder / "README.md").data.base_model == "me/opus-mt"
-    done = train(hub.url, tmp_path / "refused", *argv, "me/opus-mt-pickle", token="hf_read")
-    assert "me/opus-mt-pickle" in refusal(done)
+    refused = start(hub.url, tmp_path / "refused", *argv, "me/opus-mt-pickle", token="hf_read")
+    assert "me/opus-mt-pickle" in refusal(refused)
     asked = [request for request in hub.requests if "opus-mt-pickle" in request]
     assert asked and not any("pytorch_model.bin" in request or "/commits/" in request for request in asked)
 
 
 def test_evaluating_a_pickle_of_the_hub(marian, hub, tmp_path):
     """It is read, and not sent to a conversion service, which could answer with other weights."""
-    files, pickle = {path.name: path.read_bytes() for path in marian.iterdir()}, io.BytesIO()
-    torch.save(load_file(marian / "model.safetensors"), pickle)
-    del files["model.safetensors"]
-    hub.create("me/opus-mt-bin", files=files | {"pytorch_model.bin": pickle.getvalue()})
-    (tmp_path / "text").write_text("The dog sleeps.\n")
-    command = ["-m", "vanilla_transformer", "evaluate", "--model", "me/opus-mt-bin"]
-    files = ["--sources", "text", "--references", "text"]
-    done = run_python([*command, *files], tmp_path, hub.url, "hf_read")
+    hub.create("me/opus-mt-bin", files=pickled(files_of(marian)))
+    evaluate = [hub.url, tmp_path, "evaluate", "me/opus-mt-bin", *FILES_TO_SCORE]
+    done = command(*evaluate)
     assert done.returncode == 0 and "| me/opus-mt-bin |" in done.stdout, done.stderr
     asked = [request for request in hub.requests if "opus-mt-bin" in request]
     assert any("pytorch_model.bin" in request for request in asked)
     assert not any(part in request for part in ("/commits/", "/discussions", "/refs") for request in asked)
-    done = run_python([*command, "--revision", "v2", *files], tmp_path, hub.url, "hf_read")
+    done = command(*evaluate, "--revision", "v2")
     assert done.returncode and "me/opus-mt-bin has no revision v2 on the Hub" in done.stderr
 
 
@@ -253,10 +266,10 @@ def test_package_never_runs_the_code_of_others(hub, marker, tmp_path):
     few = ["--max_steps", "1", "--max_train_samples", "20", "--max_eval_samples", "1", "--max_predict_samples", "1"]
 
     def tune(output: str, *argv):
-        return train(hub.url, tmp_path / output, "me/pairs", *few, *argv, token="hf_read")
+        return start(hub.url, tmp_path / output, "me/pairs", *few, *argv, token="hf_read")
 
     def translate(model):
-        return run_python(["-m", "vanilla_transformer", "translate", "--model", model], tmp_path, hub.url, "hf_read")
+        return command(hub.url, tmp_path, "translate", model)
 
     loaded = run_python(["-c", LOAD_LOCALLY], tmp_path, hub.url, "hf_read")
     marked = [loaded, translate("me/marking"), tune("tuned", "--model_name_or_path", "me/marking")]
@@ -280,14 +293,11 @@ def test_what_runs_with_trust_remote_code(hub, marker, tmp_path):
     """As docs/huggingface.md says: the layers of this package are never replaced, other code of a model runs."""
 
     def run(verb: str, model: str, *argv) -> set[str]:
-        (tmp_path / "text").write_text("The dog sleeps.\n")
-        command = ["-m", "vanilla_transformer", verb, "--model", model, *argv, "--trust_remote_code"]
-        run_python(command, tmp_path, hub.url, "hf_read")
+        command(hub.url, tmp_path, verb, model, *argv, "--trust_remote_code")
         files = {Path(file).name for file in re.findall(r"\S+?\.py", marker.read_text())}
         marker.unlink()
         return files
 
-    files = ["--sources", "text", "--references", "text"]
-    for verb, argv in [("translate", []), ("evaluate", files)]:
+    for verb, argv in [("translate", []), ("evaluate", FILES_TO_SCORE)]:
         assert run(verb, "me/marking", *argv) == {"generate.py"}
         assert run(verb, "me/foreign", *argv) >= {"configuration_vanilla_transformer.py"}

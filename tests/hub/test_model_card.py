@@ -140,9 +140,7 @@ def test_a_dataset_that_is_no_hub_id_gets_no_link(trained):
         edit(trained / "all_results.json", dataset=name)
         edit(trained / "recipe.yaml", dataset_name=name)
         card = ModelCard.load(write_model_card(trained))
-        assert (
-            "huggingface.co/datasets" not in card.text and "<script>" not in card.text and card.data.datasets is None
-        )
+        assert not re.search("huggingface.co/datasets|<script>", card.text) and card.data.datasets is None
 
 
 LAUGHS = "\n".join(f"{two}: &{two} {{<<: [*{one}{f', *{one}' * 9}]}}" for one, two in pairwise("abcdefghij"))
@@ -159,13 +157,6 @@ def test_merged_mappings_take_no_time(trained):
     card.unlink()
     (trained / "recipe.yaml").write_text(LAUGHS)
     with pytest.raises(UserError, match="recipe.yaml cannot be read: it merges mappings"):
-        write_model_card(trained)
-
-
-@pytest.mark.parametrize("text", ["a: !!timestamp x", "a: !!bool perhaps", "a: !!int ''", "a: !x 1", "[" * 1000])
-def test_a_damaged_recipe_is_one_sentence(text, trained):
-    (trained / "recipe.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"recipe.yaml cannot be read: .*; name the --output_dir of a finished train"):
         write_model_card(trained)
 
 
@@ -206,15 +197,11 @@ def test_tuning_is_recorded_in_results_and_card(trained):
     trained = trained.rename(trained.with_name("renamed"))
     assert record_tuning(trained, TUNED, {"num_beams": 4, "length_penalty": 1.0})
     assert record_tuning(trained, TUNED | {"tuned_on": "more.txt"}, {"num_beams": 8, "length_penalty": 0.4})
-    results = json.loads(read(trained / "all_results.json"))
-    assert results == RESULTS | TUNED | {
-        "tuned_on": "more.txt",
-        "scored_with": {"num_beams": 4, "length_penalty": 1.0},
-    }
-    assert "penalty were 4 and 1.0 then. Later, 8 and 0.4 were chosen on more.txt (bleu 32.34)" in read(
-        trained / "README.md"
-    )
-    assert "| dev | 31.42 |" in read(trained / "README.md") and not [*trained.glob("*.tmp")]
+    results, card = json.loads(read(trained / "all_results.json")), read(trained / "README.md")
+    scored_with = {"num_beams": 4, "length_penalty": 1.0}
+    assert results == RESULTS | TUNED | {"tuned_on": "more.txt", "scored_with": scored_with}
+    assert "penalty were 4 and 1.0 then. Later, 8 and 0.4 were chosen on more.txt (bleu 32.34)" in card
+    assert "| dev | 31.42 |" in card and not [*trained.glob("*.tmp")]
 
 
 def test_a_card_survives_tuning_where_results_lack_what_it_needs(trained):
@@ -244,11 +231,23 @@ def test_tuning_leaves_a_directory_without_results_of_train_py_alone(trained):
         (trained / "all_results.json").unlink(missing_ok=True)
 
 
-DAMAGE = [("all_results.json", None), ("all_results.json", "{"), ("all_results.json", "{}"), ("recipe.yaml", "- [")]
+RUN = '{"train_target_tokens": 1, "dataset": 5}'
+DAMAGED_RESULTS = {"{": "cannot be read: ", "null": "cannot be read: ", "{}": "is not from train.py; write"}
+DAMAGED_RESULTS |= dict.fromkeys(['{"train_target_tokens": 1}', RUN], "No card can be written")
+DAMAGED_RECIPES = ["- [", "- a", "d_model: [[1]]", "a: !!timestamp x", "a: !!bool perhaps", "a: !!int ''", "a: !x 1"]
+DAMAGE = [("all_results.json", None, "cannot be read: ")]
+DAMAGE += [("all_results.json", *damaged) for damaged in DAMAGED_RESULTS.items()]
+DAMAGE += [("recipe.yaml", text, "cannot be read: ") for text in [*DAMAGED_RECIPES, "[" * 1000]]
 
 
-@pytest.mark.parametrize("name, content", DAMAGE)
-def test_damaged_files_are_named(trained, name, content):
+@pytest.mark.parametrize(
+    "name, content, message", DAMAGE, ids=[f"{name}: {text and text[:30]}" for name, text, _ in DAMAGE]
+)
+def test_damaged_files_are_one_sentence(name, content, message, trained):
     (trained / name).unlink() if content is None else (trained / name).write_text(content)
-    with pytest.raises(UserError, match=name):
+    with pytest.raises(UserError) as error:
         write_model_card(trained)
+    said = str(error.value)
+    assert message in said and str(trained) in said and "\n" not in said
+    if message.startswith("cannot be read"):
+        assert f"{name} cannot be read: " in said and "; name the --output_dir of a finished train" in said
