@@ -358,11 +358,12 @@ def test_attention_command_writes_pictures(saved, tmp_path, capsys):
     main([*command, "--output", str(tmp_path / "map.png")])
     assert capsys.readouterr().out == "Two children play.\n" and (tmp_path / "map.png").stat().st_size
     (tmp_path / "folder.png").mkdir()
-    assert "folder.png cannot be written: " in command_error(capsys, *command, "--output", tmp_path / "folder.png")
-    assert "a.doc must end in .png, .svg or .pdf." in command_error(capsys, *command, "--output", tmp_path / "a.doc")
-    assert "cannot be written: [Errno 2] No such" in command_error(
-        capsys, *command, "--output", tmp_path / "nowhere" / "a.png"
-    )
+    for output, message in [
+        ("folder.png", "folder.png cannot be written: "),
+        ("a.doc", "a.doc must end in .png, .svg or .pdf."),
+        ("nowhere/a.png", "cannot be written: [Errno 2] No such"),
+    ]:
+        assert message in command_error(capsys, *command, "--output", tmp_path / output)
     undecodable = [*command, "--output", tmp_path / "a.png", "--text", "A dog \udcff"]
     assert "The text contains a lone surrogate" in command_error(capsys, *undecodable)
 

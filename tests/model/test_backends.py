@@ -199,14 +199,10 @@ def test_compiled_training_applies_dropout(make_model, kind):
     assert all(abs(loss.item() - exact) < 0.5 * exact for loss in losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "position_embedding_type, backend",
-    [
-        pytest.param("sinusoidal", "eager", marks=pytest.mark.slow),
-        pytest.param("learned", "eager", marks=pytest.mark.slow),
-        pytest.param("rotary", "eager", marks=pytest.mark.slow),
-        pytest.param("rotary", "inductor", marks=pytest.mark.slow),
-    ],
+    [("sinusoidal", "eager"), ("learned", "eager"), ("rotary", "eager"), ("rotary", "inductor")],
 )
 def test_compiled_evaluation_equals_uncompiled(make_model, position_embedding_type, backend):
     model = make_model(**SHALLOW, position_embedding_type=position_embedding_type)

@@ -80,16 +80,12 @@ KINDS += [
 def test_a_translator_goes_on_in_another_process(kind, way, text_tokenizer, tmp_path):
     if kind == "ctranslate2":
         pytest.importorskip("ctranslate2")
-    folder, script = (
-        save_translator(writing_translator(text_tokenizer, d_model=64), tmp_path / "model"),
-        tmp_path / "a.py",
-    )
+    folder = save_translator(writing_translator(text_tokenizer, d_model=64), tmp_path / "model")
+    script = tmp_path / "a.py"
     script.write_text(BEGINNING + WAYS[way])
     environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
-    command = [sys.executable, script, folder, kind]
-    with subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    options = {"env": environment, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, script, folder, kind], **options) as process:
         try:
             errors = process.communicate(timeout=60)[1]
         except subprocess.TimeoutExpired:

@@ -307,11 +307,8 @@ def test_static_cached_equals_uncached(make_model, norm_first, position_embeddin
 def test_one_cache_is_enough(make_model):
     model = make_model()
     with pytest.raises(ValueError, match="Give `cache`, or `past_key_values` as .*, not both"):
-        model(
-            SOURCE,
-            decoder_input_ids=TARGET,
-            **dict.fromkeys(("cache", "past_key_values"), make_cache(model, "dynamic")),
-        )
+        caches = dict.fromkeys(("cache", "past_key_values"), make_cache(model, "dynamic"))
+        model(SOURCE, decoder_input_ids=TARGET, **caches)
 
 
 PARTS = ["whole", "base", "encoder", "decoder", "encoder layer", "decoder layer", "attention"]
@@ -320,9 +317,7 @@ PARTS = ["whole", "base", "encoder", "decoder", "encoder layer", "decoder layer"
 # "cach" stands for what a later transformers may call the cache: if `forward` took it for nothing, each step of
 # `generate` would see one token, and the text would be wrong without a word.
 @pytest.mark.parametrize("name", ["cach", "position_ids", "decoder_position_ids", "head_mask", "token_type_ids"])
-@pytest.mark.parametrize(
-    "part", ["whole", "base", "encoder", "decoder", "encoder layer", "decoder layer", "attention"]
-)
+@pytest.mark.parametrize("part", PARTS)
 def test_an_unknown_argument_is_an_error_that_names_it(make_model, part, name):
     model = make_model()
     encoder, decoder = model.get_encoder(), model.get_decoder()

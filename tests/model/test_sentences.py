@@ -135,9 +135,17 @@ def test_tags_are_repeated_and_no_piece_of_their_own():
     assert translator([">>de<<", "No!"], **LIMIT)[0] == ""
 
 
-def test_no_space_follows_wide_punctuation():
-    assert join(["“是。”", "不！」", "ja.", "nein"], ["", " ", " ", "", "\n"]) == "“是。”不！」ja. nein\n"
-    assert join(["狗。", "猫。"], ["", "\t", ""]) == "狗。\t猫。"
+@pytest.mark.parametrize(
+    "pieces, gaps, text",
+    [
+        (["“是。”", "不！」", "ja.", "nein"], ["", " ", " ", "", "\n"], "“是。”不！」ja. nein\n"),
+        (["狗。", "猫。"], ["", "\t", ""], "狗。\t猫。"),
+        (["今日は晴れ。", "You?", "", "He."], [" ", "", " ", "", "\n"], " 今日は晴れ。You?  He.\n"),
+        (["今日は晴れ。", "今日は。"], ["", "\n\n", "  "], "今日は晴れ。\n\n今日は。  "),
+    ],
+)
+def test_no_space_follows_wide_punctuation(pieces, gaps, text):
+    assert join(pieces, gaps) == text
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search, greedy_search
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.loading import load_foreign
-from vanilla_transformer.sentences_vanilla_transformer import CUTS, TextTooLong, cut, join
+from vanilla_transformer.sentences_vanilla_transformer import CUTS, TextTooLong, cut
 from vanilla_transformer.translation_vanilla_transformer import batches_by_length
 
 
@@ -194,10 +194,8 @@ def test_transformers_searches_only_where_ours_cannot(translator):
         assert searches_of(other) == [None] and other(TEXTS, max_new_tokens=8) == expected
     config = GenerationConfig(**translator.model.generation_config.to_dict() | {"max_length": 9})
     assert translator(TEXTS, generation_config=config) == expected
-    config.num_beams = 3
-    assert translator.n_best(TEXTS, 2, generation_config=config) == translator.n_best(
-        TEXTS, 2, num_beams=3, max_length=9
-    )
+    config.num_beams, search = 3, {"num_beams": 3, "max_length": 9}
+    assert translator.n_best(TEXTS, 2, generation_config=config) == translator.n_best(TEXTS, 2, **search)
 
 
 def test_the_generation_config_gives_the_defaults(translator):
@@ -349,8 +347,6 @@ def test_a_text_that_is_too_long_is_translated_in_pieces(translator):
         " ".join(directly(translator, piece, max_new_tokens=8) for piece in pieces),
         "",
     ]
-    assert join(["今日は晴れ。", "You?", "", "He."], [" ", "", " ", "", "\n"]) == " 今日は晴れ。You?  He.\n"
-    assert join(["今日は晴れ。", "今日は。"], ["", "\n\n", "  "]) == "今日は晴れ。\n\n今日は。  "
     refusing = Translator(translator.model, translator.tokenizer, max_source_length=limit, too_long="refuse")
     with pytest.raises(TextTooLong, match="Text 2 has "):
         refusing(["Yes.", PARAGRAPH, ""])
@@ -637,14 +633,8 @@ def test_a_pipeline_of_a_model_in_memory(translator):
 def test_texts_are_taken_from_columns_and_not_from_tables(translator):
     frame, dataset = pandas.DataFrame({"text": TEXTS}), Dataset.from_dict({"text": TEXTS})
     expected = translator(TEXTS, max_new_tokens=4)
-    for texts in (
-        frame["text"],
-        dataset["text"],
-        frame["text"].to_numpy(),
-        np.array(TEXTS),
-        iter(TEXTS),
-        tuple(TEXTS),
-    ):
+    arrays = (frame["text"].to_numpy(), np.array(TEXTS))
+    for texts in (frame["text"], dataset["text"], *arrays, iter(TEXTS), tuple(TEXTS)):
         assert translator(texts, max_new_tokens=4) == expected
     for table in (frame, {"text": TEXTS}, UserDict(text=TEXTS)):
         for call in (translator, translator.n_best):
