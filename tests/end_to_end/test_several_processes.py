@@ -132,7 +132,7 @@ PartialState._prepare_backend = lambda self, cpu=False, sagemaker_dp=False, back
     self, cpu, sagemaker_dp, "gloo"
 )
 import train
-with train.distributed.exit_on_error():
+with train.processes.exit_on_error():
     train.main()
 """
 
