@@ -100,12 +100,15 @@ TWELVE = "--max_steps 12 --dropout 0.2 --ema_decay 0.5 --adam_epsilon 1e-4 --eva
 STOPPED = f"{TWELVE} --max_steps 60 --eval_steps 20 --save_steps 7 --dataloader_num_workers 1"
 STOPPED += " --activation_function gelu"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2"
-ACCELERATE = "-m accelerate.commands.launch --num_machines 1 --mixed_precision no --dynamo_backend no --multi_gpu"
-ACCELERATE += " --num_processes 2"
+ACCELERATE = "-m accelerate.commands.launch --num_machines 1 --mixed_precision no --dynamo_backend no"
+TWO = f"{ACCELERATE} --multi_gpu --num_processes 2"
+ALONE = f"{ACCELERATE} --cpu --num_processes 1"
 EVALUATING = "20/60: loss "  # is logged before the first evaluation
-STOPS = {  # launcher, who gets which signal when
-    "SIGTERM to torchrun": (TORCHRUN, "itself", signal.SIGTERM, EVALUATING),
-    "Ctrl-C under accelerate": (ACCELERATE, "all", signal.SIGINT, "loss "),
+STOPS = {  # launcher, the number of its processes, who gets which signal when
+    "SIGTERM to torchrun": (TORCHRUN, 2, "itself", signal.SIGTERM, EVALUATING),
+    "Ctrl-C under accelerate": (TWO, 2, "all", signal.SIGINT, "loss "),
+    # Which leaves it to its end, as `docker stop` or a job scheduler sends it to one process.
+    "SIGTERM to accelerate with one process": (ALONE, 1, "itself", signal.SIGTERM, "loss "),
 }
 
 
@@ -148,17 +151,18 @@ def assert_stopped_and_resumes(pairs: Path, folder: Path, printed: str, whole: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher, whom, number, when", STOPS.values(), ids=STOPS)
-def test_signal_to_launched_processes_saves_a_checkpoint(launcher, whom, number, when, pairs, whole, tmp_path):
-    argv = options(pairs, tmp_path / "model", STOPPED)
+@pytest.mark.parametrize("launcher, count, whom, number, when", STOPS.values(), ids=STOPS)
+def test_signal_to_launched_processes_saves_a_checkpoint(launcher, count, whom, number, when, pairs, whole, tmp_path):
+    argv = options(pairs, tmp_path / "model", f"{STOPPED} --gradient_accumulation_steps {2 // count}")
     printed = partial((tmp_path / "log").read_text, encoding="utf-8", errors="replace")
     with launched([*launcher.split(), "train.py", *argv], tmp_path / "log") as run:
         await_text(when, printed, lambda: run.poll() is None)
         processes = psutil.Process(run.pid).children(recursive=True)
         os.killpg(run.pid, number) if whom == "all" else run.send_signal(number)
-        assert run.wait(120) != 0, printed()
+        status = run.wait(120)
+        assert status == -signal.SIGTERM if count == 1 else status != 0, printed()
         assert not psutil.wait_procs(processes, timeout=60)[1], printed()
-    assert_stopped_and_resumes(pairs, tmp_path / "model", printed(), whole, tolerance=1e-5)
+    assert_stopped_and_resumes(pairs, tmp_path / "model", printed(), whole, tolerance=0 if count == 1 else 1e-5)
 
 
 TO_ALL = [
@@ -190,25 +194,6 @@ def test_signal_to_one_of_two_processes_ends_both(pairs, fork_two, whole, tmp_pa
     assert [run.wait() for run in two] == [143, 143], two[0].printed() + two[1].printed()
     printed = two[0].printed() + two[1].printed()
     assert_stopped_and_resumes(pairs, tmp_path / "model", printed, whole, tolerance=1e-5)
-
-
-ALONE = (
-    "-m accelerate.commands.launch --num_machines 1 --num_processes 1 --mixed_precision no --dynamo_backend no --cpu"
-)
-
-
-@pytest.mark.slow
-def test_run_whose_launcher_is_ended_saves_a_checkpoint(pairs, whole, tmp_path):
-    """accelerate launch leaves SIGTERM to its end, as `docker stop` or a job scheduler sends it to one process."""
-    argv = options(pairs, tmp_path / "model", STOPPED + " --gradient_accumulation_steps 2")
-    printed = partial((tmp_path / "log").read_text, encoding="utf-8", errors="replace")
-    with launched([*ALONE.split(), "train.py", *argv], tmp_path / "log") as run:
-        await_text("loss ", printed, lambda: run.poll() is None)
-        processes = psutil.Process(run.pid).children(recursive=True)
-        run.terminate()
-        assert run.wait(120) == -signal.SIGTERM, printed()
-        assert not psutil.wait_procs(processes, timeout=60)[1], printed()
-    assert_stopped_and_resumes(pairs, tmp_path / "model", printed(), whole, tolerance=0)
 
 
 @pytest.mark.slow
@@ -348,9 +333,8 @@ def limit_files(size: int):
 @pytest.mark.slow
 def test_model_that_cannot_be_written_is_written_when_resumed(pairs, fork, tmp_path):
     argv = options(pairs, tmp_path / "model", EIGHT)
-    full = fork(
-        argv, partial(fault_at, "vanilla_transformer.training.run_folder", "save_model", 1, limit_files, 10_000)
-    )
+    place = ("vanilla_transformer.training.run_folder", "save_model")
+    full = fork(argv, partial(fault_at, *place, 1, limit_files, 10_000))
     assert full.wait() == 2 and "--resume_from_checkpoint" in one_sentence(full.printed())
     train(argv)
     train([*argv, "--output_dir", str(tmp_path / "whole")])

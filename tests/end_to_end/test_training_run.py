@@ -189,11 +189,7 @@ def test_a_metric_of_evaluate_stands_beside_bleu_and_chooses_the_best_model(pair
 
 def write_tasks(folder: Path):
     """Forms of three lines, Python code, and questions of which one in twelve has two sentences, as .jsonl files."""
-    colors, shapes, sizes = (
-        ["red", "blue", "green", "black", "white"],
-        ["cube", "ball", "cone", "ring", "disc"],
-        ["big", "tiny", "flat"],
-    )
+    colors, shapes, sizes = map(str.split, ("red blue green black white", "cube ball cone ring disc", "big tiny flat"))
     forms = [
         (f"colour: {color}\nshape: {shape}\nsize: {size}", f"a {size} {color} {shape}")
         for color, shape, size in itertools.product(colors, shapes, sizes)
@@ -203,24 +199,18 @@ def write_tasks(folder: Path):
         (f"{verb} {name} and {n}", f"def f({name}):\n    if {name}:\n        return {name} {sign} {n}\n    return {n}")
         for (verb, sign), name, n in itertools.product(operators.items(), "xyz", range(9))
     ]
-    nouns, fields = (
-        ["cats", "dogs", "birds", "cars", "boats", "trees", "books", "songs"],
-        ["name", "age", "owner", "city", "price", "year"],
-    )
-    one = [(f"Show the {field} of all {noun}.", f"SELECT {field} FROM {noun}") for field in fields for noun in nouns]
+    nouns, fields = map(str.split, ("cats dogs birds cars boats trees books songs", "name age owner city price year"))
+    asked = list(itertools.product(fields, nouns))
+    one = [(f"Show the {field} of all {noun}.", f"SELECT {field} FROM {noun}") for field, noun in asked]
     two = [
         (f"{question} Only those that are {kind}.", f"{query} WHERE {kind}")
         for kind in ("old", "new", "cheap", "rare")
         for question, query in one
     ]
-    for name, trained_on, held_out in [
-        ("forms", forms[1::2] + forms[2::4], forms[::4]),
-        ("code", code[1::2] + code[2::4], code[::4]),
-        ("questions", one * 40 + two[1::2] + two[2::4], one[:4] + two[::4]),
-    ]:
-        for split, rows in [("train", trained_on), ("held_out", held_out)]:
-            lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
-            (folder / f"{name}_{split}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    splits = {f"{name}_train": rows[1::2] + rows[2::4] for name, rows in [("forms", forms), ("code", code)]}
+    splits |= {"forms_held_out": forms[::4], "code_held_out": code[::4]}
+    splits |= {"questions_train": one * 40 + two[1::2] + two[2::4], "questions_held_out": one[:4] + two[::4]}
+    write_pairs(folder, **{name: [{"source": s, "target": t} for s, t in rows] for name, rows in splits.items()})
 
 
 @pytest.mark.slow
@@ -230,10 +220,9 @@ def test_a_run_scores_what_it_trained(task, more, tmp_path, monkeypatch):
     a verbatim model writes line breaks and indentation."""
     write_tasks(tmp_path)
     monkeypatch.setattr(tuning, "NUM_BEAMS", (1,))
-    model = (
-        "--d_model 64 --encoder_layers 1 --decoder_layers 1 --encoder_attention_heads 4 --decoder_attention_heads 4"
-    )
-    model += " --encoder_ffn_dim 128 --decoder_ffn_dim 128 --vocab_size 400 --dropout 0 --label_smoothing_factor 0"
+    model = "--d_model 64 --vocab_size 400 --dropout 0 --label_smoothing_factor 0"
+    for side in ("encoder", "decoder"):
+        model += f" --{side}_layers 1 --{side}_attention_heads 4 --{side}_ffn_dim 128"
     data = f"--train_file {tmp_path}/{task}_train.jsonl --validation_file {tmp_path}/{task}_held_out.jsonl"
     steps = "--max_steps 400 --warmup_steps 20 --learning_rate 0.005 --lr_scheduler_type linear"
     steps += " --per_device_train_max_tokens 1024 --tune_decoding"
@@ -243,7 +232,7 @@ def test_a_run_scores_what_it_trained(task, more, tmp_path, monkeypatch):
     assert found["eval_bleu"] == pytest.approx(100, abs=1) and found["tuned_decoding"][0]["bleu"] == found["eval_bleu"]
     assert found["eval_exact_match"] == (0 if is_lossy else pytest.approx(100, abs=5))
     assert ("does not keep, in target texts: line breaks (100%)" in printed) == is_lossy
-    rows = [json.loads(line) for line in (tmp_path / f"{task}_held_out.jsonl").read_text().splitlines()]
+    rows = read_pairs(tmp_path, f"{task}_held_out")
     translations = Translator.from_pretrained(str(tmp_path / "model"))([row["source"] for row in rows])
     exact = sum(text == row["target"] for text, row in zip(translations, rows, strict=True))
     assert 100 * exact / len(rows) == found["eval_exact_match"]
@@ -260,12 +249,11 @@ def test_validation_and_test_may_have_several_references(kind, tmp_path):
         rows = [{"source": row["en"], "target": [row["de"], row["second"]]} for row in rows]
         more = "--source_column source --target_column target"
     else:
-        data = " ".join(
-            f"--{split}_file {tmp_path}/a.en {tmp_path}/a.ref0 {tmp_path}/a.ref1" for split in ("train", "test")
-        )
-        for suffix, name in {"en": "en", "ref0": "de", "ref1": "second"}.items():
-            (tmp_path / f"a.{suffix}").write_text("".join(f"{row[name]}\n" for row in rows))
-    (tmp_path / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        parallel = {tmp_path / "a.en": "en", tmp_path / "a.ref0": "de", tmp_path / "a.ref1": "second"}
+        for path, name in parallel.items():
+            path.write_text("".join(f"{row[name]}\n" for row in rows))
+        data = " ".join(["--train_file", *map(str, parallel), "--test_file", *map(str, parallel)])
+    write_pairs(tmp_path, **{kind: rows})
     train(f"{MODEL} {STEPS} {data} {more} --max_steps 2 --output_dir {tmp_path}/model".split())
     found = results(tmp_path / "model")
     assert found["bleu_signature"].startswith("nrefs:2|") and found["test_samples"] == 30
@@ -510,10 +498,8 @@ def test_student_of_a_marian_model_has_its_tokenizer(marian, marian_data, marian
     more += " --decoder_layers 1 --encoder_attention_heads 4 --decoder_attention_heads 4 --dropout 0"
     more += " --learning_rate 0.01 --warmup_steps 10 --save_steps 80"
     train(options(marian_data, tmp_path / "student", more, model=""))
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path / "student").get_vocab()
-        == tokenizer_for_training(str(marian)).get_vocab()
-    )
+    found, expected = AutoTokenizer.from_pretrained(tmp_path / "student"), tokenizer_for_training(str(marian))
+    assert found.get_vocab() == expected.get_vocab()
     sources, targets = zip(*marian_pairs, strict=True)
     assert Translator.from_pretrained(str(tmp_path / "student"))(sources) == list(targets)
 
@@ -547,15 +533,9 @@ BAD = {  # options, and a pattern of the message
         "--train_file_tags has </s>, a special token",
     ),
     "missing teacher": ("--teacher {tmp}/none", "The directory '{tmp}/none' does not exist"),
-    "truncated teacher": (
-        "--teacher {tmp}/checkpoint-8",
-        "too large .*while loading --teacher {tmp}",
-    ),
+    "truncated teacher": ("--teacher {tmp}/checkpoint-8", "too large .*while loading --teacher {tmp}"),
     "missing model": ("--model_name_or_path {tmp}/none", "The directory '{tmp}/none' does not exist"),
-    "truncated model": (
-        "--model_name_or_path {tmp}/checkpoint-8",
-        "too large .*while loading --model_name.* {tmp}",
-    ),
+    "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", "too large .*while loading --model_name.* {tmp}"),
     "pickle of a Marian model": ("--model_name_or_path {tmp}/pickle", "{tmp}/pickle.*safetensors"),
     "incomplete Marian model": ("--model_name_or_path {tmp}/incomplete", "{tmp}/incomplete.*fc1.bias"),
     "Marian model of other sizes": (
