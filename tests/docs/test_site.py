@@ -9,8 +9,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from helpers import ROOT, python_output
 
-from vanilla_transformer.training.recipe import make_parser
-
 pytestmark = pytest.mark.slow
 REPOSITORY = "https://example.org/you/vanilla-transformer"
 
@@ -69,10 +67,3 @@ def test_names_of_code_and_tests_are_linked_to_their_lines(site):
     assert len(places) > 100
     for path, line, name in places:
         assert name.rpartition(".")[2] in (ROOT / path).read_text(encoding="utf-8").splitlines()[int(line) - 1], name
-
-
-def test_command_reference_has_every_option(site):
-    text = (site / "commands" / "index.html").read_text(encoding="utf-8")
-    options = {name for name in make_parser()._option_string_actions if name.startswith("--") and "-" not in name[2:]}
-    others = {"--n_best", "--paired", "--to", "--source_length", "--kind", "--layer", "--space", "--host"}
-    assert {name for name in (options | others) - {"--help"} if f"<code>{name}" not in text} == set()

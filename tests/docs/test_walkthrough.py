@@ -135,49 +135,73 @@ def test_comparing_nothing_is_an_error(checks, monkeypatch):
         checks.compare_steps(parts.Layer(24, 40), checks.package_model(), *checks.token_ids(2, 1, 5))
 
 
+def attention(q, k, v, mask=None):
+    return v[..., 0], q @ k.transpose(-2, -1)
+
+
+def padding_mask(ids):
+    return ids[:, :2]
+
+
+def causal_mask(length):
+    raise NotImplementedError
+
+
+WITHOUT_WEIGHT = type("LayerNorm", (torch.nn.Module,), {"__init__": lambda self, d: torch.nn.Module.__init__(self)})
+SPLIT = ("MultiHeadAttention", "return x.unflatten(-1, (self.h, -1)).transpose(1, 2)")
+EXPLAINED = {  # a part, or the name of one, correct code and a mistake in it; what it is told
+    "other weights": (attention, "the weights without a mask: the largest difference is [0-9.]+[.]$"),
+    "another shape": (padding_mask, r"its shape is \(2, 2\), and must be \(2, 1, 1, 7\)[.]"),
+    "not written": (causal_mask, "^causal_mask is not written yet$"),
+    "not written in part": (
+        (*SPLIT, "raise NotImplementedError"),
+        "^MultiHeadAttention.split_heads is not written yet$",
+    ),
+    "an error of torch": ((*SPLIT, 'raise NotImplementedError("for Half")'), "NotImplementedError: for Half"),
+    "one tensor for two": (
+        ("attention", "weights @ v, weights", "weights @ v"),
+        r"it must return two tensors, \(output, weights\)[.]",
+    ),
+    "in place": (
+        ("Layer", "x + self.dropout(sublayer(x))", "x.add_(sublayer(x))"),
+        "^Layer, residual: it changes an argument in place.$",
+    ),
+    "no gradient": (
+        ("EncoderLayer", "self.residual(x, ", "self.residual(x.detach(), "),
+        "^EncoderLayer, the gradients of the output: no gradient reaches self_attn.* and [0-9]+ more.$",
+    ),
+    "no result": (
+        ("train_step", "    return loss.item()", ""),
+        "^train_step, .*: it is None, and must be [0-9.]+[.]$",
+    ),
+    "a weight less": (WITHOUT_WEIGHT, "Unexpected key.*weight"),
+}
+ERRORS = dict.fromkeys(("not written", "not written in part"), NotImplementedError) | {"a weight less": RuntimeError}
+# An error of torch's says too little to be sure of the mistake.
+for part, number, word in [
+    ("greedy_search", -1, "Probably"),
+    ("train_step", 5, "Probably"),
+    ("attention", -1, "Mistake"),
+]:
+    *changed, message = MISTAKES[part][number]
+    EXPLAINED[f"{word}: {message}"] = ((part, *changed), re.escape(f"\n{word}: {message}."))
+
+
 @pytest.mark.slow
-def test_check_explains_other_errors(checks):
-    def fails(part, message: str, error=AssertionError):
-        with pytest.raises(error, match=message):
-            checks.check(part)
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_check_explains_other_errors(name, checks):
+    part, message = EXPLAINED[name]
+    if isinstance(part, tuple):
+        part = getattr(checks.solved(*part), part[0])
+    with pytest.raises(ERRORS.get(name, AssertionError), match=message):
+        checks.check(part)
 
-    def attention(q, k, v, mask=None):
-        return v[..., 0], q @ k.transpose(-2, -1)
 
-    fails(attention, "the weights without a mask: the largest difference is [0-9.]+[.]$")
-
-    def padding_mask(ids):
-        return ids[:, :2]
-
-    fails(padding_mask, re.escape("its shape is (2, 2), and must be (2, 1, 1, 7)."))
-
-    def causal_mask(length):
-        raise NotImplementedError
-
-    fails(causal_mask, "^causal_mask is not written yet$", NotImplementedError)
-    code = "return x.unflatten(-1, (self.h, -1)).transpose(1, 2)"
-    blank = checks.solved("MultiHeadAttention", code, "raise NotImplementedError").MultiHeadAttention
-    fails(blank, "^MultiHeadAttention.split_heads is not written yet$", NotImplementedError)
-    torchs = checks.solved("MultiHeadAttention", code, 'raise NotImplementedError("for Half")').MultiHeadAttention
-    fails(torchs, "NotImplementedError: for Half")
-    one = checks.solved("attention", "weights @ v, weights", "weights @ v").attention
-    fails(one, re.escape("it must return two tensors, (output, weights)."))
-    layer = checks.solved("Layer", "x + self.dropout(sublayer(x))", "x.add_(sublayer(x))").Layer
-    fails(layer, "^Layer, residual: it changes an argument in place.$")
-    layer = checks.solved("EncoderLayer", "self.residual(x, ", "self.residual(x.detach(), ").EncoderLayer
-    fails(layer, "^EncoderLayer, the gradients of the output: no gradient reaches self_attn.* and [0-9]+ more.$")
-    train_step = checks.solved("train_step", "    return loss.item()", "").train_step
-    fails(train_step, "^train_step, .*: it is None, and must be [0-9.]+[.]$")
-    for other, name in [(lambda x: x, "<lambda>"), ("attention", "'attention'")]:
-        for use in (checks.check, checks.keep):
-            with pytest.raises(ValueError, match=f"^{name} is not the name of a part; the parts are attention, "):
-                use(other)
-    # an error of torch's says too little to be sure of the mistake
-    for part, word in [("greedy_search", "Probably"), ("train_step", "Probably"), ("attention", "Mistake")]:
-        right, wrong, message = checks.MISTAKES[part][-1 if part != "train_step" else 5]
-        fails(getattr(checks.solved(part, right, wrong), part), re.escape(f"\n{word}: {message}."))
-    init = {"__init__": lambda self, d: torch.nn.Module.__init__(self)}
-    fails(type("LayerNorm", (torch.nn.Module,), init), "Unexpected key.*weight", RuntimeError)
+@pytest.mark.parametrize(("other", "name"), [(lambda x: x, "<lambda>"), ("attention", "'attention'")])
+@pytest.mark.parametrize("use", ["check", "keep"])
+def test_what_is_no_part_is_named(use, other, name, checks):
+    with pytest.raises(ValueError, match=f"^{name} is not the name of a part; the parts are attention, "):
+        getattr(checks, use)(other)
 
 
 def test_weights_load_strictly_both_ways_and_logits_are_equal(checks):
