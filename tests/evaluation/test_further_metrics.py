@@ -89,17 +89,14 @@ def test_modules_get_the_inputs_that_they_name(write_module):
 def test_what_cannot_be_used_is_said_before_a_model_is_trained(write_module, lengths, tmp_path):
     nothing = write_module("nothing", "return {'name': 'x'}")
     (tmp_path / "lacking.py").write_text("import not_installed\n")
-    faults = {
-        "no number; leave it out": Metrics([nothing]).load,
-        "takes one reference of a text, and there are several": lambda texts, _: Metrics([lengths]).load(
-            [texts], None
-        ),
-        "--metrics no_such_module cannot be loaded: .*; give an id such as rouge": Metrics(["no_such_module"]).load,
-        "cannot be loaded: .*not_installed": Metrics([str(tmp_path / "lacking.py")]).load,
-    }
-    for message, load in faults.items():
+    for module, references, message in [
+        (nothing, ["a", "b"], "no number; leave it out"),
+        (lengths, [["a", "b"]], "takes one reference of a text, and there are several"),
+        ("no_such_module", ["a", "b"], "--metrics no_such_module cannot be loaded: .*; give an id such as rouge"),
+        (str(tmp_path / "lacking.py"), ["a", "b"], "cannot be loaded: .*not_installed"),
+    ]:
         with pytest.raises(UserError, match=message):
-            load(["a", "b"], None)
+            Metrics([module]).load(references, None)
     with pytest.raises(RuntimeError, match="lengths.py failed; --metric_kwargs has its arguments") as raised:
         Metrics([lengths], ["scale=null"]).load(["a"], None)
     assert isinstance(raised.value.__cause__, TypeError)

@@ -47,18 +47,11 @@ def score(translations, references, **options) -> dict:
 @pytest.mark.parametrize("name", TRANSLATIONS)
 def test_scores_equal_sacrebleu(name):
     scores = score(TRANSLATIONS[name], REFERENCES)
+    assert scores.keys() == {"bleu", "chrf", "bleu_signature", "chrf_signature"}
     assert scores["bleu"] == sacrebleu.corpus_bleu(TRANSLATIONS[name], [REFERENCES]).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(TRANSLATIONS[name], [REFERENCES]).score
     if name == "close":
         assert 5 < scores["bleu"] < 95 and 5 < scores["chrf"] < 95
-
-
-def test_signatures_name_the_metric():
-    scores = score(REFERENCES, REFERENCES)
-    version = f"version:{sacrebleu.__version__}"
-    assert {"nrefs:1", "case:mixed", "tok:13a", "smooth:exp", version} <= {*scores["bleu_signature"].split("|")}
-    assert {"nrefs:1", "case:mixed", "nc:6", "nw:0", version} <= {*scores["chrf_signature"].split("|")}
-    assert scores.keys() == {"bleu", "chrf", "bleu_signature", "chrf_signature"}
 
 
 CHINESE_NAMES = ["zh", "zh_CN", "zh_cn", "ZH-tw", "zh-Hant-TW", "zho_Hans", "zh_hans", "chi", "cmn", "cn", "chinese"]

@@ -114,14 +114,11 @@ def test_processes_have_the_same_errors_of_normalized_texts(
     translations, targets = ["5 \u03a9"] * len(split), ["5 \u2126"] * len(split)
     split = split.add_column("source", targets).add_column("target", targets)
     monkeypatch.setattr(evaluation, "translate_split", lambda *args, **kwargs: translations)
-    fitted, scored = Scorer(normalization="nfc"), []
-    main = accelerator
-    other = SimpleNamespace(process_index=1, num_processes=2, is_main_process=False, is_local_main_process=False)
-    other.autocast = accelerator.autocast
-    other.device = accelerator.device
+    model, fitted, scored = make_model(), Scorer(normalization="nfc"), []
+    second = {"process_index": 1, "num_processes": 2, "is_main_process": False, "is_local_main_process": False}
+    other = SimpleNamespace(**second, autocast=accelerator.autocast, device=accelerator.device)
     monkeypatch.setattr(evaluation, "gather_object", lambda part: scored.extend(part) or list(scored))
     monkeypatch.setattr(evaluation, "evaluate_loss", lambda *args: 1.0)
-    model = make_model()
-    one = SplitEvaluator(byte_tokenizer, fitted, main, 99).evaluate(model, split, "eval")
+    one = SplitEvaluator(byte_tokenizer, fitted, accelerator, 99).evaluate(model, split, "eval")
     two = SplitEvaluator(byte_tokenizer, Scorer(), other, 99).evaluate(model, split, "eval")
     assert one == two and one["eval_word_error_rate"] == 0
