@@ -102,8 +102,7 @@ class Handler(BaseHTTPRequestHandler):
             if part in request:
                 return self.answer(status, {"error": "refused"}, Retry_After="0")
         self.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        is_write = self.command == "POST" and "/paths-info/" not in path
-        if self.token not in TOKENS and (self.token or is_write or "whoami" in path):
+        if self.token not in TOKENS and (self.token or self.command == "POST" or "whoami" in path):
             return self.answer(401, {"error": "Invalid username or password."})
         for pattern, method in ROUTES.items():
             if found := re.fullmatch(pattern, f"{self.command} {path}"):
@@ -150,10 +149,6 @@ class Handler(BaseHTTPRequestHandler):
         if parse_qs(self.query).get("recursive", [""])[0].lower() not in ("true", "1"):
             inside = {path: entry for path, entry in inside.items() if path.count("/") == prefix.count("/")}
         self.answer(200, list(inside.values()))
-
-    def paths_info(self):
-        found, asked = entries(self.at), parse_qs(self.body.decode()).get("paths", [])
-        self.answer(200, [found[path] for path in asked if path in found])
 
     def branch(self):
         if self.revision in self.repo.refs:
@@ -237,7 +232,6 @@ ROUTES = {
     f"GET /api/{REPO}": Handler.info,
     f"GET /api/{REPO}/revision/([^/]+)": Handler.info,
     f"GET /api/{REPO}/tree/([^/]+)(?:/(.+))?": Handler.tree,
-    f"POST /api/{REPO}/paths-info/([^/]+)": Handler.paths_info,
     f"POST /api/{REPO}/branch/([^/]+)": Handler.branch,
     f"POST /api/{REPO}/preupload/([^/]+)": Handler.preupload,
     f"POST /api/{REPO}/commit/([^/]+)": Handler.commit,
