@@ -32,7 +32,7 @@ from train import optimizer_step  # noqa: E402
 
 SMOOTHING = 0.1
 DROPOUT = 0.1
-PAD, START = 0, 2  # as in our tokenizers; targets start with </s>
+PAD, START = 0, 2  # ids of <pad> and </s> in our tokenizers; targets start with </s>, as Marian's do
 SIZES = {  # d_model, feed-forward, heads, layers of each side
     "tiny": (128, 256, 4, 4),
     "small": (256, 1024, 4, 3),

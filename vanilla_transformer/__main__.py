@@ -19,7 +19,10 @@ VERBS = {
         "score models and translations, and compare them",
         "evaluate --model outputs/sample --dataset_name sample_dataset --source_lang en --target_lang de",
     ),
-    "inspect": ("show shapes, attention maps and word alignments", "inspect shapes --d_model 512 --batch_size 30"),
+    "inspect": (
+        "show shapes, attention maps and word alignments; make a page to explore",
+        "inspect shapes --d_model 512 --batch_size 30",
+    ),
     "demo": ("serve a web page to try a model", "demo --model outputs/sample"),
 }
 

@@ -494,6 +494,10 @@ BAD = {
     "tuning of two": (["--tune", "--model", "OURS", "done", *TEXT_FILES], "give that as the only --model"),
     "tuning of a file": (["--tune", "--hypotheses", "first.txt", *TEXT_FILES], "give that as the only --model"),
     "tuning on the test split": (["--tune", "--model", "OURS", "--dataset_name", "data"], "must not use the test"),
+    "tuning on a part of it": (
+        ["--tune", "--model", "OURS", "--dataset_name", "data", "--split", "dev+test[:9]"],
+        "must not use the test",
+    ),
     "tuning of options": (["--tune", "--model", "OURS", "--num_beams", "3", *TEXT_FILES], "leave out --num_beams."),
     "results": (["--hypotheses", "first.txt", "--output", "done", *TEXT_FILES], "done already holds results"),
     "other files": (

@@ -129,6 +129,8 @@ def test_a_bleu_of_0_is_explained_if_chrf_is_not_0():
     assert "and chrF 100.00: no translation has four words, as 13a counts them" in explain(short, short)
     wrong = ["Hunde schliefen nicht immer tief"]
     assert "hardly any word of the translations is in its reference" in explain(wrong, ["Der Hund schläft"])
+    cut = ["der Hund schläft hier"], [" ".join(["der Hund schläft hier"] * 16)]
+    assert explain(*cut) == "BLEU is 0: the translations have only 6% of the length of the references."
     assert explain(["a b c d"], ["X Y"]) is explain(REFERENCES, REFERENCES) is explain([""], ["X"]) is None
 
 

@@ -57,7 +57,7 @@ def translate(translator: Translator, texts: list[str], **generation) -> dict[st
         return dict(zip(texts, translator(texts, **generation), strict=True))
     except TextTooLong as error:
         message = f"{texts[error.number][:60]!r} has a sentence of {error.tokens} tokens, more than {error.limit}"
-        raise UserError(f"{message}; raise --max_source_length.") from error
+        raise UserError(f"{message}; use --too_long split, or raise --max_source_length.") from error
 
 
 def fill(

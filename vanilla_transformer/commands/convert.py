@@ -65,22 +65,24 @@ def load(options: argparse.Namespace) -> tuple:
     """The model as one of this package, and its tokenizer or None."""
     if options.model.endswith(".pt"):
         if options.dictionary is None:
-            return from_fairseq(options.model), no_tokenizer(options, "without --dictionary there is none.")
+            no_tokenizer(options, "give --dictionary, and --codes, to make one.")
+            return from_fairseq(options.model), None
         tokenizer, size = fairseq_tokenizer(options.dictionary, options.codes)
         return from_fairseq(options.model, size, len(tokenizer) - size), tokenizer
     model = load_foreign(options.model)
     try:
         return model, load_tokenizer(options.model)
     except Exception as error:  # a damaged tokenizer can raise anything
-        return model, no_tokenizer(options, one_line(error))
+        no_tokenizer(options, one_line(error))
+        return model, None
 
 
 def no_tokenizer(options: argparse.Namespace, reason: str):
     """Prints that the model is saved without a tokenizer; raises UserError if the form to write needs one."""
-    reason = f"it has no tokenizer that can be loaded: {reason}"
+    reason = f"{options.model} has no tokenizer that can be loaded: {reason}"
     if options.to in ("ctranslate2", "onnx"):
         raise UserError(reason)
-    print(f"{options.model}: {reason}", file=sys.stderr)
+    print(reason, file=sys.stderr)
 
 
 def write_form(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, options: argparse.Namespace):

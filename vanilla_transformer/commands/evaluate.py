@@ -69,9 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser):
         help="reference translations, one per line; several files are several references of each line",
     )
     add("--bleu_tokenize", help="sacreBLEU tokenizer; none: text is tokenized already (default: by target language)")
-    add("--lowercase", action="store_true", help="ignore case")
+    add("--lowercase", action="store_true", help="ignore case, but not in --metrics")
     how = (
-        "nfc: compose letters and drop invisible characters on both sides before scoring, as the signatures then say "
+        "nfc: compose letters and drop invisible characters on both sides for BLEU, chrF and the word error rate, as "
+        "the signatures then say "
     )
     how += "(default: none, or nfc if a model's tokenizer can only write references so)"
     add("--score_normalization", choices=["none", "nfc"], help=how)
@@ -85,7 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser):
     tests = ["bootstrap", "randomization", "none"]
     add("--paired", choices=tests, default="bootstrap", help="significance test (default: %(default)s)")
     add("--num_samples", type=positive, help="for --paired (default: 1000 resamples or 10000 randomizations)")
-    add("--output", metavar="DIR", type=Path, help="write results.md, results.json and the translations there")
+    add(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        help="write results.md, results.json and the translations there; with --tune, only results.json",
+    )
     add_translation_options(parser)
 
 
@@ -106,7 +112,7 @@ def run(options: argparse.Namespace):
     numbers = metrics.load(references, sources)
     if options.tune not in (None, *TUNABLE, *numbers):
         raise not_measured(f"--tune {options.tune}", [*TUNABLE, *numbers])
-    doubts = [scorer.doubts(references)]
+    doubts = [scorer.advise_tokenizer(references)]
     for name, kind in options.systems:
         if kind == "model":
             doubts.append(scorer.fit(load_translator(name, options).tokenizer, references))
@@ -155,7 +161,8 @@ def check_options(options: argparse.Namespace):
         raise UserError("--model needs source texts; add --sources.")
     if options.tune and not (len(options.systems) == 1 and Path(options.systems[0][0], "config.json").is_file()):
         raise UserError("--tune saves what it finds in one model directory; give that as the only --model.")
-    if options.tune and options.dataset_name and options.split == "test":
+    splits = {part.partition("[")[0].strip() for part in options.split.split("+")}
+    if options.tune and options.dataset_name and "test" in splits:
         raise UserError("--tune must not use the test split: that would inflate its score; give another --split.")
     if options.tune and (given := [name for name in UNTUNED if getattr(options, name) is not None]):
         raise UserError(f"--tune chooses the search itself; leave out --{' and --'.join(given)}.")

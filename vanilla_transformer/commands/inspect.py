@@ -1,4 +1,4 @@
-"""Look inside a model: the shapes of a forward pass, attention maps, and word alignments."""
+"""Look inside a model: the shapes of a forward pass, attention maps, word alignments, and a page to explore it."""
 
 import argparse
 import sys

@@ -24,8 +24,9 @@ BLEU_TOKENIZER |= dict.fromkeys(["th", "tts", "nod", "sou", "lo", "km", "my", "s
 SCRIPT_TOKENIZER = {"HIRAGANA": "ja-mecab", "KATAKANA": "ja-mecab", "CJK": "zh", "HANGUL": "ko-mecab"}
 SCRIPT_TOKENIZER |= dict.fromkeys(["THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"], "char")
 SHOWN_AS_0 = 0.005  # scores below have the decimals .00
-SOME = 20  # distinct references, with which it is suspicious
-SAME = 0.1  # if the distinct hypotheses are at most this share of them
+# Translations are suspiciously alike if, with at least so many distinct references, at most so many times as many
+# translations are distinct.
+FEWEST_REFERENCES, DISTINCT_SHARE = 20, 0.1
 
 
 def make_bleu(target_lang: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> BLEU:
@@ -72,6 +73,8 @@ def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], streams: list[l
     score = bleu.corpus_score(hypotheses, streams)
     if not score.score < SHOWN_AS_0 <= chrf:
         return None
+    if score.totals[-1] and score.precisions[0] > 10:
+        return f"BLEU is 0: the translations have only {score.ratio:.0%} of the length of the references."
     if score.totals[-1]:
         return "BLEU is 0: hardly any word of the translations is in its reference."
     reason = f"no translation has four words, as {bleu.tokenizer.signature()} counts them, and so no 4-gram"
@@ -111,10 +114,10 @@ class Scorer:
         self.is_told = tokenize is not None  # and then no tokenizer is advised
 
     def fit(self, tokenizer: PreTrainedTokenizerBase, references: Iterable[str | list[str]]) -> str | None:
-        """Normalizes from now on if the tokenizer cannot write one of the references as it is, but only in NFC.
+        """Turns normalization on if a reference is not in NFC and the tokenizer can write it only in NFC.
 
         Such a tokenizer normalizes what it reads, so the model never learnt to write the other form. Does nothing if
-        `normalization` was given. Returns a sentence that says so, or None.
+        `normalization` was given. Returns a warning that says so, or None.
         """
         if self.normalization is not None:
             return None
@@ -127,8 +130,8 @@ class Scorer:
         self.normalization = "nfc"
         return (
             "the tokenizer writes letters in their composed form (NFC) and drops invisible characters, and some "
-            "references have others; both sides are normalized for all scores but exact matches (norm:nfc in the "
-            "signatures)."
+            "references have others; both sides are normalized for BLEU, chrF and the word error rate (norm:nfc in "
+            "the signatures)."
         )
 
     def prepare(self, texts: list[str]) -> list[str]:
@@ -161,7 +164,7 @@ class Scorer:
             scores[f"{name}_signature"] = self.signature(metric)
         return scores | self.metrics.score(hypotheses, references, sources)
 
-    def doubts(self, references: Iterable[str | list[str]]) -> str | None:
+    def advise_tokenizer(self, references: Iterable[str | list[str]]) -> str | None:
         """A sentence that names a better tokenizer, if none was given and 13a does not fit the references."""
         texts = itertools.chain.from_iterable(map(as_list, references))
         return None if self.is_told else unfit_tokenizer(self.bleu, texts)
@@ -175,11 +178,11 @@ def fold_spaces(text: str) -> str:
 def explain_sameness(hypotheses: list[str], references: list[str | list[str]]) -> str | None:
     """A sentence about hypotheses that repeat each other far more than the references do, and what to try; or None."""
     found, expected = Counter(hypotheses), Counter(as_list(one)[0] for one in references)
-    if len(expected) < SOME:
+    if len(expected) < FEWEST_REFERENCES:
         return None
     (text, count), (_, usual) = (counts.most_common(1)[0] for counts in (found, expected))
     is_one = 2 * count >= len(hypotheses) and 4 * usual <= len(hypotheses)
-    if not (is_one or len(found) <= SAME * len(expected)):
+    if not (is_one or len(found) <= DISTINCT_SHARE * len(expected)):
         return None
     return (
         f"many translations are the same: {count:,} of {len(hypotheses):,} are {shorten(text, 60)!r}, and only "

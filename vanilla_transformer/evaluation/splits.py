@@ -75,7 +75,7 @@ class SplitEvaluator:
             tqdm.write("\n".join(progress_lines(numbers, examples, prefix, step)))
             streams = scorer.streams(references)
             notes = [explain_zero(scorer.bleu, scores["chrf"], scorer.prepare(translations), streams)]
-            notes += [explain_sameness(translations, references), scorer.doubts(references)]
+            notes += [explain_sameness(translations, references), scorer.advise_tokenizer(references)]
             tqdm.write("".join(f"warning: {note}\n" for note in filter(None, notes)), end="")
         return {f"{prefix}_{name}": number for name, number in numbers.items()} | signatures | {"examples": examples}
 

@@ -12,7 +12,7 @@ from .further_metrics import as_list
 from .scores import Scorer, explain_sameness, explain_zero
 
 # sacreBLEU's randomization test does not count swaps that repeat the observed difference, which are many if few
-# hypotheses differ: of two, half of all swaps do, so p is 0.5, and it gives 0.0001.
+# hypotheses differ: if two differ, half of all swaps do: p should be 0.5, and it gives 0.0001.
 FEWEST_DIFFERENT = 14
 TOO_FEW = "only {} translations differ from {}, too few for the randomization test"
 

@@ -19,8 +19,8 @@ def tune(
     by: str = "bleu",
     greater_is_better: bool = True,
 ) -> list[dict]:
-    """Tries each number of beams with each length penalty. Returns a dictionary of each pair with its scores: `bleu`,
-    `chrf`, further metrics of the `scorer`, `exact_match` and `word_error_rate`.
+    """Tries each number of beams with each length penalty, and one beam with none. Returns a dictionary of each
+    setting and its scores: `bleu`, `chrf`, further metrics of the `scorer`, `exact_match` and `word_error_rate`.
 
     The best by [`deciding_metric`] comes first. Ties go to fewer beams, then to the penalty nearer to 1. Sources are
     cut into pieces as in any translation, so the scores are those of later searches. Each number of beams translates

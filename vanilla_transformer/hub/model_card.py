@@ -70,7 +70,7 @@ def make_model_card(output_dir: str | Path, name: str | None = None) -> ModelCar
     name, dataset = name or " ".join(output_dir.resolve().name.split()), results["dataset"]
     splits = [("eval", recipe.get("validation_split") or "validation"), ("test", recipe.get("test_split") or "test")]
     splits = [(prefix, split) for prefix, split in splits if f"{prefix}_bleu" in results]
-    # Of a local one, it is the last part; what no Hub id can be gets no link, which it could break.
+    # `dataset` is a Hub id, or the last part of a local path. Only an id is linked: other text could break the link.
     is_on_hub = "/" in dataset and dataset == recipe.get("dataset_name") == public_name(dataset)
     base, further = recipe.get("model_name_or_path"), results.get("metrics", {})
     names = [name for key in ("source_lang", "target_lang") for name in (results.get(key) or "").split(", ")]
@@ -132,7 +132,7 @@ def record_tuning(output_dir: Path, tuned: dict, scored_with: dict) -> bool:
         if not is_ours:
             written = card.read_text(encoding="utf-8")
             refuse_merge_keys(written.partition("\n---\n")[0])
-            name = ModelCard(written).data.model_name  # that of before the directory was renamed
+            name = ModelCard(written).data.model_name  # the name before the directory was renamed
             is_ours = written == str(make_model_card(output_dir, name))
     text = json.dumps({"scored_with": scored_with} | results | tuned, indent=2, ensure_ascii=False)
     write_text(path, text + "\n")

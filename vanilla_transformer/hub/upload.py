@@ -122,13 +122,13 @@ def replace_code(folder: Path, native: bool):
 
 
 def tokenizer_files(output_dir: Path) -> list[str]:
-    """The names that files of the tokenizer in a directory have. Raises UserError if it cannot be loaded."""
+    """All names that files of the tokenizer in a directory may have. Raises UserError if it cannot be loaded."""
     tokenizer = load_tokenizer(output_dir)
     return sorted({*TOKENIZER_FILES, *tokenizer.vocab_files_names.values()})
 
 
 def stage_files(output_dir: Path, folder: Path, names: Iterable[str]):
-    """Copies the files of these names, if they exist, into a folder, or, of weights, links to them.
+    """Copies the files with these names, where they exist, into a folder; weights are linked if that is allowed.
 
     A link to a file counts as the file: snapshots in the cache of the Hub consist of links.
     """

@@ -90,7 +90,8 @@ def check_model(
 
     Raises:
         AssertionError: Checks fail; the message names all of them, each with the backend, the largest difference, and
-            the usual cause with its remedy. An exception within a check counts as a failure of it.
+            the usual cause with its remedy. If `repeat` fails, it names that alone, since others may fail because of
+            it. An exception within a check counts as a failure of it.
         ValueError: The model does not have such a backend, or its positions end too early.
     """
     if model.config.longest_sequence < LEAST:
@@ -107,9 +108,11 @@ def check_model(
         if compiled and not checks.failures:
             checks.run("compiled", attention[-1], lambda: checks.compiled(compiled))
     if checks.failures:
-        only = ["repeat"] if "repeat" in checks.failures else checks.failures  # or all others fail too
+        only = ["repeat"] if "repeat" in checks.failures else checks.failures
         lines = [f"- {name}: {checks.findings(name)}. {CHECKS[name]}" for name in only]
-        message = f"{type(model).__name__} fails {len(lines)} of {len(checks.done)} checks:\n" + "\n".join(lines)
+        message = f"{type(model).__name__} fails {len(checks.failures)} of {len(checks.done)} checks:\n" + "\n".join(
+            lines
+        )
         raise AssertionError(message) from checks.error
 
 

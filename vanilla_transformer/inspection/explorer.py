@@ -45,7 +45,8 @@ def explore(
     tokenizer: PreTrainedTokenizerBase,
     pairs: Iterable[tuple[str, str | None, str | None]],
 ) -> dict:
-    """All that the page shows: `sentences`, the `shapes` of a forward pass, and the model's sizes.
+    """All that the page shows: `sentences`, `variants` with a part off, the `shapes` of a forward pass, the `sizes` of
+    the model and its `end` token.
 
     Args:
         pairs: Sources with a reference (None: the model's own translation) and its word alignment, such as "0-0 1-2"
