@@ -408,6 +408,22 @@ def test_finished_sentences_leave_the_batch(num_beams, monkeypatch):
         assert list(sentences) == [sum(end > step for end in ends) for step in range(max(ends))]
 
 
+@pytest.mark.parametrize("prompt", [[START], [START, 9, 4, 11]], ids=len)
+def test_beam_search_ends_as_soon_as_a_plain_one(prompt):
+    """The longest translation, by which "never" divides the scores of running beams, counts no token of the prompt."""
+    model, search = make_lively(), {"early_stopping": "never", "length_penalty": 0.5}
+    steps = []
+    model.model.decoder.layers[0].register_forward_pre_hook(lambda *_: steps.append(1))
+    for source in ALONE:
+        beams_by_hand(model, source, prompt, **search)
+        expected = len(steps)
+        steps.clear()
+        options = {"decoder_input_ids": torch.tensor([prompt]), "max_new_tokens": STEPS, "num_beams": 4} | search
+        model.generate(source, **options, custom_generate=beam_search)
+        assert len(steps) == expected
+        steps.clear()
+
+
 # ------------------------------------------------------------------------------------------- sampling and ensembles
 
 
