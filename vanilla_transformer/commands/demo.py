@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add(
         "--max_source_length",
         type=positive,
-        help="a sentence of more tokens is refused (default: all positions of the model)",
+        help="tokens of a piece; a longer one is refused (default: all positions of the model)",
     )
     add("--host", default="127.0.0.1", help="0.0.0.0 serves other machines too (default: %(default)s)")
     add("--port", type=positive, help="(default: the first free one from 7860)")

@@ -110,7 +110,7 @@ class Page:
                 button = gr.Button("Translate", variant="primary", elem_id="translate")
             with gr.Column(min_width=300):
                 target = gr.Textbox(label="Translation", lines=3, buttons=["copy"], elem_id="translation")
-                speed = gr.Markdown(f"Up to {longest} tokens in a sentence.", label="Speed", elem_id="speed")
+                speed = gr.Markdown(f"Up to {longest} tokens at a time.", label="Speed", elem_id="speed")
         with gr.Row():
             with gr.Column(min_width=300):
                 count = saved.num_beams or 4  # section 6.1
@@ -176,8 +176,10 @@ class Page:
         try:
             segments, best, seconds = running.result()
         except TextTooLong as error:
-            sentence = f"A sentence has {error.tokens} tokens, more than {error.limit}; shorten it."
-            raise gr.Error(sentence, print_exception=False) from error
+            piece = (
+                f"A piece of the text has {error.tokens} tokens, more than the {error.limit} that are translated at "
+            )
+            raise gr.Error(f"{piece}a time; shorten it.", print_exception=False) from error
         except InputError as error:  # an option that the backend does not have, a lone surrogate, ...
             raise gr.Error(one_line(error), print_exception=False) from error
         tokens = sum(hypotheses[0].tokens for hypotheses in best)
