@@ -313,7 +313,7 @@ def test_several_references_are_scored_as_by_sacrebleus_command(folder, tmp_path
     assert "has 120 lines and" in said and "short 2; give --references that correspond line by line" in said
 
 
-def test_further_metrics_stand_in_the_table_and_choose_the_search(folder, ours, tmp_path, monkeypatch, capsys):
+def test_further_metrics_stand_in_the_table(folder, ours, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     module = write_metric(tmp_path / "lengths.py")
     given = ["--references", "references.txt", "--metrics", module, "--metric_kwargs", "scale=3"]
