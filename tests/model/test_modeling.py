@@ -226,6 +226,20 @@ def test_initial_weights():
     assert not layer.fc1.bias.any() and layer.final_layer_norm.weight.eq(1).all()
     bound = math.sqrt(6 / (16 + 20)) / math.sqrt(len(model.model.decoder.layers))
     assert 0.9 * bound < layer.fc1.weight.abs().max() <= bound
+    head = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(**TINY, tie_word_embeddings=False)
+    ).lm_head
+    bound = math.sqrt(6 / sum(head.weight.shape))  # of no stack
+    assert 0.9 * bound < head.weight.abs().max() <= bound
+
+
+def test_embeddings_are_scaled_or_as_they_are(make_model):
+    scaled = make_model().eval()
+    plain = make_model(scale_embedding=False).eval()
+    plain.load_state_dict(scaled.state_dict())
+    inputs = {"input_ids": SOURCE, "decoder_input_ids": TARGET, "output_hidden_states": True}
+    first, second = (model(**inputs).encoder_hidden_states[0] for model in (scaled, plain))
+    assert_close(first - second, (math.sqrt(16) - 1) * plain.get_input_embeddings()(SOURCE), 1e-6)
 
 
 def test_embeddings_and_encoder_outputs_replace_ids(make_model):
@@ -403,8 +417,8 @@ class Doubled(nn.Linear):
 
 def test_a_changed_output_projection_is_called():
     lm_head, hidden = randomise(Doubled(16, 37)), torch.randn(3, 5, 16)
-    loss = label_smoothed_cross_entropy(hidden, lm_head, LABELS, 0.1)
-    torch.testing.assert_close(loss, label_smoothed_cross_entropy(hidden, lm_head, LABELS, 0.1, None, lm_head(hidden)))
+    loss = label_smoothed_cross_entropy(hidden, lm_head, LABELS)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(lm_head(hidden).transpose(1, 2), LABELS))
 
 
 def test_soft_targets_may_be_the_first_token():

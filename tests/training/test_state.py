@@ -165,6 +165,7 @@ def test_lasting_spike_is_found(kind, logging_steps, accelerator):
         ([2.0, 4.0] * 50, 8.9, False),  # of standard deviation 1
         ([2.0, 4.0] * 50, 9.1, True),
         ([3.0] * 49, 50.0, False),  # too few to tell
+        ([3.0] * 50, 50.0, True),
     ],
 )
 def test_threshold_of_a_spike(recent, loss, is_spike, accelerator):

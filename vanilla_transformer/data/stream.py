@@ -180,7 +180,7 @@ class StreamedBatches:
 def check_states(states: list[dict], pools: Pools):
     """Raises UserError unless a run can be resumed from these states, in a sentence that says why."""
     remedy = "start a new run, with the checkpoint as --model_name_or_path to keep its weights."
-    if any(state.keys() != START.keys() | {"shards"} for state in states):
+    if states[0].keys() != START.keys() | {"shards"}:
         raise UserError(f"The checkpoint is of an earlier version, which read streams in another order; {remedy}")
     if len(states) != pools.num_processes:
         raise UserError(
