@@ -89,10 +89,10 @@ def main():
     triggers = Triggers(options, max_steps)
     report.compare_rates(state, schedule)
     report.check_average(triggers)
-    if options.dry_run and fits:
-        try_step = partial(optimizer_step, weights, optimizer, options, accelerator, state=state, learning_rate=0.0)
-        report.dry_run(try_step, batches, options.gradient_accumulation_steps, max_steps - state.step, recipe)
     if options.dry_run:
+        try_step = partial(optimizer_step, weights, optimizer, options, accelerator, state=state, learning_rate=0.0)
+        steps_left = max_steps - state.step
+        report.dry_run(try_step if fits else None, batches, options.gradient_accumulation_steps, steps_left, recipe)
         return processes.end_processes(accelerator)
 
     # Held by the main process until it ends. A soft lock, filelock's own remedy, would outlive a killed run.

@@ -109,6 +109,11 @@ def last_part(path_or_url: str) -> str:
     return Path(urlsplit(path_or_url).path if "://" in path_or_url else path_or_url).name
 
 
+def public_file(path_or_url: str) -> str:
+    """A file of the Hub as it is, of any other the name alone: the way there may be private, or hold a password."""
+    return path_or_url if path_or_url.startswith("hf://") else last_part(path_or_url)
+
+
 def copy_permissions(folder: Path):
     """Gives the weights of a saved model the access rights of its config; safetensors 0.8 lets only the owner read."""
     for weights in folder.glob("*.safetensors"):

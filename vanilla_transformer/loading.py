@@ -89,6 +89,8 @@ class Translator(BaseTranslator):
         kwargs.setdefault("trust_remote_code", False)  # None would prompt on the terminal
         own = {name: kwargs.pop(name) for name in TRANSLATOR_OPTIONS if name in kwargs}
         names = [name_or_path] if isinstance(name_or_path, str | os.PathLike) else list(name_or_path)
+        if not names:
+            raise UserError("There is no model to load; give a directory or a Hub id.")
         if backend == "torch":
             if quantization is not None:
                 raise UserError(f"`quantization={quantization!r}` needs `backend='ctranslate2'`.")
@@ -109,8 +111,6 @@ def load_torch(
 
     Switches cuDNN's attention off for the whole process.
     """
-    if not names:
-        raise UserError("There is no model to load; give a directory or a Hub id.")
     use_safetensors = kwargs.pop("use_safetensors", True)
     of_model = {"attn_implementation": "eager"} | kwargs if device.type == "cpu" else kwargs  # the fastest there
     avoid_cudnn_attention()

@@ -96,8 +96,8 @@ class TextTooLong(InputError):
 
     def __init__(self, number: int, tokens: int, limit: int):
         super().__init__(
-            f"Text {number + 1} has {tokens} tokens; at most {limit} can be translated in one piece, unless you raise "
-            "`max_source_length`."
+            f"Text {number + 1} has {tokens} tokens; at most {limit} can be translated in one piece. Shorten it, or "
+            "raise `max_source_length` if the model has more positions."
         )
         self.number, self.tokens, self.limit = number, tokens, limit
 
@@ -322,7 +322,7 @@ def cut(
     """Splits `text` into the longest pieces that fit, at the allowed cut points.
 
     A sentence or a word that does not fit is kept whole if that is possible. A piece that cannot be split is returned
-    even if it is not.
+    even if it is too long.
     """
     if level not in CUTS:
         yield text

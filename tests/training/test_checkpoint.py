@@ -101,7 +101,9 @@ def test_a_resumed_run_has_the_settings_of_now(folder, accelerator):
     assert Run(accelerator).load(folder, **settings).state.settings == settings
 
 
-@pytest.mark.parametrize("name, are_compared", [("seed", True), ("num_beams", False), ("max_target_length", False)])
+@pytest.mark.parametrize(
+    "name, are_compared", [("seed", True), ("num_beams", False), ("max_target_length", False), ("ema_decay", False)]
+)
 def test_scores_made_otherwise_are_not_compared(name, are_compared, accelerator, byte_tokenizer, tmp_path):
     run = Run(accelerator)
     run.state.settings, run.state.history = {"streaming": False, name: 1}, [{"step": 1}]

@@ -17,7 +17,7 @@ LIMITS = {"max_source_length": 9, "max_target_length": 30}
 
 
 @pytest.mark.parametrize(
-    "kind, positions, length", [("sinusoidal", 12, 31), ("learned", 12, 12), ("learned", 40, 31), ("learned", 31, 31)]
+    "kind, positions, length", [("sinusoidal", 12, 31), ("learned", 12, 13), ("learned", 40, 31), ("learned", 31, 31)]
 )
 def test_generation_ends_with_the_longest_target_or_the_last_position(kind, positions, length, make_model):
     model = make_model(position_embedding_type=kind, max_position_embeddings=positions)

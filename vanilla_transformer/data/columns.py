@@ -44,8 +44,8 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
 
 
 def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: tuple = ()) -> bool:
-    """Whether a .csv or .tsv file lacks a header row, which is then printed: its first row is clearly a pair, or the
-    options number the columns.
+    """Whether a .csv or .tsv file has no header row: its first row is clearly a pair, or the options number the
+    columns. Prints so if it has none.
 
     Names of columns are languages or identifiers, or have numbers below them. Raises UserError if the first row is
     neither a header nor a pair.

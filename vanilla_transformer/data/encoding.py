@@ -186,8 +186,8 @@ def tokenize_splits(
 ) -> dict:
     """Tokenizes all splits but streams, and prints how many pairs each has and how many were dropped.
 
-    In evaluation, only pairs are dropped that are longer than both `max_position_embeddings` and the limits of
-    training, or than learned positions allow.
+    Validation and test keep each pair without an empty side up to the larger of `max_position_embeddings` and the
+    limits of training, as far as learned positions reach.
     Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts. In
     fine-tuning, it is never lowered: the model may have read longer sources.
     """
@@ -213,8 +213,8 @@ def tokenize_splits(
         if drops["too long"] > MANY_TOO_LONG * len(dataset):
             PartialState().print(
                 f"warning: {drops['too long']:,} of {len(dataset):,} {split} pairs are dropped, since the source is "
-                f"longer than {limits[0]} tokens or the target longer than {limits[1]}; raise --max_source_length or "
-                "--max_target_length."
+                f"longer than {limits[0]} tokens or the target longer than {limits[1]}"
+                + ("; raise --max_source_length or --max_target_length." if split == "train" else ".")
             )
     train = splits["train"]
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length

@@ -97,6 +97,9 @@ def group_sides(names: list[str], files: list[str]) -> Iterator[tuple[str, ...]]
     sides = {}
     for name, file in zip(names, files, strict=True):
         sides.setdefault(suffix_of(name), []).append(file)
+    if len({len(side) for side in sides.values()}) > 1:
+        counts = ", ".join(f"{suffix}: {len(side)}" for suffix, side in sides.items())
+        raise ValueError(f"parallel files need as many of each side, and there are others ({counts}).")
     return zip(*sides.values(), strict=True)
 
 

@@ -14,7 +14,7 @@ from datasets import Dataset, IterableDataset, ReadInstruction
 from datasets.features.features import require_decoding
 
 from ..errors import UserError, one_line
-from ..files import last_part
+from ..files import last_part, public_file
 from ..languages import known_code
 from .columns import (
     REFERENCES,
@@ -300,7 +300,7 @@ def describe_origin(sources: list[Source]) -> str:
     if name := first.dataset:
         return f"{first.name} of {last_part(name) if Path(name).exists() else name}"
     files = [file for source in sources for file in ([source.name] if isinstance(source.name, str) else source.name)]
-    where = ", ".join(file if file.startswith("hf://") else last_part(file) for file in files[:NAMED])
+    where = ", ".join(map(public_file, files[:NAMED]))
     return where + (f" and {len(files) - NAMED:,} more" if len(files) > NAMED else "")
 
 
@@ -356,10 +356,10 @@ def hold_out(
 ) -> dict[str, list[Dataset]]:
     """Divides the training files where a split is missing: validation and, with `--test_split_percentage`, test.
 
-    A pair is held out by a hash of its normalized source, so that all pairs of a source are on the same side, the same
-    ones when a file grows or is shuffled. They are taken from all files, of each at least one if these `differ` in
-    their languages. If files have tags or weights and the same languages, such as back-translations, they are taken
-    from the first only, and the others lose the pairs with sources that are held out.
+    A hash of its normalized source decides whether a pair is held out, so pairs with the same source stay together,
+    and a pair stays on its side when files grow or are shuffled. Every file gives pairs; if files `differ` in their
+    languages, each gives at least one. If they have tags or weights and the same languages, such as
+    back-translations, only the first gives pairs, and the others lose the pairs whose sources are held out.
     """
     name, train = options.label, files["train"]
     shares = {"test": options.test_split_percentage, "validation": options.validation_split_percentage}

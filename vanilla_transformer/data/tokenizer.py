@@ -242,7 +242,7 @@ def describe_losses(tokenizer: PreTrainedTokenizerBase, texts: list[str], side: 
     said = [f"{kind} ({count / len(texts):.0%})" for kind, count in lost.items() if count >= 0.01 * len(texts)]
     if not said:
         return None
-    return f"the tokenizer does not keep, in {side} texts: {', '.join(said)}; --verbatim trains one that does."
+    return f"the tokenizer does not keep, in {side} texts: {', '.join(said)}"
 
 
 def lost_characters(text: str, decoded: str) -> int:
@@ -330,7 +330,8 @@ def make_tokenizer(
             )
     for side, texts in samples.items():
         if note := describe_losses(tokenizer, texts, side):
-            print(textwrap.fill(note, 80, subsequent_indent="  "))
+            advice = "; --verbatim trains one that does." if existing is None else "."
+            print(textwrap.fill(note + advice, 80, subsequent_indent="  "))
     for tag in tags:
         if tag in (getattr(tokenizer, name) for name in SPECIAL_TOKENS):
             raise UserError(f"--train_file_tags has {tag}, a special token of the tokenizer; choose another tag.")

@@ -76,7 +76,8 @@ def step_fits(model, options: TrainingOptions, longest: int, accelerator: Accele
     pairs = max(1, options.per_device_train_max_tokens // longest)
     needed = 4 * COPIES * model.num_parameters() + activation_bytes(model.config, pairs, longest)
     if accelerator.device.type == "cuda":
-        free = torch.cuda.mem_get_info(accelerator.device)[0]
+        free = torch.cuda.mem_get_info(accelerator.device)[0]  # and what torch keeps for itself, but does not use
+        free += torch.cuda.memory_reserved(accelerator.device) - torch.cuda.memory_allocated(accelerator.device)
     else:  # the processes of a machine share it
         free = free_memory() / get_cpu_distributed_information().local_world_size
     free += 4 * model.num_parameters()  # the weights are there already

@@ -97,7 +97,7 @@ def make_generation_config(
     ids = {name: getattr(config, name) for name in vars(config) if name.endswith("_token_id")}
     kept = {name: getattr(model.generation_config, name) for name in KEPT_FROM_MARIAN}
     return GenerationConfig(
-        max_length=min(max_target_length + 1, config.longest_sequence),  # with the start token
+        max_length=min(max_target_length, config.longest_sequence) + 1,  # with the start token
         num_beams=options.num_beams if options.num_beams > 1 else None,
         length_penalty=options.length_penalty if options.num_beams > 1 else None,
         **ids,

@@ -39,8 +39,8 @@ def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
 def highest_peak(d_model: int) -> float:
     """The highest peak at which models of this width still train after a short warm-up.
 
-    It is that of the recipes of few steps, 3e-3 at a width of 128, in proportion to 1 / d_model, and no less than the
-    paper's after its 4,000 steps. Widths of 32 to 512 were tried (docs/LOG.md): twice as much at 512 learns nothing.
+    It is 0.36 / d_model, but at most 3e-3, as in the recipes of few steps, and at least the paper's peak after 4,000
+    steps. Widths of 32 to 512 were tried (docs/LOG.md): twice as much at 512 learns nothing.
     """
     return max(min(3e-3, 0.36 / d_model), paper_learning_rate(d_model, 4000))
 

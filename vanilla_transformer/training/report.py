@@ -24,7 +24,7 @@ from ..data.encoding import lengths_of
 from ..data.options import DataOptions
 from ..data.splits import Splits
 from ..errors import UserError
-from ..files import last_part, replacing_file
+from ..files import public_file, replacing_file
 from .options import TrainingOptions
 from .processes import run_on_main
 from .recipe import recipe_to_yaml
@@ -79,7 +79,8 @@ def name_better_checkpoint(state: TrainerState, options: TrainingOptions):
     """Prints which evaluated checkpoint was better than the final weights, unless the best ones were asked for."""
     metric, entries = options.metric_for_best_model, {entry["step"]: entry for entry in state.evaluations()}
     best = state.ranking(metric, options.greater_is_better)[0]
-    if best == state.step or options.early_stopping_patience or options.average_checkpoints_by == "score":
+    has_best = options.early_stopping_patience or options.average_checkpoints_by == "score"
+    if best == state.step or has_best or options.tune_decoding:  # another search has other scores
         return
     ours, theirs = entries[state.step], entries[best]
     if all(ours[name] == theirs[name] for name in (f"eval_{metric}", "eval_chrf")):  # the loss has decided
@@ -104,7 +105,7 @@ DRY_RUN_SECONDS = 30
 
 
 def dry_run(
-    take_step: Callable[[list[dict]], tuple[torch.Tensor, ...]],
+    take_step: Callable[[list[dict]], tuple[torch.Tensor, ...]] | None,
     batches: DataLoader,
     accumulation_steps: int,
     steps_left: int,
@@ -112,9 +113,8 @@ def dry_run(
 ):
     """Prints the batches of an epoch and the recipe, takes up to 21 steps, and prints their time and memory.
 
-    The first step warms up and does not count.
-
-    `take_step` returns what `optimizer_step` of train.py does.
+    The first step warms up and does not count. `take_step` returns what `optimizer_step` of train.py does; None, where
+    a step does not fit into memory, leaves the steps out.
     """
     state = PartialState()
     if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
@@ -124,6 +124,8 @@ def dry_run(
         each = accumulation_steps * state.num_processes
         state.print(f"{len(plan) / each:,.1f} steps an epoch, {each} batch{'es' if each > 1 else ''} each")
     state.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}\n{DRY_RUN}", flush=True)
+    if take_step is None:
+        return state.print("No step was tried, since it may not fit into memory.")
     loader, times = iter(batches), []
     while len(times) < 2 or (len(times) <= 20 and run_on_main(lambda: times[-1] - times[0] < DRY_RUN_SECONDS)):
         *_, grad_norm = take_step([next(loader) for _ in range(accumulation_steps)])
@@ -172,8 +174,7 @@ def describe_run(data_options: DataOptions, pairs: Splits, splits: dict) -> dict
     packages = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
     names = {"train": "train_samples", "validation": "eval_samples", "test": "test_samples"}
     languages = [", ".join(dict.fromkeys(side)) for side in zip(*data_options.directions, strict=True)] or (None, None)
-    # A Hub id, or names without their paths: a URL may contain a password.
-    datasets = [name if name.startswith("hf://") else last_part(name) for name in data_options.train_file or ()]
+    datasets = list(map(public_file, data_options.train_file or ()))
     datasets = datasets or [Path(name).name if Path(name).exists() else name for name in [data_options.dataset_name]]
     return {names[name]: len(split) for name, split in splits.items() if isinstance(split, Sized)} | {
         "dataset": ", ".join(datasets),

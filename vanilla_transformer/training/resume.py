@@ -25,6 +25,7 @@ SIZES = {name for name in VanillaTransformerConfig.__annotations__ if "dropout" 
 # Settings that scores depend on.
 SCORING = {"metric_for_best_model", "num_beams", "length_penalty", "bleu_tokenize", "target_lang", "validation"}
 SCORING |= {"max_target_length"}  # the longest translation
+SCORING |= {"ema_decay", "max_source_sentences", "max_source_lines"}  # what is scored, and in which pieces
 SCORING |= {"metrics", "metric_kwargs", "greater_is_better", "score_normalization", "reference_columns"}
 DESCRIPTIONS = {
     "data": "the training pairs (dataset, columns, limits or tokenizer)",

@@ -89,8 +89,8 @@ def offering_resume(output_dir: Path) -> Iterator[None]:
 def prune_checkpoints(state: TrainerState, triggers: Triggers):
     """Deletes all but the `save_total_limit` newest checkpoints, the best, and those to be averaged at the end.
 
-    After the first checkpoint at a step where one was due, one that was saved because of the time or a signal is kept
-    only while it is the newest of all.
+    Once there is a scheduled checkpoint, one that was saved because of the time or a signal is deleted as soon as
+    there is a newer one.
     """
     options, existing = triggers.options, list_checkpoints(triggers.options.output_dir)
     newest = (scheduled_checkpoints(options.output_dir, triggers) or existing)[-options.save_total_limit :]
