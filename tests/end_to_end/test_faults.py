@@ -317,7 +317,7 @@ def refuse():
 @pytest.mark.slow
 def test_process_that_cannot_tune_ends_both(pairs, fork_two, tmp_path):
     argv = options(pairs, tmp_path / "model", "--max_steps 1 --tune_decoding")
-    two = fork_two(argv, partial(fault_at, "vanilla_transformer.evaluation.tuning", "tune", 1, refuse))
+    two = fork_two(argv, partial(fault_at, "vanilla_transformer.evaluation.splits", "tune", 1, refuse))
     assert [process.wait() for process in two] == [2, 2]
     assert "train.py: error: no tuning today." in two[0].printed()
 
