@@ -372,16 +372,18 @@ def test_a_distant_max_length_takes_no_memory(route):
 def test_keys_without_descendants_are_pruned(positions, attention, monkeypatch):
     model = make_lively(positions, max_position_embeddings=100)
     model.set_attn_implementation(attention)
-    keys, step = [], DecodingState.step
+    keys, pruned, step, prune = [], [], DecodingState.step, DecodingState.prune_cache
 
     def note(state, tokens):
         keys.append(state.cache.get_seq_length())
         return step(state, tokens)
 
     monkeypatch.setattr(DecodingState, "step", note)
+    monkeypatch.setattr(DecodingState, "prune_cache", lambda *given: pruned.append(len(keys)) or prune(*given))
     options = {"attention_mask": MASK, "num_beams": 4, "min_new_tokens": 80, "max_new_tokens": 80}
     output = model.generate(SOURCE, **custom(options))
     assert len(keys) == 79 and max(keys) < 80 * 4 * 0.8
+    assert 0 < len(pruned) <= 4  # each time after about twice as many steps
     assert torch.equal(output, model.generate(SOURCE, **options))
 
 
