@@ -71,6 +71,9 @@ class TrainingOptions:
     warmup_steps: int = option(4000, "steps of linear warm-up to the peak learning rate", ge=0)
     max_steps: int | None = option(None, "optimizer steps to train (default: num_train_epochs epochs)", ge=1)
     num_train_epochs: float = option(10.0, "epochs to train if max_steps is not given", ge=1e-6)
+    optimizer: Literal["adamw", "muon"] = option(
+        "adamw", "the paper's Adam, or Muon for the matrices of the layers and Adam for the rest"
+    )
     label_smoothing_factor: float = option(0.1, "probability spread over the vocabulary, section 5.4", ge=0, lt=1)
     max_grad_norm: float = option(1.0, "clip the gradient norm at this value; 0: no clipping", ge=0)
     weight_decay: float = option(0.0, "weight decay of the matrices", ge=0)
