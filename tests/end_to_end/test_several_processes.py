@@ -103,6 +103,14 @@ def test_two_processes_equal_one(pairs, one, fork_two, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["copied", "sharded"])
+def test_two_processes_with_muon_equal_one(how, pairs, fork_two, tmp_path):
+    train(options(pairs, tmp_path / "one", ONE + " --optimizer muon", model=MODEL))
+    succeed(fork_two(options(pairs, tmp_path / "two", TWELVE + " --optimizer muon", model=MODEL), **HOW[how]))
+    assert_same_run(tmp_path / "two", tmp_path / "one", tolerance=3e-3)  # Muon multiplies in bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["copied", "sharded"])
 def test_two_distilled_processes_equal_one(how, pairs, one, fork_two, tmp_path):
     """The main process reads the pairs with the teacher, the other one reads the cache."""
     k = {"copied": 8, "sharded": 7}[how]  # each has its own cache
