@@ -33,11 +33,13 @@ CONFIGS = {
 class Run:
     """What train.py holds during a run: weights, optimizer and state."""
 
-    def __init__(self, accelerator, with_ema=True, seed=0, **config):
+    def __init__(self, accelerator, with_ema=True, seed=0, optimizer="adamw", **config):
         torch.manual_seed(seed)
         self.model, self.accelerator, self.state = small_model(**config), accelerator, TrainerState()
         self.weights = Weights(self.model, accelerator, compile=False, ema_decay=0.9 if with_ema else None)
-        optimizer = optim.make_optimizer(self.model, training_options("--weight_decay=0.01"))
+        optimizer = optim.make_optimizer(
+            self.model, training_options("--weight_decay=0.01", f"--optimizer={optimizer}")
+        )
         self.optimizer = AcceleratedOptimizer(optimizer, scaler=accelerator.scaler)
 
     def train(self, steps: int):
@@ -112,10 +114,11 @@ def test_scores_made_otherwise_are_not_compared(name, are_compared, accelerator,
     assert Run(accelerator).load(folder, **settings).state.scores_count_from == (0 if are_compared else 1)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("with_ema", [True, False])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_resumed_run_equals_an_uninterrupted_one(config, with_ema, accelerator, byte_tokenizer, tmp_path):
-    config = config | DROPOUTS
+def test_resumed_run_equals_an_uninterrupted_one(config, with_ema, optimizer, accelerator, byte_tokenizer, tmp_path):
+    config = config | DROPOUTS | {"optimizer": optimizer}
     run = Run(accelerator, with_ema, **config).train(2)
     run.state.history = [{"step": 2, "eval_bleu": 1.5, "eval_loss": 2.5}]
     run.state.stream, run.state.settings = [{"epoch": 1, "place": None}], {"seed": 2**62, "streaming": False}

@@ -34,7 +34,7 @@ GROUPS = {
     "size of the model": "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
     "encoder_ffn_dim decoder_ffn_dim dropout attention_dropout activation_dropout",
     "optimization": "per_device_train_max_tokens gradient_accumulation_steps learning_rate lr_scheduler_type "
-    "warmup_steps label_smoothing_factor weight_decay max_grad_norm ema_decay average_checkpoints "
+    "warmup_steps optimizer label_smoothing_factor weight_decay max_grad_norm ema_decay average_checkpoints "
     "average_checkpoints_by r_drop_alpha seed on_divergence",
     "evaluation and checkpoints": "eval_steps save_steps logging_steps save_total_limit early_stopping_patience "
     "metric_for_best_model greater_is_better metrics metric_kwargs length_penalty tune_decoding num_examples "

@@ -14,8 +14,16 @@ from .run_folder import check_output_dir
 from .state import TrainerState
 from .weights import Weights
 
-# Settings that decide which pairs a batch holds, and which batches a step has.
-FIXED = ("seed", "tokenizer_name", "per_device_train_max_tokens", "bpe_dropout", "data", "batches_per_step")
+# Settings that decide which pairs a batch holds, which batches a step has, and what a checkpoint has of the optimizer.
+FIXED = (
+    "seed",
+    "optimizer",
+    "tokenizer_name",
+    "per_device_train_max_tokens",
+    "bpe_dropout",
+    "data",
+    "batches_per_step",
+)
 # Further ones for a stream, which has no fingerprint.
 FIXED_IN_STREAM = ("dataset_name", "dataset_config_name", "train_file", "train_split", "source_lang", "target_lang")
 FIXED_IN_STREAM += ("source_column", "target_column", "max_source_length", "max_target_length", "max_train_samples")
