@@ -104,9 +104,10 @@ def test_two_processes_equal_one(pairs, one, fork_two, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["copied", "sharded"])
 def test_two_processes_with_muon_equal_one(how, pairs, fork_two, tmp_path):
+    """Muon multiplies in bfloat16, whose sums over shards differ by a few percent of an update of 0.002 a step."""
     train(options(pairs, tmp_path / "one", ONE + " --optimizer muon", model=MODEL))
     succeed(fork_two(options(pairs, tmp_path / "two", TWELVE + " --optimizer muon", model=MODEL), **HOW[how]))
-    assert_same_run(tmp_path / "two", tmp_path / "one", tolerance=3e-3)  # Muon multiplies in bfloat16
+    assert_same_run(tmp_path / "two", tmp_path / "one", tolerance={"copied": 1e-5, "sharded": 8e-3}[how])
 
 
 @pytest.mark.slow
