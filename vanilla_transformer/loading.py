@@ -31,10 +31,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_sentencepiece_available
+from transformers.utils import GENERATION_CONFIG_NAME, is_sentencepiece_available
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from .errors import UserError, noting
+from .errors import UserError, explaining, noting
 from .files import CONVERTED
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .translation_vanilla_transformer import TRANSLATOR_OPTIONS, BaseTranslator, Engine, TorchEngine, is_vanilla
@@ -215,6 +215,9 @@ def load_model(name: str | os.PathLike, use_safetensors: bool | None = True, **k
             f"The config of {name} has the `{wrong[0]}` {raw[wrong[0]]!r}, which may load code or other weights; "
             "remove it."
         )
+    if file := cached_file(name, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False, **where):
+        with explaining(f"{file} is damaged", ValueError):  # transformers would search as if it were not there
+            json.loads(Path(file).read_text(encoding="utf-8"))
     weights = find_weights(name, kwargs.get("variant"), **where)
     if not weights and Path(name, CONVERTED).is_file():
         raise UserError(f"{name} was converted for CTranslate2; give --backend ctranslate2 (`backend='ctranslate2'`).")

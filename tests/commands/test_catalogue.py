@@ -180,6 +180,8 @@ WRONG = {
     "--catalogue broken.po --output y.po": "--catalogue broken.po could not be read: Syntax error on line 2",
     "--catalogue latin.po --output y.po": "--catalogue latin.po could not be read: 'utf-8' codec",
     "--catalogue empty.po --output folder": "/folder is not a file; choose another name",
+    "--catalogue empty.po --output y.xliff": "--output y.xliff must end in .po",
+    "--catalogue empty.po --output none/y.po": "--output none/y.po cannot be written: none is not a directory",
     "--catalogue film.srt --output y.po": "--catalogue film.srt is not filled; it must end in one of: .po, .pot",
     "--catalogue a.po.gz --output y.po": "--catalogue a.po.gz is not filled",
 }

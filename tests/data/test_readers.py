@@ -319,7 +319,8 @@ def test_columns_have_numbers_in_a_table_without_a_header(streaming, tmp_path, c
     years = write(tmp_path / "years.tsv", "1\t2\nx\ty\n")
     assert read(years, source_column="1", target_column="2", streaming=streaming) == [("x", "y")]
     message = error(forms, source_column="1", target_column="4", streaming=streaming)
-    assert "--source_column 1 and --target_column 4 must both be text columns" in message
+    assert "--source_column 1 and --target_column 4 must both be text columns; the columns of " in message
+    assert f"{forms} are 1, 2, 3; text columns: 1, 2, 3." in message
 
 
 @streamed
@@ -433,3 +434,9 @@ def test_other_formats_and_layouts_are_named(name, tmp_path):
 def test_a_message_that_cannot_be_written_is_not_blamed_on_the_data():
     with pytest.raises(OSError, match="No space left"), reading_data("pairs.tsv"):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_line_with_a_nul_is_a_pair_as_in_a_table(tmp_path):
+    for suffix in ("txt", "tsv"):
+        file = write(tmp_path / f"pairs.{suffix}", "source\ttarget\na\0b\tc\n" if suffix == "tsv" else "a\0b\tc\n")
+        assert read(file) == [("a\0b", "c")]

@@ -633,3 +633,7 @@ def test_an_existing_tokenizer_keeps_its_size(folder, text_tokenizer, tmp_path, 
     with pytest.raises(UserError, match=f"^{tmp_path} cannot be read: no tokenizer; delete this checkpoint"):
         make_tokenizer(("--resume_from_checkpoint", str(tmp_path)), pairs)
     assert len(make_tokenizer(("--resume_from_checkpoint", folder), text_dataset(PAIRS))) == size
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"model')
+    with pytest.raises(UserError, match=f"^{tmp_path} cannot be read: its tokenizer: .*; delete this checkpoint"):
+        make_tokenizer(("--resume_from_checkpoint", str(tmp_path)), pairs)

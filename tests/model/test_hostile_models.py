@@ -117,6 +117,13 @@ def test_an_id_outside_the_vocabulary_is_refused(name, value, model):
         load_model(model)
 
 
+def test_a_damaged_generation_config_is_named(model):
+    """transformers would search as if there were none."""
+    (model / "generation_config.json").write_text('{"num_beams": 5')
+    with pytest.raises(UserError, match="generation_config.json is damaged"):
+        load_model(model)
+
+
 # ------------------------------------------------------------------------------------------------------ mutated models
 
 

@@ -28,6 +28,10 @@ def fill_catalogue(translator: Translator, source: Path, target: Path, **generat
     """
     if (suffix := suffix_of(source.name)) not in CATALOGUES or source.suffix.lower() != suffix:
         raise UserError(f"--catalogue {source} is not filled; it must end in one of: {', '.join(CATALOGUES)}.")
+    if suffix_of(target.name) != suffix and not target.is_dir():
+        raise UserError(f"--output {target} must end in {suffix}, as --catalogue {source}: the format stays the same.")
+    if not target.absolute().parent.is_dir():
+        raise UserError(f"--output {target} cannot be written: {target.parent} is not a directory.")
     with explaining(f"--catalogue {source} could not be read", OSError, ValueError, LookupError):
         catalogue = open_translations(source.read_bytes(), suffix)
     with explaining(f"--output {target} cannot be written", OSError):

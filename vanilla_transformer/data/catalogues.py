@@ -173,8 +173,8 @@ class Xml(TranslationFile):
         before = {name: attributes.get(name) for name in ("approved", XML_SPACE)}
         unit.target = targets if unit.hasplural() else targets[0]
         unit.markfuzzy(is_doubtful)
-        if is_doubtful and before["approved"]:
-            before["approved"] = "no"
+        if before["approved"]:
+            before["approved"] = "no"  # until a person has seen the translation
         for name, value in before.items():  # which translate-toolkit sets; but a person approves
             attributes.pop(name, None) if value is None else attributes.update({name: value})
         if self.suffix in XLIFF:

@@ -187,7 +187,8 @@ class Columns:
 
     def remedy(self) -> str:
         """What there is to choose from, for messages."""
-        by_row = ", named by its first row," if is_table(self.dataset, self.source) else ""
+        is_named = is_table(self.dataset, self.source) and not all(map(str.isdecimal, self.features))
+        by_row = ", named by its first row," if is_named else ""
         return describe_columns(f"{self.source.label}{by_row}", self.features, self.text, self.nested)
 
     def by_name(self) -> tuple:

@@ -129,8 +129,8 @@ def read_table(file: str, options: dict) -> Iterator[pa.Table]:
 
 
 def read_lines(file: str) -> Iterator[pa.Table]:
-    """The lines of a text, in a column `line`, but for empty ones and those with a NUL, which no text should have."""
-    return tables(((line,) for line in lines_of(file) if line and "\0" not in line), ["line"])
+    """The lines of a text, in a column `line`, but for empty ones."""
+    return tables(((line,) for line in lines_of(file) if line), ["line"])
 
 
 def lines_of(file: str) -> Iterator[str]:

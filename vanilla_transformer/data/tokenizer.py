@@ -29,7 +29,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError, noting
+from ..errors import UserError, explaining, noting
 from ..files import write_text
 from ..loading import load_tokenizer
 from ..sentences_vanilla_transformer import LONGEST_TEXT
@@ -317,8 +317,12 @@ def make_tokenizer(
             raise UserError(
                 f"{name} cannot be read: no tokenizer; delete this checkpoint to resume from an older one."
             )
-        tokenizer = tokenizer_for_training(name, option)
-        if option != "--resume_from_checkpoint":
+        if option == "--resume_from_checkpoint":
+            remedy = "delete this checkpoint to resume from an older one"
+            with explaining(f"{name} cannot be read: its tokenizer", Exception, remedy=remedy):
+                tokenizer = tokenizer_for_training(name, option)
+        else:
+            tokenizer = tokenizer_for_training(name, option)
             report_lost_text(tokenizer, samples, f"{option} {name}")
         for kind, is_asked in (("verbatim", verbatim), ("letters", letters)):
             if is_asked and not tokenizer.init_kwargs.get(kind):
