@@ -434,9 +434,3 @@ def test_other_formats_and_layouts_are_named(name, tmp_path):
 def test_a_message_that_cannot_be_written_is_not_blamed_on_the_data():
     with pytest.raises(OSError, match="No space left"), reading_data("pairs.tsv"):
         raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_line_with_a_nul_is_a_pair_as_in_a_table(tmp_path):
-    for suffix in ("txt", "tsv"):
-        file = write(tmp_path / f"pairs.{suffix}", "source\ttarget\na\0b\tc\n" if suffix == "tsv" else "a\0b\tc\n")
-        assert read(file) == [("a\0b", "c")]
