@@ -198,3 +198,9 @@ def test_wrong_use_is_one_sentence(options, folder, tmp_path, monkeypatch, capsy
         main(["translate", "--model", folder, *options.split()])
     assert WRONG[options] in f"{ending.value.code} {capsys.readouterr().err}"
     assert not (tmp_path / "y.po").exists()
+
+
+def test_a_template_is_filled_into_a_catalogue(folder, tmp_path):
+    (tmp_path / "app.pot").write_text('msgid "No!"\nmsgstr ""\n')
+    main(["translate", "--model", folder, "--catalogue", f"{tmp_path}/app.pot", "--output", f"{tmp_path}/de.po"])
+    assert (tmp_path / "de.po").read_text().startswith("msgid")  # whatever the model wrote

@@ -131,6 +131,8 @@ def test_a_bleu_of_0_is_explained_if_chrf_is_not_0():
     assert "hardly any word of the translations is in its reference" in explain(wrong, ["Der Hund schläft"])
     cut = ["der Hund schläft hier"], [" ".join(["der Hund schläft hier"] * 16)]
     assert explain(*cut) == "BLEU is 0: the translations have only 6% of the length of the references."
+    score_of = explain_zero(BLEU(smooth_method="none"), 50.0, ["d c b a"], [["a b c d"]])
+    assert score_of == "BLEU is 0: hardly any sequence of words of the translations is in its reference."
     assert explain(["a b c d"], ["X Y"]) is explain(REFERENCES, REFERENCES) is explain([""], ["X"]) is None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from ..data.catalogues import TranslationFile, open_translations
+from ..data.catalogues import GETTEXT, XLIFF, TranslationFile, open_translations
 from ..data.doubts import find_doubts
 from ..data.options import CATALOGUES, suffix_of
 from ..errors import UserError, explaining
@@ -28,7 +28,8 @@ def fill_catalogue(translator: Translator, source: Path, target: Path, **generat
     """
     if (suffix := suffix_of(source.name)) not in CATALOGUES or source.suffix.lower() != suffix:
         raise UserError(f"--catalogue {source} is not filled; it must end in one of: {', '.join(CATALOGUES)}.")
-    if suffix_of(target.name) != suffix and not target.is_dir():
+    family = next((family for family in (GETTEXT, XLIFF) if suffix in family), (suffix,))
+    if suffix_of(target.name) in set(CATALOGUES) - set(family):
         raise UserError(f"--output {target} must end in {suffix}, as --catalogue {source}: the format stays the same.")
     if not target.absolute().parent.is_dir():
         raise UserError(f"--output {target} cannot be written: {target.parent} is not a directory.")

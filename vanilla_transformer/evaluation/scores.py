@@ -73,10 +73,12 @@ def explain_zero(bleu: BLEU, chrf: float, hypotheses: list[str], streams: list[l
     score = bleu.corpus_score(hypotheses, streams)
     if not score.score < SHOWN_AS_0 <= chrf:
         return None
-    if score.totals[-1] and score.precisions[0] > 10:
-        return f"BLEU is 0: the translations have only {score.ratio:.0%} of the length of the references."
     if score.totals[-1]:
-        return "BLEU is 0: hardly any word of the translations is in its reference."
+        if score.precisions[0] <= 10:
+            return "BLEU is 0: hardly any word of the translations is in its reference."
+        if score.bp < 0.01:
+            return f"BLEU is 0: the translations have only {score.ratio:.0%} of the length of the references."
+        return "BLEU is 0: hardly any sequence of words of the translations is in its reference."
     reason = f"no translation has four words, as {bleu.tokenizer.signature()} counts them, and so no 4-gram"
     return f"BLEU is 0, and chrF {chrf:.2f}: {reason}; compare by chrF."
 
