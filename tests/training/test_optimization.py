@@ -1,6 +1,5 @@
 """The optimizer step: learning rate, moving average, AdamW, losses that add up, distillation, R-Drop, clipping."""
 
-import copy
 import re
 from types import SimpleNamespace
 
@@ -193,28 +192,6 @@ def test_weight_decay_skips_biases_and_norms(make_model):
     assert 0 < len(spared) < len(before)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.data, before[name] * (1 if name in spared else 1 - 0.1 * 0.5))
-
-
-def test_muon_is_torchs_for_the_matrices_of_the_layers_and_adam_for_the_rest(make_model):
-    ours = make_model(tie_word_embeddings=False)
-    theirs = copy.deepcopy(ours)
-    optimizer = optim.make_optimizer(ours, training_options("--optimizer=muon", "--weight_decay=0.1"))
-    named = dict(theirs.named_parameters())
-    matrices = [name for name in named if ".layers." in name and named[name].ndim == 2]
-    assert len(matrices) > 20 and {"model.shared.weight", "lm_head.weight"} <= named.keys() - set(matrices)
-    muon = torch.optim.Muon([named[name] for name in matrices], 0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    rest = [parameter for name, parameter in named.items() if name not in matrices]
-    groups = [{"params": [one], "weight_decay": 0.1 * (one.ndim > 1)} for one in rest]
-    adam = torch.optim.AdamW(groups, 0.01, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    optim.set_learning_rate(optimizer, 0.01)
-    for _ in range(3):
-        for model in (ours, theirs):
-            optim.compute_loss(model.eval(), parts(1)[0], 1, training_options()).backward()
-        for one in (optimizer, muon, adam):
-            one.step()
-            one.zero_grad()
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter, named[name], rtol=0, atol=0, msg=name)
 
 
 def test_adam_defaults_are_the_papers(make_model):

@@ -16,6 +16,7 @@ from transformers import get_scheduler
 
 from ..data.batches import SOFT_TARGETS
 from ..errors import UserError
+from .muon import Muon, Several
 from .options import TrainingOptions
 
 FINE_TUNING_PEAK = 1e-4  # the highest by default; above, the model forgets (docs/LOG.md)
@@ -106,8 +107,7 @@ def count_steps(options: TrainingOptions, batches, batches_per_step: int, done: 
 def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
     """AdamW with the betas and epsilon of section 5.3 by default; no weight decay on biases and norms.
 
-    With `--optimizer muon`, the matrices of the layers, but not the embeddings, have Muon (Jordan et al., 2024): its
-    updates have orthogonal directions, and the size of Adam's (`match_rms_adamw`, Liu et al., 2025, arXiv:2502.16982).
+    With `--optimizer muon`, the matrices of the layers, but not the embeddings, have Muon.
     """
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     in_layers = {name for name, p in weights.items() if ".layers." in name and p.ndim == 2}
@@ -120,31 +120,7 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
     if options.optimizer == "adamw":
         return adam
     matrices = [weights[name] for name in sorted(for_muon)]
-    how = {"weight_decay": options.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-    return Both(torch.optim.Muon(matrices, lr=lr, **how), adam)
-
-
-class Both(torch.optim.Optimizer):
-    """Two optimizers as one, each with weights of its own; their groups and their state are those of this one."""
-
-    def __init__(self, *optimizers: torch.optim.Optimizer):
-        self.optimizers = optimizers
-        super().__init__([group for one in optimizers for group in one.param_groups], {})
-        self.share()
-
-    def share(self):
-        """Gives the optimizers the groups and the state that this one has."""
-        groups = iter(self.param_groups)
-        for one in self.optimizers:
-            one.param_groups, one.state = [next(groups) for _ in one.param_groups], self.state
-
-    def load_state_dict(self, state_dict: dict):
-        super().load_state_dict(state_dict)
-        self.share()
-
-    def step(self, closure=None):
-        for one in self.optimizers:
-            one.step()
+    return Several(Muon(matrices, lr=lr, weight_decay=options.weight_decay), adam)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float):
