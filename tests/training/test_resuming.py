@@ -53,7 +53,7 @@ FROM = Path("runs/checkpoint-7")
 
 
 def settings(*argv: str, data="d1", validation="v1", batches=4, precision="no", **config) -> dict:
-    options, _, training = parse_arguments(["--dataset_name=x", *argv])
+    options, _, training, _ = parse_arguments(["--dataset_name=x", *argv])
     extra = {"data": None if options.streaming else data, "validation": validation, "batches_per_step": batches}
     recipe = resolved_recipe(options, training, VanillaTransformerConfig(**config))
     return recipe | extra | {"mixed_precision": precision}

@@ -55,16 +55,29 @@ def sample_texts(
 
     Sources are without their `tags`.
     """
+    rows = sample_rows(dataset, count)
+    texts = {side: [row[side] for row in rows if is_filled(row[side])] for side in ("source", "target")}
+    for tag in tags:
+        texts["source"] = [text.removeprefix(f"{tag} ") for text in texts["source"]]
+    return texts
+
+
+def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
     if isinstance(dataset, IterableDataset):
         sample = dataset.take(count)
     else:
         sample = dataset.select(range(0, len(dataset), len(dataset) // count + 1))
     with reading_data("The training pairs"):
-        rows = list(sample)
-    texts = {side: [row[side] for row in rows if is_filled(row[side])] for side in ("source", "target")}
-    for tag in tags:
-        texts["source"] = [text.removeprefix(f"{tag} ") for text in texts["source"]]
-    return texts
+        return list(sample)
+
+
+def typical_length(dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, limit: int) -> float:
+    """The mean of the tokens on the longer side, over a sample of the pairs that have at most `limit` there."""
+    rows = [row for row in sample_rows(dataset, 2000) if is_filled(row["source"]) and is_filled(row["target"])]
+    encoded = encode_texts([row["source"] for row in rows], [row["target"] for row in rows], tokenizer)
+    longest = [max(map(len, pair)) for pair in zip(encoded["input_ids"], encoded["labels"], strict=True)]
+    longest = [length for length in longest if length <= limit]
+    return sum(longest) / max(len(longest), 1) or 1.0
 
 
 def encode_pairs(

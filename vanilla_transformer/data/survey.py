@@ -95,7 +95,8 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
     and how many of these the targets have, judged by a sample of `pairs`.
 
     `usual_sentences` and `usual_lines` are the largest numbers that at least one in a hundred sources has; from 10 on,
-    1,000. `wordless_sources` tells whether at least one in a hundred has no word.
+    1,000. `wordless_sources` tells whether at least one in a hundred has no word. `words` and `characters` are means,
+    of the sources and of the targets.
     """
     found, scale = {}, total / max(len(pairs), 1)
     for kind, pattern in KEPT.items():
@@ -113,6 +114,9 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
         found[f"usual_{unit}"] = most if most < 10 else 1000
         found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
     found["wordless_sources"] = sum(not has_words(source) for source, _ in pairs) >= max(SEEN * len(pairs), 1)
+    sides = list(zip(*pairs, strict=True)) or [(), ()]
+    found["words"] = [sum(len(text.split()) for text in side) / max(len(side), 1) for side in sides]
+    found["characters"] = [sum(map(len, side)) / max(len(side), 1) for side in sides]
     return found
 
 
@@ -207,7 +211,7 @@ def survey(
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
             found[split] |= {
-                name: forms[name] for name in forms if not name.endswith(("lines", "sentences", "sources"))
+                name: forms[name] for name in forms if name.startswith(("placeholders", "numbers", "sampled"))
             }
             axis = None if directions_differ else axes[0]
             found[split]["swapped"] = swapped_share(spread(files[split], LOOKED_AT), axis)

@@ -26,15 +26,14 @@ def make_model(
     Raises UserError if the options conflict with that model, with the tokenizer or with one another.
     """
     fields = given_fields(model_options)
-    # On a CPU, eager attention is the fastest for short sentences.
-    attention = options.attn_implementation or ("eager" if device.type == "cpu" else None)
+    attention = choose_attention(options.attn_implementation, device)
     if device.type == "cpu" and attention == "flex_attention":
         raise UserError("--attn_implementation flex_attention cannot train on a CPU; choose eager or sdpa.")
     if options.model_name_or_path:
         model = model_to_fine_tune(options.model_name_or_path, fields, attention)
     else:
         is_trained = not (data_options.tokenizer_name or options.teacher)
-        model = new_model(fields, tokenizer, attention, may_shrink=is_trained)
+        model = new_model(make_config(fields, tokenizer, may_shrink=is_trained), attention)
     config, longest = model.config, data_options.length_limit
     if longest > config.longest_sequence:
         raise UserError(
@@ -51,10 +50,13 @@ def make_model(
     return model
 
 
-def new_model(
-    fields: dict, tokenizer, attention: str | None, may_shrink: bool
-) -> VanillaTransformerForConditionalGeneration:
-    """A model with initial weights, from the given `fields` of its config.
+def choose_attention(asked: str | None, device: torch.device) -> str | None:
+    """The attention that is asked for or, for short sentences on a CPU, the fastest one."""
+    return asked or ("eager" if device.type == "cpu" else None)
+
+
+def make_config(fields: dict, tokenizer, may_shrink: bool) -> VanillaTransformerConfig:
+    """The config of a new model with the given `fields`.
 
     `may_shrink`: whether the tokenizer was trained, so that it may have fewer tokens than `vocab_size` asked for.
     """
@@ -62,7 +64,11 @@ def new_model(
     asked = fields.get("vocab_size", size)
     if asked < size or (asked != size and not may_shrink):
         raise UserError(f"--vocab_size is {asked}, but the tokenizer has {size} tokens; leave --vocab_size out.")
-    config = VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
+    return VanillaTransformerConfig(**fields | {"vocab_size": size} | special_token_ids(tokenizer))
+
+
+def new_model(config: VanillaTransformerConfig, attention: str | None) -> VanillaTransformerForConditionalGeneration:
+    """A model with initial weights. Raises UserError if it does not fit into memory, or has no such attention."""
     check_model_fits(config)
     # There may be no such attention, or not on this machine.
     with explaining(f"Cannot build a model with {attention} attention", ValueError, ImportError):

@@ -46,6 +46,15 @@ class TrainingOptions:
     """How the model is trained and scored."""
 
     output_dir: Path = option(Path("outputs/model"), "where the model, its checkpoints and its results are written")
+    size: Literal["auto", "tiny", "small", "medium", "base", "big", "paper"] | None = option(
+        None,
+        "size of the model, d_model 64 to 1,024, or auto: by the data and --hours; what no option says is chosen with "
+        "it. paper: nothing is chosen, and the defaults are those of the paper, as with a recipe (default: auto "
+        "without a recipe)",
+    )
+    hours: float | None = option(
+        None, "train for about so long, or shorter if more would bring little (default: 1)", ge=1e-3, lt=1e5
+    )
     dry_run: bool = option(
         False, "print the recipe, try some steps that change nothing, print their time and memory, and exit"
     )

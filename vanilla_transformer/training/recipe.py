@@ -2,10 +2,11 @@
 
 import argparse
 import warnings
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from transformers import HfArgumentParser
@@ -17,6 +18,7 @@ from ..errors import UserError, explaining
 from ..evaluation.further_metrics import OURS, not_measured
 from ..hub.model_card import PATHS_OR_IDS
 from .options import ModelOptions, TrainingOptions
+from .sizes import CHOSEN
 
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 
@@ -24,21 +26,21 @@ SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 # The options by group, as --help and the site list them.
 GROUPS = {
     "everyday options": "help config train_file dataset_name source_lang target_lang validation_file test_file "
-    "output_dir num_train_epochs max_steps vocab_size num_beams resume_from_checkpoint dry_run",
+    "output_dir size hours num_train_epochs max_steps resume_from_checkpoint dry_run",
     "which pairs": "dataset_config_name dataset_revision source_column target_column reference_columns train_split "
     "validation_split test_split validation_split_percentage test_split_percentage max_train_samples max_eval_samples "
     "max_predict_samples deduplicate remove_overlap",
     "several training files, and streams": "train_file_weights train_file_tags train_file_langs streaming",
-    "tokens": "tokenizer_name letters verbatim bpe_dropout max_source_length max_target_length max_source_sentences "
-    "max_source_lines",
+    "tokens": "vocab_size tokenizer_name letters verbatim bpe_dropout max_source_length max_target_length "
+    "max_source_sentences max_source_lines",
     "size of the model": "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
     "encoder_ffn_dim decoder_ffn_dim dropout attention_dropout activation_dropout",
     "optimization": "per_device_train_max_tokens gradient_accumulation_steps learning_rate lr_scheduler_type "
     "warmup_steps optimizer label_smoothing_factor weight_decay max_grad_norm ema_decay average_checkpoints "
     "average_checkpoints_by r_drop_alpha seed on_divergence",
     "evaluation and checkpoints": "eval_steps save_steps logging_steps save_total_limit early_stopping_patience "
-    "metric_for_best_model greater_is_better metrics metric_kwargs length_penalty tune_decoding num_examples "
-    "bleu_tokenize score_normalization",
+    "metric_for_best_model greater_is_better metrics metric_kwargs num_beams length_penalty tune_decoding "
+    "num_examples bleu_tokenize score_normalization",
     "fine-tuning and distillation": "model_name_or_path teacher teacher_top_k distillation_weight "
     "distillation_temperature",
     "the Hub and trackers": "push_to_hub hub_model_id hub_private_repo native license report_to run_name",
@@ -111,7 +113,26 @@ OVERRIDES = {
 }
 
 
-def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainingOptions]:
+class Options(NamedTuple):
+    """All options; those that are `free` were not given, and are chosen from the data."""
+
+    data: DataOptions
+    model: ModelOptions
+    training: TrainingOptions
+    free: Set[str] = frozenset()
+
+    def values(self) -> dict[str, object]:
+        return vars(self.data) | vars(self.model) | vars(self.training)
+
+    def with_values(self, chosen: Mapping[str, object]) -> "Options":
+        """The same, where the `chosen` options have other values and are no longer free."""
+        parts = [
+            replace(part, **{name: value for name, value in chosen.items() if name in vars(part)}) for part in self[:3]
+        ]
+        return Options(*parts, self.free - chosen.keys())
+
+
+def parse_arguments(argv: list[str]) -> Options:
     """Parses the command line and the recipe named by `--config`; the command line wins.
 
     Model options that were not given are None. Raises UserError for an unknown option, a wrong value, or options that
@@ -151,7 +172,16 @@ def parse_arguments(argv: list[str]) -> tuple[DataOptions, ModelOptions, Trainin
     targets = {target for _, target in data_options.directions}
     if data_options.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
         data_options = replace(data_options, target_lang=targets.pop())
-    return data_options, model_options, options
+    is_chosen = options.size != "paper" and (given.config is None or options.size is not None)
+    if not is_chosen or options.model_name_or_path:
+        if options.hours is not None:
+            why = "--model_name_or_path" if options.model_name_or_path else "a recipe or --size paper"
+            raise UserError(f"--hours has no effect with {why}, which leaves nothing to choose; give --max_steps.")
+        return Options(data_options, model_options, options)
+    written = {name for name in names if f"__{name}" in written} | recipe.keys()
+    has_tokenizer = data_options.tokenizer_name or options.teacher
+    free = CHOSEN - written - ({"letters", "vocab_size"} if has_tokenizer else set())
+    return Options(data_options, model_options, options, free)
 
 
 def without_overridden(recipe: dict, given: argparse.Namespace) -> dict:
@@ -242,6 +272,7 @@ def check_conflicts(data_options: DataOptions, options: TrainingOptions):
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"
 # Options of one run: whoever repeats it from its recipe neither resumes nor publishes.
 NOT_IN_RECIPE = {"resume_from_checkpoint", "dry_run", "push_to_hub", "hub_model_id", "hub_private_repo", "native"}
+NOT_IN_RECIPE |= {"size", "hours"}  # it has what was chosen instead
 
 
 def resolved_recipe(data_options: DataOptions, options: TrainingOptions, config: VanillaTransformerConfig) -> dict:

@@ -1,0 +1,98 @@
+"""The rule that chooses options from the data, the time and the speed of the machine."""
+
+import pytest
+
+from vanilla_transformer.training.recipe import parse_arguments
+from vanilla_transformer.training.sizes import CHOSEN, MODEL, SIZES, Corpus, choose_tokens, choose_training
+
+SENTENCES = Corpus(pairs=29_000, words=(12.0, 11.0), characters=(61.0, 72.0), held_out=1000)
+WORDS = Corpus(pairs=8000, words=(1.0, 8.0), characters=(5.0, 20.0), held_out=400)
+
+
+def choose(argv: str = "", tokens: float = 5e5, speed: float = 2e4, corpus: Corpus = SENTENCES, **more) -> dict:
+    """What is chosen for an epoch of so many tokens where models of 2 million weights train at a `speed`."""
+    options = parse_arguments(["--train_file=x.tsv", *argv.split()])
+    slower = lambda model: speed * (128 / model["d_model"]) ** 2  # noqa: E731
+    more = {"batches_per_step": 1, "on_gpu": False} | more
+    choices = choose_training(corpus, tokens, options.values(), options.free, speed=slower, **more)
+    assert all(choice.reason for choice in choices)
+    values = [item for choice in choices for item in choice.values.items()]
+    assert len(dict(values)) == len(values) and dict(values).keys() <= options.free
+    return dict(values)
+
+
+@pytest.mark.parametrize(
+    ("words", "characters", "letters"),
+    [((1, 8), (5, 20), True), ((2.1, 1), (25, 11), True), ((1, 12), (30, 60), False), ((12, 11), (61, 72), False)],
+)
+def test_letters_are_chosen_for_single_words(words, characters, letters):
+    """On either side, as in pronunciation and inflection; but not for sentences without spaces."""
+    choices = choose_tokens(Corpus(8000, words, characters, 400), CHOSEN)
+    assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
+
+
+def test_vocabulary_grows_with_the_root_of_the_words():
+    sizes = []
+    for pairs in (10, 3000, 29_000, 116_000, 10**7):
+        (choice,) = choose_tokens(Corpus(pairs, (12, 11), (61, 72), 400), CHOSEN)
+        sizes.append(choice.values["vocab_size"])
+    assert sizes == sorted(sizes) and sizes[0] == 500 and sizes[-1] == 32_000
+    assert abs(sizes[3] - 2 * sizes[2]) <= 500
+
+
+@pytest.mark.parametrize("free", [set(), {"d_model"}])
+def test_tokens_that_are_given_are_not_chosen(free):
+    assert choose_tokens(WORDS, free) == choose_tokens(SENTENCES, free) == []
+
+
+def test_more_data_and_more_time_give_a_larger_model():
+    widths = [choose(tokens=tokens, speed=1e9)["d_model"] for tokens in (1e3, 1e5, 1e7, 1e8, 1e9)]
+    assert widths == [size.d_model for size in SIZES.values()]
+    widths = [choose(f"--hours={hours}", tokens=1e8)["d_model"] for hours in (0.01, 0.1, 1, 10, 1000)]
+    assert widths == sorted(widths) and len(set(widths)) > 2
+
+
+def test_a_run_takes_no_longer_than_is_useful_or_than_the_time():
+    argv = "--per_device_train_max_tokens=1000 --size=small --hours="
+    steps = [choose(f"{argv}{hours}")["max_steps"] for hours in (0.05, 0.1, 9, 99)]
+    assert steps[1] == pytest.approx(2 * steps[0], rel=0.01) and steps[2] == steps[3] > steps[1]
+    assert steps[0] * 1000 / 2e4 == pytest.approx(0.05 * 3600, rel=0.2)  # seconds
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_given_size_is_taken_whatever_the_data(name):
+    chosen, size = choose(f"--size={name}", tokens=1e5), SIZES[name]
+    assert [chosen[option] for option in MODEL] == [
+        size.d_model, size.layers, size.layers, size.heads, size.heads, 4 * size.d_model, 4 * size.d_model
+    ]  # fmt: skip
+
+
+def test_sizes_follow_a_given_width():
+    chosen = choose("--d_model=96 --decoder_layers=1")
+    assert chosen["encoder_ffn_dim"] == 384 and 96 % chosen["encoder_attention_heads"] == 0
+    assert not {"d_model", "decoder_layers"} & chosen.keys() and chosen["encoder_layers"] == 3
+
+
+@pytest.mark.parametrize("argv", ["--max_steps=1000", "--num_train_epochs=4"])
+def test_a_given_length_decides_warm_up_and_evaluations(argv):
+    def fail(model):
+        raise AssertionError("the speed is not needed")
+
+    options = parse_arguments(["--train_file=x.tsv", "--per_device_train_max_tokens=2000", argv])
+    choices = choose_training(SENTENCES, 5e5, options.values(), options.free, 1, on_gpu=False, speed=fail)
+    chosen = {name: value for choice in choices for name, value in choice.values.items()}
+    assert "max_steps" not in chosen and (chosen["warmup_steps"], chosen["eval_steps"]) == (100, 125)
+
+
+def test_several_batches_a_step_make_fewer_steps():
+    argv = "--size=small --per_device_train_max_tokens=1000"
+    assert choose(argv, batches_per_step=4)["max_steps"] == round(choose(argv)["max_steps"] / 4)
+
+
+@pytest.mark.parametrize("tokens", [1, 1e2, 1e4, 1e6, 1e10])
+@pytest.mark.parametrize("argv", ["", "--hours=0.001", "--max_steps=1", "--per_device_train_max_tokens=1000000"])
+def test_any_corpus_has_a_plan(tokens, argv):
+    chosen = choose(argv, tokens=tokens, corpus=Corpus(max(1, round(tokens / 10)), (1, 1), (5, 5), 0))
+    counts = [value for name, value in chosen.items() if name.endswith(("steps", "tokens"))]
+    assert all(isinstance(value, int) and value >= 1 for value in counts)
+    assert chosen["eval_steps"] <= chosen.get("max_steps", 1) and 0 < chosen["dropout"] < 0.5

@@ -1,0 +1,93 @@
+"""Chooses the options that were not given: looks at the pairs and at the machine, asks sizes.py, and says why."""
+
+import time
+from collections.abc import Set, Sized
+from pathlib import Path
+
+from accelerate import Accelerator
+from transformers import PreTrainedTokenizerBase
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.encoding import typical_length
+from ..data.splits import Splits
+from .checkpoint import load_state
+from .hardware import example_batch
+from .model import choose_attention, new_model
+from .optimization import compute_loss, make_optimizer
+from .options import given_fields
+from .recipe import Options
+from .sizes import Choice, Corpus, choose_tokens, choose_training
+
+TRIED = 2048  # tokens of the steps that are timed
+
+
+def chosen_tokens(options: Options, pairs: Splits) -> dict[str, object]:
+    """What is chosen before a tokenizer is trained, which is printed."""
+    return report(choose_tokens(look_at(pairs), options.free))
+
+
+def chosen_training(
+    options: Options, pairs: Splits, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator
+) -> dict[str, object]:
+    """What is chosen when the tokens are known, which is printed."""
+    if not options.free:
+        return {}
+    corpus, given = look_at(pairs), options.values()
+    length = typical_length(pairs["train"], tokenizer, options.data.length_limit)
+    batches_per_step = options.training.gradient_accumulation_steps * accelerator.num_processes
+    if isinstance(pairs["train"], Sized):
+        tokens = length * corpus.pairs
+    else:  # of a stream, no pair is read again
+        tokens = given["max_steps"] * batches_per_step * (given["per_device_train_max_tokens"] or TRIED)
+
+    def speed(decided: dict) -> float:
+        return training_speed(options.with_values(decided), len(tokenizer), round(length), accelerator)
+
+    on_gpu = accelerator.device.type != "cpu"
+    return report(choose_training(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed))
+
+
+def chosen_before(free: Set[str], checkpoint: Path) -> dict[str, object]:
+    """What was chosen for the run that wrote the checkpoint."""
+    settings = load_state(checkpoint).settings
+    kept = free if "num_train_epochs" in free else free - {"max_steps"}
+    return {name: settings[name] for name in kept & settings.keys()}
+
+
+def look_at(pairs: Splits) -> Corpus:
+    found, held_out = pairs.survey["train"], pairs.survey["validation"]["pairs"]
+    return Corpus(found["pairs"], tuple(found["words"]), tuple(found["characters"]), held_out)
+
+
+def report(choices: list[Choice]) -> dict[str, object]:
+    """Prints choices as options that can be copied, each with its reason; returns their values."""
+    chosen = {}
+    for choice in choices:
+        words = " ".join(f"--{name} {value}" for name, value in choice.values.items())
+        print(f"chosen: {words}  ({choice.reason})")
+        chosen |= choice.values
+    return chosen
+
+
+def training_speed(options: Options, vocab_size: int, length: int, accelerator: Accelerator) -> float:
+    """How many tokens a second all processes train on, by the time of up to three steps."""
+    training, fields = options.training, given_fields(options.model) | {"vocab_size": vocab_size}
+    attention = choose_attention(training.attn_implementation, accelerator.device)
+    model = new_model(VanillaTransformerConfig(**fields), attention)
+    model = model.to(accelerator.device).train()
+    optimizer = make_optimizer(model, training)
+    top_k = training.teacher and training.teacher_top_k
+    batch = example_batch(max(1, TRIED // length), length, top_k, accelerator.device)
+    count = batch["input_ids"].numel()
+    for _ in range(3):  # the first one is slower, but shows whether others would take long
+        start = time.perf_counter()
+        with accelerator.autocast():
+            loss = compute_loss(model, batch, count, training)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # waits for a GPU
+        seconds = time.perf_counter() - start
+        if seconds > 2:
+            break
+    return accelerator.num_processes * count / seconds
