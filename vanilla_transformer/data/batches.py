@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from .encoding import encode_pairs, lengths_of
+from .joined import JoinedPairs, draw_entries, lengths_of_entries
 from .options import DataOptions
 from .stream import Pools, StreamedBatches
 from .tokenizer import with_bpe_dropout
@@ -82,7 +83,8 @@ class TokenBatchSampler:
     """The batches of one process as lists of indices, from batch number `start`, endlessly, epoch after epoch.
 
     `epochs` are the numbers of the first batch of each epoch, as far as they are known. Epochs have different numbers
-    of batches, so without these, all before `start` are planned to count theirs.
+    of batches, so without these, all before `start` are planned to count theirs. If a share of the pairs is `joined`,
+    batches have entries [i, j] as of [`draw_entries`] instead of indices.
     """
 
     source_lengths: np.ndarray
@@ -93,9 +95,15 @@ class TokenBatchSampler:
     process_index: int = 0
     num_processes: int = 1
     epochs: list[int] = field(default_factory=lambda: [0])
+    joined: float = 0.0
 
     def plan(self, epoch: int) -> list[np.ndarray]:
-        return plan_batches(self.source_lengths, self.target_lengths, self.max_tokens, self.seed, epoch)
+        lengths = self.source_lengths, self.target_lengths
+        if not self.joined:
+            return plan_batches(*lengths, self.max_tokens, self.seed, epoch)
+        entries = draw_entries(len(lengths[0]), self.joined, self.seed, epoch)
+        lengths = (lengths_of_entries(side, entries) for side in lengths)
+        return [entries[batch] for batch in plan_batches(*lengths, self.max_tokens, self.seed, epoch)]
 
     def __iter__(self) -> Iterator[list[int]]:
         for epoch in itertools.count(bisect_right(self.epochs, self.start) - 1):
@@ -119,7 +127,7 @@ class PairCollator:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.pad_token_id = tokenizer.pad_token_id
+        self.tokenizer, self.pad_token_id = tokenizer, tokenizer.pad_token_id
 
     def __call__(self, pairs: list[dict]) -> dict[str, torch.Tensor]:
         """The batch of a list of pairs."""
@@ -161,13 +169,13 @@ class BpeDropoutCollator(PairCollator):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float, limits: dict[str, int]):
         super().__init__(tokenizer)
-        self.tokenizer = with_bpe_dropout(tokenizer, dropout)
+        self.varied = with_bpe_dropout(tokenizer, dropout)
         self.limits = limits
 
     def pad(self, columns: dict[str, list]) -> dict[str, torch.Tensor]:
         varied = dict(columns)
         for text, side in [("source", "input_ids"), ("target", "labels")]:
-            segmented = self.tokenizer(list(columns[text]), verbose=False).input_ids
+            segmented = self.varied(list(columns[text]), verbose=False).input_ids
             rows = zip(segmented, columns[side], strict=True)
             varied[side] = [ids if len(ids) <= self.limits[side] else kept for ids, kept in rows]
         return super().pad(varied)
@@ -213,6 +221,8 @@ class PairLoader(DataLoader):
     def __init__(self, pairs: Dataset, sampler: TokenBatchSampler, collate: PairCollator, **options):
         self.all_pairs = pairs
         dataset = pairs if isinstance(collate, BpeDropoutCollator) else PairColumns(pairs)  # with or without texts
+        if sampler.joined:
+            dataset = JoinedPairs(dataset, pairs.select_columns(["source", "target"]), collate.tokenizer, sampler.seed)
         super().__init__(dataset, batch_size=None, sampler=sampler, collate_fn=collate.pad, **options)
 
     @property
@@ -220,15 +230,27 @@ class PairLoader(DataLoader):
         return [{"epochs": self.sampler.epochs}]
 
     def epoch(self) -> list[np.ndarray]:
-        """The batches of the first epoch, as indices of pairs. Other epochs may have a few more or fewer batches."""
+        """The batches of the first epoch, as indices of pairs, or as entries. Other epochs may have a few more or
+        fewer batches."""
         return self.sampler.plan(0)
+
+    def padding(self) -> float:
+        """The fraction of the positions in the first epoch that are padding."""
+        plan, lengths = self.epoch(), (self.sampler.source_lengths, self.sampler.target_lengths)
+        if self.sampler.joined:
+            entries = np.concatenate(plan)
+            lengths = [lengths_of_entries(side, entries) for side in lengths]
+            plan = np.split(np.arange(len(entries)), np.cumsum(list(map(len, plan)))[:-1])
+        return padding_fraction(*lengths, plan)
 
     def pairs(self, first: int, count: int) -> list[dict]:
         """The pairs of this process's batches among `count` from number `first`."""
         sampler = replace(self.sampler, start=first)
         step, numbers = sampler.num_processes, range(first, first + count)
         own = len(numbers[(sampler.process_index - first) % step :: step])
-        return [self.all_pairs[index] for batch in itertools.islice(sampler, own) for index in batch]
+        batches = itertools.islice(sampler, own)
+        indices = [index for batch in batches for index in np.ravel(batch).tolist() if index >= 0]
+        return [self.all_pairs[index] for index in indices]
 
 
 def training_batches(
@@ -262,6 +284,7 @@ def training_batches(
         pools = Pools(dataset, encode, plan, collate, seed, process_index, num_processes, is_divisible)
         return StreamedBatches(pools, start, stream_state, **loading)
     share = {"seed": seed, "start": start, "process_index": process_index, "num_processes": num_processes}
+    share["joined"] = options.joined_pairs
     return PairLoader(
         dataset,
         TokenBatchSampler(*lengths_of(dataset), max_tokens, **share, **(stream_state or [{}])[0]),

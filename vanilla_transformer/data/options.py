@@ -174,6 +174,13 @@ class DataOptions(DatasetOptions):
         ge=1,
     )
     max_source_lines: int | None = option(None, "the same for lines", ge=1)
+    joined_pairs: float = option(
+        0.0,
+        "share of the training pairs that are read two by two, joined in many ways, so that no sentence is lost where "
+        "people join them (without a recipe: 0.1 if sources are single sentences)",
+        ge=0,
+        lt=1,
+    )
     bpe_dropout: float = option(0.0, "probability of skipping a BPE merge in training pairs (BPE-dropout)", ge=0, lt=1)
 
     @property

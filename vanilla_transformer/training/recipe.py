@@ -31,8 +31,8 @@ GROUPS = {
     "validation_split test_split validation_split_percentage test_split_percentage max_train_samples max_eval_samples "
     "max_predict_samples deduplicate remove_overlap",
     "several training files, and streams": "train_file_weights train_file_tags train_file_langs streaming",
-    "tokens": "vocab_size tokenizer_name letters verbatim bpe_dropout max_source_length max_target_length "
-    "max_source_sentences max_source_lines",
+    "tokens": "vocab_size tokenizer_name letters verbatim bpe_dropout joined_pairs max_source_length "
+    "max_target_length max_source_sentences max_source_lines",
     "size of the model": "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
     "encoder_ffn_dim decoder_ffn_dim dropout attention_dropout activation_dropout",
     "optimization": "per_device_train_max_tokens gradient_accumulation_steps learning_rate lr_scheduler_type "
@@ -261,6 +261,8 @@ def check_conflicts(data_options: DataOptions, options: TrainingOptions):
         raise UserError("--torch_compile cannot be combined with --gradient_checkpointing; leave one out.")
     if options.teacher and (data_options.streaming or data_options.bpe_dropout):
         raise UserError("--teacher reads all pairs before training; leave out --streaming and --bpe_dropout.")
+    if data_options.joined_pairs and (data_options.streaming or options.teacher or data_options.train_file_tags):
+        raise UserError("--joined_pairs cannot be combined with --streaming, --teacher or --train_file_tags.")
     if not options.metrics and options.metric_for_best_model not in OURS:
         raise not_measured(f"--metric_for_best_model {options.metric_for_best_model}", OURS)
     if options.average_checkpoints_by == "score" and not (options.average_checkpoints and options.eval_steps):

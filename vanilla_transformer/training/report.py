@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from .. import __version__
-from ..data.batches import PairLoader, padding_fraction
-from ..data.encoding import lengths_of
+from ..data.batches import PairLoader
 from ..data.options import DataOptions
 from ..data.splits import Splits
 from ..errors import UserError
@@ -118,9 +117,9 @@ def dry_run(
     """
     state = PartialState()
     if isinstance(batches, PairLoader):  # of a stream, the epoch is unknown
-        plan, lengths = batches.epoch(), lengths_of(batches.all_pairs)
+        plan = batches.epoch()
         number = f"{len(plan):,} batch{'es' if len(plan) > 1 else ''}"
-        state.print(f"{number} an epoch, {padding_fraction(*lengths, plan):.1%} padding")
+        state.print(f"{number} an epoch, {batches.padding():.1%} padding")
         each = accumulation_steps * state.num_processes
         state.print(f"{len(plan) / each:,.1f} steps an epoch, {each} batch{'es' if each > 1 else ''} each")
     state.print(f"the resolved recipe:\n\n{recipe_to_yaml(recipe)}\n{DRY_RUN}", flush=True)

@@ -21,6 +21,7 @@ FIXED = (
     "tokenizer_name",
     "per_device_train_max_tokens",
     "bpe_dropout",
+    "joined_pairs",
     "data",
     "batches_per_step",
 )
