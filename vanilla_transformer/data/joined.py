@@ -20,14 +20,18 @@ JOINTS = [
     ("{a} {b}", "{a} {b}"),
     ("{a}{b}", "{a} {b}"),
     ("{a} {small}", "{a} {b}"),
-    ("{bare}; {small}", "{a} {b}"),
+    ("{bare} {b}", "{a} {b}"),
     ("{bare} {small}", "{a} {b}"),
-    ("{bare}... {small}", "{a} {b}"),
-    ("{bare} - {b}", "{bare} - {b}"),
-    ("{a}<br>{b}", "{a}<br>{b}"),
-    ("{bare} 😀 {b}", "{bare} 😀 {b}"),
-    ("{bare}, {small}", "{a} {b}"),
+    ("{bare}{stop} {small}", "{a} {b}"),
+    ("{bare} {mark} {b}", "{bare} {mark} {b}"),
+    ("{a} {mark} {b}", "{a} {mark} {b}"),
+    ("{a}{tag}{b}", "{a}{tag}{b}"),
 ]
+FILLINGS = {
+    "stop": [";", ",", "...", "…", ":", " -", "!!"],
+    "mark": ["-", "–", "/", "|", "•", "*", "+", "&", "=", "😀", "👍", "😂", "🎉", "❤️", ":)"],
+    "tag": ["<br>", "<br/>", "</p><p>", "\n", " <b>", "\t"],
+}
 MARGIN = 6  # tokens that a joint may add
 
 
@@ -48,10 +52,12 @@ def lengths_of_entries(lengths: np.ndarray, entries: np.ndarray) -> np.ndarray:
     return lengths[first] + np.where(second >= 0, lengths[second] + MARGIN, 0)
 
 
-def join_texts(source: tuple[str, str], target: tuple[str, str], joint: tuple[str, str]) -> tuple[str, str]:
-    """Two sources and their targets, joined."""
+def join_texts(source: tuple[str, str], target: tuple[str, str], generator: np.random.Generator) -> tuple[str, str]:
+    """Two sources and their targets, joined in a random way."""
+    joint = JOINTS[generator.integers(len(JOINTS))]
+    filling = {name: texts[generator.integers(len(texts))] for name, texts in FILLINGS.items()}
     return tuple(
-        pattern.format(a=a, b=b, bare=a.rstrip(STOPS) or a, small=b[:1].lower() + b[1:])
+        pattern.format(a=a, b=b, bare=a.rstrip(STOPS) or a, small=b[:1].lower() + b[1:], **filling)
         for (a, b), pattern in zip((source, target), joint, strict=True)
     )
 
@@ -76,9 +82,8 @@ class JoinedPairs:
         texts = [self.texts[pairs[rows, side].tolist()] for side in (0, 1)]
         joined = []
         for place, row in enumerate(rows):
-            joint = JOINTS[np.random.default_rng([self.seed, *pairs[row]]).integers(len(JOINTS))]
             sides = ((text["source"][place], text["target"][place]) for text in texts)
-            joined.append(join_texts(*zip(*sides, strict=True), joint))
+            joined.append(join_texts(*zip(*sides, strict=True), np.random.default_rng([self.seed, *pairs[row]])))
         sources, targets = zip(*joined, strict=True)
         encoded = encode_texts(list(sources), list(targets), self.tokenizer)
         for side, ids in encoded.items():

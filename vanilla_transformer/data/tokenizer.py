@@ -36,7 +36,7 @@ from ..sentences_vanilla_transformer import LONGEST_TEXT
 from . import encoding
 from .encoding import digest_texts, iter_texts, sample_texts
 from .options import DataOptions
-from .texts import INVISIBLE, SPACES, normalize
+from .texts import INVISIBLE, SPACES, normalize, to_form
 
 # Notes of train.py in a tokenizer, for the Translator.
 NOTES = ("verbatim", "letters", "max_source_sentences", "max_source_lines", "source_tags", "wordless_sources")
@@ -50,6 +50,7 @@ def train_tokenizer(
     tags: Iterable[str] = (),
     verbatim: bool = False,
     letters: bool = False,
+    decomposed: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer (section 5.1: byte-pair encoding with a shared vocabulary).
 
@@ -65,6 +66,7 @@ def train_tokenizer(
         tags: Words such as `<bt>` that become one token each, wherever they occur.
         verbatim: Keep spaces of all kinds, line breaks, invisible characters and decomposed letters.
         letters: Make each character a token: bytes are merged within characters only.
+        decomposed: Decompose letters, such as Korean syllables, instead of composing them; not with `verbatim`.
 
     Raises:
         UserError: `vocab_size` is too small for the special tokens and the 256 bytes.
@@ -79,7 +81,8 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     # A leading space makes the first word the same token as inside a sentence; decoding strips it.
     spaces = [normalizers.Replace(Regex(SPACES), " "), normalizers.Strip()]
-    cleaning = [] if verbatim else [normalizers.Replace(Regex(INVISIBLE), ""), normalizers.NFC(), *spaces]
+    form = normalizers.NFD() if decomposed else normalizers.NFC()
+    cleaning = [] if verbatim else [normalizers.Replace(Regex(INVISIBLE), ""), form, *spaces]
     tokenizer.normalizer = normalizers.Sequence([*cleaning, normalizers.Prepend(" ")])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if letters:
@@ -309,8 +312,13 @@ def make_tokenizer(
     tags = [tag for tag in tags or [] if tag]
     samples = sample_texts(train_pairs, tags=tags)
     if existing is None:
-        size = vocab_size or VanillaTransformerConfig().vocab_size
-        tokenizer = cached_or_trained_tokenizer(train_pairs, size, tags, verbatim, letters)
+        decomposed = letters and not verbatim and has_composed_sources_only(samples)
+        if decomposed:
+            print("letters of the sources are decomposed, as no target has composed ones")
+        how = {"verbatim": verbatim, "letters": letters, "decomposed": decomposed}
+        tokenizer = cached_or_trained_tokenizer(
+            train_pairs, vocab_size or VanillaTransformerConfig().vocab_size, tags, **how
+        )
     else:
         option, name = existing
         if option == "--resume_from_checkpoint" and not Path(name, "tokenizer_config.json").is_file():
@@ -347,23 +355,35 @@ def make_tokenizer(
     return tokenizer
 
 
-def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], verbatim: bool, letters: bool):
+def has_composed_sources_only(samples: dict[str, list[str]]) -> bool:
+    """Whether sources have composed letters and targets have none, as in the pronunciation of Korean.
+
+    A Korean syllable is one character, and most of the 11,172 are too rare to learn; it consists of few letters.
+    """
+    changed = {
+        side: any(to_form("NFC", text) != to_form("NFD", text) for text in texts) for side, texts in samples.items()
+    }
+    return changed["source"] and not changed["target"]
+
+
+def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], **how: bool):
     """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
 
     The name of its file is a digest of the texts, the arguments and the code. Streams have no digest, and their
     tokenizers are always trained.
     """
     if not isinstance(train_pairs, Sized):
-        return train_tokenizer(iter_texts(train_pairs), size, None, tags, verbatim, letters)
+        return train_tokenizer(iter_texts(train_pairs), size, None, tags, **how)
     code = [Path(file).read_bytes() for file in (__file__, encoding.__file__)] + [tokenizers.__version__]
-    key = Hasher.hash((digest_texts(train_pairs), size, tags, verbatim, letters, code))
+    key = Hasher.hash((digest_texts(train_pairs), size, tags, how, code))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
-        tokenizer = wrap_trained(Tokenizer.from_str(file.read_text(encoding="utf-8")), verbatim, letters)
+        trained = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        tokenizer = wrap_trained(trained, how["verbatim"], how["letters"])
         print(f"the tokenizer was trained by an earlier run on these pairs, which left it in {file}")
         return tokenizer
     count = min(len(train_pairs), encoding.TOKENIZER_SAMPLE)
-    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * count, tags, verbatim, letters)
+    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * count, tags, **how)
     with contextlib.suppress(OSError):  # then the next run trains it again
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, tokenizer.backend_tokenizer.to_str())
