@@ -555,17 +555,25 @@ def test_letters_and_verbatim_reach_a_new_tokenizer(streaming):
     assert "letters" not in verbatim.init_kwargs and verbatim.decode(verbatim("a  b").input_ids[:-1]) == "a  b"
 
 
+@pytest.mark.parametrize(("target", "is_decomposed"), [("k a", True), ("ka 가", False)])
+def test_letters_of_korean_syllables_are_tokens_unless_targets_have_them(target, is_decomposed):
+    """What the model writes could else not be composed in every engine."""
+    tokenizer = make_tokenizer(None, text_dataset([("가", target), ("나 가", target)] * 9), 300, letters=True)
+    syllable = tokenizer.decode(tokenizer("가").input_ids[:-1])
+    assert (syllable == "\u1100\u1161") == is_decomposed == (len(tokenizer("가").input_ids) == 4)
+    assert unicodedata.normalize("NFC", syllable) == "가" and tokenizer("\u1100\u1161") == tokenizer("가")
+
+
 @streamed
 def test_a_new_tokenizer_is_trained_on_both_sides(streaming, text_tokenizer, monkeypatch):
     """The texts are counted for the progress bar, but for those of a stream."""
     found, pairs = [], text_dataset([("a", "b"), ("c", "d")])
-    given = Mock(side_effect=lambda texts, *given: found.append((sorted(texts), *given)) or text_tokenizer)
+    given = Mock(side_effect=lambda texts, *given, **how: found.append((sorted(texts), *given)) or text_tokenizer)
     monkeypatch.setattr(tokenizer_code, "train_tokenizer", given)
     make_tokenizer(None, pairs.to_iterable_dataset() if streaming else pairs, 300)
     make_tokenizer(None, pairs, None)
     texts, default = ["a", "b", "c", "d"], VanillaTransformerConfig().vocab_size
-    kinds = ([], False, False)  # tags, verbatim, letters
-    assert found == [(texts, 300, None if streaming else 4, *kinds), (texts, default, 4, *kinds)]
+    assert found == [(texts, 300, None if streaming else 4, []), (texts, default, 4, [])]
 
 
 def test_directories_with_a_card_and_the_same_name_have_their_own_tokenizers(tmp_path):

@@ -1,0 +1,108 @@
+"""Training pairs that are joined two by two."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+from helpers import text_dataset
+
+from vanilla_transformer.data import joined
+from vanilla_transformer.data.batches import training_batches
+from vanilla_transformer.data.encoding import tokenize_pairs
+from vanilla_transformer.data.options import DataOptions
+from vanilla_transformer.data.tokenizer import train_tokenizer
+
+NOUNS = ["dog", "cat", "man", "girl", "bird", "horse", "cow", "fish"]
+PAIRS = [(f"The {noun} sees {other}s.", f"{other.upper()}S {noun.upper()}!") for noun in NOUNS for other in NOUNS]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(itertools.chain(*PAIRS), 400)
+
+
+@pytest.fixture(scope="module")
+def tokenized(tokenizer):
+    return tokenize_pairs(text_dataset(PAIRS), tokenizer, 40, 40)[0]
+
+
+def load(
+    tokenized, tokenizer, share: float, start: int = 0, process_index: int = 0, num_processes: int = 1, **options
+):
+    options = DataOptions(dataset_name="x", joined_pairs=share, **options)
+    return training_batches(tokenized, tokenizer, options, 120, 1, start, process_index, num_processes)
+
+
+def texts(tokenizer, batch: dict) -> list[tuple[str, str]]:
+    sides = (batch["input_ids"], batch["labels"].clamp(min=0))
+    return list(zip(*(tokenizer.batch_decode(side, skip_special_tokens=True) for side in sides), strict=True))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
+def test_each_pair_is_in_one_entry_of_an_epoch(share):
+    entries = joined.draw_entries(1001, share, seed=1, epoch=2)
+    assert sorted(entries[entries >= 0]) == list(range(1001)) and (entries[:, 0] >= 0).all()
+    assert 2 * (entries[:, 1] >= 0).sum() == pytest.approx(share * 1001, abs=2)
+
+
+def test_other_pairs_are_joined_in_each_epoch_and_with_each_seed():
+    keys = [(1, 0), (1, 1), (2, 0)]
+    drawn = [joined.draw_entries(200, 0.5, *key) for key in keys]
+    sets = [{tuple(entry) for entry in entries if entry[1] >= 0} for entries in drawn]
+    assert all(len(a & b) < 5 for a, b in itertools.combinations(sets, 2))
+    assert np.array_equal(drawn[0], joined.draw_entries(200, 0.5, *keys[0]))
+
+
+def nouns(texts: Iterable[str]) -> Counter:
+    """How often each noun is in the texts, in small letters or capitals."""
+    return Counter(noun for text in texts for noun in NOUNS for _ in range(text.lower().count(noun)))
+
+
+def test_batches_have_each_sentence_once_alone_or_joined(tokenized, tokenizer):
+    """Within the budget of tokens, and with both sides alike."""
+    loader, found = load(tokenized, tokenizer, 0.5), []
+    for batch in itertools.islice(loader, len(loader.epoch())):
+        assert max(batch["input_ids"].numel(), batch["labels"].numel()) <= 120
+        found += texts(tokenizer, batch)
+    assert len(found) == len(PAIRS) - 16 and sum(len(target.split()) > 2 for _, target in found) == 16
+    assert all(nouns([source]) == nouns([target]) for source, target in found)
+    assert nouns(target for _, target in found) == nouns(target for _, target in PAIRS)
+
+
+def test_a_resumed_run_and_other_processes_have_the_same_joints(tokenized, tokenizer):
+    batches = list(itertools.islice(load(tokenized, tokenizer, 0.5), 60))
+    for start, count in [(0, 2), (7, 1), (31, 2)]:
+        loaders = [iter(load(tokenized, tokenizer, 0.5, start, index, count)) for index in range(count)]
+        for number in range(start, start + 8):
+            batch = next(loaders[number % count])
+            assert all(torch.equal(batch[name], tensor) for name, tensor in batches[number].items())
+
+
+def test_bpe_dropout_varies_joined_pairs_too(tokenized, tokenizer):
+    loader = load(tokenized, tokenizer, 0.5, bpe_dropout=0.5)
+    plain = load(tokenized, tokenizer, 0.5)
+    for varied, batch in itertools.islice(zip(loader, plain, strict=False), 9):
+        assert texts(tokenizer, varied) == texts(tokenizer, batch)
+
+
+def test_every_joint_has_both_sentences_on_both_sides():
+    seen = set()
+    for seed in range(300):
+        source, target = joined.join_texts(
+            ("Go on.", "He sleeps."), ("Weiter!", "Er schläft."), np.random.default_rng(seed)
+        )
+        assert source.lower().startswith("go on") and source.lower().endswith("he sleeps.")
+        assert target.startswith("Weiter") and target.endswith("Er schläft.")
+        seen.add((source, target))
+    assert {("Go on.He sleeps.", "Weiter! Er schläft."), ("Go on he sleeps.", "Weiter! Er schläft.")} <= seen
+    assert {("Go on / He sleeps.", "Weiter / Er schläft."), ("Go on.<br>He sleeps.", "Weiter!<br>Er schläft.")} <= seen
+
+
+def test_pairs_of_joined_batches_are_found_again(tokenized, tokenizer):
+    loader = load(tokenized, tokenizer, 0.5)
+    count = len(loader.epoch())
+    assert sorted((pair["source"], pair["target"]) for pair in loader.pairs(0, count)) == sorted(PAIRS)
+    assert 0 <= loader.padding() < 0.5
