@@ -1,5 +1,6 @@
 """The optimizer step: learning rate, moving average, AdamW, losses that add up, distillation, R-Drop, clipping."""
 
+import math
 import re
 from types import SimpleNamespace
 
@@ -64,6 +65,19 @@ def test_other_schedules_are_those_of_transformers(name, warmup_steps, max_steps
     ours = list(map(optim.learning_rate_schedule(name, 0.25, warmup_steps, max_steps), range(1, max_steps + 1)))
     assert ours == pytest.approx(rates[skipped:], rel=1e-12) and min(ours) > 0.001 and not any(rates[:skipped])
     assert ours[min(max(warmup_steps, 1), max_steps) - 1] == max(ours)
+
+
+@pytest.mark.parametrize("max_steps", [60, 100, 1000])
+def test_runs_of_any_length_share_the_stable_part_of_their_schedule(max_steps):
+    """So each can be branched off from a checkpoint of a longer one."""
+    name, steps = "warmup_stable_decay", range(1, max_steps + 1)
+    rates = list(map(optim.learning_rate_schedule(name, 0.25, 20, max_steps), steps))
+    longer = list(map(optim.learning_rate_schedule(name, 0.25, 20, 2000), steps))
+    stable = max_steps + 1 - max_steps // 5
+    assert rates[:stable] == longer[:stable] and set(rates[19:stable]) == {0.25}
+    shares = [(step - stable) / (max_steps // 5) for step in steps[stable:]]  # of the decay
+    assert rates[stable:] == pytest.approx([0.25 * (1 - math.sqrt(share)) for share in shares])
+    assert 0 < rates[-1] < 0.02
 
 
 # -------------------------------------------------------------------------------------------------------------- losses

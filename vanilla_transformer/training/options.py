@@ -75,8 +75,12 @@ class TrainingOptions:
         ge=0,
     )
     lr_scheduler_type: Literal[
-        "inverse_sqrt", "linear", "cosine", "polynomial", "constant", "constant_with_warmup"
-    ] = option("inverse_sqrt", "the paper's schedule, or another one of transformers")
+        "inverse_sqrt", "linear", "cosine", "polynomial", "constant", "constant_with_warmup", "warmup_stable_decay"
+    ] = option(
+        "inverse_sqrt",
+        "the paper's schedule, or another one of transformers; warmup_stable_decay stays at the peak until a fifth of "
+        "the steps is left, so a resumed run may have any other length",
+    )
     warmup_steps: int = option(4000, "steps of linear warm-up to the peak learning rate", ge=0)
     max_steps: int | None = option(None, "optimizer steps to train (default: num_train_epochs epochs)", ge=1)
     num_train_epochs: float = option(10.0, "epochs to train if max_steps is not given", ge=1e-6)
