@@ -87,6 +87,7 @@ def test_options_are_free_that_neither_command_line_nor_recipe_gives(tmp_path):
     assert parse_arguments([*own, "--d_model", "64", "--warmup-steps=3"]).free == CHOSEN - {"d_model", "warmup_steps"}
     assert parse_arguments([*own, "--size=small"]).free == CHOSEN
     assert parse_arguments([*own, "--tokenizer_name=t"]).free == CHOSEN - {"letters", "vocab_size"}
+    assert parse_arguments([*own, "--train_file_tags=<x>"]).free == CHOSEN - {"joined_pairs"}
     assert parse_arguments(["--config", str(recipe), "--size=auto"]).free == CHOSEN - {"dropout", "max_steps"}
     for nothing in ([*own, "--size=paper"], ["--config", str(recipe)], [*own, "--model_name_or_path=m"], []):
         assert not parse_arguments(nothing).free

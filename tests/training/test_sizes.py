@@ -1,12 +1,14 @@
 """The rule that chooses options from the data, the time and the speed of the machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from vanilla_transformer.training.recipe import parse_arguments
 from vanilla_transformer.training.sizes import CHOSEN, MODEL, SIZES, Corpus, choose_tokens, choose_training
 
-SENTENCES = Corpus(pairs=29_000, words=(12.0, 11.0), characters=(61.0, 72.0), held_out=1000)
-WORDS = Corpus(pairs=8000, words=(1.0, 8.0), characters=(5.0, 20.0), held_out=400)
+SENTENCES = Corpus(pairs=29_000, words=(12.0, 11.0), characters=(61.0, 72.0), sentences=1, held_out=1000)
+WORDS = Corpus(pairs=8000, words=(1.0, 8.0), characters=(5.0, 20.0), sentences=1, held_out=400)
 
 
 def choose(argv: str = "", tokens: float = 5e5, speed: float = 2e4, corpus: Corpus = SENTENCES, **more) -> dict:
@@ -27,17 +29,24 @@ def choose(argv: str = "", tokens: float = 5e5, speed: float = 2e4, corpus: Corp
 )
 def test_letters_are_chosen_for_single_words(words, characters, letters):
     """On either side, as in pronunciation and inflection; but not for sentences without spaces."""
-    choices = choose_tokens(Corpus(8000, words, characters, 400), CHOSEN)
+    choices = choose_tokens(Corpus(8000, words, characters, 1, 400), CHOSEN - {"joined_pairs"})
     assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
 
 
 def test_vocabulary_grows_with_the_root_of_the_words():
     sizes = []
     for pairs in (10, 3000, 29_000, 116_000, 10**7):
-        (choice,) = choose_tokens(Corpus(pairs, (12, 11), (61, 72), 400), CHOSEN)
+        (choice,) = choose_tokens(Corpus(pairs, (12, 11), (61, 72), 2, 400), CHOSEN)
         sizes.append(choice.values["vocab_size"])
     assert sizes == sorted(sizes) and sizes[0] == 500 and sizes[-1] == 32_000
     assert abs(sizes[3] - 2 * sizes[2]) <= 500
+
+
+@pytest.mark.parametrize(
+    ("corpus", "joins"), [(SENTENCES, True), (replace(SENTENCES, sentences=2), False), (WORDS, False)]
+)
+def test_pairs_are_joined_if_sources_are_single_sentences(corpus, joins):
+    assert any("joined_pairs" in choice.values for choice in choose_tokens(corpus, CHOSEN)) == joins
 
 
 @pytest.mark.parametrize("free", [set(), {"d_model"}])
@@ -92,7 +101,7 @@ def test_several_batches_a_step_make_fewer_steps():
 @pytest.mark.parametrize("tokens", [1, 1e2, 1e4, 1e6, 1e10])
 @pytest.mark.parametrize("argv", ["", "--hours=0.001", "--max_steps=1", "--per_device_train_max_tokens=1000000"])
 def test_any_corpus_has_a_plan(tokens, argv):
-    chosen = choose(argv, tokens=tokens, corpus=Corpus(max(1, round(tokens / 10)), (1, 1), (5, 5), 0))
+    chosen = choose(argv, tokens=tokens, corpus=Corpus(max(1, round(tokens / 10)), (1, 1), (5, 5), 1, 0))
     counts = [value for name, value in chosen.items() if name.endswith(("steps", "tokens"))]
     assert all(isinstance(value, int) and value >= 1 for value in counts)
     assert chosen["eval_steps"] <= chosen.get("max_steps", 1) and 0 < chosen["dropout"] < 0.5

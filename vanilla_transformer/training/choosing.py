@@ -1,5 +1,6 @@
 """Chooses the options that were not given: looks at the pairs and at the machine, asks sizes.py, and says why."""
 
+import textwrap
 import time
 from collections.abc import Set, Sized
 from pathlib import Path
@@ -23,6 +24,9 @@ TRIED = 2048  # tokens of the steps that are timed
 
 def chosen_tokens(options: Options, pairs: Splits) -> dict[str, object]:
     """What is chosen before a tokenizer is trained, which is printed."""
+    if not options.free:
+        return {}
+    print("What no option says is chosen from the data; --size paper chooses nothing (docs/choosing.md):")
     return report(choose_tokens(look_at(pairs), options.free))
 
 
@@ -56,7 +60,9 @@ def chosen_before(free: Set[str], checkpoint: Path) -> dict[str, object]:
 
 def look_at(pairs: Splits) -> Corpus:
     found, held_out = pairs.survey["train"], pairs.survey["validation"]["pairs"]
-    return Corpus(found["pairs"], tuple(found["words"]), tuple(found["characters"]), held_out)
+    return Corpus(
+        found["pairs"], tuple(found["words"]), tuple(found["characters"]), found["usual_sentences"], held_out
+    )
 
 
 def report(choices: list[Choice]) -> dict[str, object]:
@@ -64,7 +70,7 @@ def report(choices: list[Choice]) -> dict[str, object]:
     chosen = {}
     for choice in choices:
         words = " ".join(f"--{name} {value}" for name, value in choice.values.items())
-        print(f"chosen: {words}  ({choice.reason})")
+        print(textwrap.fill(f"{words}: {choice.reason}", 80, initial_indent="  ", subsequent_indent="    "))
         chosen |= choice.values
     return chosen
 

@@ -179,8 +179,11 @@ def parse_arguments(argv: list[str]) -> Options:
             raise UserError(f"--hours has no effect with {why}, which leaves nothing to choose; give --max_steps.")
         return Options(data_options, model_options, options)
     written = {name for name in names if f"__{name}" in written} | recipe.keys()
-    has_tokenizer = data_options.tokenizer_name or options.teacher
-    free = CHOSEN - written - ({"letters", "vocab_size"} if has_tokenizer else set())
+    free = CHOSEN - written
+    if data_options.tokenizer_name or options.teacher:
+        free -= {"letters", "vocab_size"}
+    if cannot_join(data_options, options):
+        free -= {"joined_pairs"}
     return Options(data_options, model_options, options, free)
 
 
@@ -261,7 +264,7 @@ def check_conflicts(data_options: DataOptions, options: TrainingOptions):
         raise UserError("--torch_compile cannot be combined with --gradient_checkpointing; leave one out.")
     if options.teacher and (data_options.streaming or data_options.bpe_dropout):
         raise UserError("--teacher reads all pairs before training; leave out --streaming and --bpe_dropout.")
-    if data_options.joined_pairs and (data_options.streaming or options.teacher or data_options.train_file_tags):
+    if data_options.joined_pairs and cannot_join(data_options, options):
         raise UserError("--joined_pairs cannot be combined with --streaming, --teacher or --train_file_tags.")
     if not options.metrics and options.metric_for_best_model not in OURS:
         raise not_measured(f"--metric_for_best_model {options.metric_for_best_model}", OURS)
@@ -269,6 +272,11 @@ def check_conflicts(data_options: DataOptions, options: TrainingOptions):
         raise UserError("--average_checkpoints_by score needs --average_checkpoints and --eval_steps.")
     if data_options.tokenizer_name and options.model_name_or_path:
         raise UserError("--tokenizer_name cannot be combined with --model_name_or_path, which has its own.")
+
+
+def cannot_join(data_options: DataOptions, options: TrainingOptions) -> bool:
+    """Whether pairs cannot be joined: those of a stream, with soft targets, or with tags."""
+    return bool(data_options.streaming or options.teacher or data_options.train_file_tags)
 
 
 RECIPE_HEADER = "# Every option of this run, written by train.py.\n"

@@ -32,8 +32,8 @@ SIZES = {
 MODEL = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
 MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
 # Options that may be free: the rule chooses them if they are not given.
-CHOSEN = {"letters", "vocab_size", *MODEL, "dropout", "optimizer", "lr_scheduler_type", "warmup_steps", "max_steps"}
-CHOSEN |= {"num_train_epochs", "per_device_train_max_tokens", "eval_steps", "early_stopping_patience"}
+CHOSEN = {"letters", "vocab_size", "joined_pairs", *MODEL, "dropout", "optimizer", "lr_scheduler_type", "warmup_steps"}
+CHOSEN |= {"max_steps", "num_train_epochs", "per_device_train_max_tokens", "eval_steps", "early_stopping_patience"}
 CHOSEN |= {"metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
@@ -41,7 +41,7 @@ USABLE = 0.85  # share of the time for training; the rest is for evaluation, che
 STEPS = 2000  # about so many steps are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 4096, 16_384  # tokens
 EVALUATIONS = 8
-FEW_SENTENCES = 5000  # pairs of running text from which hardly more than frequent phrases is learnt
+JOINED = 0.2  # share of joined pairs
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,19 @@ class Corpus:
     Attributes:
         pairs: Their number.
         words, characters: Of a text.
+        sentences: The largest number that is usual in a source.
         held_out: The number of validation pairs.
     """
 
     pairs: int
     words: tuple[float, float]
     characters: tuple[float, float]
+    sentences: int
     held_out: int
 
 
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
-    """Letters, or the size of the vocabulary, as far as these options are `free`."""
+    """Letters, or the size of the vocabulary, and joined pairs, as far as these options are `free`."""
     words, characters = min(zip(corpus.words, corpus.characters, strict=True))
     choices = []
     if "letters" in free and words < 1.5 and characters <= 15:
@@ -78,7 +80,10 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
         # Where no spaces separate words, as in Chinese, a few characters count as one.
         words = corpus.pairs * sum(max(w, c / 6) for w, c in zip(corpus.words, corpus.characters, strict=True)) / 2
         size = min(max(500 * round(4.5 * math.sqrt(words) / 500), 500), 32_000)
-        choices.append(Choice({"vocab_size": size}, f"about 4.5 times the square root of {words:,.0f} words"))
+        choices.append(Choice({"vocab_size": size}, f"about 4.5 times the square root of {words:,.0f} words a side"))
+    if "joined_pairs" in free and corpus.sentences == 1 and min(corpus.words) >= 3:
+        reason = "sources are single sentences, and several must be translated too, however people join them"
+        choices.append(Choice({"joined_pairs": JOINED}, reason))
     return choices
 
 
