@@ -31,6 +31,7 @@ from torch import nn
 
 REPOSITORY = Path(__file__).parents[1]
 TINY = (
+    "--size paper "
     "--vocab_size 10000 --d_model 128 --encoder_layers 4 --decoder_layers 4 --encoder_attention_heads 4 "
     "--decoder_attention_heads 4 --encoder_ffn_dim 256 --decoder_ffn_dim 256 --bleu_tokenize none "
 )
@@ -40,9 +41,9 @@ SIZES = {
     "--max_steps 200 --max_eval_samples 100",
     "tiny": TINY + "--dropout 0.3 --gradient_accumulation_steps 2 --learning_rate 5e-3 --warmup_steps 800 "
     "--max_steps 1310 --eval_steps 655",
-    "small": "--vocab_size 10000 --d_model 256 --encoder_layers 3 --decoder_layers 3 --encoder_attention_heads 4 "
-    "--decoder_attention_heads 4 --encoder_ffn_dim 1024 --decoder_ffn_dim 1024 --bleu_tokenize none --dropout 0.2 "
-    "--learning_rate 2e-3 --warmup_steps 600 --max_steps 2620 --eval_steps 1310",
+    "small": "--size paper --vocab_size 10000 --d_model 256 --encoder_layers 3 --decoder_layers 3 "
+    "--encoder_attention_heads 4 --decoder_attention_heads 4 --encoder_ffn_dim 1024 --decoder_ffn_dim 1024 "
+    "--bleu_tokenize none --dropout 0.2 --learning_rate 2e-3 --warmup_steps 600 --max_steps 2620 --eval_steps 1310",
     "sample": "--config recipes/sample.yaml",
 }
 
