@@ -24,10 +24,10 @@ class Size(NamedTuple):
 
 SIZES = {
     "tiny": Size(64, 2, 2, 0, 0),
-    "small": Size(128, 3, 4, 1e4, 2e5),
-    "medium": Size(256, 4, 4, 2e6, 1e7),
-    "base": Size(512, 6, 8, 3e7, 1e8),
-    "big": Size(1024, 6, 16, 3e8, 2e9),
+    "small": Size(128, 3, 4, 3e5, 5e5),
+    "medium": Size(256, 4, 4, 5e5, 2e7),
+    "base": Size(512, 6, 8, 1e7, 2e8),
+    "big": Size(1024, 6, 16, 2e8, 2e9),
 }
 MODEL = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
 MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
@@ -38,7 +38,7 @@ CHOSEN |= {"metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
 USABLE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
-STEPS = 2000  # about so many steps are enough for a short run; a longer one has larger batches
+STEPS = 3000  # about so many steps are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 4096, 16_384  # tokens
 EVALUATIONS = 8
 JOINED = 0.2  # share of joined pairs
@@ -136,7 +136,7 @@ def choose_training(
         choices.append(Choice(chosen, reason))
     epochs = trained / tokens
     if "dropout" in free:
-        value = 0.1 if epochs < 12 else 0.2 if epochs < 25 else 0.3
+        value = 0.1 if epochs < 25 or model["d_model"] <= 64 else 0.2
         choices.append(Choice({"dropout": value}, f"each pair is read about {epochs:.1f} times"))
     largest = LARGEST_BATCH_ON_GPU if on_gpu else LARGEST_BATCH
     batch = given["per_device_train_max_tokens"]
@@ -173,7 +173,7 @@ def choose_training(
 
 def useful_epochs(tokens: float) -> float:
     """After how many epochs of so many tokens more training brings little."""
-    return min(max(14 * (5e5 / tokens) ** 0.25, 2), 60)
+    return min(max(40 * (5e5 / tokens) ** 0.25, 3), 60)
 
 
 def model_options(size: Size, given: Mapping[str, object], free: Set[str]) -> dict[str, int]:
