@@ -11,7 +11,7 @@ SENTENCES = Corpus(pairs=29_000, words=(12.0, 11.0), characters=(61.0, 72.0), se
 WORDS = Corpus(pairs=8000, words=(1.0, 8.0), characters=(5.0, 20.0), sentences=1, held_out=400)
 
 
-def choose(argv: str = "", tokens: float = 5e5, speed: float = 2e4, corpus: Corpus = SENTENCES, **more) -> dict:
+def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Corpus = SENTENCES, **more) -> dict:
     """What is chosen for an epoch of so many tokens where models of 2 million weights train at a `speed`."""
     options = parse_arguments(["--train_file=x.tsv", *argv.split()])
     slower = lambda model: speed * (128 / model["d_model"]) ** 2  # noqa: E731
@@ -55,7 +55,7 @@ def test_tokens_that_are_given_are_not_chosen(free):
 
 
 def test_more_data_and_more_time_give_a_larger_model():
-    widths = [choose(tokens=tokens, speed=1e9)["d_model"] for tokens in (1e3, 1e5, 1e7, 1e8, 1e9)]
+    widths = [choose(tokens=tokens, speed=1e9)["d_model"] for tokens in (1e3, 4e5, 1e6, 5e7, 1e9)]
     assert widths == [size.d_model for size in SIZES.values()]
     widths = [choose(f"--hours={hours}", tokens=1e8)["d_model"] for hours in (0.01, 0.1, 1, 10, 1000)]
     assert widths == sorted(widths) and len(set(widths)) > 2
