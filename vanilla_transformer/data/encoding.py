@@ -201,8 +201,8 @@ def tokenize_splits(
 
     Validation and test keep each pair without an empty side up to the larger of `max_position_embeddings` and the
     limits of training, as far as learned positions reach.
-    Sets `tokenizer.model_max_length` to the longest training source: the Translator splits longer texts. In
-    fine-tuning, it is never lowered: the model may have read longer sources.
+    Sets `tokenizer.model_max_length` to the longest training source, or twice that if pairs are joined: the Translator
+    splits longer texts. In fine-tuning, it is never lowered: the model may have read longer sources.
     """
     limit = min(max(config.max_position_embeddings, options.length_limit), config.longest_sequence)
     splits = {}
@@ -231,6 +231,7 @@ def tokenize_splits(
             )
     train = splits["train"]
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length
+    longest *= 2 if options.joined_pairs else 1
     before = tokenizer.model_max_length if is_fine_tuning else 0
     tokenizer.model_max_length = max(int(longest), before if before < VERY_LARGE_INTEGER else 0)
     return splits
