@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vanilla_transformer.training.recipe import parse_arguments
-from vanilla_transformer.training.sizes import CHOSEN, MODEL, SIZES, Corpus, choose_tokens, choose_training
+from vanilla_transformer.training.sizes import CHOSEN, MODEL, SIZES, Corpus, Situation, choose_tokens, choose_training
 
 SENTENCES = Corpus(pairs=29_000, words=(12.0, 11.0), characters=(61.0, 72.0), sentences=1, held_out=1000)
 WORDS = Corpus(pairs=8000, words=(1.0, 8.0), characters=(5.0, 20.0), sentences=1, held_out=400)
@@ -16,7 +16,8 @@ def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Co
     options = parse_arguments(["--train_file=x.tsv", *argv.split()])
     slower = lambda model: speed * (128 / model["d_model"]) ** 2  # noqa: E731
     more = {"batches_per_step": 1, "on_gpu": False} | more
-    choices = choose_training(corpus, tokens, options.values(), options.free, speed=slower, **more)
+    situation = Situation(corpus, tokens, options.values(), options.free, speed=slower, **more)
+    choices = choose_training(situation)
     assert all(choice.reason for choice in choices)
     values = [item for choice in choices for item in choice.values.items()]
     assert len(dict(values)) == len(values) and dict(values).keys() <= options.free
@@ -88,7 +89,8 @@ def test_a_given_length_decides_warm_up_and_evaluations(argv):
         raise AssertionError("the speed is not needed")
 
     options = parse_arguments(["--train_file=x.tsv", "--per_device_train_max_tokens=2000", argv])
-    choices = choose_training(SENTENCES, 5e5, options.values(), options.free, 1, on_gpu=False, speed=fail)
+    situation = Situation(SENTENCES, 5e5, options.values(), options.free, 1, on_gpu=False, speed=fail)
+    choices = choose_training(situation)
     chosen = {name: value for choice in choices for name, value in choice.values.items()}
     assert "max_steps" not in chosen and (chosen["warmup_steps"], chosen["eval_steps"]) == (100, 125)
 

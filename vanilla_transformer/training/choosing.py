@@ -17,7 +17,7 @@ from .model import choose_attention, new_model
 from .optimization import compute_loss, make_optimizer
 from .options import given_fields
 from .recipe import Options
-from .sizes import Choice, Corpus, choose_tokens, choose_training
+from .sizes import Choice, Corpus, Situation, choose_tokens, choose_training
 
 TRIED = 2048  # tokens of the steps that are timed
 
@@ -48,7 +48,7 @@ def chosen_training(
         return training_speed(options.with_values(decided), len(tokenizer), round(length), accelerator)
 
     on_gpu = accelerator.device.type != "cpu"
-    return report(choose_training(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed))
+    return report(choose_training(Situation(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed)))
 
 
 def chosen_before(free: Set[str], checkpoint: Path) -> dict[str, object]:

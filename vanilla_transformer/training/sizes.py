@@ -39,7 +39,7 @@ CHOSEN |= {"metric_for_best_model"}
 DEFAULT_HOURS = 1.0
 USABLE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
 STEPS = 3000  # about so many steps are enough for a short run; a longer one has larger batches
-SMALLEST_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 4096, 16_384  # tokens
+SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
 JOINED = 0.2  # share of joined pairs
 
@@ -50,6 +50,10 @@ class Choice:
 
     values: dict[str, object]
     reason: str
+
+    def among(self, free: Set[str]) -> "Choice":
+        """The choice of those options that are free."""
+        return Choice({name: value for name, value in self.values.items() if name in free}, self.reason)
 
 
 @dataclass(frozen=True)
@@ -87,93 +91,114 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     return choices
 
 
-def choose_training(
-    corpus: Corpus,
-    tokens: float,
-    given: Mapping[str, object],
-    free: Set[str],
-    batches_per_step: int,
-    on_gpu: bool,
-    speed: Callable[[Mapping[str, object]], float],
-) -> list[Choice]:
-    """The size of the model, and how it is trained, as far as these options are `free`.
+@dataclass(frozen=True)
+class Situation:
+    """What the choices for training depend on.
 
-    Args:
+    Attributes:
+        corpus: What the pairs are like.
         tokens: Of an epoch, those of the longer side of each pair.
         given: All options; those that are free are not read.
+        free: The options to choose.
         batches_per_step: Processes times accumulated batches.
+        on_gpu: Whether batches may be large.
         speed: Measures how many tokens a second all processes train on, with these options of the model and the
             optimizer instead of those that are given.
     """
-    enough = tokens * useful_epochs(tokens)
-    hours = given["hours"] or DEFAULT_HOURS
-    asked = None  # tokens of a run whose length is given
-    if "max_steps" not in free:
-        asked = given["max_steps"] * batches_per_step * (given["per_device_train_max_tokens"] or SMALLEST_BATCH)
-    elif "num_train_epochs" not in free:
-        asked = tokens * given["num_train_epochs"]
 
-    choices, optimizer = [], {}
-    if "optimizer" in free:
-        optimizer = {"optimizer": "muon"}
-        choices.append(Choice(optimizer, "it learns faster than Adam in short runs"))
-    if given["size"] in SIZES:
-        candidates = [given["size"]]
-    else:
-        candidates = [name for name in reversed(SIZES) if tokens >= SIZES[name].corpus]
-    for name in candidates:
-        model = model_options(SIZES[name], given, free)
-        trained = asked if asked is not None else min(enough, hours * 3600 * USABLE * speed(model | optimizer))
-        if trained >= min(SIZES[name].training, enough):
-            break
-    reason = f"{name}, for {tokens:,.0f} tokens an epoch"
-    if given["size"] in SIZES:
-        reason = f"--size {name}"
-    elif name != candidates[0]:
-        reason += f"; {candidates[0]} would need more time"
-    chosen = {option: model[option] for option in MODEL if option in free}
-    if chosen:
-        choices.append(Choice(chosen, reason))
-    epochs = trained / tokens
-    if "dropout" in free:
-        value = 0.1 if epochs < 25 or model["d_model"] <= 64 else 0.2
-        choices.append(Choice({"dropout": value}, f"each pair is read about {epochs:.1f} times"))
-    largest = LARGEST_BATCH_ON_GPU if on_gpu else LARGEST_BATCH
-    batch = given["per_device_train_max_tokens"]
-    if "per_device_train_max_tokens" in free:
-        batch = 2 ** round(math.log2(max(trained / STEPS / batches_per_step, 1)))
-        batch = min(max(batch, SMALLEST_BATCH), largest)
-        choices.append(Choice({"per_device_train_max_tokens": batch}, f"at least about {STEPS:,} steps"))
-    batch = batch or largest  # auto
-    steps = max(1, round(trained / batch / batches_per_step))
-    if "max_steps" in free and "num_train_epochs" in free:
-        if trained < enough:
-            limit = f"{hours:g} hours" if hours != 1 else "1 hour"
-            reason = f"{limit} on this machine; {enough / trained * hours:.1f} would be useful (--hours)"
-        else:
-            reason = "more would bring little"
-        choices.append(Choice({"max_steps": steps}, f"{epochs:.1f} epochs; {reason}"))
-    elif "max_steps" not in free:
-        steps = given["max_steps"]
-    if "lr_scheduler_type" in free:
-        choices.append(Choice({"lr_scheduler_type": "linear"}, "a short run should end at a low learning rate"))
-    if "warmup_steps" in free:
-        choices.append(Choice({"warmup_steps": max(1, steps // 10)}, "a tenth of the steps"))
-    if "metric_for_best_model" in free and given["letters"]:
+    corpus: Corpus
+    tokens: float
+    given: Mapping[str, object]
+    free: Set[str]
+    batches_per_step: int
+    on_gpu: bool
+    speed: Callable[[Mapping[str, object]], float]
+
+    @property
+    def hours(self) -> float:
+        return self.given["hours"] or DEFAULT_HOURS
+
+    @property
+    def useful(self) -> float:
+        """The tokens of a run after which more would bring little."""
+        return self.tokens * min(max(40 * (5e5 / self.tokens) ** 0.25, 3), 60)
+
+    @property
+    def asked(self) -> float | None:
+        """The tokens of a run whose length is given."""
+        if "max_steps" not in self.free:
+            batch = USUAL_BATCH if "per_device_train_max_tokens" in self.free else self.given_batch
+            return self.given["max_steps"] * self.batches_per_step * batch
+        return None if "num_train_epochs" in self.free else self.tokens * self.given["num_train_epochs"]
+
+    @property
+    def given_batch(self) -> int:
+        return self.given["per_device_train_max_tokens"] or self.largest_batch  # auto
+
+    @property
+    def largest_batch(self) -> int:
+        return LARGEST_BATCH_ON_GPU if self.on_gpu else LARGEST_BATCH
+
+
+def choose_training(situation: Situation) -> list[Choice]:
+    """The size of the model, and how it is trained."""
+    optimizer = Choice({"optimizer": "muon"}, "it learns faster than Adam in short runs")
+    size, trained = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
+    width = size.values.get("d_model") or situation.given["d_model"]
+    epochs = trained / situation.tokens
+    dropout = 0.1 if epochs < 25 or width <= SIZES["tiny"].d_model else 0.2
+    choices = [optimizer, size, Choice({"dropout": dropout}, f"each pair is read about {epochs:.1f} times")]
+    choices += choose_steps(situation, trained)
+    if situation.given["letters"]:
         choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
-    if "eval_steps" in free:
-        # Translating a pair takes about as long as training on it.
-        affordable = int(0.1 * epochs * corpus.pairs / max(corpus.held_out, 1))
-        count = min(max(affordable, 1), EVALUATIONS, steps)
-        choices.append(Choice({"eval_steps": -(-steps // count)}, f"{count} evaluations"))
-        if "early_stopping_patience" in free and count > 3:
-            choices.append(Choice({"early_stopping_patience": 3}, "keeps the best weights, and stops if none improve"))
+    return [choice for choice in (one.among(situation.free) for one in choices) if choice.values]
+
+
+def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
+    """The sizes of the model, and the tokens that it is trained on: the largest one that has the data and the time."""
+    asked, useful, reason = situation.asked, situation.useful, ""
+    names = [name for name in reversed(SIZES) if situation.tokens >= SIZES[name].corpus]
+    if situation.given["size"] in SIZES:
+        names = [situation.given["size"]]
+    for name in names:
+        model = model_options(SIZES[name], situation.given, situation.free)
+        seconds = situation.hours * 3600 * USABLE
+        trained = min(useful, seconds * situation.speed(model | optimizer)) if asked is None else asked
+        if trained >= min(SIZES[name].training, useful):
+            break
+        reason = f"; {names[0]} would need more time"
+    if situation.given["size"] in SIZES:
+        return Choice(model, f"--size {name}"), trained
+    return Choice(model, f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"), trained
+
+
+def choose_steps(situation: Situation, trained: float) -> list[Choice]:
+    """The batch, the number of steps and the schedule of a run with so many tokens."""
+    batch, choices = situation.given_batch, []
+    if "per_device_train_max_tokens" in situation.free:
+        batch = 2 ** round(math.log2(max(trained / STEPS / situation.batches_per_step, 1)))
+        batch = min(max(batch, SMALLEST_BATCH), situation.largest_batch)
+        if "max_steps" not in situation.free:
+            batch = USUAL_BATCH
+        choices.append(Choice({"per_device_train_max_tokens": batch}, f"about {STEPS:,} steps, if that is possible"))
+    steps = max(1, round(trained / batch / situation.batches_per_step))
+    if situation.asked is None:
+        reason = "more would bring little"
+        if trained < situation.useful:
+            hours = situation.useful / trained * situation.hours
+            reason = f"--hours {situation.hours:g} on this machine; up to {hours:.1f} would be useful"
+        choices.append(Choice({"max_steps": steps}, f"{trained / situation.tokens:.1f} epochs; {reason}"))
+    choices.append(Choice({"lr_scheduler_type": "linear"}, "a run should end at a low learning rate"))
+    choices.append(Choice({"warmup_steps": max(1, steps // 10)}, "a tenth of the steps"))
+    # Translating a pair takes about as long as training on it.
+    affordable = int(0.1 * trained / situation.tokens * situation.corpus.pairs / max(situation.corpus.held_out, 1))
+    count = min(max(affordable, 1), EVALUATIONS, steps)
+    choices.append(Choice({"eval_steps": -(-steps // count)}, f"{count} evaluations"))
+    if count > 3 or "eval_steps" not in situation.free:
+        choices.append(
+            Choice({"early_stopping_patience": 3}, "evaluations without a better score; keeps the best weights")
+        )
     return choices
-
-
-def useful_epochs(tokens: float) -> float:
-    """After how many epochs of so many tokens more training brings little."""
-    return min(max(40 * (5e5 / tokens) ** 0.25, 3), 60)
 
 
 def model_options(size: Size, given: Mapping[str, object], free: Set[str]) -> dict[str, int]:
