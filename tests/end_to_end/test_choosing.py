@@ -6,6 +6,8 @@ import pytest
 import yaml
 from runs import random_pairs, train
 
+from vanilla_transformer.training.sizes import CHOSEN
+
 WHAT = "--max_eval_samples 4 --max_predict_samples 2 --num_examples 0"
 
 
@@ -30,7 +32,7 @@ def test_what_is_chosen_is_printed_saved_and_kept_by_a_resumed_run(pairs, tmp_pa
     chosen = dict(re.findall(r"--(\w+) (\S+?)(?=[: ]|$)", " ".join(block.split())))
     assert {"vocab_size", "dropout", "max_steps", "optimizer"} <= chosen.keys() and "d_model" not in chosen
     assert recipe["d_model"] == 32 and not {"size", "hours"} & recipe.keys()
-    for name in chosen.keys() - {"vocab_size"}:
+    for name in (chosen.keys() & CHOSEN) - {"vocab_size"}:
         assert str(recipe[name]) == chosen[name], name
     again = train([*arguments(pairs, tmp_path / "model", "--resume_from_checkpoint"), "--hours", "0.005"])
     assert "What no option says" not in again
@@ -44,8 +46,9 @@ def test_the_saved_recipe_repeats_a_run_whose_options_were_chosen(pairs, tmp_pat
     assert weights[0] == weights[1]
 
 
-def test_a_resumed_run_may_be_longer_in_epochs(pairs, tmp_path):
-    train(arguments(pairs, tmp_path / "model"))
+def test_a_resumed_run_may_be_longer(pairs, tmp_path):
+    patient = "--early_stopping_patience 99"
+    train(arguments(pairs, tmp_path / "model", patient))
     steps = recipe_of(tmp_path / "model")["max_steps"]
-    more = f"--resume_from_checkpoint --max_steps {steps + 2}"
+    more = f"{patient} --resume_from_checkpoint --max_steps {steps + 2}"
     assert f"steps {steps:,} to {steps + 2:,}" in train(arguments(pairs, tmp_path / "model", more))

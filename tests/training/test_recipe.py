@@ -362,7 +362,11 @@ def test_number_out_of_range_is_rejected(name, value, recipe):
         ("--streaming --max_steps=5 --train_file x y --dataset_name=", "--train_file x", "--streaming reads one"),
         ("--distillation_weight=0.9", "--teacher x", "--distillation_weight needs --teacher."),
         ("--train_file=x --dataset_name= --test_split=a", "--test_split=", "--test_split is for --dataset_name; with"),
-        ("--early_stopping_patience=2", "--eval_steps=3", "--early_stopping_patience needs --eval_steps."),
+        (
+            "--size=paper --early_stopping_patience=2",
+            "--eval_steps=3",
+            "--early_stopping_patience needs --eval_steps.",
+        ),
     ],
 )
 def test_conflicting_options_are_rejected(given, remedy, message):

@@ -17,7 +17,7 @@ def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Co
     slower = lambda model: speed * (128 / model["d_model"]) ** 2  # noqa: E731
     more = {"batches_per_step": 1, "on_gpu": False} | more
     situation = Situation(corpus, tokens, options.values(), options.free, speed=slower, **more)
-    choices = choose_training(situation)
+    choices, _ = choose_training(situation)
     assert all(choice.reason for choice in choices)
     values = [item for choice in choices for item in choice.values.items()]
     assert len(dict(values)) == len(values) and dict(values).keys() <= options.free
@@ -90,7 +90,7 @@ def test_a_given_length_decides_warm_up_and_evaluations(argv):
 
     options = parse_arguments(["--train_file=x.tsv", "--per_device_train_max_tokens=2000", argv])
     situation = Situation(SENTENCES, 5e5, options.values(), options.free, 1, on_gpu=False, speed=fail)
-    choices = choose_training(situation)
+    choices, _ = choose_training(situation)
     chosen = {name: value for choice in choices for name, value in choice.values.items()}
     assert "max_steps" not in chosen and (chosen["warmup_steps"], chosen["eval_steps"]) == (100, 125)
 
@@ -98,6 +98,19 @@ def test_a_given_length_decides_warm_up_and_evaluations(argv):
 def test_several_batches_a_step_make_fewer_steps():
     argv = "--size=small --per_device_train_max_tokens=1000"
     assert choose(argv, batches_per_step=4)["max_steps"] == round(choose(argv)["max_steps"] / 4)
+
+
+def doubts(argv: str, corpus: Corpus, tokens: float) -> str:
+    options = parse_arguments(["--train_file=x.tsv", *argv.split()])
+    situation = Situation(corpus, tokens, options.values(), options.free, 1, on_gpu=False, speed=lambda model: 1000.0)
+    return " ".join(choose_training(situation)[1])
+
+
+def test_what_cannot_be_learnt_is_said_with_what_would_help():
+    few = replace(SENTENCES, pairs=3016)
+    assert "3,016 pairs are few" in doubts("", few, 7e4) and "--model_name_or_path" in doubts("", few, 7e4)
+    assert "more hours" in doubts("--hours=0.1", SENTENCES, 5e5) and doubts("--hours=9", SENTENCES, 5e5) == ""
+    assert doubts("--hours=9", replace(WORDS, pairs=800), 2e4) == "" == doubts("--max_steps=5", SENTENCES, 5e5)
 
 
 @pytest.mark.parametrize("tokens", [1, 1e2, 1e4, 1e6, 1e10])

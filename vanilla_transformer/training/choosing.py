@@ -48,7 +48,12 @@ def chosen_training(
         return training_speed(options.with_values(decided), len(tokenizer), round(length), accelerator)
 
     on_gpu = accelerator.device.type != "cpu"
-    return report(choose_training(Situation(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed)))
+    situation = Situation(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed)
+    choices, doubts = choose_training(situation)
+    chosen = report(choices)
+    for doubt in doubts:
+        print(textwrap.fill(f"warning: {doubt}", 80, subsequent_indent="  "))
+    return chosen
 
 
 def chosen_before(free: Set[str], checkpoint: Path) -> dict[str, object]:

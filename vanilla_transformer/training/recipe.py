@@ -168,23 +168,29 @@ def parse_arguments(argv: list[str]) -> Options:
     scalars = [f"--{key}={value}" for key, value in recipe.items() if not isinstance(value, list)]
     words = lists + scalars + argv
     data_options, model_options, options, _ = parser.parse_args_into_dataclasses(words, look_for_args_file=False)
-    check_conflicts(data_options, options)
+    written = {name for name in names if f"__{name}" in written} | recipe.keys()
+    free = free_options(written, given.config is not None, data_options, options)
+    check_conflicts(data_options, options, free)
     targets = {target for _, target in data_options.directions}
     if data_options.target_lang is None and len(targets) == 1:  # it chooses the tokenizer of BLEU
         data_options = replace(data_options, target_lang=targets.pop())
-    is_chosen = options.size != "paper" and (given.config is None or options.size is not None)
-    if not is_chosen or options.model_name_or_path:
+    return Options(data_options, model_options, options, free)
+
+
+def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions, options: TrainingOptions) -> Set[str]:
+    """The options to choose from the data: those that are not `written` on the command line or in a recipe.
+
+    None with a recipe, unless there is `--size`, nor for a model to fine-tune.
+    """
+    if options.size == "paper" or options.model_name_or_path or (has_recipe and options.size is None):
         if options.hours is not None:
             why = "--model_name_or_path" if options.model_name_or_path else "a recipe or --size paper"
             raise UserError(f"--hours has no effect with {why}, which leaves nothing to choose; give --max_steps.")
-        return Options(data_options, model_options, options)
-    written = {name for name in names if f"__{name}" in written} | recipe.keys()
-    free = CHOSEN - written
+        return frozenset()
+    impossible = {"joined_pairs"} if cannot_join(data_options, options) else set()
     if data_options.tokenizer_name or options.teacher:
-        free -= {"letters", "vocab_size"}
-    if cannot_join(data_options, options):
-        free -= {"joined_pairs"}
-    return Options(data_options, model_options, options, free)
+        impossible |= {"letters", "vocab_size"}
+    return CHOSEN - written - impossible
 
 
 def without_overridden(recipe: dict, given: argparse.Namespace) -> dict:
@@ -246,8 +252,8 @@ def closest(name: str, options: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else "; --help lists all options."
 
 
-def check_conflicts(data_options: DataOptions, options: TrainingOptions):
-    """Raises UserError for options that contradict each other."""
+def check_conflicts(data_options: DataOptions, options: TrainingOptions, free: Set[str]):
+    """Raises UserError for options that contradict each other; those that are `free` will have a value."""
     data_options.check_conflicts()
     if options.run_name and options.report_to == "none":
         raise UserError("--run_name needs --report_to.")
@@ -256,7 +262,7 @@ def check_conflicts(data_options: DataOptions, options: TrainingOptions):
         raise UserError(f"--distillation_weight is {share}; it is a share of the loss, at most 1.")
     values, defaults = vars(data_options) | vars(options), vars(DataOptions()) | vars(TrainingOptions())
     for name, needed in NEEDS.items():
-        if values[name] != defaults[name] and not values[needed]:
+        if values[name] != defaults[name] and not values[needed] and needed not in free:
             raise UserError(f"--{name} needs --{needed}.")
     if data_options.streaming and options.max_steps is None:
         raise UserError("--streaming needs --max_steps, because the length of a stream is unknown.")

@@ -42,6 +42,7 @@ STEPS = 3000  # about so many steps are enough for a short run; a longer one has
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
 JOINED = 0.2  # share of joined pairs
+FEW_PAIRS, FEW_EPOCHS = 5000, 3
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,8 @@ class Situation:
         return LARGEST_BATCH_ON_GPU if self.on_gpu else LARGEST_BATCH
 
 
-def choose_training(situation: Situation) -> list[Choice]:
-    """The size of the model, and how it is trained."""
+def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
+    """The size of the model, and how it is trained; and why a good model is not to be expected, in sentences."""
     optimizer = Choice({"optimizer": "muon"}, "it learns faster than Adam in short runs")
     size, trained = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
     width = size.values.get("d_model") or situation.given["d_model"]
@@ -151,7 +152,18 @@ def choose_training(situation: Situation) -> list[Choice]:
     choices += choose_steps(situation, trained)
     if situation.given["letters"]:
         choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
-    return [choice for choice in (one.among(situation.free) for one in choices) if choice.values]
+    doubts = []
+    if situation.corpus.pairs < FEW_PAIRS and min(situation.corpus.words) >= 3:
+        doubts.append(
+            f"{situation.corpus.pairs:,} pairs are few to learn a language from. What helps: more pairs, "
+            "back-translations (--train_file_tags), or a trained model to begin with (--model_name_or_path)."
+        )
+    if situation.asked is None and epochs < min(FEW_EPOCHS, situation.useful / situation.tokens):
+        doubts.append(
+            f"in --hours {situation.hours:g}, this machine reads each pair {epochs:.1f} times, too seldom for a good "
+            "model; give it more hours, or a smaller --size."
+        )
+    return [choice for choice in (one.among(situation.free) for one in choices) if choice.values], doubts
 
 
 def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
@@ -195,9 +207,8 @@ def choose_steps(situation: Situation, trained: float) -> list[Choice]:
     count = min(max(affordable, 1), EVALUATIONS, steps)
     choices.append(Choice({"eval_steps": -(-steps // count)}, f"{count} evaluations"))
     if count > 3 or "eval_steps" not in situation.free:
-        choices.append(
-            Choice({"early_stopping_patience": 3}, "evaluations without a better score; keeps the best weights")
-        )
+        reason = "so many evaluations without a better score end the run; the best weights are kept"
+        choices.append(Choice({"early_stopping_patience": 3}, reason))
     return choices
 
 
