@@ -43,17 +43,34 @@ def texts(tokenizer, batch: dict) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999])
 def test_each_pair_is_in_one_entry_of_an_epoch(share):
-    entries = joined.draw_entries(1001, share, seed=1, epoch=2)
+    lengths = (np.full(1001, 9), np.full(1001, 5))
+    entries = joined.draw_entries(lengths, (40, 40), share, seed=1, epoch=2)
     assert sorted(entries[entries >= 0]) == list(range(1001)) and (entries[:, 0] >= 0).all()
     assert 2 * (entries[:, 1] >= 0).sum() == pytest.approx(share * 1001, abs=2)
 
 
 def test_other_pairs_are_joined_in_each_epoch_and_with_each_seed():
     keys = [(1, 0), (1, 1), (2, 0)]
-    drawn = [joined.draw_entries(200, 0.5, *key) for key in keys]
+    lengths = (np.full(200, 9), np.full(200, 5))
+    drawn = [joined.draw_entries(lengths, (40, 40), 0.5, *key) for key in keys]
     sets = [{tuple(entry) for entry in entries if entry[1] >= 0} for entries in drawn]
     assert all(len(a & b) < 5 for a, b in itertools.combinations(sets, 2))
-    assert np.array_equal(drawn[0], joined.draw_entries(200, 0.5, *keys[0]))
+    assert np.array_equal(drawn[0], joined.draw_entries(lengths, (40, 40), 0.5, *keys[0]))
+
+
+def test_no_joined_pair_exceeds_the_limits():
+    lengths = tuple(np.random.default_rng(0).integers(2, 30, (2, 500)))
+    entries = joined.draw_entries(lengths, (40, 30), 0.8, seed=1, epoch=0)
+    assert sorted(entries[entries >= 0]) == list(range(500)) and (entries[:, 1] >= 0).sum() > 20
+    for side, limit in zip(lengths, (40, 30), strict=True):
+        assert joined.lengths_of_entries(side, entries[entries[:, 1] >= 0]).max() <= limit
+
+
+def test_chinese_sentences_are_joined_without_a_space():
+    found = {
+        joined.join_texts(("Hi.", "Bye."), ("你好。", "再见。"), np.random.default_rng(seed))[1] for seed in range(99)
+    }
+    assert "你好。再见。" in found and "你好。 再见。" not in found
 
 
 def nouns(texts: Iterable[str]) -> Counter:

@@ -96,12 +96,13 @@ class TokenBatchSampler:
     num_processes: int = 1
     epochs: list[int] = field(default_factory=lambda: [0])
     joined: float = 0.0
+    limits: tuple[int, int] = (0, 0)  # tokens of the source and the target of a joined pair
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         lengths = self.source_lengths, self.target_lengths
         if not self.joined:
             return plan_batches(*lengths, self.max_tokens, self.seed, epoch)
-        entries = draw_entries(len(lengths[0]), self.joined, self.seed, epoch)
+        entries = draw_entries(lengths, self.limits, self.joined, self.seed, epoch)
         lengths = (lengths_of_entries(side, entries) for side in lengths)
         return [entries[batch] for batch in plan_batches(*lengths, self.max_tokens, self.seed, epoch)]
 
@@ -284,7 +285,7 @@ def training_batches(
         pools = Pools(dataset, encode, plan, collate, seed, process_index, num_processes, is_divisible)
         return StreamedBatches(pools, start, stream_state, **loading)
     share = {"seed": seed, "start": start, "process_index": process_index, "num_processes": num_processes}
-    share["joined"] = options.joined_pairs
+    share |= {"joined": options.joined_pairs, "limits": (options.max_source_length, options.max_target_length)}
     return PairLoader(
         dataset,
         TokenBatchSampler(*lengths_of(dataset), max_tokens, **share, **(stream_state or [{}])[0]),

@@ -73,8 +73,11 @@ def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
 
 def typical_length(dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, limit: int) -> float:
     """The mean of the tokens on the longer side, over a sample of the pairs that have at most `limit` there."""
-    rows = [row for row in sample_rows(dataset, 2000) if is_filled(row["source"]) and is_filled(row["target"])]
-    encoded = encode_texts([row["source"] for row in rows], [row["target"] for row in rows], tokenizer)
+    rows = [(row["source"], row["target"]) for row in sample_rows(dataset, 2000)]
+    rows = [row for row in rows if all(is_filled(text) and len(text) <= longest_text(limit) for text in row)]
+    if not rows:
+        return 1.0
+    encoded = encode_texts(*map(list, zip(*rows, strict=True)), tokenizer)
     longest = [max(map(len, pair)) for pair in zip(encoded["input_ids"], encoded["labels"], strict=True)]
     longest = [length for length in longest if length <= limit]
     return sum(longest) / max(len(longest), 1) or 1.0
@@ -201,8 +204,8 @@ def tokenize_splits(
 
     Validation and test keep each pair without an empty side up to the larger of `max_position_embeddings` and the
     limits of training, as far as learned positions reach.
-    Sets `tokenizer.model_max_length` to the longest training source, or twice that if pairs are joined: the Translator
-    splits longer texts. In fine-tuning, it is never lowered: the model may have read longer sources.
+    Sets `tokenizer.model_max_length` to the longest training source, or about twice that if pairs are joined: the
+    Translator splits longer texts. In fine-tuning, it is never lowered: the model may have read longer sources.
     """
     limit = min(max(config.max_position_embeddings, options.length_limit), config.longest_sequence)
     splits = {}
@@ -231,7 +234,8 @@ def tokenize_splits(
             )
     train = splits["train"]
     longest = lengths_of(train)[0].max() if isinstance(train, Sized) else options.max_source_length
-    longest *= 2 if options.joined_pairs else 1
+    if options.joined_pairs:
+        longest = max(longest, min(2 * longest, options.max_source_length))
     before = tokenizer.model_max_length if is_fine_tuning else 0
     tokenizer.model_max_length = max(int(longest), before if before < VERY_LARGE_INTEGER else 0)
     return splits

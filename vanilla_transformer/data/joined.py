@@ -1,8 +1,8 @@
 """Training pairs joined two by two, as people join sentences.
 
 A model that has only read single sentences drops the second one wherever [`Segmenter`] does not find the border, as in
-`Stop.Go` or `stop; go`. Each epoch joins other pairs, which are not read alone in it, so it has as many tokens as
-without. Which pairs are joined, and how, is a pure function of (seed, epoch).
+`Stop.Go` or `stop; go`. Each epoch joins other pairs. A joined pair is not also read alone, so an epoch has no more
+tokens. Which pairs are joined, and how, is a pure function of (seed, epoch).
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from ..sentences_vanilla_transformer import STOPS, WIDE_END, WIDE_STOPS
 from .encoding import encode_texts
 
-STOPS = ".!?…。！？।"
-# How two sentences a and b are joined in the source, where `bare` is a without its stop, and b begins with a small
-# letter as `small`; and in the target, where marks stay.
+# Patterns for the source and the target, where marks stay: `bare` is the first sentence without its final stop,
+# `small` the second one with a small first letter, and `gap` a space, or nothing after Chinese punctuation.
 JOINTS = [
-    ("{a} {b}", "{a} {b}"),
-    ("{a}{b}", "{a} {b}"),
-    ("{a} {small}", "{a} {b}"),
-    ("{bare} {b}", "{a} {b}"),
-    ("{bare} {small}", "{a} {b}"),
-    ("{bare}{stop} {small}", "{a} {b}"),
+    ("{a}{gap}{b}", "{a}{gap}{b}"),
+    ("{a}{b}", "{a}{gap}{b}"),
+    ("{a} {small}", "{a}{gap}{b}"),
+    ("{bare} {b}", "{a}{gap}{b}"),
+    ("{bare} {small}", "{a}{gap}{b}"),
+    ("{bare}{stop} {small}", "{a}{gap}{b}"),
     ("{bare} {mark} {b}", "{bare} {mark} {b}"),
     ("{a} {mark} {b}", "{a} {mark} {b}"),
     ("{a}{tag}{b}", "{a}{tag}{b}"),
@@ -30,19 +30,26 @@ JOINTS = [
 FILLINGS = {
     "stop": [";", ",", "...", "…", ":", " -", "!!"],
     "mark": ["-", "–", "/", "|", "•", "*", "+", "&", "=", "😀", "👍", "😂", "🎉", "❤️", ":)"],
-    "tag": ["<br>", "<br/>", "</p><p>", "\n", " <b>", "\t"],
+    "tag": ["<br>", "<br/>", "</p><p>", " <b>"],
 }
 MARGIN = 6  # tokens that a joint may add
 
 
-def draw_entries(count: int, share: float, seed: int, epoch: int, part: int = 0) -> np.ndarray:
+def draw_entries(
+    lengths: tuple[np.ndarray, np.ndarray], limits: tuple[int, int], share: float, seed: int, epoch: int
+) -> np.ndarray:
     """The entries of an epoch (n,2): first two joined pairs each, then single ones, whose second number is -1.
 
-    About a `share` of the `count` pairs is joined.
+    A `share` of the pairs is joined, without those that would exceed the `limits` of source or target in tokens;
+    `lengths` are those of the sources and targets of all pairs.
     """
-    order = np.random.default_rng([seed, epoch, part, 1]).permutation(np.arange(count, dtype=np.int32))
+    count = len(lengths[0])
+    order = np.random.default_rng([seed, epoch, 1]).permutation(np.arange(count, dtype=np.int32))
     joined = order[: 2 * round(share * count / 2)].reshape(-1, 2)
-    alone = order[joined.size :]
+    sides = zip(lengths, limits, strict=True)
+    fits = np.logical_and(*(lengths_of_entries(side, joined) <= limit for side, limit in sides))
+    alone = np.concatenate([joined[~fits].ravel(), order[joined.size :]])
+    joined = joined[fits]
     return np.concatenate([joined, np.stack([alone, np.full_like(alone, -1)], axis=1)])
 
 
@@ -56,16 +63,20 @@ def join_texts(source: tuple[str, str], target: tuple[str, str], generator: np.r
     """Two sources and their targets, joined in a random way."""
     joint = JOINTS[generator.integers(len(JOINTS))]
     filling = {name: texts[generator.integers(len(texts))] for name, texts in FILLINGS.items()}
-    return tuple(
-        pattern.format(a=a, b=b, bare=a.rstrip(STOPS) or a, small=b[:1].lower() + b[1:], **filling)
-        for (a, b), pattern in zip((source, target), joint, strict=True)
-    )
+    joined = []
+    for (a, b), pattern in zip((source, target), joint, strict=True):
+        parts = {"a": a, "b": b, "bare": a.rstrip(STOPS + WIDE_STOPS) or a, "small": b[:1].lower() + b[1:]}
+        parts["gap"] = "" if WIDE_END.search(a) else " "
+        joined.append(pattern.format(**parts, **filling))
+    return tuple(joined)
 
 
 @dataclass
 class JoinedPairs:
-    """The columns of entries, for a collator. With a joint that adds more tokens than planned, the tokens of the two
-    sides follow each other directly."""
+    """The columns of entries, for a collator.
+
+    Where a joint adds more tokens than planned, the ids of the two sentences are simply concatenated, on both sides.
+    """
 
     columns: object  # of single pairs, by a list of indices
     texts: Dataset
@@ -79,20 +90,19 @@ class JoinedPairs:
         if not rows:
             return columns
         second = self.columns[pairs[rows, 1].tolist()]
-        texts = [self.texts[pairs[rows, side].tolist()] for side in (0, 1)]
-        joined = []
+        one, two = (self.texts[pairs[rows, number].tolist()] for number in (0, 1))
+        sides = [[(one[name][i], two[name][i]) for name in ("source", "target")] for i in range(len(rows))]
+        joined = [
+            join_texts(*texts, np.random.default_rng([self.seed, *pairs[row]]))
+            for row, texts in zip(rows, sides, strict=True)
+        ]
+        encoded = encode_texts(*map(list, zip(*joined, strict=True)), self.tokenizer)
         for place, row in enumerate(rows):
-            sides = ((text["source"][place], text["target"][place]) for text in texts)
-            joined.append(join_texts(*zip(*sides, strict=True), np.random.default_rng([self.seed, *pairs[row]])))
-        sources, targets = zip(*joined, strict=True)
-        encoded = encode_texts(list(sources), list(targets), self.tokenizer)
-        for side, ids in encoded.items():
-            for place, row in enumerate(rows):
-                one, two = columns[side][row], second[side][place]
-                fits = len(ids[place]) <= len(one) + len(two) + MARGIN
-                columns[side][row] = np.asarray(ids[place] if fits else [*one[:-1], *two], dtype=np.int32)
-        for side, texts in (("source", sources), ("target", targets)):
-            if side in columns:
-                for place, row in enumerate(rows):
-                    columns[side][row] = texts[place]
+            parts = {side: (columns[side][row], second[side][place]) for side in encoded}
+            fits = all(len(encoded[side][place]) <= sum(map(len, parts[side])) + MARGIN for side in encoded)
+            for side, (one, two) in parts.items():
+                ids = encoded[side][place] if fits else [*one[:-1], *two]
+                columns[side][row] = np.asarray(ids, dtype=np.int32)
+            if "source" in columns:  # for BPE-dropout
+                columns["source"][row], columns["target"][row] = joined[place] if fits else map(" ".join, sides[place])
         return columns

@@ -177,7 +177,7 @@ class DataOptions(DatasetOptions):
     joined_pairs: float = option(
         0.0,
         "share of the training pairs that are read two by two, joined in many ways, so that no sentence is lost where "
-        "people join them (without a recipe: 0.1 if sources are single sentences)",
+        "people join them (without a recipe: 0.2 if sources are single sentences)",
         ge=0,
         lt=1,
     )
