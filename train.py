@@ -229,7 +229,7 @@ def prepare(
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(data_options)
     if resume_from is not None:
-        asked = asked.with_values(run_on_main(chosen_before, asked.free, resume_from))
+        asked = asked.with_values(run_on_main(chosen_before, asked.free, resume_from))._replace(free=frozenset())
     asked = asked.with_values(run_on_main(chosen_tokens, asked, pairs))
     data_options = asked.data
     tokenizer = run_on_main(

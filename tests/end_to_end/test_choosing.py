@@ -9,6 +9,7 @@ from runs import random_pairs, train
 from vanilla_transformer.training.sizes import CHOSEN
 
 WHAT = "--max_eval_samples 4 --max_predict_samples 2 --num_examples 0"
+BRIEF = "--hours 0.001"
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def pairs(tmp_path_factory):
 
 def arguments(pairs, folder, more: str = "") -> list[str]:
     data = f"--dataset_name {pairs} --source_lang en --target_lang de"
-    return f"{data} --output_dir {folder} {WHAT} --hours 0.001 --d_model 32 {more}".split()
+    return f"{data} --output_dir {folder} {WHAT} --d_model 32 {more}".split()
 
 
 def recipe_of(folder) -> dict:
@@ -26,21 +27,21 @@ def recipe_of(folder) -> dict:
 
 
 def test_what_is_chosen_is_printed_saved_and_kept_by_a_resumed_run(pairs, tmp_path, monkeypatch):
-    printed = train(arguments(pairs, tmp_path / "model"))
+    printed = train(arguments(pairs, tmp_path / "model", BRIEF))
     recipe = recipe_of(tmp_path / "model")
-    (block,) = re.findall(r"(?m)^What no option says is chosen.*:\n((?:.*\n)*?)\w", printed)
+    (block,) = re.findall(r"(?m)^options that are not given are chosen.*:\n((?:.*\n)*?)\w", printed)
     chosen = dict(re.findall(r"--(\w+) (\S+?)(?=[: ]|$)", " ".join(block.split())))
     assert {"vocab_size", "dropout", "max_steps", "optimizer"} <= chosen.keys() and "d_model" not in chosen
     assert recipe["d_model"] == 32 and not {"size", "hours"} & recipe.keys()
     for name in (chosen.keys() & CHOSEN) - {"vocab_size"}:
         assert str(recipe[name]) == chosen[name], name
-    again = train([*arguments(pairs, tmp_path / "model", "--resume_from_checkpoint"), "--hours", "0.005"])
-    assert "What no option says" not in again
+    again = train(arguments(pairs, tmp_path / "model", "--resume_from_checkpoint --hours 0.005"))
+    assert "options that are not given" not in again
     assert recipe_of(tmp_path / "model") == recipe
 
 
 def test_the_saved_recipe_repeats_a_run_whose_options_were_chosen(pairs, tmp_path):
-    train(arguments(pairs, tmp_path / "model"))
+    train(arguments(pairs, tmp_path / "model", BRIEF))
     train(["--config", str(tmp_path / "model" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("model", "again")]
     assert weights[0] == weights[1]
@@ -48,7 +49,7 @@ def test_the_saved_recipe_repeats_a_run_whose_options_were_chosen(pairs, tmp_pat
 
 def test_a_resumed_run_may_be_longer(pairs, tmp_path):
     patient = "--early_stopping_patience 99"
-    train(arguments(pairs, tmp_path / "model", patient))
+    train(arguments(pairs, tmp_path / "model", f"{BRIEF} {patient}"))
     steps = recipe_of(tmp_path / "model")["max_steps"]
     more = f"{patient} --resume_from_checkpoint --max_steps {steps + 2}"
     assert f"steps {steps:,} to {steps + 2:,}" in train(arguments(pairs, tmp_path / "model", more))

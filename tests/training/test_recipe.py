@@ -88,9 +88,23 @@ def test_options_are_free_that_neither_command_line_nor_recipe_gives(tmp_path):
     assert parse_arguments([*own, "--size=small"]).free == CHOSEN
     assert parse_arguments([*own, "--tokenizer_name=t"]).free == CHOSEN - {"letters", "vocab_size"}
     assert parse_arguments([*own, "--train_file_tags=<x>"]).free == CHOSEN - {"joined_pairs"}
+    assert parse_arguments([*own, "--letters"]).free == CHOSEN - {"letters", "vocab_size"}
+    averaged = CHOSEN - {"eval_steps", "early_stopping_patience"}
+    assert parse_arguments([*own, "--average_checkpoints=3"]).free == averaged
     assert parse_arguments(["--config", str(recipe), "--size=auto"]).free == CHOSEN - {"dropout", "max_steps"}
     for nothing in ([*own, "--size=paper"], ["--config", str(recipe)], [*own, "--model_name_or_path=m"], []):
         assert not parse_arguments(nothing).free
+
+
+def test_a_size_replaces_those_of_a_recipe():
+    options = parse_arguments(["--config", str(SAMPLE_RECIPE), "--size=medium", "--encoder_layers=5"])
+    assert options.free >= {"d_model", "decoder_layers"} and options.model.encoder_layers == 5
+    assert options.model.d_model is None and options.training.max_steps == 1200
+
+
+def test_hours_and_a_number_of_steps_contradict_each_other():
+    for length in ("--max_steps=5", "--num_train_epochs=2"):
+        assert "leave one of them out" in refusal(["--train_file=x.tsv", "--hours=2", length])
 
 
 @pytest.mark.parametrize("more", [["--size=paper"], ["--model_name_or_path=m"], ["--config"]])

@@ -26,15 +26,22 @@ def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Co
 
 @pytest.mark.parametrize(
     ("words", "characters", "letters"),
-    [((1, 8), (5, 20), True), ((2.1, 1), (25, 11), True), ((1, 12), (30, 60), False), ((12, 11), (61, 72), False)],
+    [
+        ((1, 8), (5, 20), True),
+        ((2.1, 1), (25, 11), True),
+        ((1, 12), (30, 60), False),
+        ((12, 11), (61, 72), False),
+        ((7, 1.02), (32, 10), False),
+        ((20, 1.1), (110, 8), False),
+    ],
 )
 def test_letters_are_chosen_for_single_words(words, characters, letters):
-    """On either side, as in pronunciation and inflection; but not for sentences without spaces."""
+    """As in pronunciation and inflection; not for sentences without spaces, nor for answers of one word."""
     choices = choose_tokens(Corpus(8000, words, characters, 1, 400), CHOSEN - {"joined_pairs"})
     assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
 
 
-def test_vocabulary_grows_with_the_root_of_the_words():
+def test_vocabulary_grows_with_the_words_and_at_last_with_their_root():
     sizes = []
     for pairs in (10, 3000, 29_000, 116_000, 10**7):
         (choice,) = choose_tokens(Corpus(pairs, (12, 11), (61, 72), 2, 400), CHOSEN)

@@ -314,9 +314,7 @@ def make_tokenizer(
     if existing is None:
         decomposed = letters and not verbatim and has_composed_sources_only(samples)
         if decomposed:
-            print(
-                "letters such as Korean syllables are decomposed, since only sources have composed ones"
-            )
+            print("letters such as Korean syllables are decomposed, since only sources have composed ones")
         how = {"verbatim": verbatim, "letters": letters, "decomposed": decomposed}
         tokenizer = cached_or_trained_tokenizer(
             train_pairs, vocab_size or VanillaTransformerConfig().vocab_size, tags, **how

@@ -5,28 +5,30 @@ import time
 from collections.abc import Set, Sized
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.encoding import typical_length
 from ..data.splits import Splits
+from ..errors import UserError
 from .checkpoint import load_state
 from .hardware import example_batch
 from .model import choose_attention, new_model
 from .optimization import compute_loss, make_optimizer
 from .options import given_fields
 from .recipe import Options
-from .sizes import Choice, Corpus, Situation, choose_tokens, choose_training
+from .sizes import USUAL_BATCH, Choice, Corpus, Situation, choose_tokens, choose_training
 
-TRIED = 2048  # tokens of the steps that are timed
+STREAMED = 10**6  # pairs that a stream is taken to have
 
 
 def chosen_tokens(options: Options, pairs: Splits) -> dict[str, object]:
     """What is chosen before a tokenizer is trained, which is printed."""
     if not options.free:
         return {}
-    print("What no option says is chosen from the data; --size paper chooses nothing (docs/choosing.md):")
+    print("options that are not given are chosen from the data; --size paper leaves the defaults (docs/choosing.md):")
     return report(choose_tokens(look_at(pairs), options.free))
 
 
@@ -40,14 +42,17 @@ def chosen_training(
     length = typical_length(pairs["train"], tokenizer, options.data.length_limit)
     batches_per_step = options.training.gradient_accumulation_steps * accelerator.num_processes
     if isinstance(pairs["train"], Sized):
-        tokens = length * corpus.pairs
+        tokens = length * max(corpus.pairs, 1)
     else:  # of a stream, no pair is read again
-        tokens = given["max_steps"] * batches_per_step * (given["per_device_train_max_tokens"] or TRIED)
+        tokens = given["max_steps"] * batches_per_step * USUAL_BATCH
 
     def speed(decided: dict) -> float:
-        return training_speed(options.with_values(decided), len(tokenizer), round(length), accelerator)
+        try:
+            return training_speed(options.with_values(decided), len(tokenizer), round(length), accelerator)
+        except (UserError, torch.OutOfMemoryError):  # it does not fit; a smaller one may
+            return 0.0
 
-    on_gpu = accelerator.device.type != "cpu"
+    on_gpu = accelerator.device.type == "cuda"
     situation = Situation(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed)
     choices, doubts = choose_training(situation)
     chosen = report(choices)
@@ -65,9 +70,8 @@ def chosen_before(free: Set[str], checkpoint: Path) -> dict[str, object]:
 
 def look_at(pairs: Splits) -> Corpus:
     found, held_out = pairs.survey["train"], pairs.survey["validation"]["pairs"]
-    return Corpus(
-        found["pairs"], tuple(found["words"]), tuple(found["characters"]), found["usual_sentences"], held_out
-    )
+    count = len(pairs["train"]) if isinstance(pairs["train"], Sized) else STREAMED
+    return Corpus(count, tuple(found["words"]), tuple(found["characters"]), found["usual_sentences"], held_out)
 
 
 def report(choices: list[Choice]) -> dict[str, object]:
@@ -88,7 +92,8 @@ def training_speed(options: Options, vocab_size: int, length: int, accelerator: 
     model = model.to(accelerator.device).train()
     optimizer = make_optimizer(model, training)
     top_k = training.teacher and training.teacher_top_k
-    batch = example_batch(max(1, TRIED // length), length, top_k, accelerator.device)
+    length = min(length, model.config.longest_sequence)
+    batch = example_batch(max(1, USUAL_BATCH // length), length, top_k, accelerator.device)
     count = batch["input_ids"].numel()
     for _ in range(3):  # the first one is slower, but shows whether others would take long
         start = time.perf_counter()
@@ -99,6 +104,6 @@ def training_speed(options: Options, vocab_size: int, length: int, accelerator: 
         optimizer.zero_grad()
         loss.item()  # waits for a GPU
         seconds = time.perf_counter() - start
-        if seconds > 2:
+        if seconds > 2 and accelerator.device.type == "cpu":
             break
     return accelerator.num_processes * count / seconds

@@ -27,8 +27,6 @@ def make_model(
     """
     fields = given_fields(model_options)
     attention = choose_attention(options.attn_implementation, device)
-    if device.type == "cpu" and attention == "flex_attention":
-        raise UserError("--attn_implementation flex_attention cannot train on a CPU; choose eager or sdpa.")
     if options.model_name_or_path:
         model = model_to_fine_tune(options.model_name_or_path, fields, attention)
     else:
@@ -51,7 +49,12 @@ def make_model(
 
 
 def choose_attention(asked: str | None, device: torch.device) -> str | None:
-    """The attention that is asked for or, for short sentences on a CPU, the fastest one."""
+    """The attention that is asked for or, for short sentences on a CPU, the fastest one.
+
+    Raises UserError if it cannot train there.
+    """
+    if device.type == "cpu" and asked == "flex_attention":
+        raise UserError("--attn_implementation flex_attention cannot train on a CPU; choose eager or sdpa.")
     return asked or ("eager" if device.type == "cpu" else None)
 
 

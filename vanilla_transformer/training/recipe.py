@@ -18,7 +18,7 @@ from ..errors import UserError, explaining
 from ..evaluation.further_metrics import OURS, not_measured
 from ..hub.model_card import PATHS_OR_IDS
 from .options import ModelOptions, TrainingOptions
-from .sizes import CHOSEN
+from .sizes import CHOSEN, MODEL
 
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 
@@ -104,6 +104,7 @@ LANGUAGES = {"source_lang", "target_lang"}
 # Options on the command line that override keys of a recipe other than their own.
 OVERRIDES = {
     "num_train_epochs": {"max_steps"},
+    "size": set(MODEL),
     "metric_for_best_model": {"greater_is_better"},
     "source_column": LANGUAGES,
     "target_column": LANGUAGES | {"reference_columns"},
@@ -180,17 +181,22 @@ def parse_arguments(argv: list[str]) -> Options:
 def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions, options: TrainingOptions) -> Set[str]:
     """The options to choose from the data: those that are not `written` on the command line or in a recipe.
 
-    None with a recipe, unless there is `--size`, nor for a model to fine-tune.
+    None with a recipe (unless `--size` is given) or in fine-tuning.
     """
     if options.size == "paper" or options.model_name_or_path or (has_recipe and options.size is None):
-        if options.hours is not None:
+        if options.hours is not None or options.size not in (None, "paper"):
             why = "--model_name_or_path" if options.model_name_or_path else "a recipe or --size paper"
-            raise UserError(f"--hours has no effect with {why}, which leaves nothing to choose; give --max_steps.")
+            name = "size" if options.hours is None else "hours"
+            raise UserError(f"--{name} has no effect here: {why} fixes all options; give --max_steps or single sizes.")
         return frozenset()
-    impossible = {"joined_pairs"} if cannot_join(data_options, options) else set()
-    if data_options.tokenizer_name or options.teacher:
-        impossible |= {"letters", "vocab_size"}
-    return CHOSEN - written - impossible
+    if options.hours is not None and written & {"max_steps", "num_train_epochs"}:
+        raise UserError("--hours has no effect with --max_steps or --num_train_epochs; leave one of them out.")
+    fixed = {"joined_pairs"} if cannot_join(data_options, options) or data_options.train_file_langs else set()
+    if data_options.tokenizer_name or options.teacher or written & {"letters", "vocab_size"}:
+        fixed |= {"letters", "vocab_size"}
+    if options.average_checkpoints:  # they are saved more often than is evaluated
+        fixed |= {"eval_steps", "early_stopping_patience"}
+    return CHOSEN - written - fixed
 
 
 def without_overridden(recipe: dict, given: argparse.Namespace) -> dict:

@@ -1,6 +1,6 @@
-"""What train.py chooses where no option says it: the tokens, the size of the model, and how long to train it.
+"""The options that train.py chooses if they are not given: tokens, the size of the model, and how long to train it.
 
-The rule consists of two pure functions over the tables below; docs/LOG.md has the runs that they are from.
+`choose_tokens` and `choose_training` are the rule; docs/LOG.md has the runs that the numbers are from.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import NamedTuple
 class Size(NamedTuple):
     """A size of the model, whose feed-forward width is four times `d_model`.
 
-    It is chosen from so many tokens an epoch on (`corpus`), if the time is enough for so many in all (`training`).
+    It is chosen if an epoch has at least `corpus` tokens, and there is time for at least `training` tokens in all.
     """
 
     d_model: int
@@ -41,6 +41,7 @@ USABLE = 0.85  # share of the time for training; the rest is for evaluation, che
 STEPS = 3000  # about so many steps are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
+WORDS_A_TOKEN, TOKENS = 30, 16  # of the vocabulary: at most a token for 30 words, and 16 times the root of the words
 JOINED = 0.2  # share of joined pairs
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
 
@@ -64,7 +65,7 @@ class Corpus:
     Attributes:
         pairs: Their number.
         words, characters: Of a text.
-        sentences: The largest number that is usual in a source.
+        sentences: The most sentences that at least 1 % of the sources have.
         held_out: The number of validation pairs.
     """
 
@@ -77,17 +78,22 @@ class Corpus:
 
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     """Letters, or the size of the vocabulary, and joined pairs, as far as these options are `free`."""
-    words, characters = min(zip(corpus.words, corpus.characters, strict=True))
+    (words, characters), other = sorted(zip(corpus.words, corpus.characters, strict=True))
+    # The other side is a word, too, perhaps with tags, or written in separate sounds; not a sentence or a question.
+    is_word = other[0] < 3 or other[1] / other[0] < 3.5
     choices = []
-    if "letters" in free and words < 1.5 and characters <= 15:
-        choices.append(Choice({"letters": True}, f"one side has single words, of {characters:.0f} characters"))
+    if "letters" in free and words < 1.5 and characters <= 15 and is_word:
+        reason = f"one side is single words, of {characters:.0f} characters on average"
+        choices.append(Choice({"letters": True}, reason))
     if "vocab_size" in free and not choices:
         # Where no spaces separate words, as in Chinese, a few characters count as one.
         words = corpus.pairs * sum(max(w, c / 6) for w, c in zip(corpus.words, corpus.characters, strict=True)) / 2
-        size = min(max(500 * round(4.5 * math.sqrt(words) / 500), 500), 32_000)
-        choices.append(Choice({"vocab_size": size}, f"about 4.5 times the square root of {words:,.0f} words a side"))
+        wanted = min(words / WORDS_A_TOKEN, TOKENS * math.sqrt(words))
+        size = min(max(500 * round(wanted / 500), 500), 32_000)
+        reason = f"each side has {words:,.0f} words, about {words / size:.0f} for each token"
+        choices.append(Choice({"vocab_size": size}, reason))
     if "joined_pairs" in free and corpus.sentences == 1 and min(corpus.words) >= 3:
-        reason = "sources are single sentences, and several must be translated too, however people join them"
+        reason = "sources are single sentences; joined pairs teach the model to translate several at once"
         choices.append(Choice({"joined_pairs": JOINED}, reason))
     return choices
 
@@ -142,7 +148,7 @@ class Situation:
 
 
 def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
-    """The size of the model, and how it is trained; and why a good model is not to be expected, in sentences."""
+    """The size of the model and how it is trained, and warnings if a good model is unlikely."""
     optimizer = Choice({"optimizer": "muon"}, "it learns faster than Adam in short runs")
     size, trained = choose_size(situation, optimizer.values if "optimizer" in situation.free else {})
     width = size.values.get("d_model") or situation.given["d_model"]
@@ -167,7 +173,7 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
 
 
 def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
-    """The sizes of the model, and the tokens that it is trained on: the largest one that has the data and the time."""
+    """The largest size that the data and the time are enough for, and the tokens to train it on."""
     asked, useful, reason = situation.asked, situation.useful, ""
     names = [name for name in reversed(SIZES) if situation.tokens >= SIZES[name].corpus]
     if situation.given["size"] in SIZES:
@@ -178,7 +184,7 @@ def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
         trained = min(useful, seconds * situation.speed(model | optimizer)) if asked is None else asked
         if trained >= min(SIZES[name].training, useful):
             break
-        reason = f"; {names[0]} would need more time"
+        reason = f"; {names[0]} would need more time or memory"
     if situation.given["size"] in SIZES:
         return Choice(model, f"--size {name}"), trained
     return Choice(model, f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"), trained
@@ -190,9 +196,10 @@ def choose_steps(situation: Situation, trained: float) -> list[Choice]:
     if "per_device_train_max_tokens" in situation.free:
         batch = 2 ** round(math.log2(max(trained / STEPS / situation.batches_per_step, 1)))
         batch = min(max(batch, SMALLEST_BATCH), situation.largest_batch)
+        reason = f"for about {STEPS:,} steps, within limits"
         if "max_steps" not in situation.free:
-            batch = USUAL_BATCH
-        choices.append(Choice({"per_device_train_max_tokens": batch}, f"about {STEPS:,} steps, if that is possible"))
+            batch, reason = USUAL_BATCH, "the usual size"
+        choices.append(Choice({"per_device_train_max_tokens": batch}, reason))
     steps = max(1, round(trained / batch / situation.batches_per_step))
     if situation.asked is None:
         reason = "more would bring little"
@@ -205,9 +212,9 @@ def choose_steps(situation: Situation, trained: float) -> list[Choice]:
     # Translating a pair takes about as long as training on it.
     affordable = int(0.1 * trained / situation.tokens * situation.corpus.pairs / max(situation.corpus.held_out, 1))
     count = min(max(affordable, 1), EVALUATIONS, steps)
-    choices.append(Choice({"eval_steps": -(-steps // count)}, f"{count} evaluations"))
-    if count > 3 or "eval_steps" not in situation.free:
-        reason = "so many evaluations without a better score end the run; the best weights are kept"
+    choices.append(Choice({"eval_steps": -(-steps // count)}, f"{count} in all"))
+    if count > 3 and "eval_steps" in situation.free:
+        reason = "stops after three evaluations without a better score, and keeps the best weights"
         choices.append(Choice({"early_stopping_patience": 3}, reason))
     return choices
 
