@@ -7,8 +7,10 @@ import pytest
 from vanilla_transformer.training.recipe import parse_arguments
 from vanilla_transformer.training.sizes import CHOSEN, MODEL, SIZES, Corpus, Situation, choose_tokens, choose_training
 
-SENTENCES = Corpus(pairs=29_000, words=(12.0, 11.0), characters=(61.0, 72.0), sentences=1, held_out=1000)
-WORDS = Corpus(pairs=8000, words=(1.0, 8.0), characters=(5.0, 20.0), sentences=1, held_out=400)
+SENTENCES = Corpus(
+    pairs=29_000, distinct=(29_000, 29_000), words=(12.0, 11.0), characters=(61.0, 72.0), sentences=1, held_out=1000
+)
+WORDS = Corpus(pairs=8000, distinct=(8000, 8000), words=(1.0, 8.0), characters=(5.0, 20.0), sentences=1, held_out=400)
 
 
 def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Corpus = SENTENCES, **more) -> dict:
@@ -37,17 +39,24 @@ def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Co
 )
 def test_letters_are_chosen_for_single_words(words, characters, letters):
     """As in pronunciation and inflection; not for sentences without spaces, nor for answers of one word."""
-    choices = choose_tokens(Corpus(8000, words, characters, 1, 400), CHOSEN - {"joined_pairs"})
+    choices = choose_tokens(Corpus(8000, (8000, 8000), words, characters, 1, 400), CHOSEN - {"joined_pairs"})
     assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
 
 
 def test_vocabulary_grows_with_the_words_and_at_last_with_their_root():
     sizes = []
     for pairs in (10, 3000, 29_000, 116_000, 10**7):
-        (choice,) = choose_tokens(Corpus(pairs, (12, 11), (61, 72), 2, 400), CHOSEN)
+        (choice,) = choose_tokens(Corpus(pairs, (pairs, pairs), (12, 11), (61, 72), 2, 400), CHOSEN)
         sizes.append(choice.values["vocab_size"])
     assert sizes == sorted(sizes) and sizes[0] == 500 and sizes[-1] == 32_000
     assert abs(sizes[3] - 2 * sizes[2]) <= 500
+
+
+def test_repeated_texts_count_once_for_the_vocabulary():
+    """As in a corpus of corrections, with several for each source."""
+    few, many = (Corpus(40_000, (count, 40_000), (18, 18), (90, 90), 2, 400) for count in (10_000, 40_000))
+    sizes = [choose_tokens(corpus, CHOSEN)[0].values["vocab_size"] for corpus in (few, many)]
+    assert 0.5 < sizes[0] / sizes[1] < 0.9
 
 
 @pytest.mark.parametrize(
@@ -123,7 +132,7 @@ def test_what_cannot_be_learnt_is_said_with_what_would_help():
 @pytest.mark.parametrize("tokens", [1, 1e2, 1e4, 1e6, 1e10])
 @pytest.mark.parametrize("argv", ["", "--hours=0.001", "--max_steps=1", "--per_device_train_max_tokens=1000000"])
 def test_any_corpus_has_a_plan(tokens, argv):
-    chosen = choose(argv, tokens=tokens, corpus=Corpus(max(1, round(tokens / 10)), (1, 1), (5, 5), 1, 0))
+    chosen = choose(argv, tokens=tokens, corpus=Corpus(max(1, round(tokens / 10)), (1, 1), (1, 1), (5, 5), 1, 0))
     counts = [value for name, value in chosen.items() if name.endswith(("steps", "tokens"))]
     assert all(isinstance(value, int) and value >= 1 for value in counts)
     assert chosen["eval_steps"] <= chosen.get("max_steps", 1) and 0 < chosen["dropout"] < 0.5

@@ -205,7 +205,7 @@ def survey(
         if len(sample) < len(some.rows):
             forms["sampled"] = len(sample)
         if split == "train":
-            found[split] |= forms
+            found[split] |= forms | {"distinct": [len(np.unique(side)) for side in (some.source, some.target)]}
             sizes = list(map(len, files[split] if directions_differ else groups))
             shares = list(map(swapped_share, groups, axes))
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0

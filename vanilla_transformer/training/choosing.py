@@ -70,8 +70,12 @@ def chosen_before(free: Set[str], checkpoint: Path) -> dict[str, object]:
 
 def look_at(pairs: Splits) -> Corpus:
     found, held_out = pairs.survey["train"], pairs.survey["validation"]["pairs"]
-    count = len(pairs["train"]) if isinstance(pairs["train"], Sized) else STREAMED
-    return Corpus(count, tuple(found["words"]), tuple(found["characters"]), found["usual_sentences"], held_out)
+    count, distinct = STREAMED, (STREAMED, STREAMED)
+    if isinstance(pairs["train"], Sized):
+        count, distinct = len(pairs["train"]), tuple(found["distinct"])
+    return Corpus(
+        count, distinct, tuple(found["words"]), tuple(found["characters"]), found["usual_sentences"], held_out
+    )
 
 
 def report(choices: list[Choice]) -> dict[str, object]:

@@ -60,16 +60,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What the rule reads of the training pairs. Lengths are means, of the sources and of the targets.
+    """What the rule reads of the training pairs. Two numbers are those of the sources and of the targets; lengths are
+    means.
 
     Attributes:
         pairs: Their number.
+        distinct: Texts that differ.
         words, characters: Of a text.
         sentences: The most sentences that at least 1 % of the sources have.
         held_out: The number of validation pairs.
     """
 
     pairs: int
+    distinct: tuple[int, int]
     words: tuple[float, float]
     characters: tuple[float, float]
     sentences: int
@@ -87,10 +90,11 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
         choices.append(Choice({"letters": True}, reason))
     if "vocab_size" in free and not choices:
         # Where no spaces separate words, as in Chinese, a few characters count as one.
-        words = corpus.pairs * sum(max(w, c / 6) for w, c in zip(corpus.words, corpus.characters, strict=True)) / 2
+        lengths = [max(w, c / 6) for w, c in zip(corpus.words, corpus.characters, strict=True)]
+        words = sum(count * length for count, length in zip(corpus.distinct, lengths, strict=True)) / 2
         wanted = min(words / WORDS_A_TOKEN, TOKENS * math.sqrt(words))
         size = min(max(500 * round(wanted / 500), 500), 32_000)
-        reason = f"each side has {words:,.0f} words, about {words / size:.0f} for each token"
+        reason = f"a side has {words:,.0f} words in distinct texts, about {words / size:.0f} for each token"
         choices.append(Choice({"vocab_size": size}, reason))
     if "joined_pairs" in free and corpus.sentences == 1 and min(corpus.words) >= 3:
         reason = "sources are single sentences; joined pairs teach the model to translate several at once"
