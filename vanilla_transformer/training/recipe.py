@@ -79,7 +79,8 @@ def make_parser() -> TrainingParser:
         [DataOptions, ModelOptions, TrainingOptions],
         prog="accelerate launch train.py",
         usage="accelerate launch train.py [--config FILE.yaml] [--option value ...]",
-        description="Train an encoder-decoder Transformer on sentence pairs. Without a recipe or a dataset, it trains "
+        description="Train an encoder-decoder Transformer on sentence pairs. Without a recipe, options that are not "
+        "given are chosen from the data; the defaults shown are those with a recipe. Without data either, it trains "
         "recipes/sample.yaml. Mixed precision and several GPUs are options of accelerate launch, e.g. "
         "accelerate launch --mixed_precision bf16 --num_processes 4 train.py --config recipes/multi30k_en_de.yaml",
         formatter_class=HelpFormatter,
