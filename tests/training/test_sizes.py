@@ -116,6 +116,11 @@ def test_several_batches_a_step_make_fewer_steps():
     assert choose(argv, batches_per_step=4)["max_steps"] == round(choose(argv)["max_steps"] / 4)
 
 
+def test_a_machine_on_which_no_model_could_be_tried_has_a_plan():
+    """Building the model then says what is wrong."""
+    assert choose("", speed=0.0)["max_steps"] == 1 == choose("--size=big", speed=0.0)["max_steps"]
+
+
 def doubts(argv: str, corpus: Corpus, tokens: float) -> str:
     options = parse_arguments(["--train_file=x.tsv", *argv.split()])
     situation = Situation(corpus, tokens, options.values(), options.free, 1, on_gpu=False, speed=lambda model: 1000.0)

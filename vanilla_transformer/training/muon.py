@@ -24,6 +24,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        """Updates all weights that have gradients; `closure` is not supported."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[torch.nn.Parameter]] = {}
             for weight in group["params"]:
@@ -38,7 +39,9 @@ class Muon(torch.optim.Optimizer):
     def momentum(self, weight: torch.nn.Parameter, decay: float) -> torch.Tensor:
         """Updates the mean of the gradients of a weight, and returns Nesterov's look ahead of it (rows,columns)."""
         state = self.state[weight]
-        mean = state.setdefault("momentum_buffer", torch.zeros_like(weight.grad))
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight.grad)
+        mean = state["momentum_buffer"]
         mean.lerp_(weight.grad, 1 - decay)
         return weight.grad.lerp(mean, decay)
 
@@ -80,5 +83,6 @@ class Several(torch.optim.Optimizer):
         self.share()
 
     def step(self, closure=None):
+        """A step of each; `closure` is not supported."""
         for one in self.optimizers:
             one.step()

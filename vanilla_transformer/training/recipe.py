@@ -141,7 +141,7 @@ def parse_arguments(argv: list[str]) -> Options:
     contradict each other.
     """
     parser = make_parser()
-    # argparse sets no default for what is there beforehand: None is what was not given.
+    # argparse keeps the values that a namespace already has, so options that are not given stay None.
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
     names = vars(given).keys()
     written = [word.partition("=")[0].replace("-", "_") for word in argv]

@@ -189,6 +189,7 @@ def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
         if trained >= min(SIZES[name].training, useful):
             break
         reason = f"; {names[0]} would need more time or memory"
+    trained = max(trained, 1)  # even if no model could be tried: building it will say why
     if situation.given["size"] in SIZES:
         return Choice(model, f"--size {name}"), trained
     return Choice(model, f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"), trained
