@@ -143,12 +143,14 @@ class TorchTransformer(nn.Module):
 # --------------------------------------------------------------------------------------------------------------- text
 
 
-def read_pairs(folder: str | None, split: str = "train") -> list[tuple[str, str]]:
-    """English and German sentences of a folder with the layout of Multi30k; none without a folder."""
+def read_pairs(
+    folder: str | None, split: str = "train", languages: tuple[str, str] = ("en", "de")
+) -> list[tuple[str, str]]:
+    """Sentences in both languages, of a folder with the layout of Multi30k; none without a folder."""
     if folder is None:
         return []
     lines = (Path(folder) / f"{split}.jsonl").read_text(encoding="utf-8").strip().split("\n")
-    return [(row["en"], row["de"]) for row in map(json.loads, lines)]
+    return [tuple(row[language] for language in languages) for row in map(json.loads, lines)]
 
 
 def token_pairs(folder: str | None, vocab_size: int, count: int, mean: float = 15.0) -> list[dict]:

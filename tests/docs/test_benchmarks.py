@@ -210,3 +210,12 @@ def test_end_to_end(run, tmp_path):
     rows = rows_of(page)
     assert {row[0].split(",")[0] for row in rows} == {"ours", "run_translation_no_trainer"} and len(rows) == 3
     assert len({row[3] for row in rows}) == 1  # target tokens
+
+
+@pytest.mark.slow
+def test_own_data(run, tmp_path):
+    """Each system is trained and scored."""
+    page, _ = run("own_data", tmp_path, "--quick", "--data", str(ROOT / "sample_dataset"))
+    rows = rows_of(page)
+    assert [row[0].split(",")[0] for row in rows] == ["train.py"] * 4 + ["MarianMTModel"]
+    assert all(number(cell) > 0 for row in rows for cell in row[3:5])  # minutes and steps

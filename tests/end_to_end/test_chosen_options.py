@@ -6,7 +6,7 @@ import pytest
 import yaml
 from runs import random_pairs, train
 
-from vanilla_transformer.training.sizes import CHOSEN
+from vanilla_transformer.training.rule import CHOOSABLE
 
 WHAT = "--max_eval_samples 4 --max_predict_samples 2 --num_examples 0"
 BRIEF = "--hours 0.001"
@@ -33,7 +33,7 @@ def test_what_is_chosen_is_printed_saved_and_kept_by_a_resumed_run(pairs, tmp_pa
     chosen = dict(re.findall(r"--(\w+) (\S+?)(?=[: ]|$)", " ".join(block.split())))
     assert {"vocab_size", "dropout", "max_steps", "optimizer"} <= chosen.keys() and "d_model" not in chosen
     assert recipe["d_model"] == 32 and not {"size", "hours"} & recipe.keys()
-    for name in (chosen.keys() & CHOSEN) - {"vocab_size"}:
+    for name in (chosen.keys() & CHOOSABLE) - {"vocab_size"}:
         assert str(recipe[name]) == chosen[name], name
     again = train(arguments(pairs, tmp_path / "model", "--resume_from_checkpoint --hours 0.005"))
     assert "options that are not given" not in again

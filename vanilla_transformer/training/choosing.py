@@ -1,4 +1,4 @@
-"""Chooses the options that were not given: looks at the pairs and at the machine, asks sizes.py, and says why."""
+"""Chooses the options that were not given: looks at the pairs and at the machine, asks rule.py, and says why."""
 
 import textwrap
 import time
@@ -19,7 +19,7 @@ from .model import choose_attention, new_model
 from .optimization import compute_loss, make_optimizer
 from .options import given_fields
 from .recipe import Options
-from .sizes import USUAL_BATCH, Choice, Corpus, Situation, choose_tokens, choose_training
+from .rule import USUAL_BATCH, Choice, Corpus, Situation, choose_tokens, choose_training
 
 STREAMED = 10**6  # pairs that a stream is taken to have
 

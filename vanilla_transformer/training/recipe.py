@@ -18,7 +18,7 @@ from ..errors import UserError, explaining
 from ..evaluation.further_metrics import OURS, not_measured
 from ..hub.model_card import PATHS_OR_IDS
 from .options import ModelOptions, TrainingOptions
-from .sizes import CHOSEN, MODEL
+from .rule import CHOOSABLE, MODEL
 
 SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
 
@@ -197,7 +197,7 @@ def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions,
         fixed |= {"letters", "vocab_size"}
     if options.average_checkpoints:  # they are saved more often than is evaluated
         fixed |= {"eval_steps", "early_stopping_patience"}
-    return CHOSEN - written - fixed
+    return CHOOSABLE - written - fixed
 
 
 def without_overridden(recipe: dict, given: argparse.Namespace) -> dict:

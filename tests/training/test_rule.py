@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from vanilla_transformer.training.recipe import parse_arguments
-from vanilla_transformer.training.sizes import CHOSEN, MODEL, SIZES, Corpus, Situation, choose_tokens, choose_training
+from vanilla_transformer.training.rule import (
+    CHOOSABLE,
+    MODEL,
+    SIZES,
+    Corpus,
+    Situation,
+    choose_tokens,
+    choose_training,
+)
 
 SENTENCES = Corpus(
     pairs=29_000, distinct=(29_000, 29_000), words=(12.0, 11.0), characters=(61.0, 72.0), sentences=1, held_out=1000
@@ -39,14 +47,14 @@ def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Co
 )
 def test_letters_are_chosen_for_single_words(words, characters, letters):
     """As in pronunciation and inflection; not for sentences without spaces, nor for answers of one word."""
-    choices = choose_tokens(Corpus(8000, (8000, 8000), words, characters, 1, 400), CHOSEN - {"joined_pairs"})
+    choices = choose_tokens(Corpus(8000, (8000, 8000), words, characters, 1, 400), CHOOSABLE - {"joined_pairs"})
     assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
 
 
 def test_vocabulary_grows_with_the_words_and_at_last_with_their_root():
     sizes = []
     for pairs in (10, 3000, 29_000, 116_000, 10**7):
-        (choice,) = choose_tokens(Corpus(pairs, (pairs, pairs), (12, 11), (61, 72), 2, 400), CHOSEN)
+        (choice,) = choose_tokens(Corpus(pairs, (pairs, pairs), (12, 11), (61, 72), 2, 400), CHOOSABLE)
         sizes.append(choice.values["vocab_size"])
     assert sizes == sorted(sizes) and sizes[0] == 500 and sizes[-1] == 32_000
     assert abs(sizes[3] - 2 * sizes[2]) <= 500
@@ -55,7 +63,7 @@ def test_vocabulary_grows_with_the_words_and_at_last_with_their_root():
 def test_repeated_texts_count_once_for_the_vocabulary():
     """As in a corpus of corrections, with several for each source."""
     few, many = (Corpus(40_000, (count, 40_000), (18, 18), (90, 90), 2, 400) for count in (10_000, 40_000))
-    sizes = [choose_tokens(corpus, CHOSEN)[0].values["vocab_size"] for corpus in (few, many)]
+    sizes = [choose_tokens(corpus, CHOOSABLE)[0].values["vocab_size"] for corpus in (few, many)]
     assert 0.5 < sizes[0] / sizes[1] < 0.9
 
 
@@ -63,7 +71,7 @@ def test_repeated_texts_count_once_for_the_vocabulary():
     ("corpus", "joins"), [(SENTENCES, True), (replace(SENTENCES, sentences=2), False), (WORDS, False)]
 )
 def test_pairs_are_joined_if_sources_are_single_sentences(corpus, joins):
-    assert any("joined_pairs" in choice.values for choice in choose_tokens(corpus, CHOSEN)) == joins
+    assert any("joined_pairs" in choice.values for choice in choose_tokens(corpus, CHOOSABLE)) == joins
 
 
 @pytest.mark.parametrize("free", [set(), {"d_model"}])

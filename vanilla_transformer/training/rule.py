@@ -31,10 +31,10 @@ SIZES = {
 }
 MODEL = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
 MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
-# Options that may be free: the rule chooses them if they are not given.
-CHOSEN = {"letters", "vocab_size", "joined_pairs", *MODEL, "dropout", "optimizer", "lr_scheduler_type", "warmup_steps"}
-CHOSEN |= {"max_steps", "num_train_epochs", "per_device_train_max_tokens", "eval_steps", "early_stopping_patience"}
-CHOSEN |= {"metric_for_best_model"}
+# The rule chooses these if they are not given.
+CHOOSABLE = {"letters", "vocab_size", "joined_pairs", *MODEL, "dropout", "optimizer", "lr_scheduler_type"}
+CHOOSABLE |= {"max_steps", "num_train_epochs", "per_device_train_max_tokens", "warmup_steps", "eval_steps"}
+CHOOSABLE |= {"early_stopping_patience", "metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
 USABLE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
