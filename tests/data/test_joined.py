@@ -60,9 +60,9 @@ def test_other_pairs_are_joined_in_each_epoch_and_with_each_seed():
 
 def test_no_joined_pair_exceeds_the_limits():
     lengths = tuple(np.random.default_rng(0).integers(2, 30, (2, 500)))
-    entries = joined.draw_entries(lengths, (40, 30), 0.8, seed=1, epoch=0)
+    entries = joined.draw_entries(lengths, (48, 40), 0.8, seed=1, epoch=0)
     assert sorted(entries[entries >= 0]) == list(range(500)) and (entries[:, 1] >= 0).sum() > 20
-    for side, limit in zip(lengths, (40, 30), strict=True):
+    for side, limit in zip(lengths, (48, 40), strict=True):
         assert joined.lengths_of_entries(side, entries[entries[:, 1] >= 0]).max() <= limit
 
 
@@ -107,12 +107,12 @@ def test_bpe_dropout_varies_joined_pairs_too(tokenized, tokenizer):
 
 def test_every_joint_has_both_sentences_on_both_sides():
     seen = set()
-    for seed in range(300):
+    for seed in range(3000):
         source, target = joined.join_texts(
             ("Go on.", "He sleeps."), ("Weiter!", "Er schläft."), np.random.default_rng(seed)
         )
-        assert source.lower().startswith("go on") and source.lower().endswith("he sleeps.")
-        assert target.startswith("Weiter") and target.endswith("Er schläft.")
+        assert source.lower().startswith("go on") and source.lower().rstrip(")").endswith("he sleeps.")
+        assert target.startswith("Weiter") and target.rstrip(")").endswith("Er schläft.")
         seen.add((source, target))
     assert {("Go on.He sleeps.", "Weiter! Er schläft."), ("Go on he sleeps.", "Weiter! Er schläft.")} <= seen
     assert {("Go on / He sleeps.", "Weiter / Er schläft."), ("Go on.<br>He sleeps.", "Weiter!<br>Er schläft.")} <= seen

@@ -26,13 +26,14 @@ JOINTS = [
     ("{bare} {mark} {b}", "{bare} {mark} {b}"),
     ("{a} {mark} {b}", "{a} {mark} {b}"),
     ("{a}{tag}{b}", "{a}{tag}{b}"),
+    ("{a} ({b})", "{a} ({b})"),
 ]
-FILLINGS = {
+FILLINGS = {  # many kinds of marks teach the model to copy others, too
     "stop": [";", ",", "...", "…", ":", " -", "!!"],
-    "mark": ["-", "–", "/", "|", "•", "*", "+", "&", "=", "😀", "👍", "😂", "🎉", "❤️", ":)"],
-    "tag": ["<br>", "<br/>", "</p><p>", " <b>"],
+    "mark": [*"-–—/|•·*+&=#@~^>→★✓", *"😀👍😂🎉🔥🙏😍✨🤔", "❤️", ":)", ";-)", "--", "***"],
+    "tag": ["<br>", "<br/>", "<hr>", "<p>", "</p><p>", "</li><li>", " <b>"],
 }
-MARGIN = 6  # tokens that a joint may add
+MARGIN = 10  # tokens that a joint may add
 
 
 def draw_entries(
