@@ -34,7 +34,7 @@ BY_HAND = {
     "d_model 256, 3+3 layers, 8,000 tokens, Adam": f"{ADAM} --d_model 256 --encoder_layers 3 --decoder_layers 3 "
     "--encoder_ffn_dim 1024 --decoder_ffn_dim 1024 --vocab_size 8000 --learning_rate 1e-3",
 }
-MARIAN = {"tiny": (4000, 2e-3), "small": (8000, 5e-4)}  # size: vocabulary, learning rate
+MARIAN = {"tiny": (8000, 2e-3)}  # size: vocabulary, learning rate
 SENTENCES = 32  # in a batch of Marian
 COLUMNS = ["who", "test BLEU", "test chrF", "minutes", "steps", "parameters"]
 
