@@ -23,7 +23,7 @@ sys.path.append(str(FOLDER))
 from drawing import BLUE, GREEN, GREY, INK, ORANGE, box, curve, svg, text  # noqa: E402
 
 QUESTION, ANSWER = "Does the girl open the door?", "Macht das Mädchen die Tür auf?"  # a verb in two parts
-UNSURE = "Girls often help them."  # not in the sample dataset; greedy search gets it wrong
+UNSURE = "Maria calls my father today."  # not in the sample dataset; greedy search gets it wrong
 WRITTEN = "The old man reads a book because he is tired."  # as in the README
 BEAMS = 3
 SMALLEST = 0.02  # the smallest weight that is drawn
@@ -196,8 +196,8 @@ def beam_tree(source: str, steps: list[list[list]], greedy: list[str], end: str)
         shown, color, y = path[:count], colors[path[-1]], corner((0, place))[1]
         written = tokens(path[-1])
         parts.append(edge(shown[-1], right, y, color, written))
-        if len(path) > len(shown):
-            parts.append(text(right - 6, y + 14, f"{len(path) - len(shown)} more tokens", 13, "end", color))
+        if rest := len(path) - len(shown):
+            parts.append(text(right - 6, y + 14, f"{rest} more token{'s' * (rest > 1)}", 13, "end", color))
         words = readable(written[:-1] if written[-1] == end else written)
         how = f"{minus(total(path[-1]))} / {len(path)} tokens = {minus(score, 3)}"
         parts.append(text(right + 8, y + 18, words, 17, weight="bold" if place == 0 else "normal"))

@@ -333,12 +333,12 @@ checks.check(train_step)
 # likely next token is appended, which the logits at the *last* position give. A sentence that has ended is filled up with
 # PAD while others go on; when all have ended, or are `max_length` tokens long, START included, the search is over.
 #
-# A larger model, which `train.py` trains with the options of `recipes/sample.yaml`, translates *Girls often help
-# them.* At three of the steps it predicts:
+# A larger model, which `train.py` trains with the options of `recipes/sample.yaml`, translates *Maria calls my
+# father today.* At three of the steps it predicts:
 #
 # ![bars of the likeliest next tokens at three steps](../pictures/next_tokens.svg)
 #
-# It is sure of the first token, and nearly undecided between *h* and *hel* for the second.
+# It is sure of the first token, but not of the one after *ruft*: *heute* is the likeliest, *meinen* would be right.
 
 
 # %% tags=["part"]
@@ -497,12 +497,12 @@ print(f"{ours.numel():,} logits and {len(test)} translations are equal")
 #   `"never"` divides the sum of the best unfinished one by the power of the maximum length, the best score that it
 #   could still reach; `True` stops as soon as n are finished.
 #
-# *Girls often help them*, the sentence from above, with n = 3:
+# *Maria calls my father today*, the sentence from above, with n = 3:
 #
 # ![a search with three beams as a tree](../pictures/beam_tree.svg)
 #
-# Greedy search takes *h*, and the likeliest verb that it can reach from there is *hilfen*, a form that does not exist. Beam
-# search keeps *hel* as well, and at step 4 *helfen* has the highest sum.
+# Greedy search takes *heute*, and then *an*, which ends the sentence without *meinen Vater*. Beam search keeps *meinen* as
+# well, and at step 4 *meinen Vater* has the highest sum.
 
 
 # %%

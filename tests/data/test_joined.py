@@ -60,9 +60,9 @@ def test_other_pairs_are_joined_in_each_epoch_and_with_each_seed():
 
 def test_no_joined_pair_exceeds_the_limits():
     lengths = tuple(np.random.default_rng(0).integers(2, 30, (2, 500)))
-    entries = joined.draw_entries(lengths, (48, 40), 0.8, seed=1, epoch=0)
+    entries = joined.draw_entries(lengths, (44, 36), 0.8, seed=1, epoch=0)
     assert sorted(entries[entries >= 0]) == list(range(500)) and (entries[:, 1] >= 0).sum() > 20
-    for side, limit in zip(lengths, (48, 40), strict=True):
+    for side, limit in zip(lengths, (44, 36), strict=True):
         assert joined.lengths_of_entries(side, entries[entries[:, 1] >= 0]).max() <= limit
 
 

@@ -31,9 +31,9 @@ JOINTS = [
 FILLINGS = {  # many kinds of marks teach the model to copy others, too
     "stop": [";", ",", "...", "…", ":", " -", "!!"],
     "mark": [*"-–—/|•·*+&=#@~^>→★✓", *"😀👍😂🎉🔥🙏😍✨🤔", "❤️", ":)", ";-)", "--", "***"],
-    "tag": ["<br>", "<br/>", "<hr>", "<p>", "</p><p>", "</li><li>", " <b>"],
+    "tag": ["<br>", "<br/>", "<hr>", "<p>", "</p>", " <b>"],
 }
-MARGIN = 10  # tokens that a joint may add
+MARGIN = 4  # tokens that a joint may add; hardly any adds more
 
 
 def draw_entries(
