@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Repeats docs/results.md at full length: three models by the published recipe, three students of them, and their scores.
+# Repeats docs/results.md at full length: models by the published recipe, students of three of them, the control, and
+# their scores.
 # bash recipes/multi30k_tiny.sh multi30k_tok outputs/multi30k_tiny          # after a stop, the same command resumes
+# SEEDS="1 2 3 4 5" bash recipes/multi30k_tiny.sh multi30k_tok outputs/multi30k_tiny              # instead of three
 # Further options go to train.py: bash recipes/multi30k_tiny.sh sample_dataset outputs/trial --max_steps 100
 set -euo pipefail
 data=${1:?give the directory of the dataset} output=${2:?give a directory for the models}
 options=(--resume_from_checkpoint "${@:3}")
-seeds="1 2 3"
+seeds=${SEEDS:-1 2 3}
 
 train() {  # train NAME OPTION...: resumes an unfinished run, skips a finished one; it never sees the test split
     [ -e "$output/$1/all_results.json" ] || accelerate launch --mixed_precision bf16 train.py \
@@ -17,7 +19,8 @@ for seed in $seeds; do
     train "published-$seed" --config recipes/multi30k_wu2021.yaml --seed "$seed"
 done
 
-# Each student begins as one of the three, and learns what they predict together, for the pairs and for their translations.
+# Each student begins as a published model, and learns what the first three predict together, for the pairs and for
+# their translations.
 teachers=("$output"/published-{1,2,3}) translations="$output/translations.txt"
 if [ ! -e "$translations" ]; then
     sources="$output/sources.txt"
@@ -31,10 +34,25 @@ for seed in $seeds; do
         --model_name_or_path "$output/published-$seed" --teacher "${teachers[@]}" --seed "$seed"
 done
 
+# The control goes on for as many steps as a student, on the true pairs alone.
+sed '/^teacher:/,/^distillation_weight:/d' recipes/multi30k_tiny.yaml > "$output/control.yaml"
+for seed in $seeds; do
+    train "control-$seed" --config "$output/control.yaml" --train_file "$data/train.jsonl" \
+        --model_name_or_path "$output/published-$seed" --seed "$seed"
+done
+
 # All choices were made on the validation split; only finished models translate the test split.
-students=("$output"/student-{1,2,3})
-[ -e "$output/evaluation/results.json" ] || vanilla-transformer evaluate \
-    --model "${teachers[@]}" "${students[@]}" "$(IFS=+; echo "${students[*]}")" \
-    --dataset_name "$data" --split test --source_lang en --target_lang de --num_beams 5 \
-    --bleu_tokenize none --lowercase --output "$output/evaluation"
+score() {  # score NAME MODEL...: p is against the first model
+    [ -e "$output/$1/results.json" ] || vanilla-transformer evaluate --model "${@:2}" --output "$output/$1" \
+        --dataset_name "$data" --split test --source_lang en --target_lang de --num_beams 5 \
+        --bleu_tokenize none --lowercase
+}
+systems=()
+for system in published student control; do
+    for seed in $seeds; do systems+=("$output/$system-$seed"); done
+done
+score evaluation "${systems[@]}" "$output/student-1+$output/student-2+$output/student-3"
+for seed in $seeds; do
+    score "evaluation-$seed" "$output"/{published,control,student}-"$seed"
+done
 python benchmarks/quality.py "$output/evaluation"

@@ -1,4 +1,4 @@
-"""recipes/multi30k_tiny.sh in small: teachers, students, their scores and the tables of docs/results.md."""
+"""recipes/multi30k_tiny.sh in small: teachers, students, the control, and the tables of docs/results.md."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_a_second_call_repeats_only_the_tables(tmp_path):
     def call() -> list[str]:
         return [Path(name).name for name in subprocess.run(command, **run).stdout.splitlines()]
 
-    assert call() == ["accelerate"] * 6 + ["vanilla-transformer", "python"]
+    assert call() == ["accelerate"] * 9 + ["vanilla-transformer"] * 4 + ["python"]
     translations.write_text("made once")
     assert call() == ["python"] and translations.read_text() == "made once"
 
@@ -96,6 +96,19 @@ def test_students_learn_from_all_teachers_with_their_tokenizer_and_without_the_t
 
 
 @pytest.mark.slow
+def test_control_begins_as_its_student_and_has_no_teachers(record):
+    folder, _ = record
+    control, student = (
+        yaml.safe_load((folder / name / "recipe.yaml").read_text()) for name in ("control-2", "student-2")
+    )
+    assert control["teacher"] is None and control["train_file"] == [f"{folder}/data/train.jsonl"]
+    different = {name for name in control if control[name] != student[name]}
+    assert different == {"output_dir", "train_file", "teacher", "distillation_weight"}
+    systems = json.loads((folder / "evaluation-2" / "results.json").read_text())["systems"]
+    assert list(systems) == [f"{folder}/{name}-2" for name in ("published", "control", "student")]
+
+
+@pytest.mark.slow
 def test_tables_have_mean_and_deviation_of_the_seeds(record):
     folder, tables = record
     systems = json.loads((folder / "evaluation" / "results.json").read_text())["systems"]
@@ -108,7 +121,7 @@ def test_tables_have_mean_and_deviation_of_the_seeds(record):
     cells = {first: others for first, *others in by_system}
     assert cells["student"][:3] == ["3", expected_of("BLEU"), expected_of("chrF2")]
     assert cells["student, ensemble of 3"][0] == "1"
-    names = [f"{system}-{seed}" for system in ("published", "student") for seed in (1, 2, 3)]
+    names = [f"{system}-{seed}" for system in ("published", "student", "control") for seed in (1, 2, 3)]
     assert [first for first, *_ in by_seed] == [*names, "student, ensemble of 3"]
 
 
@@ -116,5 +129,5 @@ def test_tables_have_mean_and_deviation_of_the_seeds(record):
 def test_evaluations_of_each_run_are_kept_and_drawn(record):
     folder, _ = record
     runs = json.loads((folder / "evaluation" / "runs.json").read_text())
-    assert [[step for step, _ in run["evaluations"]] for run in runs.values()] == [[1]] * 6
+    assert [[step for step, _ in run["evaluations"]] for run in runs.values()] == [[1]] * 9
     assert (folder / "evaluation" / "training.png").stat().st_size > 0
