@@ -2,7 +2,7 @@
 # Repeats docs/results.md at full length: models by the published recipe, students of three of them, the control, and
 # their scores.
 # bash recipes/multi30k_tiny.sh multi30k_tok outputs/multi30k_tiny          # after a stop, the same command resumes
-# SEEDS="1 2 3 4 5" bash recipes/multi30k_tiny.sh multi30k_tok outputs/multi30k_tiny              # instead of three
+# SEEDS="1 2 3 4 5" bash recipes/multi30k_tiny.sh multi30k_tok outputs/multi30k_tiny    # at least 1, 2 and 3, the teachers
 # Further options go to train.py: bash recipes/multi30k_tiny.sh sample_dataset outputs/trial --max_steps 100
 set -euo pipefail
 data=${1:?give the directory of the dataset} output=${2:?give a directory for the models}
@@ -51,8 +51,9 @@ systems=()
 for system in published student control; do
     for seed in $seeds; do systems+=("$output/$system-$seed"); done
 done
-score evaluation "${systems[@]}" "$output/student-1+$output/student-2+$output/student-3"
+evaluation="evaluation-of-${seeds// /-}"
+score "$evaluation" "${systems[@]}" "$output/student-1+$output/student-2+$output/student-3"
 for seed in $seeds; do
     score "evaluation-$seed" "$output"/{published,control,student}-"$seed"
 done
-python benchmarks/quality.py "$output/evaluation"
+python benchmarks/quality.py "$output/$evaluation"

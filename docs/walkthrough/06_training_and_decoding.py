@@ -338,7 +338,8 @@ checks.check(train_step)
 #
 # ![bars of the likeliest next tokens at three steps](../pictures/next_tokens.svg)
 #
-# It is sure of the first token, but not of the one after *ruft*: *heute* is the likeliest, *meinen* would be right.
+# It is sure of the first token, but not of those after *ruft*. Once *heute* is written, *an* is slightly likelier than *meinen*,
+# and wrong: the object is still missing.
 
 
 # %% tags=["part"]
@@ -501,8 +502,7 @@ print(f"{ours.numel():,} logits and {len(test)} translations are equal")
 #
 # ![a search with three beams as a tree](../pictures/beam_tree.svg)
 #
-# Greedy search takes *heute*, and then *an*, which ends the sentence without *meinen Vater*. Beam search keeps *meinen* as
-# well, and at step 4 *meinen Vater* has the highest sum.
+# Greedy search loses the object. Beam search keeps *meinen* at step 3, and finds it.
 
 
 # %%

@@ -71,9 +71,9 @@ def record(tmp_path_factory) -> tuple[Path, str]:
         assert first.returncode == 0, first.stderr
         for file in (
             "student-3/all_results.json",
-            "evaluation/results.json",
-            "evaluation/results.md",
-            "evaluation/runs.json",
+            "evaluation-of-1-2-3/results.json",
+            "evaluation-of-1-2-3/results.md",
+            "evaluation-of-1-2-3/runs.json",
         ):
             (folder / file).unlink()
         again = subprocess.run(command, **run)
@@ -111,7 +111,7 @@ def test_control_begins_as_its_student_and_has_no_teachers(record):
 @pytest.mark.slow
 def test_tables_have_mean_and_deviation_of_the_seeds(record):
     folder, tables = record
-    systems = json.loads((folder / "evaluation" / "results.json").read_text())["systems"]
+    systems = json.loads((folder / "evaluation-of-1-2-3" / "results.json").read_text())["systems"]
 
     def expected_of(metric: str) -> str:
         scores = [systems[f"{folder}/student-{seed}"][metric]["score"] for seed in (1, 2, 3)]
@@ -128,6 +128,6 @@ def test_tables_have_mean_and_deviation_of_the_seeds(record):
 @pytest.mark.slow
 def test_evaluations_of_each_run_are_kept_and_drawn(record):
     folder, _ = record
-    runs = json.loads((folder / "evaluation" / "runs.json").read_text())
+    runs = json.loads((folder / "evaluation-of-1-2-3" / "runs.json").read_text())
     assert [[step for step, _ in run["evaluations"]] for run in runs.values()] == [[1]] * 9
-    assert (folder / "evaluation" / "training.png").stat().st_size > 0
+    assert (folder / "evaluation-of-1-2-3" / "training.png").stat().st_size > 0

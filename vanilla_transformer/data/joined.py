@@ -33,7 +33,7 @@ FILLINGS = {  # many kinds of marks teach the model to copy others, too
     "mark": [*"-–—/|•·*+&=#@~^>→★✓", *"😀👍😂🎉🔥🙏😍✨🤔", "❤️", ":)", ";-)", "--", "***"],
     "tag": ["<br>", "<br/>", "<hr>", "<p>", "</p>", " <b>"],
 }
-MARGIN = 4  # tokens that a joint may add; hardly any adds more
+MARGIN = 4  # tokens that a joint may add; of sentences whose joint adds more, the ids are just concatenated
 
 
 def draw_entries(
@@ -74,10 +74,7 @@ def join_texts(source: tuple[str, str], target: tuple[str, str], generator: np.r
 
 @dataclass
 class JoinedPairs:
-    """The columns of entries, for a collator.
-
-    Where a joint adds more tokens than planned, the ids of the two sentences are simply concatenated, on both sides.
-    """
+    """The columns of entries, for a collator."""
 
     columns: object  # of single pairs, by a list of indices
     texts: Dataset

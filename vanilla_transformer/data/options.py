@@ -176,8 +176,8 @@ class DataOptions(DatasetOptions):
     max_source_lines: int | None = option(None, "the same for lines", ge=1)
     joined_pairs: float = option(
         0.0,
-        "share of the training pairs that are read two by two, joined in many ways, so that no sentence is lost where "
-        "people join them (without a recipe: 0.2 if sources are single sentences)",
+        "share of the training pairs that are read two by two, joined in many ways, so that seldom a sentence is lost "
+        "where people join them (without a recipe: 0.2 if sources are single sentences)",
         ge=0,
         lt=1,
     )

@@ -53,7 +53,7 @@ class TrainingOptions:
         "without a recipe)",
     )
     hours: float | None = option(
-        None, "train for about so long, or shorter if more would bring little (default: 1)", ge=1e-3, lt=1e5
+        None, "train for about this many hours, or less if more would bring little (default: 1)", ge=1e-3, lt=1e5
     )
     dry_run: bool = option(
         False, "print the recipe, try some steps that change nothing, print their time and memory, and exit"

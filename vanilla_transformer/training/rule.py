@@ -38,7 +38,7 @@ CHOOSABLE |= {"early_stopping_patience", "metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
 USABLE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
-STEPS = 3000  # about so many steps are enough for a short run; a longer one has larger batches
+STEPS = 3000  # about this many are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
 WORDS_A_TOKEN, TOKENS = 30, 16  # of the vocabulary: at most a token for 30 words, and 16 times the root of the words
