@@ -240,6 +240,7 @@ def prepare(
         data_options.train_file_tags,
         data_options.verbatim,
         data_options.letters,
+        data_options.tokenizer_type,
     )
     asked = asked.with_values(run_on_main(chosen_training, asked, pairs, tokenizer, accelerator))
     torch.manual_seed(options.seed)

@@ -97,8 +97,10 @@ def marian(options: argparse.Namespace, folder: str, size: str) -> tuple[int, in
     step = (many - few) / 40
     trainer = trained(max(1, round((end - time.perf_counter() - few) / step) + 10))
     trainer.args.train_sampling_strategy = "sequential"  # by length, the test set would be translated in another order
-    ids = trainer.predict(encode("test")).predictions.clip(min=0)
-    translations = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    test = encode("test")
+    output = trainer.predict(test)
+    assert [row[row >= 0].tolist() for row in output.label_ids] == test["labels"], "in another order"
+    translations = tokenizer.batch_decode(output.predictions.clip(min=0), skip_special_tokens=True)
     references = [[target for _, target in pairs["test"]]]
     scores = [score(translations, references).score for score in (sacrebleu.corpus_bleu, sacrebleu.corpus_chrf)]
     return trainer.model.num_parameters(), trainer.state.global_step, *scores

@@ -60,7 +60,7 @@ SOURCES = [[5, 9, 11], [8], [3, 4, 5, 6, 7], [30, 31], [12, 12], [20]]
 TARGETS = [[10, 6], [3, 14, 9, 4, 33], [12], [7], [9, 9, 9, 8, 8, 8, 11], [5, 5]]
 
 norms = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
-positions = pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "learned", "rotary"])
+positions = pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "learned", "rotary", "marian"])
 
 
 def randomise(model: nn.Module) -> nn.Module:

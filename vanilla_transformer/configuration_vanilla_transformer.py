@@ -65,7 +65,9 @@ class VanillaTransformerConfig(PretrainedConfig):
         activation_function: Activation of the feed-forward networks, any name in transformers' `ACT2FN`.
         norm_first: False: normalize after the residual sum, as in the paper (post-norm). True: normalize the input of
             each sublayer and the output of the last layer (pre-norm, as in `torch.nn.Transformer`).
-        position_embedding_type: `sinusoidal` (section 3.5), `learned` (Table 3, row E) or `rotary` (RoFormer).
+        position_embedding_type: `sinusoidal` (section 3.5), `learned` (Table 3, row E), `rotary` (RoFormer) or
+            `marian`: Marian's sinusoids, of frequencies 10000^(-2i/(d-2)), and a decoder that starts from a zero vector
+            instead of the embedding of `decoder_start_token_id`.
         max_position_embeddings: Rows of the position table; a limit only if positions are learned.
         scale_embedding: Multiply the embeddings by sqrt(d_model) (section 3.4).
         share_encoder_decoder_embeddings: One embedding matrix for source and target (section 3.4).
@@ -103,7 +105,7 @@ class VanillaTransformerConfig(PretrainedConfig):
     activation_dropout: float | int = probability(0.0)
     activation_function: str = activation("relu")
     norm_first: bool = False
-    position_embedding_type: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    position_embedding_type: Literal["sinusoidal", "learned", "rotary", "marian"] = "sinusoidal"
     max_position_embeddings: int = size(1024)
     scale_embedding: bool = True
     share_encoder_decoder_embeddings: bool = True
@@ -164,8 +166,8 @@ class VanillaTransformerConfig(PretrainedConfig):
                 raise ValueError(f"`d_model` is {self.d_model} and `{name}` is {heads}; the heads must divide it.")
             if self.position_embedding_type == "rotary" and self.d_model // heads % 2:
                 raise ValueError(f"`d_model / {name}` is {self.d_model} / {heads}; rotary positions need it even.")
-        if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"`d_model` is {self.d_model}; sinusoidal positions need an even number.")
+        if self.position_embedding_type in ("sinusoidal", "marian") and (self.d_model % 2 or self.d_model < 4):
+            raise ValueError(f"`d_model` is {self.d_model}; sinusoidal positions need an even number of at least 4.")
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
             raise ValueError(
                 f"`decoder_vocab_size` is {self.decoder_vocab_size} and `vocab_size` is {self.vocab_size}; to share "

@@ -151,30 +151,31 @@ class VanillaTransformerAttention(nn.Module):
 # ---------------------------------------------------------------------------------------------- positions, section 3.5
 
 
-def sinusoidal_positions(position_ids: Tensor, dim: int) -> Tensor:
+def sinusoidal_positions(position_ids: Tensor, dim: int, divisor: int | None = None) -> Tensor:
     """`PE(pos, 2i) = sin(pos / 10000^(2i/d))`, `PE(pos, 2i+1) = cos(...)` (section 3.5): (...) -> (..., dim).
 
-    The result is float32, whatever the dtype of the model.
+    The `divisor` of 2i is d = `dim` by default. The result is float32, whatever the dtype of the model.
     """
     # In float64 where the device has it: in float32 the angles of large positions are accurate to four digits only.
     precision = torch.float32 if position_ids.device.type == "mps" else torch.float64
     steps = torch.arange(0, dim, 2, device=position_ids.device, dtype=precision)
-    angles = position_ids[..., None].to(precision) * 10000 ** (-steps / dim)  # (..., dim/2)
+    angles = position_ids[..., None].to(precision) * 10000 ** (-steps / (divisor or dim))  # (..., dim/2)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
 
 
 class SinusoidalPositions(nn.Module):
     """Sines and cosines of the positions (section 3.5), from a table, or computed if a sequence is longer than it."""
 
-    def __init__(self, num_positions: int, dim: int):
+    def __init__(self, num_positions: int, dim: int, divisor: int | None = None):
         super().__init__()
+        self.divisor = divisor
         rows = torch.arange(min(num_positions, MOST_ROWS))
-        self.register_buffer("table", sinusoidal_positions(rows, dim), persistent=False)
+        self.register_buffer("table", sinusoidal_positions(rows, dim, divisor), persistent=False)
 
     def forward(self, position_ids: Tensor, length: int) -> Tensor:
         """(B,T) -> (B,T,dim); all positions are below `length`."""
         if length > self.table.shape[0]:
-            return sinusoidal_positions(position_ids, self.table.shape[1])
+            return sinusoidal_positions(position_ids, self.table.shape[1], self.divisor)
         return self.table[position_ids]
 
 
@@ -320,7 +321,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, SinusoidalPositions):  # `from_pretrained` leaves tensors that are not saved empty
             rows, dim = module.table.shape
-            init.copy_(module.table, sinusoidal_positions(torch.arange(rows, device=module.table.device), dim))
+            positions = torch.arange(rows, device=module.table.device)
+            init.copy_(module.table, sinusoidal_positions(positions, dim, module.divisor))
         if getattr(module, "bias", None) is not None:
             init.zeros_(module.bias)
 
@@ -345,9 +347,12 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.is_rotary = config.position_embedding_type == "rotary"
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
-        positions = LearnedPositions if config.position_embedding_type == "learned" else SinusoidalPositions
-        position_dim = config.d_model // num_heads if self.is_rotary else config.d_model
-        self.embed_positions = positions(config.max_position_embeddings, position_dim)
+        if config.position_embedding_type == "learned":
+            self.embed_positions = LearnedPositions(config.max_position_embeddings, config.d_model)
+        else:
+            dim = config.d_model // num_heads if self.is_rotary else config.d_model
+            divisor = dim - 2 if config.position_embedding_type == "marian" else None
+            self.embed_positions = SinusoidalPositions(config.max_position_embeddings, dim, divisor)
         self.dropout = nn.Dropout(config.dropout)
         # A post-norm layer ends in a norm; the sum that the last pre-norm layer returns still needs one.
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_first else nn.Identity()
@@ -478,6 +483,13 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         self.layers = nn.ModuleList([VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers)])
         self.post_init()
 
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None = None, prefix: str = "decoder_") -> Tensor:
+        """As for a source; in a decoder like Marian's, the start token is a zero vector."""
+        x = super().embed(input_ids, inputs_embeds, prefix)
+        if self.config.position_embedding_type == "marian" and input_ids is not None:
+            x = x.masked_fill(input_ids[..., None] == self.config.decoder_start_token_id, 0)
+        return x
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -501,7 +513,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         """
         if encoder_hidden_states is None:
             raise ValueError("Give `encoder_hidden_states`, the output of the encoder; the decoder attends to it.")
-        x = self.embed(input_ids, inputs_embeds, prefix="decoder_")
+        x = self.embed(input_ids, inputs_embeds)
         if past_key_values is not None:
             if cache is not None:
                 raise ValueError("Give `cache`, or `past_key_values` as transformers before 5.24 calls it, not both.")

@@ -41,6 +41,7 @@ from vanilla_transformer.data.tokenizer import (
     special_token_ids,
     tokenizer_for_training,
     train_tokenizer,
+    train_unigram_tokenizer,
     with_bpe_dropout,
 )
 from vanilla_transformer.errors import UserError
@@ -80,12 +81,17 @@ def tokenizer():
     return train_tokenizer(corpus(), 500)
 
 
+@pytest.fixture(scope="module", params=[train_tokenizer, train_unigram_tokenizer], ids=["BPE", "unigram"])
+def either(request):
+    return request.param(corpus(), 500)
+
+
 # ------------------------------------------------------------------------------------------------------------ training
 
 
 @texts
-def test_every_text_comes_back_and_ends_once(tokenizer, text):
-    ids = tokenizer(text).input_ids
+def test_every_text_comes_back_and_ends_once(either, text):
+    tokenizer, ids = either, either(text).input_ids
     expected = normalize(text)
     assert tokenizer.decode(ids, skip_special_tokens=True) == expected
     generated = [tokenizer.bos_token_id, *ids, *[tokenizer.pad_token_id] * 3]

@@ -94,7 +94,7 @@ def check_while_running(run, is_rotary: bool = False) -> set:
 
 def test_every_shape_is_right_and_was_compared():
     reached = set()
-    for kind in ("sinusoidal", "learned", "rotary"):
+    for kind in ("sinusoidal", "learned", "rotary", "marian"):
         model = small_model(**SIZES, position_embedding_type=kind)
         model.set_attn_implementation("eager")
 

@@ -17,7 +17,7 @@ from vanilla_transformer.inspection.checks import CHECKS
 sys.path.append(str(ROOT / "examples"))
 import relative_position_bias as example  # noqa: E402
 
-POSITIONS = [{"position_embedding_type": kind} for kind in ("sinusoidal", "learned", "rotary")]
+POSITIONS = [{"position_embedding_type": kind} for kind in ("sinusoidal", "learned", "rotary", "marian")]
 CONFIGS = [kind | {"norm_first": norm_first} for kind in POSITIONS for norm_first in (False, True)]
 CONFIGS += [*EMBEDDINGS.values(), {"encoder_layers": 1, "decoder_layers": 3}, {"scale_embedding": False}]
 CONFIGS += [dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.3)]

@@ -150,7 +150,7 @@ def test_a_table_of_sinusoids_ends_after_some_thousand_rows():
     assert torch.equal(module(places, 5_000_000), sinusoidal_positions(places, 8))
 
 
-@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary", "marian"])
 def test_positions_continue_beyond_the_table(make_model, position_embedding_type):
     long = make_model(position_embedding_type=position_embedding_type)
     short = make_model(position_embedding_type=position_embedding_type, max_position_embeddings=3)

@@ -567,7 +567,7 @@ def test_translations_stay_within_learned_positions(learned):
     assert all(learned(["No!", "b" * 12], **{bound: 99}) for bound in ("max_length", "max_new_tokens"))
 
 
-@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "rotary", "marian"])
 def test_other_positions_have_no_end(text_tokenizer, position_embedding_type):
     config = {"position_embedding_type": position_embedding_type, "max_position_embeddings": 14}
     split = writing_translator(text_tokenizer, **config)

@@ -16,9 +16,8 @@ from ..decoding_vanilla_transformer import end_tokens
 from ..errors import UserError
 from ..files import CONVERTED, write_text
 from ..modeling_vanilla_transformer import sinusoidal_positions
-from .tensors import check_unchanged
+from .tensors import check_unchanged, table_rows
 
-MAX_POSITIONS = 8192  # rows of sinusoids; CTranslate2 cannot compute more
 ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
     "gelu": common_spec.Activation.GELU,
@@ -104,6 +103,7 @@ def make_spec(model: PreTrainedModel) -> TransformerSpec:
     loader.set_encoder(specs[0], model.model.encoder)
     loader.set_decoder(specs[1], model.model.decoder)
     loader.set_linear(specs[1].projection, model.lm_head)
+    specs[1].start_from_zero_embedding = config.position_embedding_type == "marian"
     return TransformerSpec(*specs)
 
 
@@ -118,9 +118,9 @@ class Loader(BartLoader):
         spec.scale_embeddings = stack.embed_scale
         if config.position_embedding_type == "learned":
             spec.position_encodings.encodings = stack.embed_positions.weight
-        elif config.position_embedding_type == "sinusoidal":
-            rows = torch.arange(MAX_POSITIONS)
-            spec.position_encodings.encodings = sinusoidal_positions(rows, config.d_model)
+        elif config.position_embedding_type in ("sinusoidal", "marian"):
+            rows, divisor = torch.arange(table_rows(config)), stack.embed_positions.divisor
+            spec.position_encodings.encodings = sinusoidal_positions(rows, config.d_model, divisor)
         elif hasattr(spec, "position_encodings"):
             del spec.position_encodings
         if config.norm_first:

@@ -25,13 +25,21 @@ from transformers import (
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..errors import UserError
 from ..files import write_text
-from ..modeling_vanilla_transformer import MOST_ROWS, sinusoidal_positions
-from .tensors import Changed, build, check_modules, check_unchanged, check_unquantized, interleave, on_meta
+from ..modeling_vanilla_transformer import sinusoidal_positions
+from .tensors import (
+    Changed,
+    build,
+    check_modules,
+    check_unchanged,
+    check_unquantized,
+    interleave,
+    on_meta,
+    table_rows,
+)
 
 FIELDS = """d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
 decoder_ffn_dim dropout attention_dropout activation_dropout activation_function max_position_embeddings
 scale_embedding use_cache pad_token_id bos_token_id eos_token_id decoder_start_token_id"""
-MIN_POSITIONS = 1024  # rows of the sinusoidal table of a native or exported model, which cannot grow
 # The model class of the transformers library, and the values of our config fields that it implements.
 FAMILIES = {
     "marian": (MarianMTModel, {"norm_first": False, "position_embedding_type": "sinusoidal"}),
@@ -147,7 +155,7 @@ def to_native(model: VanillaTransformerForConditionalGeneration) -> PreTrainedMo
         fields["encoder_no_repeat_ngram_size"] = 0
     is_sinusoidal = implemented["position_embedding_type"] == "sinusoidal"
     if is_sinusoidal:
-        fields["max_position_embeddings"] = min(max(MIN_POSITIONS, ours.max_position_embeddings), MOST_ROWS)
+        fields["max_position_embeddings"] = table_rows(ours)
 
     native = kind._from_config(kind.config_class(**fields), dtype=model.dtype)
     weights = interleave(model.state_dict(), undo=True) if is_sinusoidal else dict(model.state_dict())

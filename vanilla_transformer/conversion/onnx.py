@@ -26,7 +26,7 @@ from transformers import MarianConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..modeling_vanilla_transformer import SinusoidalPositions
-from .marian import MIN_POSITIONS, save_tokenizer
+from .marian import save_tokenizer
 from .tensors import Changed, check_unquantized
 
 BATCH = Dim("batch_size", max=2**16)
@@ -142,13 +142,13 @@ def check_graphs(model: PreTrainedModel, folder: Path):
 
 
 def prepare(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy in float32 with eager attention and a position table that is long enough."""
+    """A copy in float32 with eager attention, whose sinusoids are computed instead of stored."""
     model = copy.deepcopy(model).float().cpu().eval()
     model.set_attn_implementation("eager")
-    rows = max(MIN_POSITIONS, model.config.max_position_embeddings, model.generation_config.max_length or 0)
     for stack in (model.get_encoder(), model.get_decoder()):
         if type(stack.embed_positions) is SinusoidalPositions:
-            stack.embed_positions = SinusoidalPositions(rows, stack.embed_positions.table.shape[1])
+            positions = stack.embed_positions
+            stack.embed_positions = SinusoidalPositions(0, positions.table.shape[1], positions.divisor)
     return model
 
 

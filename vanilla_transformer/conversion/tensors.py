@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..errors import UserError
+from ..modeling_vanilla_transformer import MOST_ROWS
 
 
 def rename(theirs: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -53,6 +54,12 @@ def interleave(weights: Mapping[str, torch.Tensor], undo: bool = False) -> dict[
             tensor = tensor.index_select(axis, order.view((-1, 2) if undo else (2, -1)).T.flatten())
         permuted[name] = tensor
     return permuted
+
+
+def table_rows(config: VanillaTransformerConfig) -> int:
+    """Rows of the position table of a model that cannot compute positions: of sinusoids, at least 1,024."""
+    rows = config.max_position_embeddings
+    return rows if config.position_embedding_type == "learned" else min(max(1024, rows), MOST_ROWS)
 
 
 def build(

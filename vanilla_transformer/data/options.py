@@ -3,11 +3,13 @@
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Literal
 
 from ..errors import UserError
 from ..option_fields import option
 
 SPLIT_OPTIONS = {"train_split", "validation_split", "test_split"}  # of a --dataset_name
+UNIGRAM_LACKS = ("letters", "verbatim", "bpe_dropout", "tokenizer_name")
 FILE_LISTS = ("train_file_weights", "train_file_tags", "train_file_langs")  # one value per training file
 CATALOGUES = (".po", ".pot", ".xliff", ".xlf", ".ts")  # formats that can be filled
 TRANSLATION_FILES = (*CATALOGUES, ".sdlxliff", ".mo", ".gmo", ".qph", ".tbx", ".catkeys")  # these, too, have pairs
@@ -164,6 +166,9 @@ class DataOptions(DatasetOptions):
         "train a tokenizer that keeps texts as they are: line breaks, indentation, spaces of all kinds, decomposed "
         "letters; for code, forms and typography",
     )
+    tokenizer_type: Literal["bpe", "unigram"] = option(
+        "bpe", "the tokenizer to train: a byte-level BPE, or SentencePiece's unigram model, as engines of Marian need it"
+    )
     letters: bool = option(
         False, "train a tokenizer with each character as a token; for pronunciation, inflection and spelling"
     )
@@ -235,6 +240,8 @@ class DataOptions(DatasetOptions):
 
     def check_conflicts(self):
         """Raises UserError for options that contradict each other."""
+        if self.tokenizer_type == "unigram" and (other := [name for name in UNIGRAM_LACKS if getattr(self, name)]):
+            raise UserError(f"--tokenizer_type unigram does not go with --{other[0]}; leave one of them out.")
         if self.dataset_name and self.train_file:
             raise UserError("--dataset_name and --train_file are both given; choose one.")
         if self.train_file and (given := sorted(name for name in SPLIT_OPTIONS if getattr(self, name))):

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sized
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import datasets
 import tokenizers
@@ -33,10 +34,11 @@ from ..errors import UserError, explaining, noting
 from ..files import write_text
 from ..loading import load_tokenizer
 from ..sentences_vanilla_transformer import LONGEST_TEXT
-from . import encoding
+from . import encoding, unigram
 from .encoding import digest_texts, iter_texts, sample_texts
 from .options import DataOptions
 from .texts import INVISIBLE, SPACES, normalize, to_form
+from .unigram import BYTES, train_pieces
 
 # Notes of train.py in a tokenizer, for the Translator.
 NOTES = ("verbatim", "letters", "max_source_sentences", "max_source_lines", "source_tags", "wordless_sources")
@@ -71,19 +73,11 @@ def train_tokenizer(
     Raises:
         UserError: `vocab_size` is too small for the special tokens and the 256 bytes.
     """
-    alphabet, tags = pre_tokenizers.ByteLevel.alphabet(), list(dict.fromkeys(tags))
-    smallest = len(SPECIAL_TOKENS) + len(alphabet) + len(tags)
-    if vocab_size < smallest:
-        raise UserError(
-            f"--vocab_size is {vocab_size}; it must be at least {smallest}, for {len(alphabet)} bytes and "
-            f"{smallest - len(alphabet)} special tokens."
-        )
+    tags = list(dict.fromkeys(tags))
+    check_vocab_size(vocab_size, tags)
     tokenizer = Tokenizer(models.BPE())
-    # A leading space makes the first word the same token as inside a sentence; decoding strips it.
-    spaces = [normalizers.Replace(Regex(SPACES), " "), normalizers.Strip()]
     form = normalizers.NFD() if decomposed else normalizers.NFC()
-    cleaning = [] if verbatim else [normalizers.Replace(Regex(INVISIBLE), ""), form, *spaces]
-    tokenizer.normalizer = normalizers.Sequence([*cleaning, normalizers.Prepend(" ")])
+    tokenizer.normalizer = normalizers.Prepend(" ") if verbatim else make_normalizer(form)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if letters:
         each = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -93,13 +87,58 @@ def train_tokenizer(
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags),
         special_tokens=specials,
-        initial_alphabet=alphabet,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),  # in a notebook or a file, its bars are blank lines
     )
     tokenizer.train_from_iterator((text for text in texts if len(text) <= LONGEST_TEXT), trainer, length=length)
+    add_tags(tokenizer, tags)
+    return wrap_trained(tokenizer, verbatim, letters)
+
+
+def train_unigram_tokenizer(
+    texts: Iterable[str], vocab_size: int, tags: Iterable[str] = ()
+) -> PreTrainedTokenizerFast:
+    """Trains a tokenizer with SentencePiece's unigram model, as engines of Marian need it.
+
+    It treats texts as [`train_tokenizer`] does. The pieces of [`train_pieces`] come first, then `<pad>`, `<s>` and the
+    tags. Raises UserError if `vocab_size` is too small, and if sentencepiece is not installed.
+    """
+    tags = list(dict.fromkeys(tags))
+    check_vocab_size(vocab_size, tags)
+    size = vocab_size - len(tags) - 2  # without `<pad>` and `<s>`
+    pieces = train_pieces((text for text in texts if len(text) <= LONGEST_TEXT), size)
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=True))
+    tokenizer.normalizer = make_normalizer(normalizers.NFC())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # since the normalizer does that
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
+    tokenizer.add_special_tokens(protect_special_tokens(tokenizer))
+    add_tags(tokenizer, tags)
+    return wrap_trained(tokenizer)
+
+
+def check_vocab_size(vocab_size: int, tags: list[str]):
+    """Raises UserError if it is too small for the special tokens, the tags and the bytes."""
+    special = len(SPECIAL_TOKENS) + len(tags)
+    if vocab_size < special + BYTES:
+        raise UserError(
+            f"--vocab_size is {vocab_size}; it must be at least {special + BYTES}, for {BYTES} bytes and {special} "
+            "special tokens."
+        )
+
+
+def make_normalizer(form: normalizers.Normalizer) -> normalizers.Normalizer:
+    """What [`normalize`] does, with letters in this form, and a leading space.
+
+    The space makes the first word the same token as inside a sentence; decoding strips it.
+    """
+    spaces = [normalizers.Replace(Regex(SPACES), " "), normalizers.Strip()]
+    cleaning = [normalizers.Replace(Regex(INVISIBLE), ""), form, *spaces]
+    return normalizers.Sequence([*cleaning, normalizers.Prepend(" ")])
+
+
+def add_tags(tokenizer: Tokenizer, tags: list[str]):
     # Without the space after a tag, since the text after it begins with one of its own.
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
-    return wrap_trained(tokenizer, verbatim, letters)
 
 
 def wrap_trained(tokenizer: Tokenizer, verbatim: bool = False, letters: bool = False) -> PreTrainedTokenizerFast:
@@ -303,6 +342,7 @@ def make_tokenizer(
     tags: Iterable[str] | None = None,
     verbatim: bool = False,
     letters: bool = False,
+    kind: Literal["bpe", "unigram"] = "bpe",
 ):
     """The tokenizer that [`existing_tokenizer`] found, or else a new one, trained on the training pairs.
 
@@ -315,7 +355,7 @@ def make_tokenizer(
         decomposed = letters and not verbatim and has_composed_sources_only(samples)
         if decomposed:
             print("letters such as Korean syllables are decomposed, since only sources have composed ones")
-        how = {"verbatim": verbatim, "letters": letters, "decomposed": decomposed}
+        how = {"verbatim": verbatim, "letters": letters, "decomposed": decomposed, "kind": kind}
         tokenizer = cached_or_trained_tokenizer(
             train_pairs, vocab_size or VanillaTransformerConfig().vocab_size, tags, **how
         )
@@ -366,16 +406,22 @@ def has_composed_sources_only(samples: dict[str, list[str]]) -> bool:
     return changed["source"] and not changed["target"]
 
 
-def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], **how: bool):
+def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], kind: str, **how: bool):
     """A tokenizer trained on the pairs: by an earlier run, which left it beside the cache of `datasets`, or now.
 
     The name of its file is a digest of the texts, the arguments and the code. Streams have no digest, and their
     tokenizers are always trained.
     """
+
+    def train(length: int | None):
+        if kind == "unigram":
+            return train_unigram_tokenizer(iter_texts(train_pairs), size, tags)
+        return train_tokenizer(iter_texts(train_pairs), size, length, tags, **how)
+
     if not isinstance(train_pairs, Sized):
-        return train_tokenizer(iter_texts(train_pairs), size, None, tags, **how)
-    code = [Path(file).read_bytes() for file in (__file__, encoding.__file__)] + [tokenizers.__version__]
-    key = Hasher.hash((digest_texts(train_pairs), size, tags, how, code))
+        return train(None)
+    code = [Path(file).read_bytes() for file in (__file__, encoding.__file__, unigram.__file__)]
+    key = Hasher.hash((digest_texts(train_pairs), size, tags, kind, how, code, tokenizers.__version__))
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
         trained = Tokenizer.from_str(file.read_text(encoding="utf-8"))
@@ -383,7 +429,7 @@ def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], **how: 
         print(f"the tokenizer was trained by an earlier run on these pairs, which left it in {file}")
         return tokenizer
     count = min(len(train_pairs), encoding.TOKENIZER_SAMPLE)
-    tokenizer = train_tokenizer(iter_texts(train_pairs), size, 2 * count, tags, **how)
+    tokenizer = train(2 * count)
     with contextlib.suppress(OSError):  # then the next run trains it again
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, tokenizer.backend_tokenizer.to_str())

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import struct
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -18,7 +19,8 @@ from huggingface_hub import constants
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..conversion.ctranslate2 import MAX_POSITIONS, check_quantization, to_ctranslate2, token_names
+from ..conversion.ctranslate2 import check_quantization, to_ctranslate2, token_names
+from ..conversion.tensors import table_rows
 from ..decoding_vanilla_transformer import end_tokens
 from ..errors import UserError
 from ..files import CONVERTED, new_folder, remove_folder, remove_unfinished
@@ -66,8 +68,7 @@ class CTranslate2Engine(Engine):
         config = VanillaTransformerConfig(**self.converted["config"])
         check_variables(directory, config)
         super().__init__(config, GenerationConfig.from_pretrained(directory))
-        is_sinusoidal = config.position_embedding_type == "sinusoidal"
-        self.max_positions = MAX_POSITIONS if is_sinusoidal else config.longest_sequence
+        self.max_positions = sys.maxsize if config.position_embedding_type == "rotary" else table_rows(config)
         self.default_positions = config.max_position_embeddings
         # Many workers of one thread are faster than one worker of many: the matrices are too small to split.
         self.workers = torch.get_num_threads() if device.type == "cpu" else 1

@@ -31,8 +31,8 @@ GROUPS = {
     "validation_split test_split validation_split_percentage test_split_percentage max_train_samples max_eval_samples "
     "max_predict_samples deduplicate remove_overlap",
     "several training files, and streams": "train_file_weights train_file_tags train_file_langs streaming",
-    "tokens": "vocab_size tokenizer_name letters verbatim bpe_dropout joined_pairs max_source_length "
-    "max_target_length max_source_sentences max_source_lines",
+    "tokens": "vocab_size tokenizer_name tokenizer_type letters verbatim bpe_dropout joined_pairs "
+    "max_source_length max_target_length max_source_sentences max_source_lines",
     "size of the model": "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
     "encoder_ffn_dim decoder_ffn_dim dropout attention_dropout activation_dropout",
     "optimization": "per_device_train_max_tokens gradient_accumulation_steps learning_rate lr_scheduler_type "
@@ -195,6 +195,8 @@ def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions,
     fixed = {"joined_pairs"} if cannot_join(data_options, options) or data_options.train_file_langs else set()
     if data_options.tokenizer_name or options.teacher or written & {"letters", "vocab_size"}:
         fixed |= {"letters", "vocab_size"}
+    if data_options.tokenizer_type != "bpe":
+        fixed |= {"letters"}
     if options.average_checkpoints:  # they are saved more often than is evaluated
         fixed |= {"eval_steps", "early_stopping_patience"}
     return CHOOSABLE - written - fixed
