@@ -92,7 +92,15 @@ REMOVES = "rmtree rmdir removedirs unlink rename renames move"
 WRITES = """symlink symlink_to link hardlink_to copy copy2 copyfile copytree truncate O_TRUNC O_CREAT write_text
 write_bytes save_pretrained save savez save_file savefig save_to_disk"""
 TEMPORARY = {"new_folder", "replacing_file", "replacing_files", "tempfile.TemporaryDirectory"}
-OF_NEW_FOLDERS = {"to_ctranslate2", "to_onnx", "save_tokenizer", "stage_files", "replace_code", "write_form"}
+OF_NEW_FOLDERS = {
+    "to_marian",
+    "to_ctranslate2",
+    "to_onnx",
+    "save_tokenizer",
+    "stage_files",
+    "replace_code",
+    "write_form",
+}
 
 
 def changes(node: ast.AST, is_new: bool = False) -> list[str]:

@@ -131,7 +131,7 @@ def test_the_convert_command_writes_what_transformers_loads_alone(folder, transl
         ({"position_embedding_type": "rotary"}, ["--to", "native"], "position_embedding_type='rotary'"),
         ({"activation_function": "mish"}, ["--to", "ctranslate2"], "no activation function 'mish'"),
         ({}, ["--to", "ctranslate2", "--quantization", "int3"], "`quantization` is 'int3'"),
-        ({}, ["--to", "native", "--quantization", "int8"], "--quantization is for --to ctranslate2"),
+        ({}, ["--to", "native", "--quantization", "int8"], "--quantization is for --to ctranslate2 and marian-bin"),
         ({}, ["--dictionary", "dict.txt"], "are for a checkpoint of fairseq"),
     ],
 )

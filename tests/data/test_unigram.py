@@ -11,8 +11,20 @@ from vanilla_transformer.data.tokenizer import train_unigram_tokenizer
 from vanilla_transformer.data.unigram import sentencepiece_model
 from vanilla_transformer.errors import UserError
 
-SENTENCES = ["Ein Mann fährt Rad.", "A man rides a bike.", "Zwei Hunde spielen im Schnee.", "Two dogs play in the snow."]
-ODD = ["e\u0301te\u0301 \u1112\u1161\u11ab", "\xa0a\tb  c\u200b", "纽约 is big", "👩‍👧 👍🏽", "½ ﬁ ™ … Å क़", "-- '\"«»"]
+SENTENCES = [
+    "Ein Mann fährt Rad.",
+    "A man rides a bike.",
+    "Zwei Hunde spielen im Schnee.",
+    "Two dogs play in the snow.",
+]
+ODD = [
+    "e\u0301te\u0301 \u1112\u1161\u11ab",
+    "\xa0a\tb  c\u200b",
+    "纽约 is big",
+    "👩‍👧 👍🏽",
+    "½ ﬁ ™ … Å क़",
+    "-- '\"«»",
+]
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,8 @@ class DataOptions(DatasetOptions):
         "letters; for code, forms and typography",
     )
     tokenizer_type: Literal["bpe", "unigram"] = option(
-        "bpe", "the tokenizer to train: a byte-level BPE, or SentencePiece's unigram model, as engines of Marian need it"
+        "bpe",
+        "the tokenizer to train: a byte-level BPE, or SentencePiece's unigram model, as engines of Marian need it",
     )
     letters: bool = option(
         False, "train a tokenizer with each character as a token; for pronunciation, inflection and spelling"

@@ -38,7 +38,7 @@ from . import encoding, unigram
 from .encoding import digest_texts, iter_texts, sample_texts
 from .options import DataOptions
 from .texts import INVISIBLE, SPACES, normalize, to_form
-from .unigram import BYTES, train_pieces
+from .unigram import BYTES, read_sentencepiece_model, train_pieces
 
 # Notes of train.py in a tokenizer, for the Translator.
 NOTES = ("verbatim", "letters", "max_source_sentences", "max_source_lines", "source_tags", "wordless_sources")
@@ -107,13 +107,31 @@ def train_unigram_tokenizer(
     check_vocab_size(vocab_size, tags)
     size = vocab_size - len(tags) - 2  # without `<pad>` and `<s>`
     pieces = train_pieces((text for text in texts if len(text) <= LONGEST_TEXT), size)
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=True))
-    tokenizer.normalizer = make_normalizer(normalizers.NFC())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # since the normalizer does that
+    return make_unigram_tokenizer(pieces, make_normalizer(normalizers.NFC()), tags)
+
+
+def make_unigram_tokenizer(
+    pieces: list[tuple[str, float]],
+    normalizer: normalizers.Normalizer,
+    tags: list[str] | None = None,
+    byte_fallback: bool = True,
+) -> PreTrainedTokenizerFast:
+    """A tokenizer with these pieces, the first `</s>` and `<unk>`. The normalizer prepends a space."""
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=byte_fallback))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
     tokenizer.add_special_tokens(protect_special_tokens(tokenizer))
-    add_tags(tokenizer, tags)
+    add_tags(tokenizer, tags or [])
     return wrap_trained(tokenizer)
+
+
+def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of an `.spm` file as Marian trains it. Raises UserError if it is another one."""
+    pieces, charsmap, byte_fallback = read_sentencepiece_model(file)
+    cleaning = [normalizers.Precompiled(charsmap)] if charsmap else []
+    spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
+    return make_unigram_tokenizer(pieces, normalizers.Sequence([*cleaning, *spaces]), byte_fallback=byte_fallback)
 
 
 def check_vocab_size(vocab_size: int, tags: list[str]):

@@ -6,6 +6,7 @@ import re
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -45,32 +46,52 @@ def train_pieces(texts: Iterable[str], size: int) -> list[tuple[str, float]]:
 
 
 def sentencepiece_model(tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """The `.spm` file of a tokenizer with pieces of [`train_pieces`], which normalizes texts as [`normalize`] does.
-
-    Raises UserError if it is another tokenizer.
-    """
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"] if tokenizer.is_fast else {"type": None}
-    pieces = model["vocab"] if model["type"] == "Unigram" else []
-    if [piece for piece, _ in pieces[:3]] != ["</s>", "<unk>", "<0x00>"]:
-        raise UserError("The tokenizer has no form for Marian; train the model with `--tokenizer_type unigram`.")
+    """The `.spm` file of a tokenizer with pieces of [`train_pieces`], which normalizes texts as [`normalize`] does."""
     with explaining(NEEDED, ModuleNotFoundError):
-        from sentencepiece import SentencePieceNormalizer
+        from sentencepiece import SentencePieceNormalizer, set_min_log_level
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    pieces = pieces_of(tokenizer)
     with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
         for rule in normalization_rules():
             print(*(" ".join(f"{ord(letter):X}" for letter in side) for side in rule), sep="\t", file=file)
         file.flush()
+        set_min_log_level(2)  # errors
         model = ModelProto.FromString(SentencePieceNormalizer(rule_tsv=file.name).serialized_model_proto())
     kinds = ModelProto.SentencePiece
     for index, (piece, score) in enumerate(pieces):
-        kind = kinds.CONTROL if index == 0 else kinds.UNKNOWN if index == 1 else kinds.BYTE
-        model.pieces.add(piece=piece, score=score, type=kind if index < 2 + BYTES else kinds.NORMAL)
+        kind = kinds.BYTE if re.fullmatch("<0x[0-9A-F]{2}>", piece) else kinds.NORMAL
+        model.pieces.add(piece=piece, score=score, type=(kinds.CONTROL, kinds.UNKNOWN, kind)[min(index, 2)])
     for name, value in SPECIAL_IDS.items():
         setattr(model.trainer_spec, name, value)
     model.trainer_spec.vocab_size = len(pieces)
     model.trainer_spec.byte_fallback = True
     model.normalizer_spec.name = "nfc"
     return model.SerializeToString()
+
+
+def read_sentencepiece_model(file: Path) -> tuple[list[tuple[str, float]], bytes, bool]:
+    """The pieces of an `.spm` file, how it normalizes texts, and whether unknown characters become bytes.
+
+    Raises UserError if it cannot be read, is not a unigram model, or has other special tokens than Marian's.
+    """
+    with explaining(NEEDED, ModuleNotFoundError):
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    with explaining(f"{file} is not a SentencePiece model", Exception):  # protobuf has an error of its own
+        model = ModelProto.FromString(file.read_bytes())
+    spec = model.trainer_spec
+    if spec.model_type != spec.UNIGRAM or [piece.piece for piece in model.pieces[:2]] != ["</s>", "<unk>"]:
+        raise UserError(f"{file} is not a unigram model whose first pieces are </s> and <unk>, as Marian trains it.")
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    return pieces, model.normalizer_spec.precompiled_charsmap, spec.byte_fallback
+
+
+def pieces_of(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, float]]:
+    """The pieces of a tokenizer of [`train_unigram_tokenizer`]. Raises UserError if it is another one."""
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"] if tokenizer.is_fast else {"type": None}
+    pieces = model["vocab"] if model["type"] == "Unigram" else []
+    if [piece for piece, _ in pieces[:2]] != ["</s>", "<unk>"]:
+        raise UserError("The tokenizer has no form for Marian; train the model with `--tokenizer_type unigram`.")
+    return pieces
 
 
 def normalization_rules() -> Iterator[tuple[str, str]]:

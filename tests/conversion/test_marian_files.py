@@ -1,0 +1,167 @@
+"""Marian's own files hold the same model, and come back as it; the engines themselves are asked in test_deployment."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from helpers import MASK, SOURCE, TARGET, TEXTS, command_error, small_model
+from transformers import AutoTokenizer
+
+from vanilla_transformer.__main__ import main
+from vanilla_transformer.conversion.marian_files import from_marian, to_marian
+from vanilla_transformer.data.tokenizer import special_token_ids, train_unigram_tokenizer
+from vanilla_transformer.loading import load_model
+
+WIDTHS = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 64, "decoder_attention_heads": 4}
+ALL_SHARED = {"position_embedding_type": "marian", "tie_word_embeddings": True}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_unigram_tokenizer(TEXTS, 330)
+
+
+def model_of(tokenizer, **config):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), **special_token_ids(tokenizer)}
+    return small_model(**WIDTHS, **sizes, **{**ALL_SHARED, **config})
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(SOURCE, MASK, TARGET).logits
+
+
+@pytest.mark.parametrize("config", [{}, {"lm_head_bias": True, "activation_function": "silu"}], ids=["plain", "bias"])
+def test_a_model_comes_back(tokenizer, config, tmp_path):
+    """But for the tokens after the pieces, which Marian does not have; its norms add 1e-6."""
+    model = model_of(tokenizer, **config, layer_norm_eps=1e-6)
+    to_marian(model, tokenizer, tmp_path)
+    again, its_tokenizer = from_marian(tmp_path / "model.npz", tmp_path / "vocab.spm")
+    texts = [*TEXTS, "e\u0301te\u0301 \u200b 犬"]
+    assert its_tokenizer(texts).input_ids == tokenizer(texts).input_ids
+    pieces = len(tokenizer) - 2
+    torch.testing.assert_close(logits(again)[..., :pieces], logits(model)[..., :pieces])
+    assert logits(again)[..., pieces:].max() < -1000
+    to_marian(again, its_tokenizer, tmp_path)
+    third, _ = from_marian(tmp_path / "model.npz", tmp_path / "vocab.spm")
+    assert torch.equal(logits(third), logits(again))
+
+
+def read_bin(path) -> dict[str, tuple[int, np.ndarray]]:
+    """The type and the values of each item, read as marian-dev's common/binary.cpp does."""
+    content = path.read_bytes()
+    version, count = struct.unpack_from("<QQ", content)
+    heads = [struct.unpack_from("<4Q", content, 16 + 32 * i) for i in range(count)]
+    at, names, shapes, items = 16 + 32 * count, [], [], {}
+    for length, *_ in heads:
+        names.append(content[at : at + length - 1].decode())
+        at += length
+    for _, _, dimensions, _ in heads:
+        shapes.append(struct.unpack_from(f"<{dimensions}i", content, at))
+        at += 4 * dimensions
+    (gap,) = struct.unpack_from("<Q", content, at)
+    at += 8 + gap
+    for name, shape, (_, kind, _, length) in zip(names, shapes, heads, strict=True):
+        assert at % 256 == 0
+        values = np.frombuffer(content, np.float32 if kind == 0x0404 else np.int8, int(np.prod(shape)), at)
+        scale = np.frombuffer(content, np.float32, 1, at + values.size)[0] if kind == 0x4101 else 1
+        items[name] = kind, values / scale if name[0] != "s" else values, shape
+        at += length
+    assert (version, at) == (1, len(content))
+    return items
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_binary_file_has_the_same_arrays(tokenizer, quantization, tmp_path):
+    to_marian(model_of(tokenizer), tokenizer, tmp_path, quantization)
+    arrays, items = dict(np.load(tmp_path / "model.npz")), read_bin(tmp_path / "model.bin")
+    assert items.keys() == arrays.keys()
+    quantized = {name for name, (kind, *_) in items.items() if kind == 0x4101}
+    assert len(quantized) == (0 if quantization is None else 1 + 2 * 6 + 2 * 10)  # embeddings and the layers' matrices
+    for name, (_, values, shape) in items.items():
+        array = arrays[name]
+        assert shape == array.shape
+        if name in quantized and name != "Wemb":
+            array = array.T
+        assert np.abs(values - array.ravel()).max() <= np.abs(array).max() / (254 if name in quantized else np.inf)
+
+
+def test_padding_rows_make_the_vocabulary_a_multiple_of_eight(tokenizer, tmp_path):
+    to_marian(model_of(tokenizer), tokenizer, tmp_path)
+    rows = len(np.load(tmp_path / "model.npz")["Wemb"])
+    assert rows % 8 == 0 and 0 <= rows - (len(tokenizer) - 2) < 8
+
+
+def test_the_convert_command_writes_and_reads_them(tokenizer, tmp_path, capsys):
+    model_of(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    main(
+        ["convert", str(tmp_path / "model"), str(tmp_path / "marian"), "--to", "marian-bin", "--quantization", "int8"]
+    )
+    files = {path.name for path in (tmp_path / "marian").iterdir()}
+    assert files == {"model.npz", "model.bin", "vocab.spm", "config.yml"}
+    npz, spm = tmp_path / "marian" / "model.npz", tmp_path / "marian" / "vocab.spm"
+    main(["convert", str(npz), str(tmp_path / "back"), "--dictionary", str(spm)])
+    back = load_model(tmp_path / "back")
+    assert torch.equal(logits(back), logits(from_marian(npz, spm)[0]))
+    assert AutoTokenizer.from_pretrained(tmp_path / "back")(TEXTS).input_ids == tokenizer(TEXTS).input_ids
+
+
+REFUSED = {
+    "pre-norm": ({"norm_first": True}, "`norm_first=True` has no form for Marian"),
+    "positions": ({"position_embedding_type": "sinusoidal"}, "`position_embedding_type='sinusoidal'` has no form"),
+    "untied": ({"tie_word_embeddings": False}, "`tie_word_embeddings=False` has no form"),
+    "heads": ({"decoder_attention_heads": 2}, "`decoder_attention_heads=2` has no form"),
+    "activation": ({"activation_function": "gelu"}, "Marian has no activation function 'gelu'"),
+    "widths": ({"d_model": 32}, "must be multiples of 64"),
+}
+
+
+@pytest.mark.parametrize("config, message", REFUSED.values(), ids=REFUSED)
+def test_what_marian_lacks_is_refused(tokenizer, config, message, tmp_path, capsys):
+    torch.manual_seed(0)
+    sizes = {**WIDTHS, "vocab_size": len(tokenizer), **special_token_ids(tokenizer), **ALL_SHARED, **config}
+    small_model(**sizes).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    form = ["--to", "marian-bin", "--quantization", "int8"]
+    assert message in command_error(capsys, "convert", tmp_path / "model", tmp_path / "new", *form)
+    assert not (tmp_path / "new").exists()
+
+
+def test_another_tokenizer_is_refused(text_tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="--tokenizer_type unigram"):
+        to_marian(small_model(**ALL_SHARED), text_tokenizer, tmp_path)
+
+
+CHANGES = {
+    "another decoder": ({"transformer-decoder-autoreg": "rnn"}, {}, "transformer-decoder-autoreg: rnn"),
+    "another activation": ({"transformer-ffn-activation": "gelu"}, {}, "the activation function gelu"),
+    "one more array": ({}, {"encoder_Wpos": np.zeros((3, 64), np.float32)}, "has encoder_Wpos"),
+    "one array less": ({}, {"encoder_l1_self_Wq": None}, "has no encoder_l1_self_Wq"),
+}
+
+
+@pytest.mark.parametrize("options, changed, message", CHANGES.values(), ids=CHANGES)
+def test_other_models_of_marian_are_refused(tokenizer, options, changed, message, tmp_path, capsys):
+    to_marian(model_of(tokenizer), tokenizer, tmp_path)
+    arrays = dict(np.load(tmp_path / "model.npz"))
+    text = (
+        arrays["special:model.yml"].tobytes().rstrip(b"\0")
+        + "".join(f"{name}: {value}\n" for name, value in options.items()).encode()
+    )
+    arrays |= {"special:model.yml": np.frombuffer(text, np.int8), **changed}
+    np.savez(tmp_path / "other.npz", **{name: array for name, array in arrays.items() if array is not None})
+    given = [tmp_path / "other.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
+    assert message in command_error(capsys, "convert", *given)
+
+
+@pytest.mark.parametrize("damaged", ["model.npz", "vocab.spm"])
+def test_damaged_files_are_refused(tokenizer, damaged, tmp_path, capsys):
+    to_marian(model_of(tokenizer), tokenizer, tmp_path)
+    (tmp_path / damaged).write_bytes(json.dumps({}).encode())
+    given = [tmp_path / "model.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
+    assert damaged in command_error(capsys, "convert", *given)
+    assert "needs its vocabulary" in command_error(capsys, "convert", *given[:2])

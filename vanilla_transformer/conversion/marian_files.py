@@ -1,0 +1,236 @@
+"""Marian's own files (https://marian-nmt.github.io; Junczys-Dowmunt et al., 2018), for and from its engines.
+
+Marian reads `model.npz` and `model.bin`. Bergamot, the engine in Firefox, reads `model.bin`, and it alone has the 8
+bits that are written here. Their vocabulary is a SentencePiece model. Sources: marian-dev's `models/transformer.h`
+(names of parameters) and `common/binary.cpp` (layout), browsermt/marian-dev's `tensors/cpu/intgemm_interface.h` (8
+bits).
+"""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..data.tokenizer import sentencepiece_tokenizer, special_token_ids
+from ..data.unigram import pieces_of, sentencepiece_model
+from ..errors import UserError, explaining
+from ..files import write_text
+from .tensors import build, check_unchanged, interleave
+
+FIXED = {"norm_first": False, "position_embedding_type": "marian", "scale_embedding": True}
+FIXED |= {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}
+ONLY = {  # values of Marian's options that this package's Transformer has
+    "type": "transformer",
+    "transformer-ffn-depth": 2,
+    "transformer-decoder-ffn-depth": 2,
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "transformer-postprocess-top": "",
+    "transformer-decoder-autoreg": "self-attention",
+    "tied-embeddings-all": True,
+}
+ACTIVATIONS = {"relu": "relu", "silu": "swish"}
+MODULES = {  # ours within a layer -> Marian's, with a place for W or b, and for scale or bias
+    "self_attn.q_proj": "self_{}q",
+    "self_attn.k_proj": "self_{}k",
+    "self_attn.v_proj": "self_{}v",
+    "self_attn.out_proj": "self_{}o",
+    "self_attn_layer_norm": "self_Wo_ln_{}",
+    "encoder_attn.q_proj": "context_{}q",
+    "encoder_attn.k_proj": "context_{}k",
+    "encoder_attn.v_proj": "context_{}v",
+    "encoder_attn.out_proj": "context_{}o",
+    "encoder_attn_layer_norm": "context_Wo_ln_{}",
+    "fc1": "ffn_{}1",
+    "fc2": "ffn_{}2",
+    "final_layer_norm": "ffn_ffn_ln_{}",
+}
+EMBEDDINGS, BIAS, OPTIONS = "Wemb", "decoder_ff_logit_out_b", "special:model.yml"
+NEVER = -1e4  # the bias of a token that is never written
+FLOAT32, INT8, INTGEMM8 = 0x0404, 0x0101, 0x4101  # types in a `model.bin`
+ALIGNMENT = 256  # bytes
+
+
+def marian_name(name: str) -> str:
+    """Marian's name of one of our parameters in a layer."""
+    _, side, _, layer, rest = name.split(".", 4)
+    module, _, kind = rest.rpartition(".")
+    kinds = ("scale", "bias") if module.endswith("norm") else ("W", "b")
+    return f"{side}_l{int(layer) + 1}_" + MODULES[module].format(kinds[kind == "bias"])
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def to_marian(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    output_dir: Path,
+    quantization: str | None = None,
+):
+    """Writes `model.npz`, `model.bin`, `vocab.spm` and `config.yml` into the directory `output_dir`.
+
+    Args:
+        quantization: Of the matrices in `model.bin`: None, or "int8", which Bergamot reads and Marian does not.
+
+    Raises UserError, naming the field, unless the model is post-norm, with one embedding matrix and
+    `position_embedding_type="marian"`, and its tokenizer is one of [`train_unigram_tokenizer`]; and for a model that
+    was changed.
+    """
+    check_unchanged(model)
+    config = model.config
+    if quantization not in (None, "int8"):
+        raise UserError(f"`quantization` is {quantization!r}; Marian's files have only 'int8'.")
+    vocabulary, size = sentencepiece_model(tokenizer), len(pieces_of(tokenizer))
+    wanted = FIXED | {"decoder_attention_heads": config.encoder_attention_heads, "eos_token_id": 0}
+    for field, value in wanted.items():
+        if getattr(config, field) != value:
+            raise UserError(f"`{field}={getattr(config, field)!r}` has no form for Marian, which has only {value!r}.")
+    if quantization and any(width % 64 for width in (config.d_model, config.encoder_ffn_dim, config.decoder_ffn_dim)):
+        raise UserError("In 8 bits, `d_model` and the widths of the feed-forward networks must be multiples of 64.")
+    if config.activation_function not in ACTIVATIONS:
+        raise UserError(f"Marian has no activation function {config.activation_function!r}, only relu and silu.")
+    weights = {name: tensor.float().cpu() for name, tensor in interleave(model.state_dict(), undo=True).items()}
+    arrays = {}
+    for name, tensor in weights.items():
+        if ".layers." in name:
+            arrays[marian_name(name)] = (tensor.T if tensor.ndim == 2 else tensor[None]).contiguous().numpy()
+    # Without the tokens after the pieces, which no text has and no translation: padding, the start token, and tags.
+    # Instead with some that fill up the rows, whose number the products in 8 bits want to be a multiple of 8.
+    more = -size % 8
+    arrays[EMBEDDINGS] = np.pad(weights["model.encoder.embed_tokens.weight"][:size].numpy(), ((0, more), (0, 0)))
+    bias = weights.get("lm_head.bias", torch.zeros(config.vocab_size))[:size]
+    arrays[BIAS] = np.pad(bias.numpy(), (0, more), constant_values=NEVER)[None]
+    text = yaml.safe_dump(architecture(config, size + more)).encode() + b"\0"
+    arrays[OPTIONS] = np.frombuffer(text, dtype=np.int8)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    np.savez(output_dir / "model.npz", **arrays)
+    (output_dir / "model.bin").write_bytes(binary(arrays, quantization))
+    (output_dir / "vocab.spm").write_bytes(vocabulary)
+    write_text(output_dir / "config.yml", yaml.safe_dump(decoder_options(model, quantization), sort_keys=False))
+
+
+def architecture(config: VanillaTransformerConfig, size: int) -> dict:
+    """Marian's options of the model, for a vocabulary of `size` pieces."""
+    return {
+        "version": "v1.12.0",
+        **ONLY,
+        "dim-vocabs": [size, size],
+        "dim-emb": config.d_model,
+        "enc-depth": config.encoder_layers,
+        "dec-depth": config.decoder_layers,
+        "transformer-heads": config.encoder_attention_heads,
+        "transformer-dim-ffn": config.encoder_ffn_dim,
+        "transformer-decoder-dim-ffn": config.decoder_ffn_dim,
+        "transformer-ffn-activation": ACTIVATIONS[config.activation_function],
+        "transformer-postprocess-emb": "d",
+    }
+
+
+def decoder_options(model: VanillaTransformerForConditionalGeneration, quantization: str | None) -> dict:
+    """The options with which Marian translates or, with 8 bits, Bergamot; each refuses some that the other needs."""
+    search = model.generation_config
+    options = {
+        "relative-paths": True,
+        "models": ["model.bin" if quantization else "model.npz"],
+        "vocabs": ["vocab.spm", "vocab.spm"],
+        "beam-size": search.num_beams or 1,
+        "normalize": 1.0 if search.length_penalty is None else search.length_penalty,
+        "word-penalty": 0,
+        "max-length-factor": 3,
+        "mini-batch-words": 1024,
+        "workspace": 128,
+        "cpu-threads": 1,
+        "quiet": True,
+    }
+    return options | {"max-length-break": 128, "gemm-precision": "int8shiftAll"} if quantization else options
+
+
+def binary(arrays: dict[str, np.ndarray], quantization: str | None) -> bytes:
+    """The content of a `model.bin`: a header, the names, the shapes, and the values, each padded to 256 bytes.
+
+    With 8 bits, a matrix is transposed, except for the embeddings, and its multiplier follows it as a float32.
+    """
+    heads, names, shapes, values = [], [], [], []
+    for name, array in sorted(arrays.items()):
+        kind, value = INT8 if name == OPTIONS else FLOAT32, array.tobytes()
+        if quantization and (name == EMBEDDINGS or "_W" in name[-3:]):
+            multiplier = np.float32(127) / np.abs(array).max()
+            rounded = np.rint(array * multiplier).astype(np.int8)
+            kind = INTGEMM8
+            value = (rounded if name == EMBEDDINGS else rounded.T).tobytes() + multiplier.tobytes()
+        value += bytes(-len(value) % ALIGNMENT)
+        heads.append(struct.pack("<4Q", len(name) + 1, kind, array.ndim, len(value)))
+        names.append(name.encode() + b"\0")
+        shapes.append(struct.pack(f"<{array.ndim}i", *array.shape))
+        values.append(value)
+    head = b"".join([struct.pack("<QQ", 1, len(arrays)), *heads, *names, *shapes])
+    gap = -(len(head) + 8) % ALIGNMENT
+    return b"".join([head, struct.pack("<Q", gap), bytes(gap), *values])
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def from_marian(
+    file: Path, vocabulary: Path
+) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+    """The model in a `model.npz` of Marian, and the tokenizer of its SentencePiece vocabulary.
+
+    Raises UserError if they cannot be read, or if the model has parts that ours lacks, naming one.
+    """
+    tokenizer = sentencepiece_tokenizer(vocabulary)
+    with explaining(f"{file} is not a model of Marian", OSError, ValueError, KeyError, yaml.YAMLError):
+        arrays = dict(np.load(file, allow_pickle=False))
+        options = yaml.safe_load(arrays.pop(OPTIONS).tobytes().partition(b"\0")[0])
+    size = len(pieces_of(tokenizer))
+    config = read_config(options, tokenizer)
+    with torch.device("meta"):
+        names = VanillaTransformerForConditionalGeneration(config).state_dict()
+    weights = {}
+    for name in names:
+        if ".layers." in name:
+            found = marian_name(name)
+            if found not in arrays:
+                raise UserError(f"{file} has no {found}, so it is no Transformer like this package's.")
+            array = arrays.pop(found)
+            weights[name] = torch.tensor(array.T if name.endswith("weight") and "norm" not in name else array[0])
+    bias = arrays.pop(BIAS, np.zeros((1, size), dtype=np.float32))[0]
+    extra = len(tokenizer) - size  # padding and the start token
+    embeddings = torch.tensor(np.pad(arrays.pop(EMBEDDINGS)[:size], ((0, extra), (0, 0))))
+    if arrays:
+        raise UserError(f"{file} has {min(arrays)}, which this package's Transformer lacks.")
+    weights |= {name: embeddings for name in names if name.endswith("embed_tokens.weight") or name == "lm_head.weight"}
+    weights["lm_head.bias"] = torch.tensor(np.pad(bias[:size], (0, extra), constant_values=NEVER))
+    return build(config, interleave(weights), torch.float32, torch.device("cpu")), tokenizer
+
+
+def read_config(options: dict, tokenizer: PreTrainedTokenizerBase) -> VanillaTransformerConfig:
+    """Our config of a model with these options. Raises UserError for one that ours cannot be."""
+    for name, value in ONLY.items():
+        if options.get(name, value) != value:
+            raise UserError(f"The model has `{name}: {options[name]}`; only {value!r} can be converted.")
+    activations = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
+    activation = options.get("transformer-ffn-activation", "relu")
+    if activation not in activations:
+        raise UserError(f"The model has the activation function {activation}; only relu and swish can be converted.")
+    heads, inner = options["transformer-heads"], options["transformer-dim-ffn"]
+    return VanillaTransformerConfig(
+        vocab_size=len(tokenizer),
+        d_model=options["dim-emb"],
+        encoder_layers=options["enc-depth"],
+        decoder_layers=options["dec-depth"],
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=inner,
+        decoder_ffn_dim=options.get("transformer-decoder-dim-ffn") or inner,
+        activation_function=activations[activation],
+        layer_norm_eps=1e-6,
+        lm_head_bias=True,
+        **FIXED,
+        **special_token_ids(tokenizer),
+    )
