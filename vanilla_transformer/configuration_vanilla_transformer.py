@@ -65,9 +65,8 @@ class VanillaTransformerConfig(PretrainedConfig):
         activation_function: Activation of the feed-forward networks, any name in transformers' `ACT2FN`.
         norm_first: False: normalize after the residual sum, as in the paper (post-norm). True: normalize the input of
             each sublayer and the output of the last layer (pre-norm, as in `torch.nn.Transformer`).
-        position_embedding_type: `sinusoidal` (section 3.5), `learned` (Table 3, row E), `rotary` (RoFormer) or
-            `marian`: Marian's sinusoids, of frequencies 10000^(-2i/(d-2)), and a decoder that starts from a zero
-            vector instead of the embedding of `decoder_start_token_id`.
+        position_embedding_type: `sinusoidal` (section 3.5), `learned` (Table 3, row E), `rotary` (RoFormer),
+            `marian` (sinusoids with Marian's frequencies, 10000^(-2i/(d-2))).
         max_position_embeddings: Rows of the position table; a limit only if positions are learned.
         scale_embedding: Multiply the embeddings by sqrt(d_model) (section 3.4).
         share_encoder_decoder_embeddings: One embedding matrix for source and target (section 3.4).

@@ -304,7 +304,7 @@ class DecodingState:
         """The last token of each beam (A,n) -> the logits of its next token (A,n,V)."""
         positions = torch.full_like(tokens[:1], self.length)
         self.length += 1
-        x, rotary = self.decoder.add_positions(self.decoder.embed(tokens), positions, self.length)
+        x, rotary = self.decoder.add_positions(self.decoder.embed_tokens(tokens), positions, self.length)
         mask = None
         if self.ancestors is not None:
             itself = x.new_full((self.num_beams, self.num_beams), torch.finfo(x.dtype).min).fill_diagonal_(0)

@@ -483,13 +483,6 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         self.layers = nn.ModuleList([VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers)])
         self.post_init()
 
-    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None = None, prefix: str = "decoder_") -> Tensor:
-        """As for a source; in a decoder like Marian's, the start token is a zero vector."""
-        x = super().embed(input_ids, inputs_embeds, prefix)
-        if self.config.position_embedding_type == "marian" and input_ids is not None:
-            x = x.masked_fill(input_ids[..., None] == self.config.decoder_start_token_id, 0)
-        return x
-
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -513,7 +506,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         """
         if encoder_hidden_states is None:
             raise ValueError("Give `encoder_hidden_states`, the output of the encoder; the decoder attends to it.")
-        x = self.embed(input_ids, inputs_embeds)
+        x = self.embed(input_ids, inputs_embeds, prefix="decoder_")
         if past_key_values is not None:
             if cache is not None:
                 raise ValueError("Give `cache`, or `past_key_values` as transformers before 5.24 calls it, not both.")

@@ -103,7 +103,6 @@ def make_spec(model: PreTrainedModel) -> TransformerSpec:
     loader.set_encoder(specs[0], model.model.encoder)
     loader.set_decoder(specs[1], model.model.decoder)
     loader.set_linear(specs[1].projection, model.lm_head)
-    specs[1].start_from_zero_embedding = config.position_embedding_type == "marian"
     return TransformerSpec(*specs)
 
 

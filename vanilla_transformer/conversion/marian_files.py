@@ -31,6 +31,9 @@ ONLY = {  # values of Marian's options that this package's Transformer has
     "transformer-postprocess": "dan",
     "transformer-postprocess-top": "",
     "transformer-decoder-autoreg": "self-attention",
+    "transformer-no-projection": False,
+    "transformer-pool": False,
+    "right-left": False,
     "tied-embeddings-all": True,
 }
 ACTIVATIONS = {"relu": "relu", "silu": "swish"}
@@ -90,15 +93,34 @@ def to_marian(
     for field, value in wanted.items():
         if getattr(config, field) != value:
             raise UserError(f"`{field}={getattr(config, field)!r}` has no form for Marian, which has only {value!r}.")
-    if quantization and any(width % 64 for width in (config.d_model, config.encoder_ffn_dim, config.decoder_ffn_dim)):
-        raise UserError("In 8 bits, `d_model` and the widths of the feed-forward networks must be multiples of 64.")
+    if quantization and config.d_model % 64:
+        raise UserError(f"`d_model` is {config.d_model}; for 8 bits it must be a multiple of 64.")
     if config.activation_function not in ACTIVATIONS:
         raise UserError(f"Marian has no activation function {config.activation_function!r}, only relu and silu.")
-    weights = {name: tensor.float().cpu() for name, tensor in interleave(model.state_dict(), undo=True).items()}
+    arrays = marian_arrays(model, size)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    np.savez(output_dir / "model.npz", **arrays)
+    (output_dir / "model.bin").write_bytes(binary(arrays, quantization))
+    (output_dir / "vocab.spm").write_bytes(vocabulary)
+    write_text(output_dir / "config.yml", yaml.safe_dump(decoder_options(model, quantization), sort_keys=False))
+
+
+def marian_arrays(model: VanillaTransformerForConditionalGeneration, size: int) -> dict[str, np.ndarray]:
+    """The weights under Marian's names, and its options, for a vocabulary of `size` pieces."""
+    config = model.config
+    weights = interleave({name: tensor.float().cpu() for name, tensor in model.state_dict().items()}, undo=True)
+    start_from_zero(weights, config)
     arrays = {}
+    width = inner_width(config)
     for name, tensor in weights.items():
         if ".layers." in name:
-            arrays[marian_name(name)] = (tensor.T if tensor.ndim == 2 else tensor[None]).contiguous().numpy()
+            array = tensor.T.numpy() if tensor.ndim == 2 else tensor[None].numpy()
+            rows, columns = array.shape
+            if ".fc1." in name:
+                array = np.pad(array, ((0, 0), (0, width - columns)))
+            elif name.endswith("fc2.weight"):
+                array = np.pad(array, ((0, width - rows), (0, 0)))
+            arrays[marian_name(name)] = np.ascontiguousarray(array)
     # Without the tokens after the pieces, which no text has and no translation: padding, the start token, and tags.
     # Instead with some that fill up the rows, whose number the products in 8 bits want to be a multiple of 8.
     more = -size % 8
@@ -107,11 +129,26 @@ def to_marian(
     arrays[BIAS] = np.pad(bias.numpy(), (0, more), constant_values=NEVER)[None]
     text = yaml.safe_dump(architecture(config, size + more)).encode() + b"\0"
     arrays[OPTIONS] = np.frombuffer(text, dtype=np.int8)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    np.savez(output_dir / "model.npz", **arrays)
-    (output_dir / "model.bin").write_bytes(binary(arrays, quantization))
-    (output_dir / "vocab.spm").write_bytes(vocabulary)
-    write_text(output_dir / "config.yml", yaml.safe_dump(decoder_options(model, quantization), sort_keys=False))
+    return arrays
+
+
+def start_from_zero(weights: dict[str, torch.Tensor], config: VanillaTransformerConfig):
+    """Changes the weights so that the embedding of the start token is zero, as in Marian, and the model is the same.
+
+    That embedding is subtracted from all. This shifts all logits of the tied head alike; the first layer of each side
+    adds the embedding again, by the biases of its attention, also to the residual stream.
+    """
+    embeddings = weights["model.encoder.embed_tokens.weight"]
+    start = embeddings[config.decoder_start_token_id].clone()
+    weights["model.encoder.embed_tokens.weight"] = embeddings - start
+    shift = start * config.d_model**0.5
+    for side in ("encoder", "decoder"):
+        attention = f"model.{side}.layers.0.self_attn."
+        for part in ("q_proj", "k_proj", "v_proj"):
+            weights[f"{attention}{part}.bias"] = (
+                weights[f"{attention}{part}.bias"] + weights[f"{attention}{part}.weight"] @ shift
+            )
+        weights[f"{attention}out_proj.bias"] = weights[f"{attention}out_proj.bias"] + shift
 
 
 def architecture(config: VanillaTransformerConfig, size: int) -> dict:
@@ -124,11 +161,15 @@ def architecture(config: VanillaTransformerConfig, size: int) -> dict:
         "enc-depth": config.encoder_layers,
         "dec-depth": config.decoder_layers,
         "transformer-heads": config.encoder_attention_heads,
-        "transformer-dim-ffn": config.encoder_ffn_dim,
-        "transformer-decoder-dim-ffn": config.decoder_ffn_dim,
+        "transformer-dim-ffn": inner_width(config),
         "transformer-ffn-activation": ACTIVATIONS[config.activation_function],
         "transformer-postprocess-emb": "d",
     }
+
+
+def inner_width(config: VanillaTransformerConfig) -> int:
+    """That of all feed-forward networks: Bergamot has one for both sides, and in 8 bits multiples of 64."""
+    return -(-max(config.encoder_ffn_dim, config.decoder_ffn_dim) // 64) * 64
 
 
 def decoder_options(model: VanillaTransformerForConditionalGeneration, quantization: str | None) -> dict:
@@ -156,7 +197,11 @@ def binary(arrays: dict[str, np.ndarray], quantization: str | None) -> bytes:
     With 8 bits, a matrix is transposed, except for the embeddings, and its multiplier follows it as a float32.
     """
     heads, names, shapes, values = [], [], [], []
-    for name, array in sorted(arrays.items()):
+    options = np.pad(arrays[OPTIONS], (0, -len(arrays[OPTIONS]) % ALIGNMENT))
+    for name, array in [
+        *sorted((name, array) for name, array in arrays.items() if name != OPTIONS),
+        (OPTIONS, options),
+    ]:
         kind, value = INT8 if name == OPTIONS else FLOAT32, array.tobytes()
         if quantization and (name == EMBEDDINGS or "_W" in name[-3:]):
             multiplier = np.float32(127) / np.abs(array).max()
@@ -169,7 +214,7 @@ def binary(arrays: dict[str, np.ndarray], quantization: str | None) -> bytes:
         shapes.append(struct.pack(f"<{array.ndim}i", *array.shape))
         values.append(value)
     head = b"".join([struct.pack("<QQ", 1, len(arrays)), *heads, *names, *shapes])
-    gap = -(len(head) + 8) % ALIGNMENT
+    gap = ALIGNMENT - (len(head) + 8) % ALIGNMENT
     return b"".join([head, struct.pack("<Q", gap), bytes(gap), *values])
 
 

@@ -141,14 +141,28 @@ def check_graphs(model: PreTrainedModel, folder: Path):
         raise Changed(model, f"the logits of its ONNX graphs differ by {difference:.2g}")
 
 
+class ComputedPositions(nn.Module):
+    """Sinusoids from their frequencies, in float32, since engines in a browser lack float64."""
+
+    def __init__(self, positions: SinusoidalPositions):
+        super().__init__()
+        dim = positions.table.shape[1]
+        steps = torch.arange(0, dim, 2, dtype=torch.float64)
+        self.frequencies = (10000 ** (-steps / (positions.divisor or dim))).float()
+
+    def forward(self, position_ids: Tensor, length: int) -> Tensor:
+        """(B,T) -> (B,T,dim)."""
+        angles = position_ids[..., None].float() * self.frequencies
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
 def prepare(model: PreTrainedModel) -> PreTrainedModel:
     """A copy in float32 with eager attention, whose sinusoids are computed instead of stored."""
     model = copy.deepcopy(model).float().cpu().eval()
     model.set_attn_implementation("eager")
     for stack in (model.get_encoder(), model.get_decoder()):
         if type(stack.embed_positions) is SinusoidalPositions:
-            positions = stack.embed_positions
-            stack.embed_positions = SinusoidalPositions(0, positions.table.shape[1], positions.divisor)
+            stack.embed_positions = ComputedPositions(stack.embed_positions)
     return model
 
 
