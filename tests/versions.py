@@ -171,7 +171,7 @@ def main():
         trials = []
         for number, kind in enumerate(options.kinds):
             environment = options.environment or Path(folder, kind)
-            if options.environment is None:  # one after the other, as each writes the metadata of this checkout
+            if options.environment is None:  # one after the other, so that the next ones find all in uv's cache
                 install(kind, options.python, options.torch, environment)
             share = cores[number::count] or cores
             trials.append(threads.submit(try_versions, kind, Environment(environment, share), options, expected))
