@@ -1,3 +1,8 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["vanilla-transformer"]
+# tool.uv.sources.vanilla-transformer = {path = ".", editable = true}
+# ///
 """Push a trained model to the Hugging Face Hub.
 
 Model, tokenizer, code, card, results and recipe go up in one commit; checkpoints, optimizer state and other files of

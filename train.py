@@ -1,8 +1,14 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["vanilla-transformer"]
+# tool.uv.sources.vanilla-transformer = {path = ".", editable = true}
+# ///
 """Train an encoder-decoder Transformer on sentence pairs: set up, loop, score. `optimizer_step` is one step.
 
 A run ends at its last step, by early stopping or divergence (training/state.py), or at a signal (training/signals.py).
 
 accelerate launch train.py                                                      # the sample recipe
+uv run train.py                                                                 # the same, if only uv is installed
 accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_de.yaml --d_model 128
 accelerate launch train.py --help                                               # every option
 """

@@ -13,6 +13,8 @@ from .errors import configure_messages
 from .sentences_vanilla_transformer import InputError
 
 VERBS = {
+    "new": ("make a directory to train in: train.py, recipes and a sample", "new mine"),
+    "train": ("say how to train, which is a script in that directory", "train --train_file pairs.tsv"),
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
     "convert": ("convert models from other libraries, and to them", "convert outputs/sample NEW --to native"),
     "evaluate": (
@@ -34,7 +36,7 @@ def main(argv: list[str] | None = None):
     parser = Parser(
         prog="vanilla-transformer",
         usage="vanilla-transformer VERB ...",
-        description="\n".join(["Use trained translation models.", "", "verbs, each with an example:", *lines]),
+        description="\n".join(["Train translation models and use them.", "", "verbs, each with an example:", *lines]),
         epilog="vanilla-transformer VERB --help lists the options of a verb.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -44,7 +46,11 @@ def main(argv: list[str] | None = None):
     given = parser.parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
 
     run, parser = load_verb(given.verb)
-    program, options = parser.prog, parser.parse_args(given.options)
+    program = parser.prog
+    if given.verb == "train":  # takes those of train.py
+        options, options.others = parser.parse_known_args(given.options)
+    else:
+        options = parser.parse_args(given.options)
     # The user's mistakes end as in other Unix filters: one sentence on stderr, and a conventional exit code.
     try:
         run(options)

@@ -36,7 +36,7 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["transalte"], "invalid choice: 'transalte' (choose from 'translate', "),
+        (["transalte"], "invalid choice: 'transalte' (choose from 'new', "),
         (["--modle"], "required: verb"),
         (["translate"], "required: --model"),
         (["convert", "x"], "required: OUTPUT_DIR"),

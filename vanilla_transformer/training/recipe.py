@@ -20,7 +20,7 @@ from ..hub.model_card import PATHS_OR_IDS
 from .options import ModelOptions, TrainingOptions
 from .rule import CHOOSABLE, MODEL
 
-SAMPLE_RECIPE = Path(__file__).parents[2] / "recipes" / "sample.yaml"
+SAMPLE_RECIPE = Path("recipes", "sample.yaml")  # beside train.py, which runs there
 
 
 # The options by group, as --help and the site list them.
@@ -161,7 +161,7 @@ def parse_arguments(argv: list[str]) -> Options:
         if not Path("sample_dataset").is_dir():
             raise UserError(
                 "No --config, --dataset_name or --train_file was given, and the sample recipe needs sample_dataset; "
-                f"run from {SAMPLE_RECIPE.parents[1]}, or say what to train on."
+                "run it in the directory of train.py, or say what to train on."
             )
     recipe = {} if given.config is None else read_recipe(Path(given.config), names - {"config"})
     recipe = without_overridden(recipe, given)
