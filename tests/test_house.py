@@ -93,7 +93,7 @@ WRITES = """symlink symlink_to link hardlink_to copy copy2 copyfile copytree tru
 write_bytes save_pretrained save savez save_file savefig save_to_disk"""
 TEMPORARY = {"new_folder", "replacing_file", "replacing_files", "tempfile.TemporaryDirectory"}
 OF_NEW_FOLDERS = {
-    "to_marian",
+    "to_marian_files",
     "to_ctranslate2",
     "to_onnx",
     "save_tokenizer",

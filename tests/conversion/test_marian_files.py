@@ -10,7 +10,7 @@ from helpers import MASK, SOURCE, TARGET, TEXTS, assert_close, command_error, sm
 from transformers import AutoTokenizer
 
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.conversion.marian_files import from_marian, to_marian
+from vanilla_transformer.conversion.marian_files import from_marian_files, to_marian_files
 from vanilla_transformer.data.tokenizer import special_token_ids, train_unigram_tokenizer
 from vanilla_transformer.loading import load_model
 
@@ -39,14 +39,14 @@ def scores(model, tokenizer) -> torch.Tensor:
 def test_a_model_comes_back(tokenizer, config, tmp_path):
     """Its norms add 1e-6."""
     model = model_of(tokenizer, **config, layer_norm_eps=1e-6)
-    to_marian(model, tokenizer, tmp_path)
-    again, its_tokenizer = from_marian(tmp_path / "model.npz", tmp_path / "vocab.spm")
+    to_marian_files(model, tokenizer, tmp_path)
+    again, its_tokenizer = from_marian_files(tmp_path / "model.npz", tmp_path / "vocab.spm")
     texts = [*TEXTS, "e\u0301te\u0301 \u200b 犬"]
     assert its_tokenizer(texts).input_ids == tokenizer(texts).input_ids
     assert_close(scores(again, tokenizer), scores(model, tokenizer))
     assert again.lm_head.bias[len(tokenizer) - 2 :].max() < -1000
-    to_marian(again, its_tokenizer, tmp_path)
-    third, _ = from_marian(tmp_path / "model.npz", tmp_path / "vocab.spm")
+    to_marian_files(again, its_tokenizer, tmp_path)
+    third, _ = from_marian_files(tmp_path / "model.npz", tmp_path / "vocab.spm")
     assert torch.equal(scores(third, tokenizer), scores(again, tokenizer))
 
 
@@ -76,7 +76,7 @@ def read_bin(path) -> dict[str, tuple[int, np.ndarray]]:
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_the_binary_file_has_the_same_arrays(tokenizer, quantization, tmp_path):
-    to_marian(model_of(tokenizer), tokenizer, tmp_path, quantization)
+    to_marian_files(model_of(tokenizer), tokenizer, tmp_path, quantization)
     arrays, items = dict(np.load(tmp_path / "model.npz")), read_bin(tmp_path / "model.bin")
     assert items.keys() == arrays.keys()
     quantized = {name for name, (kind, *_) in items.items() if kind == 0x4101}
@@ -92,7 +92,7 @@ def test_the_binary_file_has_the_same_arrays(tokenizer, quantization, tmp_path):
 
 
 def test_padding_rows_make_the_vocabulary_a_multiple_of_eight(tokenizer, tmp_path):
-    to_marian(model_of(tokenizer), tokenizer, tmp_path)
+    to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
     rows = len(np.load(tmp_path / "model.npz")["Wemb"])
     assert rows % 8 == 0 and 0 <= rows - (len(tokenizer) - 2) < 8
 
@@ -108,7 +108,7 @@ def test_the_convert_command_writes_and_reads_them(tokenizer, tmp_path, capsys):
     npz, spm = tmp_path / "marian" / "model.npz", tmp_path / "marian" / "vocab.spm"
     main(["convert", str(npz), str(tmp_path / "back"), "--dictionary", str(spm)])
     back = load_model(tmp_path / "back")
-    assert torch.equal(scores(back, tokenizer), scores(from_marian(npz, spm)[0], tokenizer))
+    assert torch.equal(scores(back, tokenizer), scores(from_marian_files(npz, spm)[0], tokenizer))
     assert AutoTokenizer.from_pretrained(tmp_path / "back")(TEXTS).input_ids == tokenizer(TEXTS).input_ids
 
 
@@ -135,7 +135,7 @@ def test_what_marian_lacks_is_refused(tokenizer, config, message, tmp_path, caps
 
 def test_another_tokenizer_is_refused(text_tokenizer, tmp_path):
     with pytest.raises(ValueError, match="--tokenizer_type unigram"):
-        to_marian(small_model(**ALL_SHARED), text_tokenizer, tmp_path)
+        to_marian_files(small_model(**ALL_SHARED), text_tokenizer, tmp_path)
 
 
 CHANGES = {
@@ -148,7 +148,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("options, changed, message", CHANGES.values(), ids=CHANGES)
 def test_other_models_of_marian_are_refused(tokenizer, options, changed, message, tmp_path, capsys):
-    to_marian(model_of(tokenizer), tokenizer, tmp_path)
+    to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
     arrays = dict(np.load(tmp_path / "model.npz"))
     text = (
         arrays["special:model.yml"].tobytes().rstrip(b"\0")
@@ -162,7 +162,7 @@ def test_other_models_of_marian_are_refused(tokenizer, options, changed, message
 
 @pytest.mark.parametrize("damaged", ["model.npz", "vocab.spm"])
 def test_damaged_files_are_refused(tokenizer, damaged, tmp_path, capsys):
-    to_marian(model_of(tokenizer), tokenizer, tmp_path)
+    to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
     (tmp_path / damaged).write_bytes(json.dumps({}).encode())
     given = [tmp_path / "model.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
     assert damaged in command_error(capsys, "convert", *given)

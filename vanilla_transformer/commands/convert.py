@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..conversion import fairseq_tokenizer, from_fairseq
 from ..conversion.marian import save_tokenizer, to_native
-from ..conversion.marian_files import from_marian, to_marian
+from ..conversion.marian_files import from_marian_files, to_marian_files
 from ..errors import UserError, explaining, noting, one_line
 from ..files import check_missing, copy_permissions, new_folder
 from ..loading import load_foreign, load_tokenizer
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace):
 def load(options: argparse.Namespace) -> tuple:
     """The model as one of this package, and its tokenizer or None."""
     if options.model.endswith(".npz"):
-        return from_marian(Path(options.model), options.dictionary)
+        return from_marian_files(Path(options.model), options.dictionary)
     if options.model.endswith(".pt"):
         if options.dictionary is None:
             no_tokenizer(options, "give --dictionary, and --codes, to make one.")
@@ -108,7 +108,7 @@ def write_form(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Pat
         model.save_pretrained(output_dir)
         return tokenizer and tokenizer.save_pretrained(output_dir)
     if options.to == "marian-bin":
-        return to_marian(model, tokenizer, output_dir, options.quantization)
+        return to_marian_files(model, tokenizer, output_dir, options.quantization)
     with explaining(f"this form needs `pip install {PACKAGES[options.to]}`", ImportError):
         engine = importlib.import_module(f"..conversion.{options.to}", __package__)
     if options.to == "onnx":

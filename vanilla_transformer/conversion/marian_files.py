@@ -36,7 +36,7 @@ ONLY = {  # values of Marian's options that this package's Transformer has
     "right-left": False,
     "tied-embeddings-all": True,
 }
-ACTIVATIONS = {"relu": "relu", "silu": "swish"}
+ACTIVATIONS = {"relu": "relu", "silu": "swish", "swish": "swish"}
 MODULES = {  # ours within a layer -> Marian's, with a place for W or b, and for scale or bias
     "self_attn.q_proj": "self_{}q",
     "self_attn.k_proj": "self_{}k",
@@ -69,7 +69,7 @@ def marian_name(name: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def to_marian(
+def to_marian_files(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     output_dir: Path,
@@ -96,7 +96,7 @@ def to_marian(
     if quantization and config.d_model % 64:
         raise UserError(f"`d_model` is {config.d_model}; for 8 bits it must be a multiple of 64.")
     if config.activation_function not in ACTIVATIONS:
-        raise UserError(f"Marian has no activation function {config.activation_function!r}, only relu and silu.")
+        raise UserError(f"Marian has no activation function {config.activation_function!r}, only relu and swish.")
     arrays = marian_arrays(model, size)
     output_dir.mkdir(parents=True, exist_ok=True)
     np.savez(output_dir / "model.npz", **arrays)
@@ -188,7 +188,8 @@ def decoder_options(model: VanillaTransformerForConditionalGeneration, quantizat
         "cpu-threads": 1,
         "quiet": True,
     }
-    return options | {"max-length-break": 128, "gemm-precision": "int8shiftAll"} if quantization else options
+    of_bergamot = {"max-length-break": 128, "alignment": "soft", "gemm-precision": "int8shiftAll"}
+    return options | of_bergamot if quantization else options
 
 
 def binary(arrays: dict[str, np.ndarray], quantization: str | None) -> bytes:
@@ -221,7 +222,7 @@ def binary(arrays: dict[str, np.ndarray], quantization: str | None) -> bytes:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def from_marian(
+def from_marian_files(
     file: Path, vocabulary: Path
 ) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
     """The model in a `model.npz` of Marian, and the tokenizer of its SentencePiece vocabulary.
