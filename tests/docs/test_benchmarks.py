@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, assert_close, parts, python_output, table_rows
+from helpers import ROOT, assert_close, parts, python_output, read_sample, save_translator, small_model, table_rows
 from runs import random_pairs
 
+from vanilla_transformer import Translator
 from vanilla_transformer.conversion import to_native
 from vanilla_transformer.conversion.torch_transformer import from_torch_transformer
+from vanilla_transformer.data.tokenizer import special_token_ids, train_unigram_tokenizer
 from vanilla_transformer.training.dropout import ByteDropout
 
 
@@ -210,6 +212,19 @@ def test_end_to_end(run, tmp_path):
     rows = rows_of(page)
     assert {row[0].split(",")[0] for row in rows} == {"ours", "run_translation_no_trainer"} and len(rows) == 3
     assert len({row[3] for row in rows}) == 1  # target tokens
+
+
+@pytest.mark.slow
+def test_engines(run, tmp_path):
+    """Marian's engines stop such an untrained model elsewhere; test_marian_engines compares them."""
+    tokenizer = train_unigram_tokenizer([text for pair in read_sample(200) for text in pair], 400)
+    sizes = {"vocab_size": len(tokenizer), "d_model": 64, "decoder_attention_heads": 4, **special_token_ids(tokenizer)}
+    model = small_model(**sizes, tie_word_embeddings=True, position_embedding_type="marian")
+    save_translator(Translator(model, tokenizer), tmp_path / "model")
+    data = str(ROOT / "sample_dataset")
+    page, _ = run("engines", tmp_path, "--quick", "--data", data, "--model", str(tmp_path / "model"))
+    same = {row[0]: row[2] for row in rows_of(page) if row[0] != "engine"}
+    assert same["this package, float32"] == same["CTranslate2, float32"] == "100.0%" and "CTranslate2, int8" in same
 
 
 @pytest.mark.slow
