@@ -14,7 +14,17 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DynamicCache, EncoderDecoderCache, MarianConfig, MarianMTModel, MarianTokenizer, StaticCache
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MarianTokenizer,
+    NllbTokenizer,
+    StaticCache,
+)
 
 from vanilla_transformer import Translator, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer import loss_vanilla_transformer as loss
@@ -129,6 +139,20 @@ def table_rows(text: str) -> list[list[str]]:
     """The cells of each row of the Markdown tables in a text, also of the heads."""
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in cells] for cells in lines if set(cells[0].strip()) != {"-"}]
+
+
+def small_nllb() -> tuple[M2M100ForConditionalGeneration, NllbTokenizer]:
+    """A random multilingual model, which writes a and b, and French or German before them, if it is told so."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "▁b"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = NllbTokenizer(vocab=vocabulary, merges=[("▁", "a"), ("▁", "b")])
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    model = M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), max_length=9, **sizes)).eval()
+    words = {*vocabulary.values()} - {*tokenizer.all_special_ids}
+    words |= {*tokenizer.convert_tokens_to_ids(["fra_Latn", "deu_Latn"])}
+    # Otherwise an untrained model writes other language tokens, or nothing.
+    model.generation_config.suppress_tokens = [*{*range(len(tokenizer))} - words]
+    return model, tokenizer
 
 
 def trained_marian(tokenizer: MarianTokenizer, pairs: list[tuple[str, str]]) -> MarianMTModel:

@@ -27,10 +27,11 @@ ALLOWED = {
     "engines": {"errors", "files", "conversion"},
     "loading": {"errors", "files", "conversion", "engines"},
     "inspection": {"errors", "files", "data"},
-    "demo": {"errors", "inspection"},
+    "demo": {"errors", "inspection", "loading"},
+    "serving": {"errors", "languages", "loading", "data"},
     "training": {"errors", "files", "option_fields", "data", "loading", "evaluation", "hub", "inspection"},
     "commands": {"errors", "files", "data", "loading", "evaluation", "hub", "conversion", "inspection", "demo"}
-    | {"training"},
+    | {"serving", "training"},
     "__main__": {"commands", "errors"},
 }
 # transformers needs the last three itself.

@@ -57,9 +57,9 @@ def known_code(name: str | None) -> str | None:
 
 
 @functools.cache
-def hub_codes() -> set[str]:
-    """The codes of languages that the Hub takes, from a list in the library datasets."""
-    return {*json.loads((files("datasets") / "utils" / "resources" / "languages.json").read_text("utf-8"))}
+def hub_codes() -> dict[str, str]:
+    """The codes of languages that the Hub takes, each with its English name, from a list in the library datasets."""
+    return json.loads((files("datasets") / "utils" / "resources" / "languages.json").read_text("utf-8"))
 
 
 @functools.cache

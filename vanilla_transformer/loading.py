@@ -284,6 +284,17 @@ def load_tokenizer(name: str | os.PathLike, **kwargs) -> PreTrainedTokenizerBase
             raise UserError(f"The tokenizer of {name} needs sentencepiece; `pip install sentencepiece`.") from error
 
 
+def load_results(name: str | os.PathLike, revision: str | None = None) -> dict:
+    """What train.py noted in `all_results.json` beside a model; nothing if there is no such file.
+
+    Raises UserError if it is damaged.
+    """
+    missing = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
+    file = cached_file(name, "all_results.json", revision=revision, **missing)
+    with explaining(f"all_results.json of {name} cannot be read", Exception):  # it may hold anything
+        return {} | json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+
+
 def load_config(name: str | os.PathLike, **where) -> PretrainedConfig:
     """Loads a config. Raises UserError if there is none."""
     check_exists(name, **where)

@@ -273,11 +273,11 @@ class DataOptions(DatasetOptions):
             raise UserError("--streaming reads one --train_file and no --train_file_weights; join several into one.")
 
 
-def parse_direction(direction: str) -> tuple[str, str]:
+def parse_direction(direction: str, where: str = "--train_file_langs") -> tuple[str, str]:
     """The source and target language of `en-de`, or of `en:pt-BR`. Raises UserError if they are not two."""
     languages = direction.split(":" if ":" in direction else "-")
     if len(languages) != 2 or not all(languages):
-        raise UserError(f"--train_file_langs has {direction}; give source and target as en-de, or as en:pt-BR.")
+        raise UserError(f"{where} has {direction}; give source and target as en-de, or as en:pt-BR.")
     return tuple(languages)
 
 

@@ -1,6 +1,5 @@
 """A web page that translates and shows how: the n best with their scores, word alignment and attention."""
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,11 +10,11 @@ from pathlib import Path
 import gradio as gr
 from matplotlib.figure import Figure
 from transformers import MaxTimeCriteria, PreTrainedModel, StoppingCriteriaList, TextIteratorStreamer
-from transformers.utils import cached_file
 
 from ..errors import UserError, explaining, one_line
 from ..inspection.alignment import align_words
 from ..inspection.attention import KINDS, AttentionMaps, attention_figure, attention_maps
+from ..loading import load_results
 from ..sentences_vanilla_transformer import InputError, Segments, TextTooLong
 from ..translation_vanilla_transformer import BaseTranslator, Hypothesis, TorchEngine
 
@@ -76,10 +75,8 @@ def read_results(name: str, revision: str | None) -> tuple[list[str], list[str]]
 
     Raises UserError if that file is damaged.
     """
-    missing = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
-    file = cached_file(name, "all_results.json", revision=revision, **missing)
+    results = load_results(name, revision)
     with explaining(f"all_results.json of {name} cannot be read", Exception):  # it may hold anything
-        results = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
         languages = [results[key] + "" for key in ("source_lang", "target_lang") if results.get(key)]
         return languages, [example["source"] for example in results.get("examples", [])]
 

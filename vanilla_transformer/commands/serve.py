@@ -1,0 +1,50 @@
+"""Serve models over HTTP, in the words of LibreTranslate, which Weblate, OmegaT and many other programs speak.
+
+MODEL is a directory or a Hub id. What train.py trained, and what OPUS-MT did, says which languages it translates; any
+other model needs their names: en-de=MODEL, or en:pt-BR=MODEL if a name has a hyphen. So a multilingual model, such as
+NLLB, can be given several times.
+"""
+
+import argparse
+import socket
+
+from transformers.utils.logging import disable_progress_bar
+
+from ..errors import explaining
+from ..serving.batching import CHAR_LIMIT, QUEUE_LIMIT
+from ..serving.models import load_models
+from ..training.hardware import configure_malloc
+from .parser import GENERATION, LOADING, add_translation_options, positive
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    """The options of `vanilla-transformer serve`."""
+    add = parser.add_argument
+    add("models", metavar="MODEL", nargs="+", help="a model for each pair of languages")
+    add_translation_options(parser)
+    add("--host", default="127.0.0.1", help="0.0.0.0 serves other machines too (default: %(default)s)")
+    add("--port", type=positive, default=5000, help="(default: %(default)s)")
+    limit = "characters of all texts of a request; one with more is refused (default: %(default)s)"
+    add("--char_limit", type=positive, default=CHAR_LIMIT, help=limit)
+    limit = "requests that wait; when there are more, they are refused (default: %(default)s)"
+    add("--queue_limit", type=positive, default=QUEUE_LIMIT, help=limit)
+
+
+def run(options: argparse.Namespace):
+    """Serves until Ctrl-C or SIGTERM, and then answers the requests that it has."""
+    with explaining("serve needs `pip install fastapi uvicorn python-multipart`", ModuleNotFoundError):
+        import uvicorn
+
+        from ..serving.app import make_app
+    place = f"{options.host}:{options.port}"
+    with explaining(f"cannot serve on {place}; choose another --host or --port", OSError, OverflowError):
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listening = socket.create_server((options.host, options.port), family=family)
+    configure_malloc()
+    disable_progress_bar()  # of transformers
+    generation = {name: getattr(options, name) for name in GENERATION}
+    models = load_models(options.models, generation, **{name: getattr(options, name) for name in LOADING})
+    app = make_app(lambda: models, options.char_limit, options.queue_limit)
+    directions = ", ".join(f"{source} to {target}" for source, target in models)
+    print(f"Translating {directions} at http://{place}; Ctrl-C stops.", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])

@@ -1,0 +1,105 @@
+"""Requests that arrive while others are translated are translated together."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from .models import Direction
+
+CHAR_LIMIT, QUEUE_LIMIT = 20_000, 200  # unless the user gives others
+CHARACTERS_AT_A_TIME = 2**14  # of all requests of a batch; those of the first may be more
+
+
+@dataclass(eq=False)
+class Job:
+    """A request that waits.
+
+    Attributes:
+        alternatives: How many other translations each text should have, at most.
+        is_gone: Says whether the client has left.
+        answer: What [`Direction.translate`] returns; its exception; or ConnectionError if the client has left.
+    """
+
+    direction: Direction
+    texts: list[str]
+    alternatives: int
+    is_gone: Callable[[], Awaitable[bool]]
+    answer: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.texts))
+
+
+class Batcher:
+    """Translates one batch after another, in a thread of its own: all models share the processors.
+
+    A batch is the oldest request and those that want the same of the same model, up to [`CHARACTERS_AT_A_TIME`].
+
+    Args:
+        most_waiting: Requests that may wait.
+    """
+
+    def __init__(self, most_waiting: int):
+        self.most_waiting = most_waiting
+        self.waiting: list[Job] = []
+        self.arrived = asyncio.Event()
+        self.thread = ThreadPoolExecutor(max_workers=1)
+
+    async def translate(self, job: Job) -> list[list[str]]:
+        """The answer of a job. Raises asyncio.QueueFull if too many are waiting, or what the job raised."""
+        if len(self.waiting) >= self.most_waiting:
+            raise asyncio.QueueFull
+        self.waiting.append(job)
+        self.arrived.set()
+        return await job.answer
+
+    async def run(self):
+        """Answers jobs until it is canceled."""
+        while await self.arrived.wait():
+            self.arrived.clear()
+            while self.waiting:
+                jobs = []
+                for job in self.next_batch():
+                    if await job.is_gone():
+                        answer(job, ConnectionError())
+                    else:
+                        jobs.append(job)
+                for job, result in zip(jobs, await self.run_in_thread(translate_jobs, jobs), strict=True):
+                    answer(job, result)
+
+    def run_in_thread(self, function: Callable, *arguments) -> Awaitable:
+        """What the function returns, run in the thread of the models."""
+        return asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
+
+    def next_batch(self) -> list[Job]:
+        """The jobs of the next batch, which no longer wait."""
+        first, *others = self.waiting
+        jobs, room = [first], CHARACTERS_AT_A_TIME - first.size
+        for job in others:
+            is_like = job.direction is first.direction and job.alternatives == first.alternatives
+            if is_like and job.size <= room:
+                jobs.append(job)
+                room -= job.size
+        self.waiting = [job for job in self.waiting if job not in jobs]
+        return jobs
+
+
+def answer(job: Job, result: list[list[str]] | Exception):
+    if job.answer.done():  # canceled, because the server ends
+        return
+    if isinstance(result, Exception):
+        job.answer.set_exception(result)
+    else:
+        job.answer.set_result(result)
+
+
+def translate_jobs(jobs: list[Job]) -> list[list[list[str]] | Exception]:
+    """The translations of each job, or the exception that its texts raise, which does not harm the others."""
+    texts, half = [text for job in jobs for text in job.texts], len(jobs) // 2
+    try:
+        found = iter(jobs[0].direction.translate(texts, jobs[0].alternatives) if jobs else ())
+    except Exception as error:
+        return [error] if len(jobs) == 1 else translate_jobs(jobs[:half]) + translate_jobs(jobs[half:])
+    return [[next(found) for _ in job.texts] for job in jobs]

@@ -1,0 +1,88 @@
+"""The models of a server, by the languages between which they translate."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from ..data.options import parse_direction
+from ..errors import UserError
+from ..languages import known_code
+from ..loading import Translator, load_results, set_languages
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A model that translates from one language to another.
+
+    Attributes:
+        source, target: As the model names them, such as `eng_Latn`.
+        generation: Options of `generate`.
+    """
+
+    translator: Translator
+    source: str
+    target: str
+    generation: dict
+
+    def translate(self, texts: list[str], alternatives: int = 0) -> list[list[str]]:
+        """The translation of each text, and after it up to so many `alternatives`, the best first."""
+        set_languages(self.translator, self.source, self.target)
+        if not alternatives:
+            return [[text] for text in self.translator(texts, **self.generation)]
+        n, generation = alternatives + 1, self.generation
+        if beams := generation.get("num_beams"):
+            generation = generation | {"num_beams": max(n, beams)}
+        found = self.translator.n_best(texts, n, **generation)
+        return [[one.text for one in best] or [""] for best in found]
+
+
+def load_models(models: Iterable[str], generation: dict, **options) -> dict[tuple[str, str], Direction]:
+    """The models by their source and target language, as codes such as ("en", "de").
+
+    Args:
+        models: A directory or a Hub id each. Before it, `en-de=` names its languages, or `en:pt-BR=` if a name has a
+            hyphen. A multilingual model, such as NLLB, may be given several times, with other languages; it is loaded
+            once.
+        generation: Options of `generate`.
+        options: Those of `Translator.from_pretrained`.
+
+    Raises UserError if a model cannot be loaded, if its languages are unknown, or if two models have the same; and
+    InputError for an option that a model cannot take.
+    """
+    found, translators = {}, {}
+    for given in models:
+        named, separator, model = given.partition("=")
+        if not separator or Path(given).exists():
+            named, model = "", given
+        names = parse_direction(named, given) if named else None
+        if model not in translators:
+            translators[model] = Translator.from_pretrained(model, **options)
+        translator = translators[model]
+        source, target = names or noted_languages(model, translator.tokenizer, options.get("revision"))
+        pair = known_code(source) or source, known_code(target) or target
+        if pair in found:
+            raise UserError(
+                f"{given} is a second model from {pair[0]} to {pair[1]}; leave one out, or name other languages."
+            )
+        found[pair] = Direction(translator, source, target, generation)
+        try:
+            set_languages(translator, source, target)
+        except UserError as error:
+            names = f"name languages as its tokenizer does, such as eng_Latn-deu_Latn={model}"
+            raise UserError(f"{model} does not know {source} or {target}; {names}.") from error
+        found[pair].translate(["a"])  # an option that it cannot take, or a GPU that is too small, shows now
+    return found
+
+
+def noted_languages(model: str, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> tuple[str, str]:
+    """The languages that train.py noted in the results of a model, or that its tokenizer has, such as one of OPUS-MT.
+
+    Raises UserError if there are none, or several on a side.
+    """
+    notes = tokenizer.init_kwargs | load_results(model, revision)
+    source, target = (str(notes.get(name)) for name in ("source_lang", "target_lang"))
+    if not known_code(source) or not known_code(target):
+        raise UserError(f"{model} does not say which two languages it translates; name them, as in en-de={model}.")
+    return source, target
