@@ -26,7 +26,7 @@ VERBS = {
         "inspect shapes --d_model 512 --batch_size 30",
     ),
     "demo": ("serve a web page to try a model", "demo --model outputs/sample"),
-    "serve": ("serve models over HTTP, as LibreTranslate does", "serve outputs/sample"),
+    "serve": ("serve models over LibreTranslate's HTTP interface", "serve outputs/sample"),
 }
 
 

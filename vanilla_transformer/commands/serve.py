@@ -1,8 +1,8 @@
-"""Serve models over HTTP, in the words of LibreTranslate, which Weblate, OmegaT and many other programs speak.
+"""Serve models over LibreTranslate's HTTP interface, for Weblate, OmegaT and other programs that can call it.
 
-MODEL is a directory or a Hub id. What train.py trained, and what OPUS-MT did, says which languages it translates; any
-other model needs their names: en-de=MODEL, or en:pt-BR=MODEL if a name has a hyphen. So a multilingual model, such as
-NLLB, can be given several times.
+MODEL is a directory or a Hub id. Models of train.py and most of OPUS-MT record which languages they translate; name
+those of others: en-de=MODEL, or en:pt-BR=MODEL if a name has a hyphen. Give a multilingual model, such as NLLB,
+once for each pair.
 """
 
 import argparse
@@ -20,18 +20,18 @@ from .parser import GENERATION, LOADING, add_translation_options, positive
 def add_arguments(parser: argparse.ArgumentParser):
     """The options of `vanilla-transformer serve`."""
     add = parser.add_argument
-    add("models", metavar="MODEL", nargs="+", help="a model for each pair of languages")
+    add("models", metavar="MODEL", nargs="+", help="one model for each pair of languages")
     add_translation_options(parser)
     add("--host", default="127.0.0.1", help="0.0.0.0 serves other machines too (default: %(default)s)")
     add("--port", type=positive, default=5000, help="(default: %(default)s)")
-    limit = "characters of all texts of a request; one with more is refused (default: %(default)s)"
+    limit = "the most characters in a request, all its texts together (default: %(default)s)"
     add("--char_limit", type=positive, default=CHAR_LIMIT, help=limit)
-    limit = "requests that wait; when there are more, they are refused (default: %(default)s)"
+    limit = "the most requests that may wait; further ones are refused (default: %(default)s)"
     add("--queue_limit", type=positive, default=QUEUE_LIMIT, help=limit)
 
 
 def run(options: argparse.Namespace):
-    """Serves until Ctrl-C or SIGTERM, and then answers the requests that it has."""
+    """Serves until Ctrl-C or SIGTERM, then answers the requests already received, and ends."""
     with explaining("serve needs `pip install fastapi uvicorn python-multipart`", ModuleNotFoundError):
         import uvicorn
 

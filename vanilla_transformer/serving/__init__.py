@@ -1,1 +1,1 @@
-"""An HTTP server that translates, in the words of LibreTranslate; it needs the extra `[serve]`."""
+"""An HTTP server for translation models, with LibreTranslate's interface; it needs the extra `[serve]`."""

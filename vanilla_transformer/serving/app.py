@@ -27,7 +27,7 @@ JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded",
 
 
 class Query(BaseModel):
-    """A request to translate. Other fields, such as `api_key`, are ignored, as LibreTranslate ignores unknown ones."""
+    """A request to translate. Other fields, such as `api_key`, are ignored, as LibreTranslate does."""
 
     q: str | list[str] = Field(min_length=1, description="a text or a list of texts")
     source: str = Field(max_length=40, description="the code of a language, such as en, or auto")
@@ -54,7 +54,7 @@ def create_app(
     generation: dict | None = None,
     **options,
 ) -> FastAPI:
-    """The server of [`make_app`], for gunicorn and others that start several processes: each loads the models itself.
+    """The server of [`make_app`] for gunicorn: each of its worker processes loads the models itself.
 
     `models`, `generation` and `options` are those of [`load_models`].
     """
@@ -64,12 +64,12 @@ def create_app(
 def make_app(
     load: Callable[[], dict[tuple[str, str], Direction]], char_limit: int = CHAR_LIMIT, queue_limit: int = QUEUE_LIMIT
 ) -> FastAPI:
-    """A server without state, which answers as LibreTranslate does.
+    """A stateless server with the interface of LibreTranslate.
 
     Args:
-        load: Returns the models by source and target, when the server starts.
-        char_limit: Characters of all texts of a request.
-        queue_limit: Requests that may wait.
+        load: Called when the server starts; returns the models by source and target.
+        char_limit: The most characters in a request, all its texts together.
+        queue_limit: The most requests that may wait.
     """
 
     @asynccontextmanager
@@ -93,7 +93,7 @@ def make_app(
         try:
             found = await app.state.batcher.translate(job)
         except asyncio.QueueFull as error:
-            full = f"The server is busy: {queue_limit} requests wait already; try again later."
+            full = f"The server is busy: {queue_limit} requests are waiting; try again later."
             raise HTTPException(503, full, {"Retry-After": "10"}) from error
         except InputError as error:
             raise HTTPException(400, one_line(error)) from error
@@ -139,7 +139,7 @@ async def read_query(request: Request, char_limit: int) -> Query:
         wanted = f"must be {Query.model_fields[name].description}"
         raise HTTPException(400, f"`{name}` {'is missing; it ' if is_missing else ''}{wanted}.") from error
     if (size := sum(max(1, len(text)) for text in query.texts)) > char_limit:
-        message = f"`q` has {size:,} characters, more than {char_limit:,}; translate it in parts."
+        message = f"`q` has {size:,} characters, more than the {char_limit:,} allowed; send several requests."
         raise HTTPException(400, message)
     return query
 
@@ -176,7 +176,7 @@ def limited(request: Request, most: int) -> Request:
         message = await request.receive()
         read += len(message.get("body", b""))
         if read > most:
-            raise HTTPException(413, f"The request has more than {most:,} bytes; translate it in parts.")
+            raise HTTPException(413, f"The request has more than {most:,} bytes; send several requests.")
         return message
 
     return Request(request.scope, receive)
@@ -192,7 +192,7 @@ def find_direction(models: dict[tuple[str, str], Direction], query: Query) -> tu
             raise HTTPException(400, message)
         source = sources[0] if sources else source
     if (source, target) not in models:
-        message = f"There is no model from {query.source!r} to {query.target!r}; GET /languages lists those there are."
+        message = f"There is no model from {query.source!r} to {query.target!r}; GET /languages lists the pairs."
         raise HTTPException(400, message)
     return source, models[source, target]
 
@@ -202,6 +202,6 @@ def describe(query: Query, source: str, found: list[list[str]]) -> dict:
     answer = {"translatedText": [text for text, *_ in found]}
     if query.alternatives:
         answer["alternatives"] = [others for _, *others in found]
-    if query.source.lower() == "auto":  # the only one there is, which LibreTranslate calls a confidence of 0
+    if query.source.lower() == "auto":  # not detected, but the only one possible
         answer["detectedLanguage"] = [{"language": source, "confidence": 0.0} for _ in found]
     return answer if isinstance(query.q, list) else {name: value for name, (value,) in answer.items()}

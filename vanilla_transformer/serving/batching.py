@@ -1,4 +1,4 @@
-"""Requests that arrive while others are translated are translated together."""
+"""Batches the requests that arrive while others are being translated."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from .models import Direction
 
 CHAR_LIMIT, QUEUE_LIMIT = 20_000, 200  # unless the user gives others
-CHARACTERS_AT_A_TIME = 2**14  # of all requests of a batch; those of the first may be more
+CHARACTERS_AT_A_TIME = 2**14  # in a batch, unless its first request alone has more
 
 
 @dataclass(eq=False)
 class Job:
-    """A request that waits.
+    """A request that is waiting to be translated.
 
     Attributes:
-        alternatives: How many other translations each text should have, at most.
+        alternatives: The most further translations of each text.
         is_gone: Says whether the client has left.
-        answer: What [`Direction.translate`] returns; its exception; or ConnectionError if the client has left.
+        answer: The result of [`Direction.translate`], or its exception; ConnectionError if the client has left.
     """
 
     direction: Direction
@@ -33,12 +33,13 @@ class Job:
 
 
 class Batcher:
-    """Translates one batch after another, in a thread of its own: all models share the processors.
+    """Translates one batch after another, in a thread of its own, since all models share the processors.
 
-    A batch is the oldest request and those that want the same of the same model, up to [`CHARACTERS_AT_A_TIME`].
+    A batch is the oldest request with the others for the same model and number of alternatives, up to
+    [`CHARACTERS_AT_A_TIME`].
 
     Args:
-        most_waiting: Requests that may wait.
+        most_waiting: The most requests that may wait.
     """
 
     def __init__(self, most_waiting: int):
@@ -48,7 +49,7 @@ class Batcher:
         self.thread = ThreadPoolExecutor(max_workers=1)
 
     async def translate(self, job: Job) -> list[list[str]]:
-        """The answer of a job. Raises asyncio.QueueFull if too many are waiting, or what the job raised."""
+        """The answer to a job. Raises asyncio.QueueFull if too many are waiting, or the exception of the job."""
         if len(self.waiting) >= self.most_waiting:
             raise asyncio.QueueFull
         self.waiting.append(job)
@@ -70,11 +71,11 @@ class Batcher:
                     answer(job, result)
 
     def run_in_thread(self, function: Callable, *arguments) -> Awaitable:
-        """What the function returns, run in the thread of the models."""
+        """Runs a function in the thread of the models."""
         return asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
 
     def next_batch(self) -> list[Job]:
-        """The jobs of the next batch, which no longer wait."""
+        """Takes the jobs of the next batch from those that are waiting."""
         first, *others = self.waiting
         jobs, room = [first], CHARACTERS_AT_A_TIME - first.size
         for job in others:
@@ -96,7 +97,7 @@ def answer(job: Job, result: list[list[str]] | Exception):
 
 
 def translate_jobs(jobs: list[Job]) -> list[list[list[str]] | Exception]:
-    """The translations of each job, or the exception that its texts raise, which does not harm the others."""
+    """The translations of each job, or the exception that its texts raise; the other jobs are still translated."""
     texts, half = [text for job in jobs for text in job.texts], len(jobs) // 2
     try:
         found = iter(jobs[0].direction.translate(texts, jobs[0].alternatives) if jobs else ())

@@ -1,4 +1,4 @@
-"""The models of a server, by the languages between which they translate."""
+"""Loads the models of a server, by the pairs of languages that they translate."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Direction:
     generation: dict
 
     def translate(self, texts: list[str], alternatives: int = 0) -> list[list[str]]:
-        """The translation of each text, and after it up to so many `alternatives`, the best first."""
+        """For each text, its translation, then up to so many `alternatives`, the best first."""
         set_languages(self.translator, self.source, self.target)
         if not alternatives:
             return [[text] for text in self.translator(texts, **self.generation)]
@@ -42,9 +42,8 @@ def load_models(models: Iterable[str], generation: dict, **options) -> dict[tupl
     """The models by their source and target language, as codes such as ("en", "de").
 
     Args:
-        models: A directory or a Hub id each. Before it, `en-de=` names its languages, or `en:pt-BR=` if a name has a
-            hyphen. A multilingual model, such as NLLB, may be given several times, with other languages; it is loaded
-            once.
+        models: Directories or Hub ids. `en-de=` before one names its languages, or `en:pt-BR=` if a name has a hyphen.
+            A multilingual model, such as NLLB, may be given for several pairs; it is loaded once.
         generation: Options of `generate`.
         options: Those of `Translator.from_pretrained`.
 
@@ -72,12 +71,12 @@ def load_models(models: Iterable[str], generation: dict, **options) -> dict[tupl
         except UserError as error:
             names = f"name languages as its tokenizer does, such as eng_Latn-deu_Latn={model}"
             raise UserError(f"{model} does not know {source} or {target}; {names}.") from error
-        found[pair].translate(["a"])  # an option that it cannot take, or a GPU that is too small, shows now
+        found[pair].translate(["a"])  # so that a wrong option raises now
     return found
 
 
 def noted_languages(model: str, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> tuple[str, str]:
-    """The languages that train.py noted in the results of a model, or that its tokenizer has, such as one of OPUS-MT.
+    """The languages in the results that train.py wrote beside a model, or in its tokenizer, as for OPUS-MT models.
 
     Raises UserError if there are none, or several on a side.
     """
