@@ -1,9 +1,18 @@
 """The Markdown pages: links lead somewhere, options exist, lines fit, Python blocks run."""
 
 import importlib.util
+import json
+import os
 import re
 import runpy
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from helpers import ROOT, save_untrained
@@ -15,9 +24,11 @@ from vanilla_transformer.training.recipe import make_parser
 
 IGNORED = re.compile(r"(^|/)(\.|outputs/|node_modules/)")  # hidden folders: pytest itself writes one while it collects
 PAGES = sorted(path for path in ROOT.glob("**/*.md") if not IGNORED.search(path.relative_to(ROOT).as_posix()))
-# Of Accelerate, gunicorn, http.server, npm (--ignore-scripts) and Jupyter (--notebook-dir).
+# Of Accelerate, Docker, gunicorn (--worker-class), http.server, npm (--ignore-scripts), pip (--index-url) and Jupyter
+# (--notebook-dir).
 LAUNCHER_OPTIONS = """--num_processes --multi_gpu --mixed_precision --cpu --nproc_per_node --config_file --machine_rank
---main_process_ip --main_process_port --help --check --preload --workers --bind --ignore --notebook"""
+--main_process_ip --main_process_port --help --check --preload --workers --worker --bind --timeout --ignore --notebook
+--init --rm --index --no"""
 LAUNCHER_OPTIONS = {*LAUNCHER_OPTIONS.split()}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])
@@ -154,3 +165,39 @@ def test_deployment_page_runs_from_top_to_bottom(workplace, monkeypatch, capsys)
         capsys.readouterr()
         exec(code, {})
         assert capsys.readouterr().out.strip(), code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["vanilla-transformer", "gunicorn"])
+def test_the_server_of_the_deployment_page_answers(program, workplace, capsys):
+    for name in ("ctranslate2", "gunicorn", "libretranslatepy", "uvicorn"):
+        pytest.importorskip(name)
+    for name in ("sample", "back"):
+        folder = save_untrained(workplace / "outputs" / name)
+        (folder / "all_results.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    section = prose(ROOT / "docs" / "deployment.md").partition("\n## A server\n")[2].partition("\n## ")[0]
+    section = section.replace("5000", port).replace("\\\n", "")
+    commands = re.findall(r"(?m)^    ((?:vanilla-transformer|curl|gunicorn) .*)$", section)
+    asked = [shlex.split(command) for command in commands if command.startswith("curl")]
+    started, *_ = [shlex.split(command)[1:] for command in commands if command.startswith(program)]
+    started += ["--port", port] if program == "vanilla-transformer" else ["--no-control-socket"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(workplace / "home")}
+    module = program.replace("-", "_")
+    server = subprocess.Popen([sys.executable, "-m", module, *started], cwd=workplace, env=environment)
+    try:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and server.poll() is None:
+            with suppress(OSError):
+                urlopen(f"http://127.0.0.1:{port}/health")
+                break
+            time.sleep(0.1)
+        answers = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for command in asked]
+        assert len(answers) == 4 and "translatedText" in answers[0] and len(answers[1]["alternatives"]) == 2
+        assert {language["code"] for language in answers[2]} == {"en", "de"} and answers[3] == {"status": "ok"}
+        exec("\n".join(re.findall(r"(?m)^    ((?:from|client|print).*)$", section)), {})
+        assert capsys.readouterr().out.strip()
+    finally:
+        server.terminate()
+        server.wait(60)

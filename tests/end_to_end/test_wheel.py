@@ -55,7 +55,7 @@ for command in json.loads(sys.argv[1]):
 
 @pytest.mark.slow
 def test_the_verbs_work_from_the_wheel(wheel, tmp_path):
-    for extra in ("ctranslate2", "gradio"):
+    for extra in ("ctranslate2", "fastapi", "gradio"):
         pytest.importorskip(extra)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
@@ -71,8 +71,9 @@ def test_the_verbs_work_from_the_wheel(wheel, tmp_path):
     assert printed.startswith(str(tmp_path / "installed"))
     assert all(f"usage: vanilla-transformer {verb}" in printed for verb in VERBS)
     assert "<script" in (tmp_path / "map.html").read_text(encoding="utf-8")
-    # The page of the demo is another module than its command.
-    python_output("-c", "import vanilla_transformer.demo.app, vanilla_transformer.hub.model_card", **installed)
+    # Modules that no `--help` imports.
+    modules = ("demo.app", "hub.model_card", "serving.app")
+    python_output("-c", "\n".join(f"import vanilla_transformer.{name}" for name in modules), **installed)
 
 
 TWO_LINES = """

@@ -236,7 +236,7 @@ def test_options_of_the_search_hold_for_alternatives_too(letters, translators):
         (query("a", alternatives="many"), FORM, "`alternatives` must be"),
         (query("a \ud800"), JSON, "Text 1 contains a lone surrogate"),
         (query("a", target="\ud800"), JSON, "`target` must be"),
-        (query("a" * (LIMIT + 1)), JSON, "`q` has 201 characters, more than 200; translate it in parts."),
+        (query("a" * (LIMIT + 1)), JSON, "`q` has 201 characters, more than the 200 allowed; send several requests."),
         (query(["a" * 100] * 3), JSON, "`q` has 300 characters"),
         (query([""] * (LIMIT + 1)), JSON, "`q` has 201 characters"),
         ("{", JSON, "The request cannot be read: Expecting property name"),
@@ -304,7 +304,7 @@ def test_when_too_many_wait_the_next_is_refused(letters, monkeypatch):
             until(lambda: sum(caller.done() for caller in asked) == 2)
             refused = [caller.result() for caller in asked if caller.done()]
         assert [answer.status for answer in refused] == [503, 503] and refused[0].headers["Retry-After"] == "10"
-        assert refused[0].json == {"error": "The server is busy: 3 requests wait already; try again later."}
+        assert refused[0].json == {"error": "The server is busy: 3 requests are waiting; try again later."}
         assert sorted(caller.result().status for caller in asked) == [200, 200, 200, 503, 503]
         assert translated(address, "Yes.")
 
