@@ -18,7 +18,7 @@ from .. import __version__
 from ..errors import one_line
 from ..languages import hub_codes, known_code
 from ..sentences_vanilla_transformer import InputError
-from .batching import CHAR_LIMIT, QUEUE_LIMIT, Batcher, Job
+from .batching import CHAR_LIMIT, QUEUE_LIMIT, Batcher, CallerGone, Job
 from .models import Direction, load_models
 
 MOST_ALTERNATIVES = 9  # which take ten beams
@@ -82,7 +82,8 @@ def make_app(
 
     app = FastAPI(title="vanilla-transformer", version=__version__, lifespan=lifespan, redoc_url=None)
     app.add_exception_handler(StarletteHTTPException, refuse)
-    app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=499))  # nobody reads it
+    for kind in (CallerGone, ClientDisconnect):  # while it waits, or while it sends
+        app.add_exception_handler(kind, lambda *_: Response(status_code=499))  # nobody reads it
     app.add_exception_handler(Exception, lambda *_: error_response(500, "The server failed; its log says why."))
 
     @app.post("/translate", openapi_extra={"requestBody": {"required": True, "content": SCHEMA}})
@@ -97,8 +98,6 @@ def make_app(
             raise HTTPException(503, full, {"Retry-After": "10"}) from error
         except InputError as error:
             raise HTTPException(400, one_line(error)) from error
-        except ConnectionError as error:
-            raise ClientDisconnect from error
         return describe(query, source, found)
 
     @app.get("/languages")
@@ -132,7 +131,7 @@ async def read_query(request: Request, char_limit: int) -> Query:
     """The query in the body of a request. Raises HTTPException with a sentence if there is none, or a wrong one."""
     fields = await read_fields(limited(request, BYTES_PER_CHARACTER * char_limit + 2**16))
     try:
-        query = Query(**{name: value for name, value in fields.items() if value not in ("", None)})
+        query = Query.model_validate({name: value for name, value in fields.items() if value not in ("", None)})
     except ValidationError as error:
         first = error.errors()[0]
         name, is_missing = first["loc"][0], first["type"] == "missing"

@@ -11,14 +11,18 @@ CHAR_LIMIT, QUEUE_LIMIT = 20_000, 200  # unless the user gives others
 CHARACTERS_AT_A_TIME = 2**14  # in a batch, unless its first request alone has more
 
 
+class CallerGone(Exception):
+    """Raised for a job whose caller has disconnected, so that it was not translated."""
+
+
 @dataclass(eq=False)
 class Job:
     """A request that is waiting to be translated.
 
     Attributes:
         alternatives: The most further translations of each text.
-        is_gone: Says whether the client has left.
-        answer: The result of [`Direction.translate`], or its exception; ConnectionError if the client has left.
+        is_gone: Says whether the caller has disconnected.
+        answer: The result of [`Direction.translate`], its exception, or [`CallerGone`].
     """
 
     direction: Direction
@@ -64,7 +68,7 @@ class Batcher:
                 jobs = []
                 for job in self.next_batch():
                     if await job.is_gone():
-                        answer(job, ConnectionError())
+                        answer(job, CallerGone())
                     else:
                         jobs.append(job)
                 for job, result in zip(jobs, await self.run_in_thread(translate_jobs, jobs), strict=True):
