@@ -62,10 +62,15 @@ def test_no_package_can_come_from_a_second_index():
         assert set(indexes) <= {"https://download.pytorch.org/whl/cpu"}, name
 
 
-def test_npm_installs_the_tested_version():
-    (tested,) = re.findall(r'"(@huggingface/transformers@\d+\.\d+\.\d+)"', read("tests/end_to_end/test_deployment.py"))
-    for page in ("docs/deployment.md", "examples/README.md"):
-        assert re.findall(r"npm install --ignore-scripts ([^\s`]+)", read(page)) == [tested]
+def test_npm_installs_the_tested_versions():
+    tested = {
+        package
+        for engines in ("deployment", "marian_engines")
+        for package in re.findall(r'"(@[\w/-]+@\d+\.\d+\.\d+)"', read(f"tests/end_to_end/test_{engines}.py"))
+    }
+    pages = ("docs/deployment.md", "examples/README.md")
+    named = {package for page in pages for package in re.findall(r"npm install --ignore-scripts ([^\s`]+)", read(page))}
+    assert named == tested and len(tested) == 2
 
 
 def read(name: str) -> str:
