@@ -69,8 +69,8 @@ def test_npm_installs_the_tested_versions():
         for package in re.findall(r'"(@[\w/-]+@\d+\.\d+\.\d+)"', read(f"tests/end_to_end/test_{engines}.py"))
     }
     pages = ("docs/deployment.md", "examples/README.md")
-    named = {package for page in pages for package in re.findall(r"npm install --ignore-scripts ([^\s`]+)", read(page))}
-    assert named == tested and len(tested) == 2
+    named = [re.findall(r"npm install --ignore-scripts ([^\s`]+)", read(page)) for page in pages]
+    assert {package for packages in named for package in packages} == tested and len(tested) == 2
 
 
 def read(name: str) -> str:
