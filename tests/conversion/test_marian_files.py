@@ -106,6 +106,9 @@ def test_the_convert_command_writes_and_reads_them(tokenizer, tmp_path, capsys):
     files = {path.name for path in (tmp_path / "marian").iterdir()}
     assert files == {"model.npz", "model.bin", "vocab.spm", "config.yml"}
     npz, spm = tmp_path / "marian" / "model.npz", tmp_path / "marian" / "vocab.spm"
+    with np.load(npz) as arrays:  # Marian writes 0 for "as in the encoder"
+        text = arrays["special:model.yml"].tobytes().replace(b"decoder-ffn-depth: 2", b"decoder-ffn-depth: 0")
+        np.savez(npz, **{**arrays, "special:model.yml": np.frombuffer(text, np.int8)})
     main(["convert", str(npz), str(tmp_path / "back"), "--dictionary", str(spm)])
     back = load_model(tmp_path / "back")
     assert torch.equal(scores(back, tokenizer), scores(from_marian_files(npz, spm)[0], tokenizer))

@@ -199,10 +199,8 @@ def binary(arrays: dict[str, np.ndarray], quantization: str | None) -> bytes:
     """
     heads, names, shapes, values = [], [], [], []
     options = np.pad(arrays[OPTIONS], (0, -len(arrays[OPTIONS]) % ALIGNMENT))
-    for name, array in [
-        *sorted((name, array) for name, array in arrays.items() if name != OPTIONS),
-        (OPTIONS, options),
-    ]:
+    for name in [*sorted(arrays.keys() - {OPTIONS}), OPTIONS]:
+        array = options if name == OPTIONS else arrays[name]
         kind, value = INT8 if name == OPTIONS else FLOAT32, array.tobytes()
         if quantization and (name == EMBEDDINGS or "_W" in name[-3:]):
             multiplier = np.float32(127) / np.abs(array).max()
@@ -258,8 +256,9 @@ def from_marian_files(
 def read_config(options: dict, tokenizer: PreTrainedTokenizerBase) -> VanillaTransformerConfig:
     """Our config of a model with these options. Raises UserError for one that ours cannot be."""
     for name, value in ONLY.items():
-        if options.get(name, value) != value:
-            raise UserError(f"The model has `{name}: {options[name]}`; only {value!r} can be converted.")
+        found = options.get(name, value)
+        if found != value and (name, found) != ("transformer-decoder-ffn-depth", 0):  # 0: as in the encoder
+            raise UserError(f"The model has `{name}: {found}`; only {value!r} can be converted.")
     activations = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
     activation = options.get("transformer-ffn-activation", "relu")
     if activation not in activations:
