@@ -30,8 +30,9 @@ ALLOWED = {
     "demo": {"errors", "inspection", "loading"},
     "serving": {"errors", "languages", "loading", "data"},
     "training": {"errors", "files", "option_fields", "data", "loading", "evaluation", "hub", "inspection"},
+    "students": {"errors", "files", "option_fields", "data", "loading", "evaluation", "training"},
     "commands": {"errors", "files", "data", "loading", "evaluation", "hub", "conversion", "inspection", "demo"}
-    | {"serving", "training"},
+    | {"serving", "students", "training"},
     "__main__": {"commands", "errors"},
 }
 # transformers needs the last three itself.

@@ -21,6 +21,10 @@ VERBS = {
         "score models and translations, and compare them",
         "evaluate --model outputs/sample --dataset_name sample_dataset --source_lang en --target_lang de",
     ),
+    "distill": (
+        "train a small model on the translations of a large one",
+        "distill --teacher Helsinki-NLP/opus-mt-en-de --source_file mono.en --output_dir outputs/student",
+    ),
     "inspect": (
         "show shapes, attention maps and word alignments; make a page to explore",
         "inspect shapes --d_model 512 --batch_size 30",
@@ -77,7 +81,8 @@ def load_verb(verb: str) -> tuple[Callable[[argparse.Namespace], None], Parser]:
     """The function that runs a verb, and the parser of its options."""
     command = importlib.import_module(f".commands.{verb}", __package__)
     example = f"example: vanilla-transformer {VERBS[verb][1]}"
-    parser = Parser(prog=f"vanilla-transformer {verb}", description=command.__doc__, epilog=example)
+    prog, dataclasses = f"vanilla-transformer {verb}", getattr(command, "DATACLASSES", None)
+    parser = Parser(dataclasses, prog=prog, description=command.__doc__, epilog=example)
     command.add_arguments(parser)
     return command.run, parser
 

@@ -16,10 +16,23 @@ GENERATION = ("num_beams", "length_penalty", "max_new_tokens")
 
 
 class Parser(HfArgumentParser):
-    """Reports bad usage in one sentence, with exit code 2. Takes options from dataclasses too."""
+    """Reports bad usage in one sentence, with exit code 2. Takes options from dataclasses too.
+
+    Attributes:
+        rest: Where `parse_args` puts the words that it does not know, for another program. None: they are an error.
+    """
+
+    rest: str | None = None
 
     def __init__(self, *args, formatter_class=argparse.HelpFormatter, **kwargs):
         super().__init__(*args, formatter_class=formatter_class, **kwargs)  # that of HfArgumentParser repeats defaults
+
+    def parse_args(self, args=None, namespace=None):
+        if self.rest is None:
+            return super().parse_args(args, namespace)
+        options, rest = self.parse_known_args(args, namespace)
+        setattr(options, self.rest, rest)
+        return options
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message}; see --help.\n")

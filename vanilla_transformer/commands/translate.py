@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..data.options import CATALOGUES
 from ..errors import UserError, explaining, noting
-from ..evaluation.mbr import most_similar
+from ..evaluation.mbr import SAMPLING, most_similar
 from ..loading import Translator
 from ..sentences_vanilla_transformer import TextTooLong
 from ..training.hardware import configure_malloc
@@ -28,8 +28,6 @@ from .parser import GENERATION, LOADING, add_translation_options, positive
 
 LINES_AT_A_TIME = 1_000  # at most, that are sorted by length and written together
 CHUNK = 2**20  # bytes that are read at once
-# Epsilon sampling: samples without unlikely tokens are better candidates (Freitag et al., 2023, arXiv:2305.09860).
-SAMPLING = {"do_sample": True, "num_beams": 1, "top_k": 0, "epsilon_cutoff": 0.02}
 
 
 def add_arguments(parser: argparse.ArgumentParser):

@@ -76,14 +76,14 @@ class Texts:
         counts = np.unique((self.source + file)[distinct], return_counts=True)[1]
         return int(counts[counts > 1].sum())
 
-    def odd_lengths(self) -> int:
-        """How many pairs have lengths that are far from the usual ratio."""
+    def odd_lengths(self) -> np.ndarray:
+        """Which pairs have lengths that are far from the usual ratio, (n,)."""
         if not len(self.rows):
-            return 0
+            return np.zeros(0, dtype=bool)
         source, target = self.lengths
         usual = np.median(source / target)
         is_odd = np.abs(np.log(source / target / usual)) > np.log(RATIO)
-        return int((is_odd & (np.abs(source - usual * target) >= FAR * min(1, usual))).sum())
+        return is_odd & (np.abs(source - usual * target) >= FAR * min(1, usual))
 
 
 def code_points(text: str) -> np.ndarray:
@@ -198,7 +198,7 @@ def survey(
             "duplicates": int(some.repeated().sum()),
             "source_is_target": int((some.source == some.target).sum()),
             "several_targets": some.ambiguous(by_file=directions_differ),
-            "odd_lengths": some.odd_lengths(),
+            "odd_lengths": int(some.odd_lengths().sum()),
         }
         sample = spread(files[split], SAMPLE)
         forms = count_forms(sample, len(some.rows))

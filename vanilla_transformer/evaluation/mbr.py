@@ -4,6 +4,8 @@ from collections import Counter
 
 from sacrebleu.metrics import BLEU, CHRF
 
+# Epsilon sampling: samples without unlikely tokens are better candidates (Freitag et al., 2023, arXiv:2305.09860).
+SAMPLING = {"do_sample": True, "num_beams": 1, "top_k": 0, "epsilon_cutoff": 0.02}
 UTILITIES = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}  # sacreBLEU's for single sentences
 
 

@@ -111,8 +111,8 @@ def kept_by_kind(sources: list[str], hypotheses: list[str]) -> dict[str, tuple[i
 def results_table(results: dict) -> str:
     """A table in Markdown of what [`score_systems`] returns, with the signatures.
 
-    Optional keys: `kept`, by [`kept_by_kind`], and `sentences_per_second` of a system, and `notes` and `sha256` of the
-    results, the latter with one of each file.
+    Optional keys: `kept`, by [`kept_by_kind`], `sentences_per_second` and `megabytes` of a system, and `notes` and
+    `sha256` of the results, the latter with one of each file.
     """
     rows = []
     for name, system in results["systems"].items():
@@ -128,6 +128,8 @@ def results_table(results: dict) -> str:
         row |= {f"{kind} kept": f"{kept:,} of {total:,}" for kind, (kept, total) in system.get("kept", {}).items()}
         if "sentences_per_second" in system:
             row["sentences/s"] = f"{system['sentences_per_second']:,.1f}"
+        if "megabytes" in system:
+            row["MB"] = f"{system['megabytes']:,.1f}"
         rows.append(row)
     lines = [tabulate(rows, "keys", "github", disable_numparse=True), "", f"- {results['sentences']:,} sentences"]
     if any(system["BLEU"]["p_value"] is not None for system in results["systems"].values()):

@@ -1,0 +1,113 @@
+"""The options of `vanilla-transformer distill` that train.py does not have."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..data.options import parse_direction
+from ..errors import UserError
+from ..option_fields import option
+from .filtering import OPTIONAL_RULES
+
+TRANSLATING = (
+    "teacher translations teacher_langs source_prefix revision backend quantization dtype max_tokens num_beams "
+)
+TRANSLATING += "length_penalty max_new_tokens n_best samples"
+FILTERING = "keep min_score round_trip min_round_trip"
+OF_TEACHERS = TRANSLATING.replace("teacher translations ", "").split()  # of no use without a teacher
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """Who translates what, and how; which pairs are kept; and what the student becomes."""
+
+    output_dir: Path = field(
+        metadata={"help": "the translations, the pairs, the student and the report are written here"}
+    )
+    teacher: list[str] | None = option(
+        None,
+        "sequence-to-sequence models: directories or Hub ids, or what `convert --to ctranslate2` wrote. Several of "
+        "this package with one vocabulary are an ensemble; others translate everything one after the other",
+    )
+    source_file: list[str] | None = option(None, "the texts to translate, one per line, also as .gz")
+    translations: list[str] | None = option(
+        None,
+        "instead of --teacher: files with translations of the lines of --source_file; or without --source_file, one "
+        "file of pairs, or two parallel ones, that train.py reads",
+    )
+    train_file: list[str] | None = option(
+        None,
+        "true pairs to train on, too: files, as for train.py; for its options with a value per file, the translations "
+        "are the first",
+    )
+    teacher_langs: list[str] | None = option(
+        None,
+        "source and target language of each multilingual teacher, or of all, as its tokenizer names them: "
+        "eng_Latn-deu_Latn (default: --source_lang and --target_lang)",
+    )
+    source_prefix: str = option("", "put before each source for the teacher: 'translate English to German: ' for T5")
+    num_beams: int | None = option(None, "beams of the teacher (default: those of the model, or else 5)", ge=1)
+    n_best: int = option(1, "learn from the N best translations of each line", ge=1)
+    samples: int | None = option(None, "learn from N samples of each line, instead of the best translation", ge=1)
+    length_penalty: float | None = option(None, "of the teacher: divide scores of beams by length to this power")
+    max_new_tokens: int | None = option(
+        None, "of the teacher: the longest translation, in tokens (default: the model's, or else 256)", ge=1
+    )
+    max_tokens: int | None = option(
+        None,
+        "source tokens in a batch of the teacher (default: 4096; 512 where transformers keeps the scores of each step)",
+        ge=1,
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of the teacher's weights with torch")
+    backend: Literal["torch", "ctranslate2"] = option("torch", "engine of a teacher that is a model of this package")
+    quantization: str | None = option(None, "of the teacher's weights with ctranslate2: int8, float16, ...")
+    revision: str | None = option(None, "the commit, branch or tag of the teachers on the Hub (default: main)")
+    trust_remote_code: bool = option(False, "run the code that a teacher brings; it may do all that you may")
+    keep: list[str] | None = option(
+        None, f"do not filter by these rules: {', '.join(OPTIONAL_RULES)}", choices=OPTIONAL_RULES, metavar="RULE"
+    )
+    min_score: float | None = option(
+        None, "leave out translations with a lower score: the mean log-probability of a token, such as -1"
+    )
+    round_trip: str | None = option(None, "a model that translates back: leave out what returns as another text")
+    min_round_trip: float = option(40.0, "chrF of the source and what --round_trip makes of its translation", ge=0)
+    to: list[str] | None = option(
+        None,
+        "forms of `vanilla-transformer convert` to write too (default: ctranslate2 in int8, where it is installed)",
+    )
+
+    def check(self):
+        """Raises UserError for options that do not go together."""
+        if bool(self.teacher) == bool(self.translations):
+            raise UserError("give either --teacher or its --translations.")
+        if self.teacher and not self.source_file:
+            raise UserError("--teacher needs --source_file, the texts to translate.")
+        if self.translations and (given := [name for name in OF_TEACHERS if self.is_given(name)]):
+            raise UserError(f"--{given[0]} is for a --teacher; leave it out, since --translations are there already.")
+        if self.translations and self.min_score is not None:
+            raise UserError("--min_score needs a --teacher, which scores what it translates.")
+        if self.samples and (
+            given := [name for name in ("num_beams", "n_best", "length_penalty") if self.is_given(name)]
+        ):
+            raise UserError(f"--samples draws translations, without --{given[0]}; leave one of them out.")
+        if self.samples and self.backend == "ctranslate2":
+            raise UserError("--backend ctranslate2 cannot sample; leave out --samples, or give --backend torch.")
+        if self.num_beams and self.num_beams < self.n_best:
+            raise UserError(f"--n_best {self.n_best} needs as many beams; raise --num_beams.")
+        if self.teacher_langs and len(self.teacher_langs) not in (1, len(self.teacher or [""])):
+            count = len(self.teacher_langs)
+            raise UserError(f"--teacher_langs has {count} values; give one for each --teacher, or one for all.")
+        for direction in self.teacher_langs or ():
+            parse_direction(direction)
+
+    def is_given(self, name: str) -> bool:
+        """Whether the option has another value than by default."""
+        return getattr(self, name) != self.__dataclass_fields__[name].default
+
+    @property
+    def needs_scores(self) -> bool:
+        return self.min_score is not None
+
+    def values(self, names: str) -> dict[str, object]:
+        """The options of these names, which spaces separate."""
+        return {name: getattr(self, name) for name in names.split()}

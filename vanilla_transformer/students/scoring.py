@@ -1,0 +1,122 @@
+"""Teachers and student side by side on a test set: scores with significance, speed and size; and the report."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from datasets import Dataset, concatenate_datasets
+from tabulate import tabulate
+
+from ..data.options import DataOptions
+from ..data.splits import load_split
+from ..errors import noting
+from ..evaluation.scores import Scorer
+from ..evaluation.splits import references_of
+from ..evaluation.systems import kept_by_kind, results_table, score_systems
+from ..files import new_folder
+from ..loading import Translator
+from .filtering import RULES
+
+WARM_UP = 8  # sentences, since the first ones are slower
+AGREEMENT = """The references are translations by the teacher, held out of training: the scores say how far the student
+agrees with it, not how good either is. `--test_file` scores both on human translations."""
+
+
+class System(NamedTuple):
+    """A model to score: how to load it, and how it translates texts, with a label of the progress bar."""
+
+    load: Callable[[], Translator]
+    translate: Callable[[Translator, list[str], str | None], list[str]]
+
+
+def load_test(options: DataOptions) -> Dataset:
+    """The pairs of `--test_file` that have a reference."""
+    parts = [
+        load_split(options, "test", [name] if isinstance(name, str) else [*name]) for name in options.files("test")
+    ]
+    names = {"source", "target", "references"}.intersection(*(part.column_names for part in parts))
+    pairs = concatenate_datasets([part.select_columns(sorted(names)) for part in parts])
+    return pairs.filter(lambda pair: bool(pair["target"]))
+
+
+def compare(systems: dict[str, System], pairs: Dataset, scorer: Scorer, folder: Path):
+    """Translates the test set with each system, and writes `results.json` and the translations to a new folder.
+
+    The first system is the baseline of the significance test.
+    """
+    sources, references = [text or "" for text in pairs["source"]], references_of(pairs)
+    written, measured = {}, {}
+    for name, system in systems.items():
+        translator = system.load()
+        if doubt := scorer.fit(translator.tokenizer, references):
+            print(f"warning: {doubt}")
+        with noting(f"while {name} translates the test set"):
+            system.translate(translator, sources[:WARM_UP], None)
+            start = time.perf_counter()
+            written[name] = system.translate(translator, sources, f"Scoring {name}" if sys.stderr.isatty() else None)
+        speed = len(sources) / (time.perf_counter() - start)
+        measured[name] = {"sentences_per_second": speed, "megabytes": megabytes(translator)}
+        measured[name]["kept"] = kept_by_kind(sources, written[name])
+    results = score_systems(written, references, scorer, "bootstrap", None, sources)
+    for name, numbers in measured.items():
+        results["systems"][name] |= numbers
+    columns = {"source": sources, "reference": references, **written}
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    with new_folder(folder) as made:
+        made.mkdir()
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (made / "translations.jsonl").write_text("".join(lines), encoding="utf-8")
+        (made / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+
+
+def megabytes(translator: Translator) -> float:
+    """The size of the weights, of an ensemble of all of them."""
+    engine = translator.engine
+    if hasattr(engine, "directory"):  # CTranslate2
+        return (engine.directory / "model.bin").stat().st_size / 1e6
+    return sum(model.get_memory_footprint(return_buffers=False) for model in (engine.model, *engine.others)) / 1e6
+
+
+def report(output_dir: Path, teachers: list[str], texts: dict[str, int], forms: list[str]) -> str:
+    """The report in Markdown, from what the steps wrote.
+
+    Args:
+        teachers: Their names, or those of files with translations.
+        texts: Numbers of texts by what they are.
+        forms: Folders of converted students.
+    """
+    pairs, student, results = (
+        json.loads((output_dir / file).read_text(encoding="utf-8"))
+        for file in ("pairs/filter.json", "student/all_results.json", "evaluation/results.json")
+    )
+    counts = [*texts.items(), ("pairs", pairs["pairs"])]
+    counts += [(f"- {RULES[rule]}", -dropped["count"]) for rule, dropped in pairs["dropped"].items()]
+    counts += [("held out to score the student", -pairs["held_out"])] if pairs["held_out"] else []
+    counts += [("pairs to train on", pairs["train"])]
+    examples = [(rule, one["source"], one["target"]) for rule, one in pairs["dropped"].items()]
+    sizes = [(form, f"{folder_size(output_dir / form):,.1f}") for form in forms]
+    parts = [
+        f"# A student of {', '.join(teachers)}",
+        table(["texts and pairs", "number"], [(name, f"{number:,}") for name, number in counts]),
+        *([table(["left out", "for example", "translated as"], examples)] if examples else []),
+        f"The student has {student['num_parameters']:,} parameters. It was trained for {student['train_steps']:,} steps "
+        f"in {student['train_runtime'] / 60:,.1f} minutes; `student/recipe.yaml` has every option.",
+        *([AGREEMENT] if pairs["held_out"] else []),
+        results_table(results),
+        *([table(["converted to", "MB of all files"], sizes)] if sizes else []),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head: list[str], rows: list[tuple]) -> str:
+    """A table in Markdown; texts are shortened, and on one line."""
+    cells = [[" ".join(str(cell).split()).replace("|", "\\|")[:100] for cell in row] for row in rows]
+    return tabulate(cells, head, "github", disable_numparse=True)
+
+
+def folder_size(folder: Path) -> float:
+    """Of all files, in MB."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6

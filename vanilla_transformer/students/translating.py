@@ -1,0 +1,180 @@
+"""A teacher translates texts in groups, each a file of its own, so that a kill costs one group, and every process can
+take its share."""
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from accelerate import PartialState
+from tqdm.auto import tqdm
+
+from ..data.options import parse_direction
+from ..errors import noting
+from ..evaluation.mbr import SAMPLING
+from ..files import CONVERTED, write_text
+from ..loading import Translator, load_config, load_tokenizer, set_languages
+from ..training.optimization import seed_batch
+from ..translation_vanilla_transformer import is_vanilla
+from .options import DistillOptions
+
+GROUP = 512  # texts
+USUAL_BEAMS, LONGEST, BATCH, BATCH_WITH_SCORES = 5, 256, 4096, 512  # the last three in tokens
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """One model or an ensemble, not loaded yet; and how it translates.
+
+    Attributes:
+        names: Directories or Hub ids.
+        languages: Source and target of a multilingual model.
+        options: Those of the search and of loading.
+        seed: Of samples.
+    """
+
+    names: Sequence[str]
+    languages: tuple[str | None, str | None]
+    options: DistillOptions
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """How reports and messages refer to it."""
+        return "+".join(self.names)
+
+    def open(self) -> Translator:
+        """Loads it on the device of this process. Raises UserError if it cannot be loaded."""
+        options = self.options
+        is_converted = Path(self.names[0], CONVERTED).is_file()
+        backend = "ctranslate2" if is_converted else options.backend
+        more = {"use_safetensors": None, "dtype": options.dtype, "revision": options.revision}  # others have pickles
+        if backend == "ctranslate2":
+            more = {"quantization": options.quantization} | ({} if is_converted else {"revision": options.revision})
+        translator = Translator.from_pretrained(
+            list(self.names),
+            backend=backend,
+            device=PartialState().device,
+            trust_remote_code=options.trust_remote_code,
+            **more,
+        )
+        keeps_scores = options.n_best > 1 or options.samples or options.needs_scores
+        batch = BATCH_WITH_SCORES if keeps_scores and not is_vanilla(translator.engine.config) else BATCH
+        translator.max_tokens = options.max_tokens or batch
+        set_languages(translator, *self.languages)
+        return translator
+
+    def load(self) -> Callable[[list[str], int], list]:
+        """Loads it, for [`translate_groups`]."""
+        return partial(self.candidates, self.open())
+
+    def search(self, translator: Translator) -> dict[str, object]:
+        """The options of `generate` to translate with."""
+        options, saved = self.options, translator.engine.generation_config
+        usual = saved.num_beams if (saved.num_beams or 1) > 1 else USUAL_BEAMS
+        found = {"num_beams": options.num_beams or max(usual, options.n_best)}
+        found |= {"length_penalty": options.length_penalty, "max_new_tokens": options.max_new_tokens}
+        is_limited = saved.max_length or saved.max_new_tokens or is_vanilla(translator.engine.config)
+        if not (is_limited or options.max_new_tokens):  # transformers would stop after 20 tokens
+            found["max_new_tokens"] = LONGEST
+        return found
+
+    def translate(self, translator: Translator, texts: list[str], progress: str | None = None) -> list[str]:
+        """One translation of each text."""
+        return translator([self.options.source_prefix + text for text in texts], progress, **self.search(translator))
+
+    def candidates(self, translator: Translator, texts: list[str], group: int) -> list[list[tuple[str, float | None]]]:
+        """The translations of each text from which a student is to learn, and their scores, if they are needed.
+
+        The score is the mean log-probability of a token, averaged over the pieces in which a text is translated.
+        """
+        options = self.options
+        if not (options.samples or options.n_best > 1 or options.needs_scores):
+            return [[(text, None)] for text in self.translate(translator, texts)]
+        sources, search = [options.source_prefix + text for text in texts], self.search(translator)
+        if options.samples:
+            seed_batch(self.seed, group)
+            search = {"max_new_tokens": search["max_new_tokens"], **SAMPLING}
+        found = translator.n_best(sources, options.samples or options.n_best, **search)
+        pieces = Counter(translator.split(sources).text_indices)
+        return [
+            [(one.text, one.score / max(pieces[number], 1)) for one in hypotheses]
+            for number, hypotheses in enumerate(found)
+        ]
+
+
+def find_teachers(options: DistillOptions, languages: tuple[str | None, str | None], seed: int) -> list[Teacher]:
+    """The teachers that translate one after the other: an ensemble, if they can be one, or else each by itself.
+
+    `languages` are those of multilingual teachers, unless `--teacher_langs` names others.
+    """
+    names, directions = options.teacher or [], list(map(parse_direction, options.teacher_langs or ()))
+    if len(names) > 1 and options.backend == "torch" and are_ensemble(names, options):
+        return [Teacher(names, languages, options, seed)]
+    directions = directions if len(directions) == len(names) else (directions or [languages]) * len(names)
+    rows = enumerate(zip(names, directions, strict=True))
+    return [Teacher([name], direction, options, seed + number) for number, (name, direction) in rows]
+
+
+def find_back(options: DistillOptions, languages: tuple[str | None, str | None]) -> Teacher | None:
+    """The model of `--round_trip`, which translates in the other direction than the first teacher."""
+    if options.round_trip is None:
+        return None
+    source, target = next(map(parse_direction, options.teacher_langs or ()), languages)
+    kept = options.values("output_dir max_tokens dtype trust_remote_code")
+    return Teacher([options.round_trip], (target, source), DistillOptions(**kept))
+
+
+def are_ensemble(names: list[str], options: DistillOptions) -> bool:
+    """Whether the models are of this package and have the same tokens."""
+    if any(Path(name, CONVERTED).is_file() for name in names):
+        return False
+    where = {"revision": options.revision} if options.revision else {}
+    if not all(is_vanilla(load_config(name, **where)) for name in names):
+        return False
+    first, *others = (load_tokenizer(name, **where).get_vocab() for name in names)
+    return all(other == first for other in others)
+
+
+def translate_groups(folder: Path, texts: list[str], label: str, load: Callable[[], Callable[[list[str], int], list]]):
+    """Writes a file for each group of texts that has none yet; the processes take the groups in turn.
+
+    Returns when all processes are done. Which texts a group has depends on their places alone, so its translations,
+    too, are the same wherever an earlier run ended.
+
+    Args:
+        label: Of the progress bar.
+        load: Called if there is something to translate. Returns a function of the texts of a group and its number,
+            which returns something for JSON.
+    """
+    state = PartialState()
+    numbers = range(-(-len(texts) // GROUP))
+    missing = [number for number in numbers if not file_of(folder, number).exists()]
+    mine = [number for number in missing if number % state.num_processes == state.process_index]
+    translate = load() if mine else None
+    done, show = len(numbers) - len(missing), None if state.is_main_process else True
+    bar = tqdm(total=len(texts), initial=min(done * GROUP, len(texts)), desc=label, unit="text", disable=show)
+    with bar, warnings.catch_warnings():
+        for number in mine:
+            group = texts[number * GROUP : (number + 1) * GROUP]
+            with noting(f"while translating texts {number * GROUP + 1:,} to {number * GROUP + len(group):,}"):
+                content = json.dumps(translate(group, number), ensure_ascii=False)
+            warnings.simplefilter("ignore")  # about unknown characters: once is enough
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(file_of(folder, number), content)
+            done = sum(1 for _ in folder.glob("*.json"))  # by all processes
+            bar.update(min(done * GROUP, len(texts)) - bar.n)
+    state.wait_for_everyone()
+
+
+def read_groups(folder: Path, count: int) -> list:
+    """What [`translate_groups`] wrote for `count` texts, in their order."""
+    files = (file_of(folder, number) for number in range(-(-count // GROUP)))
+    return [one for file in files for one in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def file_of(folder: Path, number: int) -> Path:
+    return folder / f"{number:07}.json"
