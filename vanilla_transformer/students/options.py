@@ -55,7 +55,7 @@ class DistillOptions:
     )
     max_tokens: int | None = option(
         None,
-        "source tokens in a batch of the teacher (default: 4096; 512 where transformers keeps the scores of each step)",
+        "source tokens in a batch of a teacher (default: 4096; 512 where transformers keeps the scores of all steps)",
         ge=1,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of the teacher's weights with torch")

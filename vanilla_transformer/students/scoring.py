@@ -20,6 +20,7 @@ from ..files import new_folder
 from ..loading import Translator
 from .filtering import RULES
 
+NUMBERS = ("number", "MB, all files")  # columns of numbers
 WARM_UP = 8  # sentences, since the first ones are slower
 AGREEMENT = """The references are translations by the teacher, held out of training: the scores say how far the student
 agrees with it, not how good either is. `--test_file` scores both on human translations."""
@@ -98,15 +99,16 @@ def report(output_dir: Path, teachers: list[str], texts: dict[str, int], forms: 
     counts += [("pairs to train on", pairs["train"])]
     examples = [(rule, one["source"], one["target"]) for rule, one in pairs["dropped"].items()]
     sizes = [(form, f"{folder_size(output_dir / form):,.1f}") for form in forms]
+    minutes = f"{student['train_runtime'] / 60:,.1f}"
     parts = [
         f"# A student of {', '.join(teachers)}",
         table(["texts and pairs", "number"], [(name, f"{number:,}") for name, number in counts]),
         *([table(["left out", "for example", "translated as"], examples)] if examples else []),
-        f"The student has {student['num_parameters']:,} parameters. It was trained for {student['train_steps']:,} steps "
-        f"in {student['train_runtime'] / 60:,.1f} minutes; `student/recipe.yaml` has every option.",
+        f"The student has {student['num_parameters']:,} parameters. It was trained for {student['train_steps']:,} "
+        f"steps in {minutes} minutes; `student/recipe.yaml` has every option.",
         *([AGREEMENT] if pairs["held_out"] else []),
         results_table(results),
-        *([table(["converted to", "MB of all files"], sizes)] if sizes else []),
+        *([table(["converted to", "MB, all files"], sizes)] if sizes else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -114,7 +116,8 @@ def report(output_dir: Path, teachers: list[str], texts: dict[str, int], forms: 
 def table(head: list[str], rows: list[tuple]) -> str:
     """A table in Markdown; texts are shortened, and on one line."""
     cells = [[" ".join(str(cell).split()).replace("|", "\\|")[:100] for cell in row] for row in rows]
-    return tabulate(cells, head, "github", disable_numparse=True)
+    align = ["right" if name in NUMBERS else "left" for name in head]
+    return tabulate(cells, head, "github", disable_numparse=True, colalign=align)
 
 
 def folder_size(folder: Path) -> float:

@@ -67,24 +67,23 @@ def is_trained(asked: Options) -> bool:
 
 
 def train(words: list[str], asked: Options):
-    """Runs train.py in this process, from the newest checkpoint if there is one.
-
-    What train.py chose in an earlier run is in its recipe and stays, since another time it might measure another
-    speed.
-    """
-    recipe = asked.training.output_dir / "recipe.yaml"
-    if recipe.exists():
-        words = ["--config", str(recipe), *repeated_words(asked)]
+    """Runs train.py in this process, so that they end together, from the newest checkpoint if there is one."""
     script = str(train_script())
-    with patch.object(sys, "argv", [script, *words, "--resume_from_checkpoint"]):
+    with patch.object(sys, "argv", [script, *repeated(words, asked), "--resume_from_checkpoint"]):
         runpy.run_path(script, run_name="__main__")
 
 
-def repeated_words(asked: Options) -> list[str]:
-    """The options that a recipe lacks, and metrics, which run code and so are asked for each time."""
-    values = vars(asked.training)
-    words = [f"--{name}={values[name]}" for name in sorted(REPEATED) if values[name]]
-    return words + [f"--metrics={name}" for name in asked.training.metrics or ()]
+def repeated(words: list[str], asked: Options) -> list[str]:
+    """The words or, if train.py has begun before, those that repeat what it did.
+
+    Its recipe has what it chose, which another time might be something else, since it measures the speed of the
+    machine. To it come the options that a recipe lacks, and metrics, which run code and so are asked for each time.
+    """
+    recipe, values = asked.training.output_dir / "recipe.yaml", vars(asked.training)
+    if not recipe.exists():
+        return words
+    words = ["--config", str(recipe), *(f"--{name}={values[name]}" for name in sorted(REPEATED) if values[name])]
+    return words + [f"--metrics={name}" for name in values["metrics"] or ()]
 
 
 def settings_of(asked: Options) -> dict[str, object]:

@@ -2,6 +2,8 @@
 take its share."""
 
 import json
+import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from ..translation_vanilla_transformer import is_vanilla
 from .options import DistillOptions
 
 GROUP = 512  # texts
+SECONDS = 30  # between two lines about progress
 USUAL_BEAMS, LONGEST, BATCH, BATCH_WITH_SCORES = 5, 256, 4096, 512  # the last three in tokens
 
 
@@ -64,6 +67,10 @@ class Teacher:
         keeps_scores = options.n_best > 1 or options.samples or options.needs_scores
         batch = BATCH_WITH_SCORES if keeps_scores and not is_vanilla(translator.engine.config) else BATCH
         translator.max_tokens = options.max_tokens or batch
+        saved = translator.engine.generation_config
+        is_limited = saved.max_length or saved.max_new_tokens or is_vanilla(translator.engine.config)
+        if options.max_new_tokens or not is_limited:  # transformers would stop after 20 tokens
+            saved.max_length, saved.max_new_tokens = None, options.max_new_tokens or LONGEST
         set_languages(translator, *self.languages)
         return translator
 
@@ -75,12 +82,8 @@ class Teacher:
         """The options of `generate` to translate with."""
         options, saved = self.options, translator.engine.generation_config
         usual = saved.num_beams if (saved.num_beams or 1) > 1 else USUAL_BEAMS
-        found = {"num_beams": options.num_beams or max(usual, options.n_best)}
-        found |= {"length_penalty": options.length_penalty, "max_new_tokens": options.max_new_tokens}
-        is_limited = saved.max_length or saved.max_new_tokens or is_vanilla(translator.engine.config)
-        if not (is_limited or options.max_new_tokens):  # transformers would stop after 20 tokens
-            found["max_new_tokens"] = LONGEST
-        return found
+        beams = options.num_beams or max(usual, options.n_best)
+        return {"num_beams": beams, "length_penalty": options.length_penalty}
 
     def translate(self, translator: Translator, texts: list[str], progress: str | None = None) -> list[str]:
         """One translation of each text."""
@@ -97,7 +100,7 @@ class Teacher:
         sources, search = [options.source_prefix + text for text in texts], self.search(translator)
         if options.samples:
             seed_batch(self.seed, group)
-            search = {"max_new_tokens": search["max_new_tokens"], **SAMPLING}
+            search = SAMPLING
         found = translator.n_best(sources, options.samples or options.n_best, **search)
         pieces = Counter(translator.split(sources).text_indices)
         return [
@@ -155,9 +158,9 @@ def translate_groups(folder: Path, texts: list[str], label: str, load: Callable[
     missing = [number for number in numbers if not file_of(folder, number).exists()]
     mine = [number for number in missing if number % state.num_processes == state.process_index]
     translate = load() if mine else None
-    done, show = len(numbers) - len(missing), None if state.is_main_process else True
-    bar = tqdm(total=len(texts), initial=min(done * GROUP, len(texts)), desc=label, unit="text", disable=show)
-    with bar, warnings.catch_warnings():
+    done = min((len(numbers) - len(missing)) * GROUP, len(texts))
+    progress = Progress(label, done, len(texts), state.is_main_process)
+    with progress.bar, warnings.catch_warnings():
         for number in mine:
             group = texts[number * GROUP : (number + 1) * GROUP]
             with noting(f"while translating texts {number * GROUP + 1:,} to {number * GROUP + len(group):,}"):
@@ -165,9 +168,27 @@ def translate_groups(folder: Path, texts: list[str], label: str, load: Callable[
             warnings.simplefilter("ignore")  # about unknown characters: once is enough
             folder.mkdir(parents=True, exist_ok=True)
             write_text(file_of(folder, number), content)
-            done = sum(1 for _ in folder.glob("*.json"))  # by all processes
-            bar.update(min(done * GROUP, len(texts)) - bar.n)
+            progress.show(min(GROUP * sum(1 for _ in folder.glob("*.json")), len(texts)))  # by all processes
     state.wait_for_everyone()
+
+
+class Progress:
+    """How many texts are translated, with the time that is left: a bar or, where stderr is no terminal, lines."""
+
+    def __init__(self, label: str, done: int, total: int, is_shown: bool):
+        self.label, self.done, self.total, self.is_shown = label, done, total, is_shown
+        self.started = self.shown = time.monotonic()
+        self.bar = tqdm(total=total, initial=done, desc=label, unit="text", disable=None if is_shown else True)
+
+    def show(self, done: int):
+        """Shows that so many texts are done, of all that there are."""
+        self.bar.update(done - self.bar.n)
+        now = time.monotonic()
+        if self.bar.disable and self.is_shown and now - self.shown >= SECONDS:
+            self.shown = now
+            left = (now - self.started) / (done - self.done) * (self.total - done)
+            text = f"{self.label}: {done:,} of {self.total:,} texts, {tqdm.format_interval(left)} left"
+            print(text, file=sys.stderr, flush=True)
 
 
 def read_groups(folder: Path, count: int) -> list:

@@ -1,0 +1,87 @@
+"""The command line of train.py for a student."""
+
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.students.options import DistillOptions
+from vanilla_transformer.students.training import repeated, settings_of, train_script, training_words
+from vanilla_transformer.training.recipe import parse_arguments
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("true.tsv", "dev.tsv", "test.tsv"):
+        Path(name).write_text("source\ttarget\na\tb\n")
+    return Path("out")
+
+
+def words(*rest: str, **options) -> list[str]:
+    return training_words(DistillOptions(Path("out"), **options), rest)[0]
+
+
+def asked(*rest: str, **options):
+    return training_words(DistillOptions(Path("out"), **options), rest)[1]
+
+
+def test_pairs_are_joined_and_sizes_are_chosen(out):
+    found = asked("--hours", "0.5", "--test_file", "test.tsv", train_file=["true.tsv"])
+    assert found.data.train_file == ["out/pairs/train.jsonl", "true.tsv"] and found.data.test_file == ["test.tsv"]
+    assert found.training.output_dir == Path("out/student") and found.data.remove_overlap
+    assert (found.data.tokenizer_type, found.model.position_embedding_type) == ("unigram", "marian")
+    assert {"d_model", "vocab_size", "max_steps"} <= found.free and "letters" not in found.free
+    assert asked().data.test_file == ["out/pairs/test.jsonl"]
+
+
+def test_the_users_options_win(out):
+    found = asked("--tokenizer-type=bpe", "--position_embedding_type", "rotary", "--remove_overlap", "false")
+    assert (found.data.tokenizer_type, found.model.position_embedding_type) == ("bpe", "rotary")
+    assert not found.data.remove_overlap
+    assert asked("--letters").data.tokenizer_type == "bpe"
+    Path("recipe.yaml").write_text("d_model: 64\nnum_beams: 4\n")
+    found = asked("--config", "recipe.yaml")
+    assert found.model.d_model == 64 and found.training.num_beams == 4 and found.data.tokenizer_type == "bpe"
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        (["--hours", "1", "--max_steps", "5"], "--hours has no effect with --max_steps"),
+        (["--learning_rat", "1"], "--learning_rat is not an option; did you mean --learning_rate?"),
+        (["--validation_file", "none.tsv"], "none.tsv does not exist"),
+        (["--dry_run"], "--dry_run is an option of train.py alone"),
+        (["--resume-from-checkpoint"], "--resume_from_checkpoint is an option of train.py alone"),
+        (["--dataset_name", "x"], "--dataset_name and --train_file are both given"),
+    ],
+)
+def test_what_train_py_would_refuse_is_refused_at_once(rest, message, out):
+    with pytest.raises(UserError, match=message):
+        words(*rest)
+
+
+def test_what_was_chosen_is_repeated_from_the_recipe(out):
+    """With what a recipe lacks."""
+    rest = ["--push_to_hub", "--hub_model_id", "me/x", "--metrics", "rouge", "--max_steps", "5"]
+    found = asked(*rest)
+    assert repeated(["--hours", "1"], found) == ["--hours", "1"]
+    (out / "student").mkdir(parents=True)
+    (out / "student" / "recipe.yaml").write_text("d_model: 64\nmax_steps: 5\nmetrics: [rouge]\n")
+    again = repeated(["--hours", "1"], found)
+    assert again == [
+        "--config",
+        "out/student/recipe.yaml",
+        "--hub_model_id=me/x",
+        "--push_to_hub=True",
+        "--metrics=rouge",
+    ]
+    repeats = parse_arguments([*again, "--train_file", "true.tsv"])
+    assert repeats.model.d_model == 64 and repeats.training.push_to_hub and not repeats.free
+    settings = settings_of(found)
+    assert settings["max_steps"] == 5 and not {"push_to_hub", "teacher", "num_beams"} & settings.keys()
+    assert {"size", "hours"} <= settings.keys()
+
+
+def test_train_py_is_found():
+    assert train_script().name == "train.py" and "def optimizer_step" in train_script().read_text(encoding="utf-8")
