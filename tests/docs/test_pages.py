@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 from helpers import ROOT, save_untrained
 
-from vanilla_transformer.__main__ import main
+from vanilla_transformer.__main__ import load_verb, main
 from vanilla_transformer.commands import evaluate, translate
 from vanilla_transformer.commands.parser import Parser
 from vanilla_transformer.training.recipe import make_parser
@@ -83,6 +83,7 @@ def test_the_map_in_contributing_is_that_of_the_tree():
 
 def test_options_in_pages_exist():
     known = set(make_parser()._option_string_actions) | LAUNCHER_OPTIONS
+    known |= load_verb("distill")[1]._option_string_actions.keys()  # of a dataclass
     for pattern in ("*.py", "vanilla_transformer/**/*.py", "benchmarks/*.py", "examples/*.py"):
         for file in ROOT.glob(pattern):
             known |= set(re.findall(r"\"(--[a-z_]+)\"", file.read_text(encoding="utf-8")))

@@ -8,6 +8,7 @@ several GPUs: accelerate launch --multi_gpu -m vanilla_transformer distill ...
 import argparse
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -31,7 +32,7 @@ from ..students.options import FILTERING, TRANSLATING, DistillOptions
 from ..students.pairs import TextsToLearn, make_pairs
 from ..students.scoring import System, compare, load_test, report
 from ..students.steps import begin
-from ..students.training import is_trained, settings_of, train, training_words
+from ..students.training import held_out_file, is_trained, settings_of, train, training_words
 from ..students.translating import Teacher, find_back, find_teachers, translate_groups
 from ..training import hardware
 from ..training.processes import check_launch, run_on_main
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace):
     except (KeyboardInterrupt, SystemExit) as stopped:
         # A signal that train.py got is a status above 128.
         is_signal = isinstance(stopped, KeyboardInterrupt) or (isinstance(stopped.code, int) and stopped.code > 128)
-        if is_signal and PartialState().is_main_process:
+        if is_signal and os.environ.get("RANK", "0") == "0":
             print("\nvanilla-transformer distill: stopped; the same command goes on from here.", file=sys.stderr)
         raise
 
@@ -76,6 +77,9 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
     words, asked = training_words(options, rest)
     forms, texts = find_forms(options.to), read_texts(options, asked)
     state, output_dir = start_process(), options.output_dir
+    holds_out = asked.data.test_file == [held_out_file(output_dir)]
+    if not holds_out and state.is_main_process:
+        load_test(asked.data)  # so that a wrong column is found now
     done = run_on_main(begin, output_dir, step_settings(options, asked, texts, forms))
     languages = asked.data.source_lang, asked.data.target_lang
     teachers, back = find_teachers(options, languages, asked.training.seed), find_back(options, languages)
@@ -83,9 +87,7 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
         for number, teacher in enumerate(teachers):
             state.print(f"{teacher.label} translates {len(texts.sources):,} texts.")
             translate_groups(output_dir / "translations" / str(number), texts.sources, "Translating", teacher.load)
-        make_pairs(
-            options, texts, teachers, back, hold_out=asked.data.test_file == [str(output_dir / "pairs/test.jsonl")]
-        )
+        make_pairs(options, texts, teachers, back, holds_out)
         clear_device_cache(garbage_collection=True)  # of the teachers
     if "evaluation" not in done and not is_trained(asked):
         state.print(f"Training the student on {output_dir}/pairs/train.jsonl.")
@@ -96,12 +98,8 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
         if form not in done:
             convert_student(output_dir, form)
     if "evaluation" not in done:
-        compare(
-            find_systems(output_dir, teachers, forms),
-            load_test(asked.data),
-            make_scorer(asked),
-            output_dir / "evaluation",
-        )
+        systems = find_systems(output_dir, teachers, forms)
+        compare(systems, load_test(asked.data), make_scorer(asked), output_dir / "evaluation")
     names = [teacher.label for teacher in teachers] or options.translations
     write_text(output_dir / "report.md", report(output_dir, names, texts.counts, forms))
     print(f"\n{(output_dir / 'report.md').read_text(encoding='utf-8')}\nThis report is {output_dir}/report.md.")

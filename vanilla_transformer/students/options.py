@@ -97,12 +97,16 @@ class DistillOptions:
         if self.teacher_langs and len(self.teacher_langs) not in (1, len(self.teacher or [""])):
             count = len(self.teacher_langs)
             raise UserError(f"--teacher_langs has {count} values; give one for each --teacher, or one for all.")
-        for direction in self.teacher_langs or ():
-            parse_direction(direction)
+        _ = self.directions  # or UserError
 
     def is_given(self, name: str) -> bool:
         """Whether the option has another value than by default."""
         return getattr(self, name) != self.__dataclass_fields__[name].default
+
+    @property
+    def directions(self) -> list[tuple[str, str]]:
+        """The languages of `--teacher_langs`."""
+        return [parse_direction(direction, "--teacher_langs") for direction in self.teacher_langs or ()]
 
     @property
     def needs_scores(self) -> bool:

@@ -27,6 +27,11 @@ def train_script() -> Path:
     return path
 
 
+def held_out_file(output_dir: Path) -> str:
+    """The test set of a student if `--test_file` is not given."""
+    return str(output_dir / "pairs" / "test.jsonl")
+
+
 def training_words(options: DistillOptions, rest: Sequence[str]) -> tuple[list[str], Options]:
     """The command line of train.py with `rest` from the user, and what it says.
 
@@ -53,7 +58,7 @@ def training_words(options: DistillOptions, rest: Sequence[str]) -> tuple[list[s
             if Path(name).parent != pairs:
                 find_files(name, split)
     if not asked.data.test_file:
-        words += ["--test_file", str(pairs / "test.jsonl")]
+        words += ["--test_file", held_out_file(options.output_dir)]
         asked = parse_arguments(words)
     if asked.data.tokenizer_type == "unigram":
         with explaining(f"{NEEDED}, or give --tokenizer_type bpe", ModuleNotFoundError):

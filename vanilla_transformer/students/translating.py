@@ -14,7 +14,6 @@ from pathlib import Path
 from accelerate import PartialState
 from tqdm.auto import tqdm
 
-from ..data.options import parse_direction
 from ..errors import noting
 from ..evaluation.mbr import SAMPLING
 from ..files import CONVERTED, write_text
@@ -114,7 +113,7 @@ def find_teachers(options: DistillOptions, languages: tuple[str | None, str | No
 
     `languages` are those of multilingual teachers, unless `--teacher_langs` names others.
     """
-    names, directions = options.teacher or [], list(map(parse_direction, options.teacher_langs or ()))
+    names, directions = options.teacher or [], options.directions
     if len(names) > 1 and options.backend == "torch" and are_ensemble(names, options):
         return [Teacher(names, languages, options, seed)]
     directions = directions if len(directions) == len(names) else (directions or [languages]) * len(names)
@@ -126,7 +125,7 @@ def find_back(options: DistillOptions, languages: tuple[str | None, str | None])
     """The model of `--round_trip`, which translates in the other direction than the first teacher."""
     if options.round_trip is None:
         return None
-    source, target = next(map(parse_direction, options.teacher_langs or ()), languages)
+    source, target = next(iter(options.directions), languages)
     kept = options.values("output_dir max_tokens dtype trust_remote_code")
     return Teacher([options.round_trip], (target, source), DistillOptions(**kept))
 

@@ -1,0 +1,38 @@
+"""Options that contradict each other are refused before anything is read."""
+
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer.commands.distill import find_forms
+from vanilla_transformer.errors import UserError
+from vanilla_transformer.students.options import DistillOptions
+
+FROM_TEACHER = {"teacher": ["a", "b", "c"], "source_file": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"source_file": ["x"]}, "give either --teacher or its --translations"),
+        (FROM_TEACHER | {"translations": ["y"]}, "give either --teacher or its --translations"),
+        ({"teacher": ["a"]}, "--teacher needs --source_file"),
+        ({"translations": ["y"], "n_best": 2}, "--n_best is for a --teacher"),
+        ({"translations": ["y"], "min_score": -1.0}, "--min_score needs a --teacher"),
+        (FROM_TEACHER | {"samples": 3, "num_beams": 2}, "--samples draws translations, without --num_beams"),
+        (FROM_TEACHER | {"samples": 3, "backend": "ctranslate2"}, "--backend ctranslate2 cannot sample"),
+        (FROM_TEACHER | {"n_best": 3, "num_beams": 2}, "--n_best 3 needs as many beams"),
+        (FROM_TEACHER | {"teacher_langs": ["en-de", "en-fr"]}, "--teacher_langs has 2 values; give one for each"),
+        (FROM_TEACHER | {"teacher_langs": ["en"]}, "--teacher_langs has en; give source"),
+    ],
+)
+def test_contradictions_are_refused(given, message):
+    with pytest.raises(UserError, match=message):
+        DistillOptions(Path("out"), **given).check()
+    DistillOptions(Path("out"), **FROM_TEACHER).check()
+
+
+def test_forms_are_those_of_convert():
+    assert find_forms(["none"]) == [] and find_forms(["native", "vanilla"]) == ["native", "vanilla"]
+    with pytest.raises(UserError, match="--to marble is not a form; choose among vanilla, native"):
+        find_forms(["marble"])
