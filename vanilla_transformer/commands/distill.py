@@ -43,6 +43,7 @@ from .parser import Parser
 
 DATACLASSES = [DistillOptions]
 INT8 = "student, ctranslate2 int8"  # its name in the table of scores
+MODULES = {"protobuf": "google.protobuf"}  # of packages with another name
 
 
 def add_arguments(parser: Parser):
@@ -137,7 +138,8 @@ def find_forms(asked: list[str] | None) -> list[str]:
     """The forms to convert the student to. Raises UserError if one is unknown, or its packages are missing."""
 
     def lacking(form: str) -> list[str]:
-        return [name for name in convert.PACKAGES.get(form, "").split() if importlib.util.find_spec(name) is None]
+        names = [MODULES.get(name, name) for name in convert.PACKAGES.get(form, "").split()]
+        return [name for name in names if importlib.util.find_spec(name) is None]
 
     if asked is None:
         return [] if lacking("ctranslate2") else ["ctranslate2"]
@@ -166,7 +168,7 @@ def convert_student(output_dir: Path, form: str):
     """Converts the student to a form of `vanilla-transformer convert`, in a folder of that name."""
     parser = Parser(prog="vanilla-transformer convert")
     convert.add_arguments(parser)
-    quantization = ["--quantization", "int8"] if form == "ctranslate2" else []
+    quantization = ["--quantization", "int8"] if form in ("ctranslate2", "marian-bin") else []
     convert.run(parser.parse_args([str(output_dir / "student"), str(output_dir / form), "--to", form, *quantization]))
 
 

@@ -20,11 +20,10 @@ OF_DISTILL = {"teacher", "num_beams", "length_penalty"}  # which mean the teache
 
 
 def train_script() -> Path:
-    """The path of train.py. Raises UserError if there is only the package."""
-    path = Path(__file__).parents[2] / "train.py"
-    if not path.is_file():
-        raise UserError("distill trains by train.py, which is not installed; run it from a clone of the repository.")
-    return path
+    """The path of train.py: in a wheel, where hatch_build.py puts it, or in the checkout."""
+    package = Path(__file__).parents[1]
+    packed = package / "project" / "train.py"
+    return packed if packed.is_file() else package.parent / "train.py"
 
 
 def held_out_file(output_dir: Path) -> str:
