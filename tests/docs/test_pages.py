@@ -15,11 +15,13 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from helpers import ROOT, save_untrained
+from helpers import ROOT, TEXTS, save_translator, save_untrained, small_model
 
+from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import load_verb, main
 from vanilla_transformer.commands import evaluate, translate
 from vanilla_transformer.commands.parser import Parser
+from vanilla_transformer.data.tokenizer import special_token_ids, train_unigram_tokenizer
 from vanilla_transformer.training.recipe import make_parser
 
 IGNORED = re.compile(r"(^|/)(\.|outputs/|node_modules/)")  # hidden folders: pytest itself writes one while it collects
@@ -157,7 +159,16 @@ def test_deployment_page_runs_from_top_to_bottom(workplace, monkeypatch, capsys)
     monkeypatch.chdir(workplace)
     page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^    vanilla-transformer (convert outputs/.*)$", page)
-    assert len(commands) == 3
+    assert len(commands) == 5
+    tokenizer = train_unigram_tokenizer(TEXTS, 330)
+    form = {
+        "d_model": 64,
+        "decoder_attention_heads": 4,
+        "position_embedding_type": "marian",
+        "tie_word_embeddings": True,
+    }
+    model = small_model(vocab_size=len(tokenizer), **form, **special_token_ids(tokenizer))
+    save_translator(Translator(model, tokenizer), workplace / "outputs" / "small")  # for Marian's engines
     for command in commands:
         main(command.split())
     blocks = python_blocks("docs/deployment.md")
