@@ -66,6 +66,8 @@ def sentencepiece_model(tokenizer: PreTrainedTokenizerBase) -> bytes:
     model.trainer_spec.vocab_size = len(pieces)
     model.trainer_spec.byte_fallback = True
     model.normalizer_spec.name = "nfc"
+    for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
+        setattr(model.normalizer_spec, name, True)
     return model.SerializeToString()
 
 
