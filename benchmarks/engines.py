@@ -98,14 +98,10 @@ def find_engines(model: str, folder: Path) -> dict[str, tuple[float, Callable[[l
 
 
 def page(model: Path) -> Path:
-    """A copy of examples/offline with the model, whose options are Bergamot's."""
+    """A copy of examples/offline with the model."""
     folder = model.with_name(f"{model.name}-page")
     shutil.copytree(OFFLINE, folder, symlinks=True, ignore=shutil.ignore_patterns("model"))
     shutil.copytree(model, folder / "model")
-    config = folder / "model" / "config.yml"
-    if "int8shiftAll" not in config.read_text(encoding="utf-8"):
-        with config.open("a", encoding="utf-8") as file:
-            file.write("max-length-break: 128\nalignment: soft\ngemm-precision: float32\n")
     return folder
 
 

@@ -35,6 +35,8 @@ globalThis.loadTranslator = async function (folder, { read, run, beams }) {
   };
   let config = new TextDecoder().decode(options);
   config = config.replace(/^(models|vocabs):\n(- .*\n)+|^relative-paths.*\n/gm, ""); // files, which it gets from us
+  if (!config.includes("gemm-precision")) // in float32, it has Marian's options
+    config += "max-length-break: 128\nalignment: soft\ngemm-precision: float32\n";
   if (beams) config = config.replace(/^beam-size:.*/m, `beam-size: ${beams}`);
   const vocabularies = new engine.AlignedMemoryList();
   vocabularies.push_back(memory(vocabulary, 64));

@@ -54,9 +54,6 @@ def site(request, model, tmp_path_factory) -> Path:
     install = ["npm", "install", "--ignore-scripts", "--no-audit", BERGAMOT]
     subprocess.run(install, cwd=folder, check=True, capture_output=True)
     main(["convert", str(model), str(folder / "model"), "--to", "marian-bin", *FORMS[request.param]])
-    if request.param == "float32":  # its config.yml is for Marian
-        with (folder / "model" / "config.yml").open("a") as config:
-            config.write("max-length-break: 128\nalignment: soft\ngemm-precision: float32\n")
     return folder
 
 

@@ -88,6 +88,7 @@ def make_app(
 
     @app.post("/translate", openapi_extra={"requestBody": {"required": True, "content": SCHEMA}})
     async def translate(request: Request) -> dict:
+        """The translations of a text or a list of texts, as LibreTranslate answers."""
         query = await read_query(request, char_limit)
         source, direction = find_direction(app.state.models, query)
         job = Job(direction, query.texts, query.alternatives, request.is_disconnected)
@@ -191,7 +192,7 @@ def find_direction(models: dict[tuple[str, str], Direction], query: Query) -> tu
             raise HTTPException(400, message)
         source = sources[0] if sources else source
     if (source, target) not in models:
-        message = f"There is no model from {query.source!r} to {query.target!r}; GET /languages lists the pairs."
+        message = f"No model translates from {query.source!r} to {query.target!r}; GET /languages lists the pairs."
         raise HTTPException(400, message)
     return source, models[source, target]
 

@@ -1,4 +1,4 @@
-"""The rules by which pairs of texts and translations are left out: those of the data report, repetitions, scores."""
+"""Rules that leave out pairs of texts and translations: those of the data report, repetitions, scores."""
 
 from collections.abc import Callable, Collection
 from typing import NamedTuple
