@@ -122,18 +122,12 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def test_readme_trains_the_model_before_it_loads_it():
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "&& accelerate launch train.py\n" in page.partition("```python")[0]
-
-
-def test_readme_code_runs(workplace, monkeypatch, capsys):
-    """One test, since two processes must not fill transformers' cache of remote code at the same time."""
+def test_code_about_translating_runs(workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
-    blocks = python_blocks("README.md")
-    assert len(blocks) >= 3
+    blocks, names = python_blocks("README.md") + python_blocks("docs/translating.md"), {}
+    assert len(blocks) == 3
     for code in blocks:
-        exec(code, {})
+        exec(code, names)
         assert capsys.readouterr().out.strip(), code
 
 

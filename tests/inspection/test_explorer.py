@@ -264,7 +264,7 @@ def test_pads_must_fit_and_translations_must_have_words(make_model, tokenizer):
 
 
 def test_page_of_the_docs_is_of_this_code():
-    """When its template or a line that it shows changes, the command of the README records it again."""
+    """When its template or a line that it shows changes, the command of docs/inspecting.md records it again."""
     page = (ROOT / "docs" / "explorer.html").read_text(encoding="utf-8")
     package = ROOT / "vanilla_transformer"
     before, after = (package / "inspection" / "explorer.html").read_text(encoding="utf-8").split("{{data}}")
