@@ -12,7 +12,8 @@ from pathlib import Path
 
 import datasets
 import pytest
-from helpers import ROOT, python_output
+from helpers import ROOT, python_output, save_untrained
+from safetensors.torch import load_file
 
 from vanilla_transformer.data.splits import load_pairs
 from vanilla_transformer.data.tokenizer import tokenizer_for_training
@@ -177,3 +178,12 @@ def test_chinese_is_memorized_and_translated_greedily_and_with_beams(run, train)
     for beams in ("1", "4"):
         command = ["-m", "vanilla_transformer", "translate", "--model", "outputs/chinese", "--num_beams", beams]
         assert run(*command, input="纽约是一座城市\n") == "New York is a city\n"
+
+
+@pytest.mark.slow
+def test_seq2seq_trainer_trains_the_sample_model_further(run):
+    save_untrained(Path("outputs/sample"))
+    Path("sample_dataset").symlink_to(ROOT / "sample_dataset")
+    run(str(EXAMPLES / "seq2seq_trainer.py"), *"--output_dir outputs/tuned --max_steps 1 --report_to none".split())
+    before, after = (load_file(f"outputs/{name}/model.safetensors") for name in ("sample", "tuned"))
+    assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)

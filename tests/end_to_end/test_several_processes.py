@@ -266,12 +266,11 @@ def test_machines_that_share_too_little_are_rejected(what, pairs, fork_two, tmp_
 def test_deepspeed_script_equals_one_process(pairs, tmp_path, monkeypatch):
     """The script and the command of docs/scaling.md on two CPU processes, with each stage of ZeRO."""
     pytest.importorskip("deepspeed")
-    (code,) = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
-    (tmp_path / "tune.py").write_text(code)
     (tmp_path / "sample_dataset").symlink_to(ROOT / "sample_dataset")
     train(options(pairs, tmp_path / "outputs" / "sample", "--dropout 0 --max_steps 1", model=MODEL))
-    command = next(command for command in COMMANDS if "tune.py" in command)
-    words = shlex.split(command.replace("recipes/", f"{ROOT}/recipes/"))[2:]
+    command = next(command for command in COMMANDS if "seq2seq_trainer.py" in command)
+    command = command.replace("recipes/", f"{ROOT}/recipes/").replace("examples/", f"{ROOT}/examples/")
+    words = shlex.split(command)[2:]
     more = ["--train_sampling_strategy", "sequential", "--adam_epsilon", "1e-5", "--save_strategy", "no"]
     device = {"ACCELERATE_USE_CPU": "false", "ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu"}
     for key, value in (device | {"PYTHONPATH": str(ROOT)}).items():
@@ -282,7 +281,7 @@ def test_deepspeed_script_equals_one_process(pairs, tmp_path, monkeypatch):
         subprocess.run(command, cwd=tmp_path, check=True, timeout=600)
         return dict(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "outputs" / "tuned").named_parameters())
 
-    alone = tune(words[words.index("tune.py") :], 8)
+    alone = tune(words[words.index(f"{ROOT}/examples/seq2seq_trainer.py") :], 8)
     for stage in ["1", "2", "3"]:
         launcher = ["-m", "accelerate.commands.launch", "--num_processes", "2", "--mixed_precision", "no"]
         found = tune([*launcher, "--zero_stage", stage, *words, "--ddp_backend", "gloo"], 4)
