@@ -68,10 +68,9 @@ def by_system(results: dict, runs: dict) -> list[dict]:
 
 
 def by_seed(results: dict, runs: dict) -> list[dict]:
-    """One row for each model: its scores, p of BLEU against the first model, its training, and its translations."""
-    digests = [digest for file, digest in results["sha256"].items() if file.startswith("hypotheses/")]
+    """One row for each model: its scores, p of BLEU against the first model, and its training."""
     rows = []
-    for (name, system), digest in zip(results["systems"].items(), digests, strict=True):
+    for name, system in results["systems"].items():
         precisions = "/".join(f"{precision:.1f}" for precision in system["precisions"])
         p_value = system["BLEU"]["p_value"]
         rows.append(
@@ -84,7 +83,6 @@ def by_seed(results: dict, runs: dict) -> list[dict]:
                 "p": "" if p_value is None else f"{p_value:.3f}",
                 "steps": f"{runs[name]['train_steps']:,}" if name in runs else "",
                 "validation BLEU": f"{runs[name]['eval_bleu']:.2f}" if name in runs else "",
-                "SHA-256 of the hypotheses": f"`{digest[:12]}`",
             }
         )
     return rows

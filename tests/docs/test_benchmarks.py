@@ -69,12 +69,10 @@ def test_quality_has_a_row_for_any_system(script, tmp_path, capsys, monkeypatch)
     system = results["systems"].popitem()[1]
     names = ["theirs/a.txt", "lost/b-1.txt", str(tmp_path), str(tmp_path / "run-1")]
     results["systems"] = dict.fromkeys(names, system)
-    files = ["references.txt", *(f"hypotheses/{number}.txt" for number in range(4))]
-    results["sha256"] = {file: str(number) * 64 for number, file in enumerate(files)}
     (tmp_path / "results.json").write_text(json.dumps(results), encoding="utf-8")
     script("quality").main([str(tmp_path)])
     rows = capsys.readouterr().out.split("\n\n")[1].splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == ["1" * 12, "2" * 12, "3" * 12, "4" * 12]
+    assert len(rows) == 4
     assert json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["lost/b-1"] == run  # its curve is kept
     trained = [row for row in rows if f"| {run['train_steps']:,} " in row]
     assert [row.split()[1] for row in trained] == ["b-1", "run-1"]
