@@ -184,6 +184,7 @@ def test_chinese_is_memorized_and_translated_greedily_and_with_beams(run, train)
 def test_seq2seq_trainer_trains_the_sample_model_further(run):
     save_untrained(Path("outputs/sample"))
     Path("sample_dataset").symlink_to(ROOT / "sample_dataset")
-    run(str(EXAMPLES / "seq2seq_trainer.py"), *"--output_dir outputs/tuned --max_steps 1 --report_to none".split())
+    options = ["--output_dir", "outputs/tuned", "--max_steps", "1", "--report_to", "none"]
+    run(str(EXAMPLES / "seq2seq_trainer.py"), *options)
     before, after = (load_file(f"outputs/{name}/model.safetensors") for name in ("sample", "tuned"))
     assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)
