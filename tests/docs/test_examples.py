@@ -127,6 +127,19 @@ def test_sequences_are_copied_reversed_and_sorted(task):
         assert [source for source, _ in letters] == [source.split(" ") for source, _ in splits_of("copy")[split]]
 
 
+def test_paragraphs_of_the_help_are_paired_by_their_ids(tmp_path, capsys):
+    pages = {
+        "en-US": '<h1 id="a">Save <b>all</b></h1><p id="b" class="x">Two\n lines &amp; more</p><p id="c">lost</p>',
+        "es": '<p id="b">Dos líneas</p><h1 id="a">Guardar\ttodo</h1><p id="d">nuevo</p><p id="c"></p>',
+    }
+    for language, text in pages.items():
+        page = tmp_path / "usr/share/libreoffice/help" / language / "text" / "shared" / "a.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(text, encoding="utf-8")
+    script("libreoffice_help").main(str(tmp_path), "en-US", "es")
+    assert capsys.readouterr().out == "Save all\tGuardar todo\nTwo lines & more\tDos líneas\n"
+
+
 # ---------------------------------------------------------------------------------------------------- recipes, README
 
 
