@@ -338,7 +338,59 @@ def attention_kinds() -> str:
     return svg("Who may attend to whom in the three kinds of attention", 900, 420, "".join(parts))
 
 
+# ---------------------------------------------------------------------------------------------------- first notebook
+
+
+def queries_keys_values() -> str:
+    """How one word looks at three: the example with which notebook 1 begins, in numbers."""
+    words, query = SOURCE[:3], torch.tensor([1.0, 0.5])
+    keys = torch.tensor([[4.0, 0], [0, 4.0], [-4.0, -4.0]])
+    values = torch.tensor([[1.0, 0], [0, 1.0], [5.0, 5.0]])
+    weights = (keys @ query / math.sqrt(2)).softmax(dim=-1)
+    rows, asking = (150, 240, 330), 1
+    columns = {"query": (300, BLUE), "key": (440, ORANGE), "value": (580, GREEN), "weight": (755, RED)}
+    notes = {"query": "x times Wq", "key": "x times Wk", "value": "x times Wv", "weight": "softmax(query · key / √2)"}
+    parts = [text(20, 50, "word", 18, weight="bold"), text(110, 50, "its vector x", 18, weight="bold")]
+    for name, (x, color) in columns.items():
+        parts += [text(x + 50, 50, name, 18, "middle", color, "bold"), text(x + 50, 76, notes[name], 15, "middle")]
+
+    def pair(name, y, numbers, opacity=0.13):
+        x, color = columns[name]
+        return box(x, y - 20, 100, 40, color, f"({numbers[0]:g}, {numbers[1]:g})", 17, color, opacity=opacity)
+
+    for number, (word, y) in enumerate(zip(words, rows, strict=True)):
+        parts.append(text(20, y + 6, word, 18))
+        shades = torch.rand(4, generator=torch.Generator().manual_seed(number)).tolist()
+        parts += [box(110 + 26 * i, y - 13, 24, 26, GREY, opacity=0.2 + 0.7 * shade) for i, shade in enumerate(shades)]
+        parts += [pair("key", y, keys[number]), pair("value", y, values[number])]
+        if number == asking:
+            parts += [pair("query", y, query), line((220, y), (296, y), arrow=True)]
+        else:
+            parts.append(text(350, y + 6, "not followed", 15, "middle", GREY))
+        start = (404, rows[asking] + 10 * (number - asking))
+        parts.append(line(start, (437, y), color=BLUE, arrow=True))
+        weight = weights[number].item()
+        parts += [box(755, y - 12, max(1, 70 * weight), 24, RED, stroke="none"), text(840, y + 6, f"{weight:.2f}", 18)]
+    total = " + ".join(
+        f"{w:.2f} × ({a:g}, {b:g})" for w, (a, b) in zip(weights.tolist(), values.tolist(), strict=True)
+    )
+    output = ", ".join(f"{number:.1f}" for number in (weights @ values).tolist())
+    parts.append(text(20, 410, f"What “{words[asking]}” gets: {total}, about ({output})", 18, weight="bold"))
+    parts.append(
+        text(20, 438, "Wq, Wk and Wv are matrices that the model learns. Every word asks with a query of its own.", 16)
+    )
+    return svg("From words to queries, keys and values, and from these to the output", 900, 460, "".join(parts))
+
+
+def colab() -> str:
+    """A button."""
+    shape = box(1, 1, 148, 26, BLUE, "▶ Open in Colab", 15, BLUE, opacity=0.13)
+    return svg("Open in Colab", 150, 28, shape)
+
+
 PICTURES = {
+    "queries_keys_values": queries_keys_values,
+    "colab": colab,
     "figure_1": lambda: Figure1().draw(),
     "heads": heads,
     "positions": positions,

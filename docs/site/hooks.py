@@ -14,6 +14,7 @@ from pathlib import Path
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 from nbconvert import MarkdownExporter
+from nbconvert.preprocessors import TagRemovePreprocessor
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +28,6 @@ OUTSIDE = {
 }
 OUTSIDE |= {f"results/{path.name}": f"benchmarks/results/{path.name}" for path in ROOT.glob("benchmarks/results/*.md")}
 NOTEBOOKS = [path.relative_to(ROOT / "docs") for path in sorted(ROOT.glob("docs/walkthrough/[0-9]*.ipynb"))]
-NOTEBOOKS = [path for path in NOTEBOOKS if not path.stem.endswith("_exercise")]  # to be filled, not read
 ORIGINS = OUTSIDE | {str(path.with_suffix(".md")): f"docs/{path}" for path in NOTEBOOKS}
 
 
@@ -63,7 +63,12 @@ def on_files(files, config):
         files.append(File.generated(config, "explorer.md", content=EXPLORER))
     for path in NOTEBOOKS:
         names = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
-        text, resources = MarkdownExporter().from_filename(ROOT / "docs" / path, names)
+        exporter = MarkdownExporter()
+        exporter.register_preprocessor(TagRemovePreprocessor(remove_cell_tags={"setup"}), enabled=True)
+        text, resources = exporter.from_filename(ROOT / "docs" / path, names)
+        text = re.sub(
+            r"(?m)^\[(\S+)\]: data:\S+$", r"[\1]: \1", text
+        )  # the pictures themselves, not their copies as PNG
         files.append(File.generated(config, str(path.with_suffix(".md")), content=text))
         for name, content in resources["outputs"].items():
             files.append(File.generated(config, str(path.parent / name), content=content))

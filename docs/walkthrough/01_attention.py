@@ -29,7 +29,7 @@
 # introduction, *Learn the Basics*, is enough). **Time:** 45 minutes, 20 of them for the exercise. **You will have**
 # attention, the first part of the model and the only one in which tokens exchange information.
 #
-# **How the exercises work.** `01_attention_exercise.ipynb` is this notebook with a blank where you write; the name, the
+# **How the exercises work.** `exercises/01_attention_exercise.ipynb` is this notebook with a blank where you write; the name, the
 # arguments and the shapes are given. `checks.check` compares your function and its gradients with the package, in
 # float64 and on sizes that all differ, and names your mistake if it is a common one. `checks.keep` does the same and then
 # writes your code to `my_transformer.py`, from which the next notebooks take it. It keeps the function and nothing else of
@@ -71,7 +71,12 @@ rng = np.random.default_rng(0)
 # with every key, turns the comparisons into weights that sum to one, and returns the weighted mean of all values.
 # It makes no hard choice, so it has a gradient and can be trained.
 #
-# In NumPy, for one query, with three keys that point in different directions:
+# Where do queries, keys and values come from? Each word is a vector, and the model multiplies it by three matrices that
+# it learns: one makes its query, one its key, one its value. Here the word "sings" asks, with the query (1, 0.5):
+#
+# ![Each of three words has a vector; the query of one word is compared with the keys of all, and the weights mix their values](../pictures/queries_keys_values.svg)
+#
+# The same in NumPy, with the same keys and values, and then two more queries:
 
 # %%
 keys = np.array([[4.0, 0.0], [0.0, 4.0], [-4.0, -4.0]])  # (S,k)
@@ -83,15 +88,16 @@ def softmax(scores):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-for query in np.array([[0.0, 4.0], [0.0, 0.0]]):
+for query in np.array([[1.0, 0.5], [0.0, 4.0], [0.0, 0.0]]):
     scores = keys @ query  # one number for each key: how well does it match?
     weights = softmax(scores / np.sqrt(2))  # positive, and their sum is one
     output = weights @ values  # the weighted mean of the values
-    print("query", query, "  scores", scores, "  weights", weights.round(3), "  output", output.round(3))
+    print("query", query, "  scores", scores, "  weights", weights.round(2), "  output", output.round(2))
 
 # %% [markdown]
-# The first query points where the second key does, so it gets almost only the second value. The second query is zero
-# and has no preference: it gets the plain mean of all values.
+# The first query fits the first key best and the second key a little: it gets 0.80 of the first value and 0.20 of the
+# second. The second query points where the second key does, and is longer: it gets almost only the second value. The
+# third query is zero and has no preference: it gets the plain mean of all values.
 #
 # The division by $\sqrt 2$, the root of the width k, keeps the weights from being all or nothing; more on this below.
 # With one query in each row of a matrix Q, one key in each row of K and one value in each row of V, all of this is
@@ -111,20 +117,20 @@ for query in np.array([[0.0, 4.0], [0.0, 0.0]]):
 
 
 # %% tags=["part"]
-def attention(q, k, v, mask=None):
+def attention(queries, keys, values, mask=None):
     """Scaled dot-product attention (Equation 1).
 
     Queries (...,T,k), keys (...,S,k) and values (...,S,k) -> the output (...,T,k) and the weights (...,T,S). A query
     does not see a key where `mask`, which broadcasts to (...,T,S), is False.
     """
     # SOLUTION
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (...,T,S)
+    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])  # (...,T,S)
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(dim=-1)
-    return weights @ v, weights
+    return weights @ values, weights
     # EXERCISE
-    # # 1. The scores (...,T,S): each query times each key, divided by the root of the width, the last axis of k.
+    # # 1. The scores (...,T,S): each query times each key, divided by the root of the width k, their last axis.
     # # 2. If there is a mask, the lowest number where it is False: masked_fill, and torch.finfo(scores.dtype).min.
     # # 3. The weights: a softmax over the keys.
     # # 4. The output: the weighted mean of the values.
@@ -143,10 +149,10 @@ checks.check(attention)
 # It equals the package. It also equals the steps in NumPy above, query by query:
 
 # %%
-q, keys, values = rng.normal(size=(5, 16)), rng.normal(size=(7, 16)), rng.normal(size=(7, 16))
-output, weights = attention(*map(torch.from_numpy, (q, keys, values)))
+queries, keys, values = rng.normal(size=(5, 16)), rng.normal(size=(7, 16)), rng.normal(size=(7, 16))
+output, weights = attention(*map(torch.from_numpy, (queries, keys, values)))
 for t in range(5):
-    by_hand = softmax(keys @ q[t] / np.sqrt(16))
+    by_hand = softmax(keys @ queries[t] / np.sqrt(16))
     np.testing.assert_allclose(weights[t], by_hand, atol=1e-12)
     np.testing.assert_allclose(output[t], by_hand @ values, atol=1e-12)
 
@@ -163,10 +169,12 @@ for t in range(5):
 #
 # - **the entropy** of the weights, in nats. It is $\ln 64$ if all keys have the same weight and 0 if one has all of
 #   it.
-# - **the gradient** of the weights with respect to the scores, the matrix $\mathrm{diag}(w) - w w^T$ (the Jacobian of
-#   the softmax), as its Frobenius norm. A softmax that has made up its mind has no gradient, and a layer that cannot
-#   change its mind does not learn. The norm varies widely between queries, so we look at its median and its lower
-#   quartile.
+# - **the gradient**: how much the weights change if the scores change a little. A softmax that has made up its mind has
+#   no gradient, and a layer that cannot change its mind does not learn. It varies widely between queries, so we look at
+#   its median and at its lower quartile, which a quarter of the queries do not reach.
+#
+# *Optional:* this gradient is a matrix, the Jacobian $\mathrm{diag}(w) - w w^T$ of the softmax. `gradient_norm` makes
+# one number of it, the root of the sum of its squares (the Frobenius norm).
 
 # %%
 S, NUM_QUERIES = 64, 1000
@@ -187,15 +195,15 @@ def measure(scores):
 
 
 plain, scaled = [], []
-for k in WIDTHS:
-    scores = rng.normal(size=(NUM_QUERIES, k)) @ rng.normal(size=(S, k)).T
+for width in WIDTHS:
+    scores = rng.normal(size=(NUM_QUERIES, width)) @ rng.normal(size=(S, width)).T
     plain.append(measure(scores))
-    scaled.append(measure(scores / np.sqrt(k)))
+    scaled.append(measure(scores / np.sqrt(width)))
 plain, scaled = np.array(plain), np.array(scaled)  # (widths, 4)
 
 print("without the scale -> with it")
-for k, without, with_scale in zip(WIDTHS, plain, scaled, strict=True):
-    print(f"d_k {k:3}   variance {without[0]:6.2f} -> {with_scale[0]:.2f}", end="   ")
+for width, without, with_scale in zip(WIDTHS, plain, scaled, strict=True):
+    print(f"d_k {width:3}   variance {without[0]:6.2f} -> {with_scale[0]:.2f}", end="   ")
     print(f"entropy {without[1]:.2f} -> {with_scale[1]:.2f} nats", end="   ")
     print(f"gradient: quartile {without[2]:.5f} -> {with_scale[2]:.2f}", end=", ")
     print(f"median {without[3]:.4f} -> {with_scale[3]:.2f}")
@@ -243,7 +251,9 @@ assert plain[-1, 3] < 0.1 * scaled[-1, 3]
 assert np.ptp(scaled[3:, 1:], axis=0).max() < 0.1
 
 # %% [markdown]
-# The formula for the norm of the gradient deserves a check of its own, against what autograd finds.
+# ### Optional: the norm of the gradient, checked
+#
+# The formula in `gradient_norm` deserves a check of its own, against what autograd finds.
 
 # %%
 scores = torch.randn(S, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2
@@ -251,7 +261,9 @@ jacobian = torch.autograd.functional.jacobian(lambda s: s.softmax(dim=-1), score
 np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm().item(), atol=1e-12)
 
 # %% [markdown]
-# ## What a query learns
+# ## Optional: what a query learns
+#
+# This part needs the Jacobian. No later notebook needs this part.
 #
 # In which direction does a gradient move a query? Take the sum of all outputs, and let the package compute its
 # gradient with respect to the queries. The gradient with respect to a weight is then the sum of the features of that
@@ -266,11 +278,11 @@ np.testing.assert_allclose(gradient_norm(softmax(scores.numpy())), jacobian.norm
 
 # %%
 B, h, T, S, k = 3, 4, 5, 7, 16
-q = torch.tensor(rng.normal(size=(B, h, T, k)), requires_grad=True)
+queries = torch.tensor(rng.normal(size=(B, h, T, k)), requires_grad=True)
 keys, values = (torch.tensor(rng.normal(size=(B, h, S, k))) for _ in range(2))
 
-output, weights = attention(q.detach(), keys, values)
-theirs, their_weights = eager_attention_forward(nn.Identity(), q, keys, values, None, scaling=k**-0.5)
+output, weights = attention(queries.detach(), keys, values)
+theirs, their_weights = eager_attention_forward(nn.Identity(), queries, keys, values, None, scaling=k**-0.5)
 torch.testing.assert_close(their_weights, weights, atol=1e-6, rtol=0, check_dtype=False)
 torch.testing.assert_close(theirs.transpose(1, 2), output, atol=1e-6, rtol=0)
 
@@ -278,7 +290,7 @@ theirs.sum().backward()
 by_weight = values.sum(dim=-1)[:, :, None].expand_as(weights)  # (B,h,T,S)
 by_score = weights * (by_weight - (weights * by_weight).sum(dim=-1, keepdim=True))  # (diag(w) - w w^T) applied
 by_query = by_score @ keys * k**-0.5  # (B,h,T,k)
-torch.testing.assert_close(q.grad, by_query, atol=1e-6, rtol=0)
+torch.testing.assert_close(queries.grad, by_query, atol=1e-6, rtol=0)
 print("the gradient with respect to the queries is equal")
 
 # %% [markdown]

@@ -110,17 +110,17 @@ plt.show()
 
 # %%
 h, k = 2, 8
-q, keys, values = torch.randn(3, B, h, S, k)
+queries, keys, values = torch.randn(3, B, h, S, k)
 
-in_batch, _ = attention(q, keys, values, padding)
-alone, _ = attention(q[1:, :, :4], keys[1:, :, :4], values[1:, :, :4])
+in_batch, _ = attention(queries, keys, values, padding)
+alone, _ = attention(queries[1:, :, :4], keys[1:, :, :4], values[1:, :, :4])
 torch.testing.assert_close(in_batch[1:, :, :4], alone, rtol=0, atol=1e-6, msg="padding changes the short sentence")
 
 changed_keys, changed_values = keys.clone(), values.clone()
 changed_keys[:, :, -1] += 10
 changed_values[:, :, -1] += 10
-before, _ = attention(q, keys, values, causal)
-after, _ = attention(q, changed_keys, changed_values, causal)
+before, _ = attention(queries, keys, values, causal)
+after, _ = attention(queries, changed_keys, changed_values, causal)
 assert torch.equal(before[:, :, :-1], after[:, :, :-1]), "the last token changes a position before it"  # to the bit
 assert (before[:, :, -1] - after[:, :, -1]).abs().max() > 1, "the last position does not see its own change"
 
@@ -188,9 +188,9 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x, attended, mask=None):
         """A query does not see a key where `mask`, which broadcasts to (B,h,T,S), is False."""
         # SOLUTION
-        q = self.split_heads(self.q_proj(x))  # (B,h,T,k)
-        k, v = self.split_heads(self.k_proj(attended)), self.split_heads(self.v_proj(attended))  # (B,h,S,k)
-        output, _ = attention(q, k, v, mask)
+        queries = self.split_heads(self.q_proj(x))  # (B,h,T,k)
+        keys, values = self.split_heads(self.k_proj(attended)), self.split_heads(self.v_proj(attended))  # (B,h,S,k)
+        output, _ = attention(queries, keys, values, mask)
         return self.out_proj(self.join_heads(output))
         # EXERCISE
         # # Project to queries, keys and values; split; attend; join; project once more.

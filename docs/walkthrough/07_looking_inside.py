@@ -141,8 +141,8 @@ attention_maps(model, tokenizer, pair["en"], pair["de"])
 for hook in hooks:
     hook.remove()
 
-q, k = projected["q_proj"], projected["k_proj"]  # (h,T,k), (h,S,k)
-by_hand = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(dim=-1)  # (h,T,S)
+queries, keys = projected["q_proj"], projected["k_proj"]  # (h,T,k), (h,S,k)
+by_hand = (queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])).softmax(dim=-1)  # (h,T,S)
 torch.testing.assert_close(by_hand, maps.cross[-1], rtol=0, atol=1e-6)
 torch.testing.assert_close(maps.cross.sum(dim=-1), torch.ones_like(maps.cross[..., 0]))
 print(f"map of {tuple(by_hand.shape)}: equal")

@@ -2,34 +2,66 @@
 
 python docs/walkthrough/build.py
 python docs/walkthrough/build.py 05_layers_and_stacks --output_dir /tmp
+python docs/walkthrough/build.py --texts_only
 python docs/walkthrough/build.py --check
 
 In a source, these comments enclose what the reader is to write, and what the exercises have in its place:
 
     # SOLUTION
-    return weights @ v, weights
+    return weights @ values, weights
     # EXERCISE
     # raise NotImplementedError
     # END
 
 In exercises, cells tagged "answer" are folded, and left out if they are code. Those tagged "part" are what transformer.py
 consists of. The last picture of the cell tagged "picture" becomes a file, with which the first notebook begins.
+
+A notebook can be opened alone: it holds its pictures, as PNG, since Colab shows no SVG in text; and its first cell gets
+the files that the notebooks share, where they are missing.
 """
 
 import argparse
 import base64
+import hashlib
+import io
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from PIL import Image
 
 FOLDER = Path(__file__).resolve().parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 MARKED = re.compile(r"(?ms)^( *)# SOLUTION\n(.*?)^ *# EXERCISE\n(.*?)^ *# END(?:\n|\Z)")
 MODEL, PICTURE = "transformer.py", "attention_map.png"
+REPOSITORY = re.search(r'(?m)^repo_url: .*"(https:.+)"', (FOLDER.parents[1] / "mkdocs.yml").read_text("utf-8"))[1]
+COLAB = f"https://colab.research.google.com/github/{REPOSITORY.removeprefix('https://github.com/')}/blob/main/docs/walkthrough"
+BUTTON = "../pictures/colab.svg"
+SETUP = f"""# @title Setup: run this first
+# It finds the files that the notebooks share, or gets them, as in Colab: a minute or two.
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+repository = os.environ.get("REPOSITORY_URL", "{REPOSITORY}")
+shared, new = Path("docs", "walkthrough"), Path("vanilla-transformer").resolve()
+clones = [folder for folder in (new, *new.parents) if (folder / shared / "checks.py").exists()]
+if not clones:
+    subprocess.run(["git", "clone", "--depth", "1", repository, new], check=True)
+clone = clones[0] if clones else new
+if importlib.util.find_spec("vanilla_transformer") is None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", clone], check=True)
+os.chdir(clone / shared)
+sys.path[:0] = [str(clone / shared), str(clone)]
+"""
 HEADER = '''"""The Transformer of *Attention Is All You Need* in plain PyTorch, as the notebooks of this folder write it.
 
 The names of modules and parameters, and their shapes, are those of vanilla_transformer: weights load both ways. Built
@@ -53,8 +85,15 @@ def is_answer(cell: nbformat.NotebookNode) -> bool:
     return "answer" in cell.metadata.get("tags", [])
 
 
+def is_setup(cell: nbformat.NotebookNode) -> bool:
+    return "setup" in cell.metadata.get("tags", [])
+
+
 def read_source(source: Path, as_exercise: bool = False) -> nbformat.NotebookNode:
-    """The cells of a source, without outputs: with the solutions, or with blanks in their place."""
+    """The cells of a source, without outputs: with the solutions, or with blanks in their place.
+
+    The data of pictures is missing; `cell.metadata.pictures` has a digest of each.
+    """
 
     def choose(match: re.Match) -> str:
         indent, solution, blank = match.groups()
@@ -69,7 +108,71 @@ def read_source(source: Path, as_exercise: bool = False) -> nbformat.NotebookNod
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"  # random ids would make every build differ
         cell.source = MARKED.sub(choose, cell.source + "\n").rstrip("\n")
+    add_setup(notebook, exercise_path(source, Path()) if as_exercise else Path(f"{source.stem}.ipynb"))
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"!\[([^\]]+)\]\(([^)\s]+)\)", r"![\1][\2]", cell.source)
+            if as_exercise:  # which are a folder deeper
+                cell.source = re.sub(r"\]\((?!\w+:)", "](../", cell.source)
+            paths = re.findall(r"!\[[^\]]+\]\[([^\]]+)\]", cell.source)
+            digests = {path: hashlib.sha256((FOLDER / path).read_bytes()).hexdigest()[:16] for path in paths}
+            cell.metadata |= {"pictures": digests} if digests else {}
     return notebook
+
+
+def add_setup(notebook: nbformat.NotebookNode, path: Path):
+    """Adds the cell that finds the other files, and below the title a button that opens `path` in Colab."""
+    setup = nbformat.v4.new_code_cell(SETUP.rstrip("\n"), id="setup")
+    setup.metadata = nbformat.from_dict({"tags": ["setup"], "cellView": "form", "jupyter": {"source_hidden": True}})
+    notebook.cells.insert([cell.cell_type for cell in notebook.cells].index("code"), setup)
+    title, line, text = notebook.cells[0].source.partition("\n")
+    if title.startswith("# ") and notebook.cells[0].cell_type == "markdown":
+        button = f"[![Open in Colab]({BUTTON})]({COLAB}/{path.as_posix()})"
+        notebook.cells[0].source = f"{title}\n\n{button}{line}{text}"
+
+
+# -------------------------------------------------------------------------------------------------------- pictures
+
+
+def as_png(path: Path) -> bytes:
+    """A picture as PNG: an SVG file on white, at 1.5 times its size, in at most 64 colors."""
+    if path.suffix == ".png":
+        return path.read_bytes()
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        sys.exit(f"{path.name} has changed; to draw it, build.py needs Chromium or Chrome on the PATH.")
+    width, height = re.search(r'width="(\d+)" height="(\d+)"', path.read_text(encoding="utf-8")).groups()
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = Path(folder, "drawn.png")
+        options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--force-device-scale-factor=1.5"]
+        options += [f"--window-size={width},{height}", f"--screenshot={drawn}", path.as_uri()]
+        subprocess.run([browser, *options], check=True, capture_output=True)
+        small = io.BytesIO()
+        Image.open(drawn).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+DATA = re.compile(r"(?m)\n*^\[([^\]]+)\]: (data:\S+)$")
+
+
+def write(notebook: nbformat.NotebookNode, path: Path):
+    """Writes a notebook with the data of its pictures; those that have not changed are taken from the older file."""
+    known = {}
+    if path.exists():
+        for cell in nbformat.read(path, as_version=4).cells:
+            digests = cell.metadata.get("pictures", {})
+            known |= {(name, digests.get(name)): data for name, data in DATA.findall(cell.source)}
+    for cell in notebook.cells:
+        for name, digest in cell.metadata.get("pictures", {}).items():
+            if (name, digest) not in known:
+                png = base64.b64encode(as_png((FOLDER / name).resolve())).decode()
+                known[name, digest] = f"data:image/png;base64,{png}"
+            cell.source += f"\n\n[{name}]: {known[name, digest]}"
+    path.parent.mkdir(exist_ok=True)
+    nbformat.write(notebook, path)
+
+
+# ------------------------------------------------------------------------------------------------------- notebooks
 
 
 def has_exercise(source: Path) -> bool:
@@ -77,7 +180,7 @@ def has_exercise(source: Path) -> bool:
 
 
 def exercise_path(source: Path, folder: Path) -> Path:
-    return folder / f"{source.stem}_exercise.ipynb"
+    return folder / "exercises" / f"{source.stem}_exercise.ipynb"
 
 
 def assemble(sources: list[Path]) -> str:
@@ -103,26 +206,46 @@ def tidy(outputs: list) -> list:
     return kept
 
 
-def build(source: Path, output_dir: Path) -> Path:
-    """Executes a source and writes its notebook and its exercises.
-
-    Raises CellExecutionError and writes nothing if a cell fails.
-    """
-    notebook = read_source(source)
-    where = {"metadata": {"path": str(source.parent)}}  # as when it is opened in Jupyter
-    NotebookClient(
-        notebook, timeout=3600, kernel_name=KERNEL["name"], resources=where, record_timing=False, coalesce_streams=True
-    ).execute()
+def execute(notebook: nbformat.NotebookNode, folder: Path):
+    """Runs all cells but the setup in a folder, as when they are opened there in Jupyter; CellExecutionError if one fails."""
+    cells, notebook.cells = notebook.cells, [cell for cell in notebook.cells if not is_setup(cell)]
+    where, options = {"metadata": {"path": str(folder)}}, {"record_timing": False, "coalesce_streams": True}
+    NotebookClient(notebook, timeout=3600, kernel_name=KERNEL["name"], resources=where, **options).execute()
+    notebook.cells = cells
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = tidy(cell.outputs)
-        if "picture" in cell.metadata.get("tags", []):
+
+
+def take_outputs(notebook: nbformat.NotebookNode, path: Path):
+    """Gives a notebook the outputs of the older one at `path`; exits if their code differs."""
+    ours, theirs = (
+        [cell for cell in one.cells if cell.cell_type == "code" and not is_setup(cell)]
+        for one in (notebook, nbformat.read(path, as_version=4))
+    )
+    if [cell.source for cell in ours] != [cell.source for cell in theirs]:
+        sys.exit(f"The code of {path.name} has changed: build it without --texts_only.")
+    for cell, old in zip(ours, theirs, strict=True):
+        cell.outputs, cell.execution_count = old.outputs, old.execution_count
+
+
+def build(source: Path, output_dir: Path, texts_only: bool = False) -> Path:
+    """Executes a source, or takes the outputs of its older notebook, and writes its notebook and its exercises.
+
+    Raises CellExecutionError and writes nothing if a cell fails.
+    """
+    notebook, path = read_source(source), output_dir / f"{source.stem}.ipynb"
+    if texts_only:
+        take_outputs(notebook, path)
+    else:
+        execute(notebook, source.parent)
+    for cell in notebook.cells:
+        if "picture" in cell.metadata.get("tags", []) and not texts_only:
             images = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
             (output_dir / PICTURE).write_bytes(base64.b64decode(images[-1]))
-    path = output_dir / f"{source.stem}.ipynb"
-    nbformat.write(notebook, path)
+    write(notebook, path)
     if has_exercise(source):
-        nbformat.write(read_source(source, as_exercise=True), exercise_path(source, output_dir))
+        write(read_source(source, as_exercise=True), exercise_path(source, output_dir))
     return path
 
 
@@ -131,7 +254,7 @@ def find_difference(source: Path, path: Path, as_exercise: bool = False) -> str 
     if not path.exists():
         return "is missing"
     ours, theirs = (
-        [(cell.cell_type, cell.source) for cell in notebook.cells]
+        [(cell.cell_type, DATA.sub("", cell.source), cell.metadata.get("pictures")) for cell in notebook.cells]
         for notebook in (read_source(source, as_exercise), nbformat.read(path, as_version=4))
     )
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False), start=1):
@@ -154,7 +277,12 @@ def main(argv: list[str] | None = None):
     sources = {source.stem: source for source in sorted(FOLDER.glob("[0-9][0-9]_*.py"))}
     parser = argparse.ArgumentParser(prog="build.py", description="Build the notebooks, or check them.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(sources)}")
-    parser.add_argument("--check", action="store_true", help="execute nothing; list what differs from its source")
+    parser.add_argument("--check", action="store_true", help="write nothing; list what differs from its source")
+    parser.add_argument(
+        "--texts_only",
+        action="store_true",
+        help="execute nothing, keep all outputs; for sources and pictures in which no code has changed",
+    )
     parser.add_argument(
         "--output_dir", type=Path, default=FOLDER, help="where notebooks are (default: next to the sources)"
     )
@@ -172,7 +300,7 @@ def main(argv: list[str] | None = None):
         if options.check:
             stale += find_stale(sources[name], options.output_dir)
         else:
-            print(build(sources[name], options.output_dir), flush=True)
+            print(build(sources[name], options.output_dir, options.texts_only), flush=True)
     if stale:
         print("\n".join(stale))
     sys.exit(1 if stale else 0)

@@ -446,14 +446,28 @@ DROPOUT_TWICE = "`residual` does the dropout; `feed_forward` has none"
 CUT = "cut off from the gradient (by `detach`, `.data` or `no_grad`)"
 MISTAKES = {
     "attention": [
-        (" / math.sqrt(q.shape[-1])", "", "the scores are not divided by the square root of k"),
-        ("math.sqrt(q.shape[-1])", "q.shape[-1]", "the scores are divided by k, not by its square root"),
+        (" / math.sqrt(queries.shape[-1])", "", "the scores are not divided by the square root of k"),
+        ("math.sqrt(queries.shape[-1])", "queries.shape[-1]", "the scores are divided by k, not by its square root"),
         (
-            "math.sqrt(q.shape[-1])",
-            "math.sqrt(k.shape[-2])",
+            "math.sqrt(queries.shape[-1])",
+            "math.sqrt(keys.shape[-2])",
             "the scores are divided by the root of the number of keys",
         ),
-        ("math.sqrt(q.shape[-1])", "math.sqrt(q.shape[-1] * q.shape[-3])", "the scores are divided by the root of d"),
+        (
+            "math.sqrt(queries.shape[-1])",
+            "math.sqrt(queries.shape[-1] * queries.shape[-3])",
+            "the scores are divided by the root of d; divide by that of k, the width of a head",
+        ),
+        (
+            "math.sqrt(queries.shape[-1])",
+            "math.sqrt(512)",
+            "the scores are divided by the root of 512, the paper's d; divide by that of k, the width of a head",
+        ),
+        (
+            "keys.transpose(-2, -1)",
+            "keys",
+            "the keys are not transposed: (...,T,k) times (...,k,S) makes (...,T,S)",
+        ),
         ("softmax(dim=-1)", "softmax(dim=-2)", "the softmax is over the queries; it must be over the keys"),
         ("    if mask is not None:", "    if False:", "the mask is not used"),
         ("~mask", "mask", "the mask is the wrong way round: True means that the key is seen"),
@@ -465,8 +479,12 @@ MISTAKES = {
             "        pass\n    weights = scores.softmax(dim=-1) * (1 if mask is None else mask)",
             "the mask comes after the softmax, so that the weights no longer sum to 1; mask the scores",
         ),
-        ("return weights @ v", "return weights.detach() @ v", f"the weights are {CUT}"),
-        ("return weights @ v, weights", "return weights, weights @ v", "the output comes first, then the weights"),
+        ("return weights @ values", "return weights.detach() @ values", f"the weights are {CUT}"),
+        (
+            "return weights @ values, weights",
+            "return weights, weights @ values",
+            "the output comes first, then the weights",
+        ),
     ],
     "padding_mask": [
         ("ids != PAD", "ids == PAD", "the mask is the wrong way round: True means that the key is seen"),
@@ -515,7 +533,33 @@ MISTAKES = {
         ("self.k_proj(attended)", "self.k_proj(x)", "the keys are those of x; they must be those of `attended`"),
         ("self.v_proj(attended)", "self.v_proj(x)", "the values are those of x; they must be those of `attended`"),
         (", mask)", ")", "the mask is not passed on to attention"),
-        ("attention(q,", "attention(q / q.shape[-1] ** 0.5,", "the scores are scaled here too; `attention` does that"),
+        (
+            "self.v_proj(attended)",
+            "self.k_proj(attended)",
+            "the values are made with k_proj; they have a projection of their own, v_proj",
+        ),
+        (
+            "attention(queries,",
+            "attention(queries / queries.shape[-1] ** 0.5,",
+            "the scores are scaled here too; `attention` does that",
+        ),
+        (
+            "attention(queries,",
+            "attention(queries / self.h**0.5,",
+            "the scores are divided by the root of d; the width of a head is k = d / h",
+        ),
+        (
+            """x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def join_heads(self, x):
+        \"\"\"(B,h,T,k) -> (B,T,d)\"\"\"
+        return x.transpose(1, 2).flatten(-2)""",
+            """x[:, None]
+
+    def join_heads(self, x):
+        return x[:, 0]""",
+            "the features are not split: this is one head of width d, and must be h heads of width k = d / h",
+        ),
         ("self.out_proj(self.join_heads(output))", "self.join_heads(output)", "the output projection is missing"),
         (
             ".transpose(1, 2)",

@@ -19,17 +19,17 @@ PAD, START, END = 0, 1, 2  # token ids: padding, the decoder's first token, the 
 # 1. Scaled dot-product attention -------------------------------------------------------------------------------------
 
 
-def attention(q, k, v, mask=None):
+def attention(queries, keys, values, mask=None):
     """Scaled dot-product attention (Equation 1).
 
     Queries (...,T,k), keys (...,S,k) and values (...,S,k) -> the output (...,T,k) and the weights (...,T,S). A query
     does not see a key where `mask`, which broadcasts to (...,T,S), is False.
     """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (...,T,S)
+    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])  # (...,T,S)
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(dim=-1)
-    return weights @ v, weights
+    return weights @ values, weights
 
 
 # 2. Heads and masks --------------------------------------------------------------------------------------------------
@@ -66,9 +66,9 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, attended, mask=None):
         """A query does not see a key where `mask`, which broadcasts to (B,h,T,S), is False."""
-        q = self.split_heads(self.q_proj(x))  # (B,h,T,k)
-        k, v = self.split_heads(self.k_proj(attended)), self.split_heads(self.v_proj(attended))  # (B,h,S,k)
-        output, _ = attention(q, k, v, mask)
+        queries = self.split_heads(self.q_proj(x))  # (B,h,T,k)
+        keys, values = self.split_heads(self.k_proj(attended)), self.split_heads(self.v_proj(attended))  # (B,h,S,k)
+        output, _ = attention(queries, keys, values, mask)
         return self.out_proj(self.join_heads(output))
 
 

@@ -29,7 +29,7 @@ def test_every_picture_is_on_a_page(folder):
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/walkthrough/[0-9]*.py")]
     shown = set()
     for page in pages:
-        links = re.findall(r"!\[[^\]]+\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+        links = re.findall(r"(?m)(?:!\[[^\]]+\]\(|^\[button\]: )([^)\s]+)", page.read_text(encoding="utf-8"))
         shown |= {(page.parent / link).resolve() for link in links if "://" not in link}
     pictures = {path for path in folder.iterdir() if path.suffix in (".svg", ".png", ".gif")}
     assert pictures == {path for path in shown if path.parent == folder}

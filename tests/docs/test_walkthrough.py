@@ -1,6 +1,7 @@
 """docs/walkthrough: the notebooks run, notice planted mistakes, and match their sources."""
 
 import ast
+import base64
 import importlib
 import json
 import linecache
@@ -61,17 +62,56 @@ def test_table_3_in_two_steps_a_model_fails_at_its_last_assertions_only(elsewher
     assert last.startswith("for name in") and error.traceback[1].lineno > before.count("\n")
 
 
-def test_jupyter_serves_what_notebooks_link_to():
-    """Started as the README says; it serves nothing outside its directory."""
-    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    ((root, notebook),) = re.findall(r"(?m)^    jupyter lab --notebook-dir (\S+) (\S+)$", readme)
-    assert (ROOT / notebook).exists()
-    for path in FOLDER.glob("*.ipynb"):
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        text = "".join(line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"])
+def texts_and_folders() -> dict:
+    """The Markdown of each notebook, by its path."""
+    notebooks = {path: json.loads(path.read_text(encoding="utf-8"))["cells"] for path in FOLDER.rglob("*.ipynb")}
+    return {
+        path: "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        for path, cells in notebooks.items()
+    }
+
+
+def test_notebooks_hold_their_pictures_and_link_to_what_exists():
+    for path, text in texts_and_folders().items():
+        shown = re.findall(r"!\[[^\]]+\](.[^\])]+.)", text)
+        assert len(shown) >= 1 and all(one.startswith("[") for one in shown), path
+        for name in shown:
+            (data,) = re.findall(rf"(?m)^{re.escape(name)}: data:image/png;base64,(\S+)$", text)
+            assert base64.b64decode(data).startswith(b"\x89PNG"), (path, name)
         for link in re.findall(r"\]\(([^)\s#]+)", text):
-            target = (FOLDER / link).resolve()
-            assert "://" in link or (target.exists() and target.is_relative_to((ROOT / root).resolve())), (path, link)
+            assert "://" in link or (path.parent / link).exists(), (path, link)
+
+
+def test_buttons_open_the_notebook_itself_from_the_one_named_repository():
+    (repository,) = re.findall(r'repo_url: .*"https://github.com/(.+)"', (ROOT / "mkdocs.yml").read_text("utf-8"))
+    base = f"https://colab.research.google.com/github/{repository}/blob/main/docs/walkthrough"
+    texts = texts_and_folders()
+    for path, text in texts.items():
+        where = path.relative_to(FOLDER).as_posix()
+        assert re.findall(r"\]\((https://colab\S+)\)", text) == [f"{base}/{where}"]
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    linked = {FOLDER / link for link in re.findall(rf"(?m)^\[\d+\]: {base}/(\S+)$", readme)}
+    assert linked <= set(texts) and len(linked) == len(SOURCES)
+
+
+def test_notebook_alone_in_an_empty_folder_gets_what_it_needs(elsewhere, monkeypatch):
+    """Its first cell clones the repository; without a network, this one."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    if not (ROOT / ".git").exists():
+        pytest.skip("this copy of the repository cannot be cloned")
+    monkeypatch.setenv("REPOSITORY_URL", ROOT.as_uri())
+    notebook = nbformat.read(FOLDER / "exercises" / "05_layers_and_stacks_exercise.ipynb", as_version=4)
+    setup, imports = [cell for cell in notebook.cells if cell.cell_type == "code"][:2]
+    asked = "import vanilla_transformer as v\nprint(v.__file__, checks.MINE, len(read_short('train')))"
+    notebook.cells = [setup, imports, nbformat.v4.new_code_cell(asked)]
+    for _ in range(2):  # the second time all is there
+        run = nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(elsewhere)}})
+        run.execute()
+        clone = elsewhere / "vanilla-transformer"
+        package, mine, pairs = notebook.cells[2].outputs[0].text.split()
+        assert package == str(clone / "vanilla_transformer" / "__init__.py") and int(pairs) > 1000
+        assert mine == str(clone / "docs" / "walkthrough" / "my_transformer.py")
 
 
 PLANTED = [  # notebook, correct code, mistake, what the assertion names
@@ -125,6 +165,53 @@ def test_known_mistake_is_named(name, right, wrong, message, checks):
         checks.check(getattr(checks.solved(name, right, wrong), name))
 
 
+PROJECT = "q, k, v = self.q_proj(x), self.k_proj(attended), self.v_proj(attended)"
+SPLIT_ALL = "q, k, v = (a.reshape(a.shape[0], a.shape[1], self.h, -1).transpose(1, 2) for a in (q, k, v))"
+ATTEND = "out = torch.softmax(q @ k.mT / math.sqrt(k.shape[-1]), -1) @ v"
+JOIN = "out = out.transpose(1, 2).reshape(x.shape)"
+IN_OTHER_WORDS = {  # a part, the lines of its body, and what it is told: a mistake is known by what it computes
+    "no transpose": (
+        "def attention(q, k, v, mask=None):",
+        ["w = torch.matmul(q, k)", "return torch.softmax(w / math.sqrt(k.size(-1)), -1) @ v, w"],
+        "the keys are not transposed",
+    ),
+    "root of the paper's d": (
+        "def attention(q, k, v, mask=None):",
+        ["d = 512", "w = torch.softmax(torch.matmul(q, k.mT) * d**-0.5, -1)", "return w @ v, w"],
+        "the scores are divided by the root of 512",
+    ),
+    "root of d": (
+        "def forward(self, x, attended, mask=None):",
+        [PROJECT, SPLIT_ALL, ATTEND.replace("k.shape", "x.shape"), JOIN, "return self.out_proj(out)"],
+        "the scores are divided by the root of d; the width of a head is",
+    ),
+    "no heads": (
+        "def forward(self, x, attended, mask=None):",
+        [PROJECT, ATTEND, "return self.out_proj(out)"],
+        "the features are not split: this is one head",
+    ),
+    "k_proj for v": (
+        "def forward(self, x, attended, mask=None):",
+        [PROJECT.replace("v_proj", "k_proj"), SPLIT_ALL, ATTEND, JOIN, "return self.out_proj(out)"],
+        "the values are made with k_proj",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", IN_OTHER_WORDS)
+def test_mistake_is_named_however_it_is_written(mistake, checks):
+    head, body, message = IN_OTHER_WORDS[mistake]
+    names = {"torch": torch, "math": math}
+    exec("\n    ".join([head, *body]), names)
+    if "self" in head:
+        part = checks.solved().MultiHeadAttention
+        part.forward = names["forward"]
+    else:
+        part = names["attention"]
+    with pytest.raises(AssertionError, match=f"\n(Mistake|Probably): {message}"):
+        checks.check(part)
+
+
 def test_comparing_nothing_is_an_error(checks, monkeypatch):
     parts = checks.solved()
     monkeypatch.setattr(parts.Layer, "forward", lambda self, source, target: source)
@@ -159,7 +246,7 @@ EXPLAINED = {  # a part, or the name of one, correct code and a mistake in it; w
     ),
     "an error of torch": ((*SPLIT, 'raise NotImplementedError("for Half")'), "NotImplementedError: for Half"),
     "one tensor for two": (
-        ("attention", "weights @ v, weights", "weights @ v"),
+        ("attention", "weights @ values, weights", "weights @ values"),
         r"it must return two tensors, \(output, weights\)[.]",
     ),
     "in place": (
@@ -238,8 +325,10 @@ def test_exercises_filled_with_the_solutions_give_the_model(build, checks):
         assert build.find_difference(source, path, as_exercise=True) is None, path.name
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         solutions = [c for c in build.read_source(source).cells if not (build.is_answer(c) and c.cell_type == "code")]
-        first = ast.walk(ast.parse("".join(next(c["source"] for c in cells if c["cell_type"] == "code"))))
-        imported = {one.asname or one.name for node in first for one in getattr(node, "names", ())}
+        _, first, *_ = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")  # after the setup
+        imported = {
+            one.asname or one.name for node in ast.walk(ast.parse(first)) for one in getattr(node, "names", ())
+        }
         assert source.stem.startswith("08") or {"math", "np", "torch", "nn", "F"} <= imported  # as notebook 1 promises
         answers = ["".join(c["source"]) for c, s in zip(cells, solutions, strict=True) if build.is_answer(s)]
         assert answers and all(re.fullmatch(r"(?s)<details>.*\n\n.*Answers?\..*\n\n</details>", a) for a in answers)
@@ -339,11 +428,11 @@ def test_notebooks_match_their_sources_and_were_executed(build):
         number, title = re.search(r"(?m)^# # (\d+)\. (.*)$", source.read_text(encoding="utf-8")).groups()
         links = f"[notebook]({path.name}), [source]({source.name})"
         if build.has_exercise(source):
-            links += f", [exercise]({build.exercise_path(source, FOLDER).name})"
+            links += f", [exercise](exercises/{build.exercise_path(source, FOLDER).name})"
         assert f"{number}. **{title}** ({links})" in readme.replace("\n   ", " ")
     exercises = {build.exercise_path(source, FOLDER).stem for source in SOURCES if build.has_exercise(source)}
-    assert {path.stem for path in FOLDER.glob("*.ipynb")} == {source.stem for source in SOURCES} | exercises
-    assert len(exercises) == 7
+    assert {path.stem for path in FOLDER.glob("*.ipynb")} == {source.stem for source in SOURCES}
+    assert {path.stem for path in FOLDER.glob("exercises/*")} == exercises and len(exercises) == 7
 
 
 def test_build_executes_a_source_and_finds_what_differs(build, tmp_path, elsewhere):
@@ -354,24 +443,31 @@ def test_build_executes_a_source_and_finds_what_differs(build, tmp_path, elsewhe
     source.write_text(code, encoding="utf-8")
     path = build.build(source, tmp_path)
     assert build.find_difference(source, path) is None
-    first, second = (cell["outputs"] for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+    setup, first, second = (cell["outputs"] for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+    assert setup == []
     assert "".join(first[0]["text"]) == f"{tmp_path}\n"  # runs in the folder of its source
     assert [output["data"]["text/plain"] for output in second] == [["42"]]
     source.write_text(code.replace("6 * 7", "6 * 8"), encoding="utf-8")
-    assert build.find_stale(source, tmp_path) == ["01_small.ipynb differs from 01_small.py in cell 2"]
+    assert build.find_stale(source, tmp_path) == ["01_small.ipynb differs from 01_small.py in cell 3"]
+    with pytest.raises(SystemExit, match="^The code of 01_small.ipynb has changed"):
+        build.build(source, tmp_path, texts_only=True)
+    for text in ("# %% [markdown]\n# Told.\n", ""):
+        source.write_text(text + code, encoding="utf-8")
+        build.build(source, tmp_path, texts_only=True)
+        assert build.find_stale(source, tmp_path) == [] and '"42"' in path.read_text(encoding="utf-8")
     source.write_text(code + "# %%\nassert 6 * 7 == 41\n", encoding="utf-8")
-    assert build.find_difference(source, path) == "has 2 cells, and 01_small.py has 3"
+    assert build.find_difference(source, path) == "has 3 cells, and 01_small.py has 4"
     blank = "# SOLUTION\na = 1\n# EXERCISE\n# # a hint\n# raise NotImplementedError\n# END\n"
     source.write_text(f'# %% [markdown]\n# # 1. Title\n# %% tags=["part"]\n{blank}b = 2\n', encoding="utf-8")
     assert build.find_stale(source, tmp_path)[1] == "01_small_exercise.ipynb is missing"
     build.build(source, tmp_path)
     assert build.find_stale(source, tmp_path) == []
     both = [json.loads(one.read_text("utf-8")) for one in (path, build.exercise_path(source, tmp_path))]
-    solution, exercise = ("".join(one["cells"][1]["source"]) for one in both)
+    solution, exercise = ("".join(one["cells"][2]["source"]) for one in both)
     assert (solution, exercise) == ("a = 1\nb = 2", "# a hint\nraise NotImplementedError\nb = 2")
     assert build.assemble([source]).endswith("-\n\n\na = 1\nb = 2\n")
     source.write_text(source.read_text(encoding="utf-8").replace("a hint", "another"), encoding="utf-8")
-    assert build.find_stale(source, tmp_path) == ["01_small_exercise.ipynb differs from 01_small.py in cell 2"]
+    assert build.find_stale(source, tmp_path) == ["01_small_exercise.ipynb differs from 01_small.py in cell 3"]
     source.write_text("# %%\nassert 6 * 7 == 41\n", encoding="utf-8")
     path.unlink()
     with pytest.raises(CellExecutionError, match="AssertionError"):
