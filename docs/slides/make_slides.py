@@ -1,4 +1,6 @@
-"""Draw the slides of docs/teachers.md: SVG files in this folder, with numbers from the package.
+"""Draw the slides of docs/teachers.md, with numbers from the package: SVG files in this folder, and deck.html of all.
+
+The deck is the file deck_template.html with the slides and their notes in it; it loads nothing else.
 
 python docs/slides/make_slides.py
 python docs/slides/make_slides.py --check     lists those that differ
@@ -6,6 +8,7 @@ python docs/slides/make_slides.py --check     lists those that differ
 
 import math
 import sys
+from html import escape
 from pathlib import Path
 
 import torch
@@ -16,7 +19,7 @@ from vanilla_transformer.training.optimization import learning_rate_schedule, pa
 FOLDER = Path(__file__).resolve().parent
 sys.path.append(str(FOLDER.parent / "pictures"))
 
-from drawing import BLUE, GREEN, GREY, ORANGE, RED, box, grid, line, svg, text, write_or_check  # noqa: E402
+from drawing import BLUE, GREEN, GREY, ORANGE, RED, arrowhead, box, grid, line, svg, text, write_or_check  # noqa: E402
 from make_diagrams import SOURCE, TARGET, base_model, cells, encoder_layer, mask, who_sees_whom  # noqa: E402
 
 
@@ -58,10 +61,23 @@ def bars(values, labels, color=BLUE, form="{:.0%}") -> str:
 
 
 def look_up() -> str:
-    keys, queries = torch.tensor([[4.0, 0], [0, 4.0], [-4.0, -4.0]]), torch.tensor([[0, 4.0], [0, 0]])
-    weights = (queries @ keys.T / math.sqrt(2)).softmax(dim=-1).tolist()
-    note = text(700, 400, "each row sums to 1", 17, "middle", GREY)
-    return grid(weights, 610, 180, 80, ("query 1", "query 2"), ("key 1", "key 2", "key 3"), numbers=True) + note
+    keys, values = torch.tensor([[4.0, 0], [0, 4], [-4, -4]]), torch.tensor([[1.0, 0], [0, 1], [5, 5]])
+    queries, (x, y, cell) = torch.tensor([[1, 0.5], [0, 0]]), (620, 200, 72)
+    weights = (queries @ keys.T / math.sqrt(2)).softmax(dim=-1)
+    names = [[f"({a:g}, {b:g})" for a, b in vectors.tolist()] for vectors in (queries, keys, values)]
+    parts = [grid(weights.tolist(), x, y, cell, names[0], names[1], numbers=True)]
+    parts += [text(x + cell * (j + 0.5), y + 172, name, 17, "middle", GREEN) for j, name in enumerate(names[2])]
+    for i, (a, b) in enumerate((weights @ values).tolist()):
+        parts.append(text(x + 3 * cell + 10, y + cell * (i + 0.5) + 6, f"({a:.1f}, {b:.1f})", 17, color=RED))
+    parts += [
+        text(x - 10, y - 10, "queries", 17, "end", GREY),
+        text(x + 1.5 * cell, y - 40, "keys", 17, "middle", GREY),
+    ]
+    parts += [
+        text(x - 10, y + 172, "values", 17, "end", GREEN),
+        text(x + 3 * cell + 10, y - 10, "outputs", 17, color=RED),
+    ]
+    return "".join(parts) + text(x + 1.5 * cell, 430, "each row of weights sums to 1", 17, "middle", GREY)
 
 
 def largest_weight() -> str:
@@ -141,7 +157,7 @@ def teacher_forcing() -> str:
         x = 515 + 104 * number
         parts += [box(x, 380, 92, 44, "none", read), line((x + 46, 380), (x + 46, 344), arrow=True)]
         parts += [box(x, 180, 92, 44, "none", written, stroke=BLUE), line((x + 46, 264), (x + 46, 228), arrow=True)]
-    parts.append(box(515, 264, 404, 76, "#f2f4f7", "decoder: no position sees later ones"))
+    parts.append(box(515, 264, 404, 76, GREY, "decoder: no position sees later ones", opacity=0.13))
     return "".join(parts) + text(515, 450, "read", 17) + text(515, 165, "predicted at the same time", 17, color=BLUE)
 
 
@@ -168,7 +184,7 @@ def beams() -> str:
         parts.append(line(start, end, color=color, width=1 + 5 * probability))
         below = 24 if end[1] > start[1] else -12
         parts.append(text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + below, probability, 16, "middle", color))
-    parts += [box(640, y - 20, 60, 40, "#ffffff", name) for name, y in (("Der", 190), ("Ein", 410))]
+    parts += [box(640, y - 20, 60, 40, "none", name) for name, y in (("Der", 190), ("Ein", 410))]
     for y, product, color in [(140, 0.24, RED), (230, 0.18, GREY), (370, 0.36, GREEN), (460, 0.04, GREY)]:
         parts.append(text(850, y + 6, f"{product:.2f}", 18, color=color, weight="bold"))
     return "".join(parts)
@@ -176,7 +192,7 @@ def beams() -> str:
 
 # ------------------------------------------------------------------------------------------------------------- slides
 
-SLIDES = [  # the title, the figure, and the text beside it
+SLIDES = [  # the title, the figure, the text beside it, and what the teacher may say
     (
         "Attention is a soft look-up",
         look_up,
@@ -188,6 +204,11 @@ The output is the weighted mean of the values.
 
 softmax(Q Kᵀ / √k) V
 """,
+        """
+Let students compute the first row by hand: scores 4, 2 and -6; divided by √2, 2.83, 1.41 and -4.24; weights
+0.80, 0.20 and 0.00. Ask: which query gets the mean of all values, and why? (The zero query: all its scores are
+0.)
+""",
     ),
     (
         "Why the scores are divided by √k",
@@ -196,10 +217,16 @@ softmax(Q Kᵀ / √k) V
 A score is a sum of k products.
 Its variance grows with k.
 Large scores: one weight is near 1,
-and the gradient is near 0.
+and for many queries the gradient
+is near 0.
 
 Divided by √k, the variance is 1
 at every width.
+""",
+        """
+Ask: what is the variance of a sum of 64 independent products of variance 1? (64.) Notebook 1 measures at width
+64 that the gradient of the median query is still as large as with the division; that of the lower quartile is a
+fifth. From width 128 on the median falls too. So say "many queries", not "all".
 """,
     ),
     (
@@ -214,6 +241,10 @@ so the cost stays the same.
 Their outputs are joined, then mixed
 by one more matrix.
 """,
+        """
+The numbers are regrouped, none is computed. Ask: what would a reshape to (h, T, k) alone do wrong? (It mixes
+positions: a transpose is needed.) Ask: how many more multiplications do 8 heads need than one? (None.)
+""",
     ),
     (
         "Two masks",
@@ -227,6 +258,10 @@ A masked score becomes very low,
 and its weight 0.
 
 Colored: attended to.
+""",
+        """
+Have a student read a row aloud: "sie" may look at "<s>" and "sie". Ask: why is a weight not set to 0 after the
+softmax? (The rest would not sum to 1.)
 """,
     ),
     (
@@ -243,6 +278,11 @@ added to the embedding.
 Slow and fast waves, like the
 hands of a clock.
 """,
+        """
+Cover the figure and ask how a model could tell "dog bites man" from "man bites dog". Each row of the picture is
+the vector that is added at one position. Neighbours have similar rows; the left columns turn fast, the right
+ones slowly.
+""",
     ),
     (
         "A layer",
@@ -256,6 +296,10 @@ on each position alone.
 x + Sublayer(x): the layer corrects
 its input, and gradients pass.
 Then the norm, as in the paper.
+""",
+        """
+Follow the green line: it is x, from the bottom of the stack to its top. Ask: what does the layer do if its
+sublayers return 0? (It only normalizes.) The package has pre-norm too; notebook 4 compares both.
 """,
     ),
     (
@@ -271,6 +315,10 @@ and to the encoder's output.
 
 63,082,496 parameters in base.
 """,
+        """
+Ask where the queries of cross-attention come from, and where its keys and values. The encoder runs once for a
+sentence, the decoder once for each token that it writes.
+""",
     ),
     (
         "Where the parameters are",
@@ -284,6 +332,10 @@ is feed-forward networks.
 
 Embeddings, shared by source,
 target and output: 30 %.
+""",
+        """
+Let students guess before you show the bars. A layer has 4 d² parameters for one attention and 8 d² for the
+feed-forward network, since f = 4 d; a decoder layer has two attentions.
 """,
     ),
     (
@@ -299,6 +351,10 @@ the causal mask hides the answers.
 When it translates, it reads
 what it wrote itself.
 """,
+        """
+Ask: what would a decoder learn if its input were not shifted? (To copy its input: loss near 0, useless
+translations.)
+""",
     ),
     (
         "Label smoothing",
@@ -313,6 +369,10 @@ too certain.
 So the training loss
 cannot fall to 0.
 """,
+        """
+Ask for the lowest loss that a perfect model can reach. (The entropy of this target, not 0.) A student whose
+loss stands still above 0 has no error.
+""",
     ),
     (
         "Warm-up",
@@ -324,6 +384,10 @@ and post-norm layers unsettled.
 
 Then the rate falls with
 the square root of the step.
+""",
+        """
+The peak depends on width and warm-up: d^-0.5 times warmup^-0.5. Ask: what changes if warm-up is twice as long?
+(The peak is later and lower by √2.)
 """,
     ),
     (
@@ -339,22 +403,42 @@ and find 0.4 x 0.9 = 0.36.
 More beams find more probable
 sentences, not always better ones.
 """,
+        """
+Let students search before you do: which sentence is the most probable? Ask: with how many beams is it surely
+found? (With as many as there are paths; two suffice here.)
+""",
     ),
 ]
 
 
-def slide(number: int, title: str, figure, words: str) -> str:
-    """One slide as an SVG file."""
+def draw(number: int, title: str, figure, words: str) -> str:
+    """What is on a slide."""
     head = text(48, 72, title, 34, weight="bold") + text(930, 525, f"{number} / {len(SLIDES)}", 14, "end", GREY)
     body = "".join(text(48, 150 + 32 * i, row, 21) for i, row in enumerate(words.strip().split("\n")) if row)
-    background = '<rect width="960" height="540" fill="#ffffff"/>'
-    return svg(title, 960, 540, background + head + body + figure(), is_slide=True)
+    return head + body + figure()
+
+
+def deck(drawn: list[str]) -> str:
+    """One page with all slides and notes."""
+    sections = [
+        f'<section><svg viewBox="0 0 960 540" role="img" aria-label="{escape(title)}">{body}</svg>'
+        f"<aside>{escape(' '.join(notes.split()))}</aside></section>"
+        for (title, _, _, notes), body in zip(SLIDES, drawn, strict=True)
+    ]
+    arrows = "".join(map(arrowhead, (BLUE, GREEN, GREY, ORANGE, RED)))
+    template = (FOLDER / "deck_template.html").read_text(encoding="utf-8")
+    return template.replace("{{arrows}}", arrows).replace("{{slides}}", "\n".join(sections))
 
 
 def main(argv: list[str] | None = None):
     """Draws all slides, or exits with 1 if a file differs."""
-    slides = {FOLDER / f"{number:02}.svg": slide(number, *parts) for number, parts in enumerate(SLIDES, start=1)}
-    write_or_check(slides, "Draw the slides, or check them.", argv)
+    drawn = [draw(number, *parts) for number, (*parts, _) in enumerate(SLIDES, start=1)]
+    background = '<rect width="960" height="540" fill="#ffffff"/>'
+    files = {
+        FOLDER / f"{number:02}.svg": svg(title, 960, 540, background + body, is_slide=True)
+        for number, ((title, *_), body) in enumerate(zip(SLIDES, drawn, strict=True), start=1)
+    }
+    write_or_check(files | {FOLDER / "deck.html": deck(drawn)}, "Draw the slides, or check them.", argv)
 
 
 if __name__ == "__main__":
