@@ -46,3 +46,21 @@ def test_figure_1_shows_every_parameter_of_the_base_model():
     assert counts.count(matrix) == 3 and set(of_layers) <= set(counts)
     assert sum(counts) - 3 * matrix == 2 * sum(of_layers)  # the parts of each layer, and its sum
     assert matrix + 6 * sum(of_layers) == 63_082_496
+
+
+def test_deck_turns_with_keys_shows_notes_and_loads_nothing(browser):
+    path = ROOT / "docs" / "slides" / "deck.html"
+    browser.get(path.as_uri())
+    page = browser.find_element("tag name", "body")
+
+    def shown():
+        (number,) = [n for n, one in enumerate(browser.find_elements("tag name", "section"), 1) if one.is_displayed()]
+        return number
+
+    assert shown() == 1 and not browser.find_element("css selector", "section:not([hidden]) aside").is_displayed()
+    for keys, number in [("\ue014", 2), ("\ue014\ue012n", 2), ("\ue010", 12), ("\ue014", 12), ("\ue011", 1)]:
+        page.send_keys(keys)  # right; right, left and n; End; right; Home
+        assert shown() == number and browser.current_url.endswith(f"#{number}")
+    assert "2.83, 1.41 and -4.24" in browser.find_element("css selector", "section:not([hidden]) aside").text
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert not re.search(r"(?:src|href)=", path.read_text(encoding="utf-8"))
