@@ -26,10 +26,9 @@ from vanilla_transformer.training.recipe import make_parser
 
 IGNORED = re.compile(r"(^|/)(\.|outputs/|node_modules/)")  # hidden folders: pytest itself writes one while it collects
 PAGES = sorted(path for path in ROOT.glob("**/*.md") if not IGNORED.search(path.relative_to(ROOT).as_posix()))
-# Of Accelerate, Docker, gunicorn (--worker-class), http.server, npm (--ignore-scripts), pip (--index-url) and Jupyter
-# (--notebook-dir).
+# Of Accelerate, Docker, gunicorn (--worker-class), http.server, npm (--ignore-scripts) and pip (--index-url).
 LAUNCHER_OPTIONS = """--num_processes --multi_gpu --mixed_precision --cpu --nproc_per_node --config_file --machine_rank
---main_process_ip --main_process_port --help --check --preload --workers --worker --bind --timeout --ignore --notebook
+--main_process_ip --main_process_port --help --check --preload --workers --worker --bind --timeout --ignore
 --init --rm --index --no"""
 LAUNCHER_OPTIONS = {*LAUNCHER_OPTIONS.split()}
 
@@ -72,7 +71,7 @@ def test_links_resolve(page):
 def test_lines_fit_in_140_columns(page):
     lines = page.read_text(encoding="utf-8").splitlines()
     # GitHub's tables, console output and URLs cannot be wrapped.
-    assert [line for line in prose(page).splitlines() if len(line) > 140 and not line.startswith("|")] == []
+    assert re.findall(r"(?m)^(?!\||\[\w+\]: \S+$).{141,}$", prose(page)) == []
     assert sum(line.startswith("```") for line in lines) % 2 == 0
 
 
@@ -86,7 +85,13 @@ def test_the_map_in_contributing_is_that_of_the_tree():
 def test_options_in_pages_exist():
     known = set(make_parser()._option_string_actions) | LAUNCHER_OPTIONS
     known |= load_verb("distill")[1]._option_string_actions.keys()  # of a dataclass
-    for pattern in ("*.py", "vanilla_transformer/**/*.py", "benchmarks/*.py", "examples/*.py"):
+    for pattern in (
+        "*.py",
+        "vanilla_transformer/**/*.py",
+        "benchmarks/*.py",
+        "examples/*.py",
+        "docs/walkthrough/*.py",
+    ):
         for file in ROOT.glob(pattern):
             known |= set(re.findall(r"\"(--[a-z_]+)\"", file.read_text(encoding="utf-8")))
     for page in PAGES:
