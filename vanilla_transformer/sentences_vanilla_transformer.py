@@ -84,7 +84,11 @@ LONGEST_TEXT = 10_000  # characters that are always tokenized, see `longest_text
 MOST_TOKENS = 4096  # of a piece, unless `max_source_length` allows more: attention takes their square
 LINE = re.compile(r"[^\n\r\u2028\u2029]+(?:[\n\r\u2028\u2029]\s*)?")  # with the line breaks after it
 WIDE_END = re.compile(r"[。！？，；：、][」』”’）》】]*$")  # no space follows these
-ADDRESS = re.compile(r"\w+://\S+|www\.\S+|\S+@\S+\.\w+")  # of a page or a mailbox
+# Of a page or a mailbox. The bounds keep the time linear in the length of a text without spaces.
+LATIN = "A-Za-zÀ-ɏ0-9-"
+ADDRESS = re.compile(
+    rf"[A-Za-z][A-Za-z0-9+.-]{{,19}}://\S+|www\.\S+|(?:mailto:)?[{LATIN}.+%_]{{1,64}}@[{LATIN}]{{1,64}}(?:\.[{LATIN}]+)+"
+)
 
 
 class InputError(ValueError):

@@ -13,7 +13,15 @@ from helpers import ROOT, TEXTS, save_translator, writing_translator
 from vanilla_transformer import Translator
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.decoding_vanilla_transformer import beam_search
-from vanilla_transformer.sentences_vanilla_transformer import GAP, NUMBERED, TITLES, TextTooLong, join, sentence_ends
+from vanilla_transformer.sentences_vanilla_transformer import (
+    GAP,
+    NUMBERED,
+    TITLES,
+    TextTooLong,
+    has_words,
+    join,
+    sentence_ends,
+)
 
 # A bar stands between two sentences.
 SPLIT = """
@@ -260,6 +268,24 @@ def test_a_piece_without_words_stays_as_it_is_unless_training_had_such_sources(t
     assert [one.text for one in keeping.n_best("3.14", 2, **LIMIT)] == ["3.14"]
     translator.tokenizer.init_kwargs["wordless_sources"] = True
     assert one_at_a_time(translator)(WORDLESS, **LIMIT) == unknown
+
+
+@pytest.mark.parametrize("text", ["mailto:a.b@büro.example.org", "(www.example.org)", "2 ftp://example.org/wörter"])
+def test_addresses_have_no_words(text):
+    assert not has_words(text) and has_words(f"{text} is")
+
+
+@pytest.mark.parametrize("text", ["请访问https://example.org", "请联系you@example.org", "a@b", "No!"])
+def test_words_beside_addresses_count(text):
+    assert has_words(text)
+
+
+@pytest.mark.parametrize("part", ["@", "a@", "x", "字", "a.b@", "a@b.", "://", "www.", "-.", "a" * 64 + "@"])
+def test_time_to_look_for_words_is_linear(part):
+    """The search for addresses took minutes for 20,000 characters, and held the interpreter's lock."""
+    start = time.perf_counter()
+    has_words(part * (40_000 // len(part)))
+    assert time.perf_counter() - start < 5
 
 
 def test_tags_do_not_stay_with_a_piece_without_words(translator):
