@@ -20,7 +20,6 @@ FROM_TEACHER = {"teacher": ["a", "b", "c"], "source_file": ["x"]}
         ({"translations": ["y"], "n_best": 2}, "--n_best is for a --teacher"),
         ({"translations": ["y"], "min_score": -1.0}, "--min_score needs a --teacher"),
         (FROM_TEACHER | {"samples": 3, "num_beams": 2}, "--samples draws translations, without --num_beams"),
-        (FROM_TEACHER | {"samples": 3, "backend": "ctranslate2"}, "--backend ctranslate2 cannot sample"),
         (FROM_TEACHER | {"n_best": 3, "num_beams": 2}, "--n_best 3 needs as many beams"),
         (FROM_TEACHER | {"teacher_langs": ["en-de", "en-fr"]}, "--teacher_langs has 2 values; give one for each"),
         (FROM_TEACHER | {"teacher_langs": ["en"]}, "--teacher_langs has en; give source"),

@@ -9,10 +9,8 @@ from ..errors import UserError
 from ..option_fields import option
 from .filtering import OPTIONAL_RULES
 
-TRANSLATING = (
-    "teacher translations teacher_langs source_prefix revision backend quantization dtype max_tokens num_beams "
-)
-TRANSLATING += "length_penalty max_new_tokens n_best samples"
+TRANSLATING = "teacher translations teacher_langs source_prefix revision dtype max_tokens num_beams length_penalty "
+TRANSLATING += "max_new_tokens n_best samples"
 FILTERING = "keep min_score round_trip min_round_trip"
 OF_TEACHERS = TRANSLATING.replace("teacher translations ", "").split()  # of no use without a teacher
 
@@ -59,8 +57,6 @@ class DistillOptions:
         ge=1,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of the teacher's weights with torch")
-    backend: Literal["torch", "ctranslate2"] = option("torch", "engine of a teacher that is a model of this package")
-    quantization: str | None = option(None, "of the teacher's weights with ctranslate2: int8, float16, ...")
     revision: str | None = option(None, "the commit, branch or tag of the teachers on the Hub (default: main)")
     trust_remote_code: bool = option(False, "run the code that a teacher brings; it may do all that you may")
     keep: list[str] | None = option(
@@ -90,8 +86,6 @@ class DistillOptions:
             given := [name for name in ("num_beams", "n_best", "length_penalty") if self.is_given(name)]
         ):
             raise UserError(f"--samples draws translations, without --{given[0]}; leave one of them out.")
-        if self.samples and self.backend == "ctranslate2":
-            raise UserError("--backend ctranslate2 cannot sample; leave out --samples, or give --backend torch.")
         if self.num_beams and self.num_beams < self.n_best:
             raise UserError(f"--n_best {self.n_best} needs as many beams; raise --num_beams.")
         if self.teacher_langs and len(self.teacher_langs) not in (1, len(self.teacher or [""])):

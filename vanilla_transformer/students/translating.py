@@ -51,18 +51,12 @@ class Teacher:
     def open(self) -> Translator:
         """Loads it on the device of this process. Raises UserError if it cannot be loaded."""
         options = self.options
-        is_converted = Path(self.names[0], CONVERTED).is_file()
-        backend = "ctranslate2" if is_converted else options.backend
-        more = {"use_safetensors": None, "dtype": options.dtype, "revision": options.revision}  # others have pickles
-        if backend == "ctranslate2":
-            more = {"quantization": options.quantization} | ({} if is_converted else {"revision": options.revision})
-        translator = Translator.from_pretrained(
-            list(self.names),
-            backend=backend,
-            device=PartialState().device,
-            trust_remote_code=options.trust_remote_code,
-            **more,
-        )
+        how = {"device": PartialState().device, "trust_remote_code": options.trust_remote_code}
+        if Path(self.names[0], CONVERTED).is_file():
+            how["backend"] = "ctranslate2"
+        else:
+            how |= {"use_safetensors": None, "dtype": options.dtype, "revision": options.revision}  # None: or a pickle
+        translator = Translator.from_pretrained(list(self.names), **how)
         keeps_scores = options.n_best > 1 or options.samples or options.needs_scores
         batch = BATCH_WITH_SCORES if keeps_scores and not is_vanilla(translator.engine.config) else BATCH
         translator.max_tokens = options.max_tokens or batch
@@ -114,7 +108,7 @@ def find_teachers(options: DistillOptions, languages: tuple[str | None, str | No
     `languages` are those of multilingual teachers, unless `--teacher_langs` names others.
     """
     names, directions = options.teacher or [], options.directions
-    if len(names) > 1 and options.backend == "torch" and are_ensemble(names, options):
+    if len(names) > 1 and are_ensemble(names, options):
         return [Teacher(names, languages, options, seed)]
     directions = directions if len(directions) == len(names) else (directions or [languages]) * len(names)
     rows = enumerate(zip(names, directions, strict=True))
