@@ -21,6 +21,7 @@ FROM_TEACHER = {"teacher": ["a", "b", "c"], "source_file": ["x"]}
         ({"translations": ["y"], "min_score": -1.0}, "--min_score needs a --teacher"),
         (FROM_TEACHER | {"samples": 3, "num_beams": 2}, "--samples draws translations, without --num_beams"),
         (FROM_TEACHER | {"n_best": 3, "num_beams": 2}, "--n_best 3 needs as many beams"),
+        (FROM_TEACHER | {"min_round_trip": 50.0}, "--min_round_trip needs --round_trip"),
         (FROM_TEACHER | {"teacher_langs": ["en-de", "en-fr"]}, "--teacher_langs has 2 values; give one for each"),
         (FROM_TEACHER | {"teacher_langs": ["en"]}, "--teacher_langs has en; give source"),
     ],
@@ -29,6 +30,19 @@ def test_contradictions_are_refused(given, message):
     with pytest.raises(UserError, match=message):
         DistillOptions(Path("out"), **given).check()
     DistillOptions(Path("out"), **FROM_TEACHER).check()
+
+
+def test_what_has_no_effect_on_converted_teachers_is_refused(tmp_path):
+    (tmp_path / "vanilla_transformer.json").touch()
+
+    def check(*teachers, **more):
+        DistillOptions(Path("out"), teacher=[str(tmp_path), *teachers], source_file=["x"], **more).check()
+
+    for given in ({"dtype": "bfloat16"}, {"revision": "v1"}, {"samples": 2}):
+        with pytest.raises(UserError, match=f"--{[*given][0]} .*{tmp_path.name}.* converted for CTranslate2"):
+            check(**given)
+    check("another", dtype="bfloat16", revision="v1")
+    check(dtype="bfloat16", round_trip="another")
 
 
 def test_forms_are_those_of_convert():

@@ -40,6 +40,7 @@ def test_the_users_options_win(out):
     assert (found.data.tokenizer_type, found.model.position_embedding_type) == ("bpe", "rotary")
     assert not found.data.remove_overlap
     assert asked("--letters").data.tokenizer_type == "bpe"
+    assert asked("--report_to", "all", "--run_name", "streaming").data.remove_overlap  # a value, not an option
     Path("recipe.yaml").write_text("d_model: 64\nnum_beams: 4\n")
     found = asked("--config", "recipe.yaml")
     assert found.model.d_model == 64 and found.training.num_beams == 4 and found.data.tokenizer_type == "bpe"

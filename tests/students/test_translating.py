@@ -21,6 +21,7 @@ from transformers import (
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.tokenizer import train_tokenizer
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.students import translating
 from vanilla_transformer.students.options import DistillOptions
 from vanilla_transformer.students.translating import Teacher, find_back, find_teachers, read_groups, translate_groups
@@ -131,6 +132,9 @@ def test_several_teachers_are_an_ensemble_if_they_can(folder, text_tokenizer, ma
     assert best_of(translated(tmp_path / "out", ensemble)) == Translator.from_pretrained([folder, second])(
         TEXTS, num_beams=2
     )
+    with pytest.raises(UserError, match="--teacher_langs has no effect on an ensemble"):
+        one_teacher(folder, second, teacher_langs=["a-b"])
+    assert one_teacher(folder, second, teacher_langs=["a-b"], round_trip="back").names == [folder, second]
     other = save_translator(writing_translator(train_tokenizer(["another"], 290)), tmp_path / "other")
     for names in ([folder, other], [folder, marian], [marian, marian]):
         found = find_teachers(options(*names, teacher_langs=["a-b", "c-d"]), NO_LANGUAGES, 1)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from ..data.options import parse_direction
 from ..errors import UserError
+from ..files import CONVERTED
 from ..option_fields import option
 from .filtering import OPTIONAL_RULES
 
@@ -88,10 +89,23 @@ class DistillOptions:
             raise UserError(f"--samples draws translations, without --{given[0]}; leave one of them out.")
         if self.num_beams and self.num_beams < self.n_best:
             raise UserError(f"--n_best {self.n_best} needs as many beams; raise --num_beams.")
+        if self.round_trip is None and self.is_given("min_round_trip"):
+            raise UserError("--min_round_trip needs --round_trip, a model that translates back.")
         if self.teacher_langs and len(self.teacher_langs) not in (1, len(self.teacher or [""])):
             count = len(self.teacher_langs)
             raise UserError(f"--teacher_langs has {count} values; give one for each --teacher, or one for all.")
+        self.check_converted()
         _ = self.directions  # or UserError
+
+    def check_converted(self):
+        """Raises UserError for an option without effect on teachers that were converted for CTranslate2."""
+        converted = [name for name in self.teacher or () if Path(name, CONVERTED).is_file()]
+        if converted and self.samples:
+            raise UserError(f"--samples needs teachers in torch; {converted[0]} was converted for CTranslate2.")
+        if converted and len(converted) == len(self.teacher):
+            for name in ("revision",) if self.round_trip else ("revision", "dtype"):
+                if self.is_given(name):
+                    raise UserError(f"--{name} has no effect on {converted[0]}, converted for CTranslate2; leave it out.")
 
     def is_given(self, name: str) -> bool:
         """Whether the option has another value than by default."""

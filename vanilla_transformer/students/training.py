@@ -37,7 +37,7 @@ def training_words(options: DistillOptions, rest: Sequence[str]) -> tuple[list[s
     Raises UserError if it contradicts itself, a file does not exist, or sentencepiece is missing, before hours of
     translating.
     """
-    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in rest}
+    given = {word[2:].partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
     for name in ("dry_run", "resume_from_checkpoint"):
         if name in given:
             raise UserError(f"--{name} is an option of train.py alone; leave it out.")

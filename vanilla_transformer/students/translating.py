@@ -14,7 +14,7 @@ from pathlib import Path
 from accelerate import PartialState
 from tqdm.auto import tqdm
 
-from ..errors import noting
+from ..errors import UserError, noting
 from ..evaluation.mbr import SAMPLING
 from ..files import CONVERTED, write_text
 from ..loading import Translator, load_config, load_tokenizer, set_languages
@@ -109,6 +109,8 @@ def find_teachers(options: DistillOptions, languages: tuple[str | None, str | No
     """
     names, directions = options.teacher or [], options.directions
     if len(names) > 1 and are_ensemble(names, options):
+        if directions and not options.round_trip:  # which may be multilingual
+            raise UserError("--teacher_langs has no effect on an ensemble, whose models are bilingual; leave it out.")
         return [Teacher(names, languages, options, seed)]
     directions = directions if len(directions) == len(names) else (directions or [languages]) * len(names)
     rows = enumerate(zip(names, directions, strict=True))
