@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +80,9 @@ def test_a_student_of_a_teacher_with_another_vocabulary(here, marian, capsys):
     assert "--hours has no effect with --max_steps" in said
     said = command_error(capsys, *command, "--max_new_tokens", "13")
     assert "out was begun with other options: --max_new_tokens was 12, now 13. Restore them, remove out/transl" in said
+    shutil.rmtree("out/student")
+    said = command_error(capsys, *command)
+    assert "out/student is missing, from which others were made" in said and "out/ctranslate2 out/evaluation." in said
 
 
 def test_true_pairs_a_test_set_and_a_round_trip(here, marian, folder, capsys):

@@ -11,32 +11,52 @@ SETTINGS = {"translations": {"num_beams": 5, "teacher": ["a", "b"]}, "pairs": {"
 
 
 def test_the_same_command_goes_on(tmp_path):
-    assert begin(tmp_path / "out", SETTINGS) == set()
+    assert begin(tmp_path / "out", SETTINGS, {}) == set()
     (tmp_path / "out" / "translations" / "0" / ".unfinished-x").mkdir(parents=True)
-    assert begin(tmp_path / "out", SETTINGS) == {"translations"}
+    assert begin(tmp_path / "out", SETTINGS, {}) == {"translations"}
     assert not [*(tmp_path / "out").rglob(".unfinished-*")]
 
 
 def test_another_option_is_refused_where_it_matters(tmp_path):
     """What was not begun may change, and what is named can be removed."""
-    begin(tmp_path, SETTINGS)
+    begin(tmp_path, SETTINGS, {})
     (tmp_path / "translations").mkdir()
-    begin(tmp_path, SETTINGS | {"pairs": {"num_beams": 5, "min_score": -1.0}})
+    begin(tmp_path, SETTINGS | {"pairs": {"num_beams": 5, "min_score": -1.0}}, {})
     (tmp_path / "pairs").mkdir()
     with pytest.raises(UserError) as refused:
-        begin(tmp_path, {"translations": {"num_beams": 4, "teacher": ["a"]}, "pairs": {"num_beams": 4}})
+        begin(tmp_path, {"translations": {"num_beams": 4, "teacher": ["a"]}, "pairs": {"num_beams": 4}}, {})
     changed = "--num_beams was 5, now 4, --teacher was a b, now a, --min_score was -1.0, now None"
     assert str(refused.value) == (
         f"{tmp_path} was begun with other options: {changed}. Restore them, remove {tmp_path}/translations "
         f"{tmp_path}/pairs to repeat these steps, or choose another --output_dir."
     )
     (tmp_path / "pairs").rmdir()
-    begin(tmp_path, SETTINGS)
+    begin(tmp_path, SETTINGS, {})
     assert json.loads((tmp_path / "settings.json").read_text()) == SETTINGS
+
+
+def test_what_was_made_from_a_removed_folder_must_be_removed_too(tmp_path):
+    settings = {step: {} for step in ("translations", "pairs", "student", "native", "evaluation")}
+    reads = {"student": ["pairs"], "native": ["student"], "evaluation": ["student", "native"]}
+    begin(tmp_path, settings, reads)
+    for step in settings:
+        (tmp_path / step).mkdir()
+    (tmp_path / "translations").rmdir()
+    assert begin(tmp_path, settings, reads) == settings.keys() - {"translations"}
+    (tmp_path / "pairs").rmdir()
+    with pytest.raises(UserError) as refused:
+        begin(tmp_path, settings, reads)
+    assert str(refused.value) == (
+        f"{tmp_path}/pairs is missing, from which others were made; to repeat this step, remove these too: "
+        f"{tmp_path}/student {tmp_path}/native {tmp_path}/evaluation."
+    )
+    for step in ("student", "native", "evaluation"):
+        (tmp_path / step).rmdir()
+    assert begin(tmp_path, settings, reads) == set()
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     for folder in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(UserError, match="holds something else; choose another directory"):
-            begin(folder, SETTINGS)
+            begin(folder, SETTINGS, {})

@@ -81,7 +81,7 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
     holds_out = asked.data.test_file == [held_out_file(output_dir)]
     if not holds_out and state.is_main_process:
         load_test(asked.data)  # so that a wrong column is found now
-    done = run_on_main(begin, output_dir, step_settings(options, asked, texts, forms))
+    done = run_on_main(begin, output_dir, step_settings(options, asked, texts, forms), step_order(options, forms))
     languages = asked.data.source_lang, asked.data.target_lang
     teachers, back = find_teachers(options, languages, asked.training.seed), find_back(options, languages)
     if "pairs" not in done:
@@ -162,6 +162,14 @@ def step_settings(options: DistillOptions, asked: Options, texts: TextsToLearn, 
     student = pairs | settings_of(asked)
     steps = {"translations": translations, "round_trip": pairs, "pairs": pairs, "student": student}
     return steps | dict.fromkeys(forms, student) | {"evaluation": student | {"to": forms}}
+
+
+def step_order(options: DistillOptions, forms: list[str]) -> dict[str, list[str]]:
+    """Which steps read which."""
+    order = {"student": ["pairs"], **dict.fromkeys(forms, ["student"]), "evaluation": ["student", *forms]}
+    if options.teacher and not (options.output_dir / "pairs").exists():  # after that, translations may be removed
+        order["round_trip"] = ["translations"]
+    return order
 
 
 def convert_student(output_dir: Path, form: str):
