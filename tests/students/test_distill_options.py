@@ -1,5 +1,6 @@
 """Options that contradict each other are refused before anything is read."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def test_what_has_no_effect_on_converted_teachers_is_refused(tmp_path):
 
 
 def test_forms_are_those_of_convert():
-    assert find_forms(["none"]) == [] and find_forms(["native", "vanilla"]) == ["native", "vanilla"]
+    assert find_forms(["none"]) == [] and find_forms(["native", "vanilla", "native"]) == ["native", "vanilla"]
     with pytest.raises(UserError, match="--to marble is not a form; choose among vanilla, native"):
         find_forms(["marble"])
+
+
+def test_packages_that_a_form_needs_are_named(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    assert find_forms(None) == []
+    with pytest.raises(UserError, match="--to marian-bin needs `pip install sentencepiece protobuf`"):
+        find_forms(["marian-bin"])

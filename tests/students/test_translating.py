@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,6 +193,18 @@ def test_the_time_that_is_left_is_shown_in_a_log(tmp_path, monkeypatch, capsys):
     translate_groups(tmp_path / "out", TEXTS, "Translating", lambda: lambda texts, group: texts)
     first, second, last = capsys.readouterr().err.splitlines()
     assert first.startswith("Translating: 3 of 7 texts, 00:0") and last == "Translating: 7 of 7 texts, 00:00 left"
+
+
+def test_only_the_warning_of_unknown_characters_is_not_repeated(tmp_path):
+    unknown, other = "has characters that the tokenizer does not know", "is odd"
+
+    def translate(texts, group):
+        for what in (unknown, other):
+            warnings.warn(f"{group} {what}", stacklevel=1)
+
+    with pytest.warns(UserWarning) as shown:
+        translate_groups(tmp_path / "out", TEXTS, "Translating", lambda: translate)
+    assert [str(one.message) for one in shown] == [f"0 {unknown}", *(f"{group} {other}" for group in range(3))]
 
 
 def test_an_error_names_the_texts(tmp_path):

@@ -7,13 +7,13 @@ several GPUs: accelerate launch --multi_gpu -m vanilla_transformer distill ...
 
 import argparse
 import hashlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 
 from accelerate import PartialState
@@ -43,7 +43,6 @@ from .parser import Parser
 
 DATACLASSES = [DistillOptions]
 INT8 = "student, ctranslate2 int8"  # its name in the table of scores
-MODULES = {"protobuf": "google.protobuf"}  # of packages with another name
 
 
 def add_arguments(parser: Parser):
@@ -79,9 +78,13 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
     forms, texts = find_forms(options.to), read_texts(options, asked)
     state, output_dir = start_process(), options.output_dir
     holds_out = asked.data.test_file == [held_out_file(output_dir)]
-    if not holds_out and state.is_main_process:
-        load_test(asked.data)  # so that a wrong column is found now
-    done = run_on_main(begin, output_dir, step_settings(options, asked, texts, forms), step_order(options, forms))
+
+    def start() -> set[str]:
+        if not holds_out:
+            load_test(asked.data)  # so that a wrong column is found now
+        return begin(output_dir, step_settings(options, asked, texts, forms), step_order(options, forms))
+
+    done = run_on_main(start)
     languages = asked.data.source_lang, asked.data.target_lang
     teachers, back = find_teachers(options, languages, asked.training.seed), find_back(options, languages)
     if "pairs" not in done:
@@ -137,17 +140,16 @@ def read_texts(options: DistillOptions, asked: Options) -> TextsToLearn:
 def find_forms(asked: list[str] | None) -> list[str]:
     """The forms to convert the student to. Raises UserError if one is unknown, or its packages are missing."""
 
-    def lacking(form: str) -> list[str]:
-        names = [MODULES.get(name, name) for name in convert.PACKAGES.get(form, "").split()]
-        return [name for name in names if importlib.util.find_spec(name) is None]
+    def is_installed(form: str) -> bool:
+        return all(any(distributions(name=name)) for name in convert.PACKAGES.get(form, "").split())
 
     if asked is None:
-        return [] if lacking("ctranslate2") else ["ctranslate2"]
-    forms = [form for form in asked if form != "none"]
+        return ["ctranslate2"] if is_installed("ctranslate2") else []
+    forms = [form for form in dict.fromkeys(asked) if form != "none"]
     for form in forms:
         if form not in convert.FORMS:
             raise UserError(f"--to {form} is not a form; choose among {', '.join(convert.FORMS)}, or none.")
-        if lacking(form):
+        if not is_installed(form):
             raise UserError(f"--to {form} needs `pip install {convert.PACKAGES[form]}`.")
     return forms
 
@@ -182,7 +184,11 @@ def convert_student(output_dir: Path, form: str):
 
 def find_systems(output_dir: Path, teachers: list[Teacher], forms: list[str]) -> dict[str, System]:
     """What is compared: the teachers, the student and, if it is there, the student in 8 bits."""
-    systems = {teacher.label: System(teacher.open, teacher.translate) for teacher in teachers}
+    systems = {}
+    for number, teacher in enumerate(teachers, 1):
+        is_taken = teacher.label in ("student", INT8, *systems)
+        name = f"{teacher.label} (teacher {number})" if is_taken else teacher.label
+        systems[name] = System(teacher.open, teacher.translate)
     load = partial(Translator.from_pretrained, device=PartialState().device)
     systems["student"] = System(partial(load, output_dir / "student"), Translator.__call__)
     if "ctranslate2" in forms:

@@ -1,5 +1,6 @@
 """Teachers and student side by side on a test set: scores with significance, speed and size; and the report."""
 
+import html
 import json
 import sys
 import time
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset, concatenate_datasets
 from tabulate import tabulate
 
@@ -61,6 +63,8 @@ def compare(systems: dict[str, System], pairs: Dataset, scorer: Scorer, folder: 
         speed = len(sources) / (time.perf_counter() - start)
         measured[name] = {"sentences_per_second": speed, "megabytes": megabytes(translator)}
         measured[name]["kept"] = kept_by_kind(sources, written[name])
+        del translator  # before the next is loaded
+        clear_device_cache(garbage_collection=True)
     results = score_systems(written, references, scorer, "bootstrap", None, sources)
     for name, numbers in measured.items():
         results["systems"][name] |= numbers
@@ -115,7 +119,7 @@ def report(output_dir: Path, teachers: list[str], texts: dict[str, int], forms: 
 
 def table(head: list[str], rows: list[tuple]) -> str:
     """A table in Markdown; texts are shortened, and on one line."""
-    cells = [[" ".join(str(cell).split()).replace("|", "\\|")[:100] for cell in row] for row in rows]
+    cells = [[html.escape(" ".join(str(cell).split())[:100]).replace("|", "\\|") for cell in row] for row in rows]
     align = ["right" if name in NUMBERS else "left" for name in head]
     return tabulate(cells, head, "github", disable_numparse=True, colalign=align)
 

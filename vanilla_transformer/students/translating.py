@@ -160,7 +160,7 @@ def translate_groups(folder: Path, texts: list[str], label: str, load: Callable[
             group = texts[number * GROUP : (number + 1) * GROUP]
             with noting(f"while translating texts {number * GROUP + 1:,} to {number * GROUP + len(group):,}"):
                 content = json.dumps(translate(group, number), ensure_ascii=False)
-            warnings.simplefilter("ignore")  # about unknown characters: once is enough
+            warnings.filterwarnings("ignore", ".* characters that the tokenizer does not know")  # once is enough
             folder.mkdir(parents=True, exist_ok=True)
             write_text(file_of(folder, number), content)
             progress.show(min(GROUP * sum(1 for _ in folder.glob("*.json")), len(texts)))  # by all processes
