@@ -1,5 +1,6 @@
 """The unigram tokenizer is SentencePiece's: from its `.spm`, the library makes the same tokens."""
 
+import io
 import random
 import unicodedata
 
@@ -7,8 +8,8 @@ import pytest
 import sentencepiece
 
 from vanilla_transformer.data.texts import normalize
-from vanilla_transformer.data.tokenizer import train_unigram_tokenizer
-from vanilla_transformer.data.unigram import sentencepiece_model
+from vanilla_transformer.data.tokenizer import sentencepiece_tokenizer, train_unigram_tokenizer
+from vanilla_transformer.data.unigram import SPECIAL_IDS, sentencepiece_model
 from vanilla_transformer.errors import UserError
 
 SENTENCES = [
@@ -43,6 +44,25 @@ def test_sentencepiece_makes_the_same_tokens(tokenizer):
     assert [ids[:-1] for ids in ours] == spm.encode(texts)
     assert {ids[-1] for ids in ours} == {0} == {tokenizer.eos_token_id}
     assert spm.decode(spm.encode(texts)) == list(map(normalize, texts))
+
+
+@pytest.mark.parametrize(("rules", "fallback"), [("nmt_nfkc", False), ("identity", False), ("nmt_nfkc_cf", True)])
+def test_a_vocabulary_of_marian_is_written_as_it_was_read(rules, fallback, tmp_path):
+    """Without bytes, as Marian trains it, and with the characters that it replaces."""
+    how = {"normalization_rule_name": rules, "byte_fallback": fallback, "vocab_size": 330 if fallback else 60}
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(20 * SENTENCES), model_writer=trained, hard_vocab_limit=False, **how, **SPECIAL_IDS
+    )
+    (tmp_path / "vocab.spm").write_bytes(trained.getvalue())
+    tokenizer = sentencepiece_tokenizer(tmp_path / "vocab.spm")
+    before, after = (
+        sentencepiece.SentencePieceProcessor(model_proto=proto)
+        for proto in (trained.getvalue(), sentencepiece_model(tokenizer))
+    )
+    texts = [*SENTENCES, *ODD, "Ａ MAN"]
+    assert after.encode(texts) == before.encode(texts)
+    assert before.encode(SENTENCES) == [ids[:-1] for ids in tokenizer(SENTENCES).input_ids]
 
 
 def test_the_same_texts_train_the_same_pieces(tokenizer):

@@ -5,6 +5,7 @@ import json
 import re
 import tempfile
 import unicodedata
+from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -46,29 +47,41 @@ def train_pieces(texts: Iterable[str], size: int) -> list[tuple[str, float]]:
 
 
 def sentencepiece_model(tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """The `.spm` file of a tokenizer with pieces of [`train_pieces`], which normalizes texts as [`normalize`] does."""
+    """The `.spm` file of a tokenizer of [`make_unigram_tokenizer`], which makes the same tokens of a text.
+
+    Raises UserError for another tokenizer.
+    """
     with explaining(NEEDED, ModuleNotFoundError):
-        from sentencepiece import SentencePieceNormalizer, set_min_log_level
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
-    pieces = pieces_of(tokenizer)
+    state, model, kinds = unigram_of(tokenizer), ModelProto(), ModelProto.SentencePiece
+    for index, (piece, score) in enumerate(state["model"]["vocab"]):
+        kind = kinds.BYTE if re.fullmatch("<0x[0-9A-F]{2}>", piece) else kinds.NORMAL
+        model.pieces.add(piece=piece, score=score, type=(kinds.CONTROL, kinds.UNKNOWN, kind)[min(index, 2)])
+    for name, value in SPECIAL_IDS.items():
+        setattr(model.trainer_spec, name, value)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    model.trainer_spec.byte_fallback = state["model"]["byte_fallback"]
+    model.normalizer_spec.precompiled_charsmap = charsmap_of(state)
+    for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
+        setattr(model.normalizer_spec, name, True)
+    return model.SerializeToString()
+
+
+def charsmap_of(state: dict) -> bytes:
+    """SentencePiece's table of characters to replace: that of the file that was read, or else our rules."""
+    steps = {step["type"]: step for step in state["normalizer"]["normalizers"]}
+    if "NFC" not in steps:
+        return b64decode(steps.get("Precompiled", {}).get("precompiled_charsmap", ""))
+    from sentencepiece import SentencePieceNormalizer, set_min_log_level
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
     with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
         for rule in normalization_rules():
             print(*(" ".join(f"{ord(letter):X}" for letter in side) for side in rule), sep="\t", file=file)
         file.flush()
         set_min_log_level(2)  # errors
-        model = ModelProto.FromString(SentencePieceNormalizer(rule_tsv=file.name).serialized_model_proto())
-    kinds = ModelProto.SentencePiece
-    for index, (piece, score) in enumerate(pieces):
-        kind = kinds.BYTE if re.fullmatch("<0x[0-9A-F]{2}>", piece) else kinds.NORMAL
-        model.pieces.add(piece=piece, score=score, type=(kinds.CONTROL, kinds.UNKNOWN, kind)[min(index, 2)])
-    for name, value in SPECIAL_IDS.items():
-        setattr(model.trainer_spec, name, value)
-    model.trainer_spec.vocab_size = len(pieces)
-    model.trainer_spec.byte_fallback = True
-    model.normalizer_spec.name = "nfc"
-    for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
-        setattr(model.normalizer_spec, name, True)
-    return model.SerializeToString()
+        made = SentencePieceNormalizer(rule_tsv=file.name).serialized_model_proto()
+    return ModelProto.FromString(made).normalizer_spec.precompiled_charsmap
 
 
 def read_sentencepiece_model(file: Path) -> tuple[list[tuple[str, float]], bytes, bool]:
@@ -88,12 +101,18 @@ def read_sentencepiece_model(file: Path) -> tuple[list[tuple[str, float]], bytes
 
 
 def pieces_of(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, float]]:
-    """The pieces of a tokenizer of [`train_unigram_tokenizer`]. Raises UserError if it is another one."""
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"] if tokenizer.is_fast else {"type": None}
-    pieces = model["vocab"] if model["type"] == "Unigram" else []
-    if [piece for piece, _ in pieces[:2]] != ["</s>", "<unk>"]:
+    """The pieces of a tokenizer of [`make_unigram_tokenizer`]. Raises UserError if it is another one."""
+    return unigram_of(tokenizer)["model"]["vocab"]
+
+
+def unigram_of(tokenizer: PreTrainedTokenizerBase) -> dict:
+    """What tokenizers saves of a tokenizer of [`make_unigram_tokenizer`]. Raises UserError if it is another one."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    model, steps = state.get("model", {}), (state.get("normalizer") or {}).get("normalizers", [])
+    first = [piece for piece, _ in model["vocab"][:2]] if model.get("type") == "Unigram" else []
+    if first != ["</s>", "<unk>"] or not any(step["type"] == "Prepend" for step in steps):
         raise UserError("The tokenizer has no form for Marian; train the model with `--tokenizer_type unigram`.")
-    return pieces
+    return state
 
 
 def normalization_rules() -> Iterator[tuple[str, str]]:
