@@ -1,4 +1,4 @@
-"""One model in every engine of Python and in Bergamot: size, BLEU, speed.
+"""One model in several engines, of Python, of Marian and in Bergamot: size, BLEU, speed.
 
 python benchmarks/engines.py --model DIR --data DIR --languages en de [--teacher MODEL]
 
@@ -32,12 +32,14 @@ COLUMNS = ["engine", "MB", "same as the first", "test BLEU", "sentences/s"]
 MARIAN = """
 import pymarian, sys, time
 translator = pymarian.Translator(config=sys.argv[1], beam_size=int(sys.argv[2]))
-lines = sys.stdin.read().splitlines()
+lines = sys.stdin.read().split("\\n")  # not at U+2028, as splitlines does
 translator.translate(lines[:8])
 start = time.perf_counter()
 print(*translator.translate(lines), sep="\\n")
 print(time.perf_counter() - start, file=sys.stderr)
 """
+
+PIPED = {"stdout": subprocess.PIPE, "encoding": "utf-8", "check": True}
 
 Result = tuple[list[str], float]  # translations, and the seconds that they took
 
@@ -54,16 +56,21 @@ def in_node(folder: Path, texts: list[str], beams: int) -> Result:
     for some in (texts[:1], texts):
         start = time.perf_counter()
         command = ["node", "translate.cjs", str(beams)]
-        done = subprocess.run(command, cwd=folder, input="\n".join(some), stdout=-1, encoding="utf-8", check=True)
+        done = subprocess.run(command, cwd=folder, input="\n".join(some), **PIPED)
         seconds.append(time.perf_counter() - start)
-    return done.stdout.splitlines(), seconds[1] - seconds[0]
+    return lines_of(done.stdout), seconds[1] - seconds[0]
 
 
 def in_marian(folder: Path, texts: list[str], beams: int) -> Result:
     """In a process of its own, which an error of Marian would end."""
     command = [sys.executable, "-c", MARIAN, str(folder / "config.yml"), str(beams)]
-    done = subprocess.run(command, input="\n".join(texts), capture_output=True, encoding="utf-8", check=True)
-    return done.stdout.splitlines(), float(done.stderr.split()[-1])
+    done = subprocess.run(command, input="\n".join(texts), stderr=subprocess.PIPE, **PIPED)
+    return lines_of(done.stdout), float(done.stderr.split()[-1])
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines, which may have other breaks than `\\n` in them."""
+    return text.removesuffix("\n").split("\n")
 
 
 def size_of(folder: Path, *names: str) -> float:
@@ -128,7 +135,7 @@ def main():
         for name, (size, translate) in engines.items():
             translations, seconds = translate(texts, options.num_beams)
             first = first or translations
-            same = sum(map(str.__eq__, translations, first)) / len(texts)
+            same = sum(one == other for one, other in zip(translations, first, strict=True)) / len(texts)
             bleu = sacrebleu.corpus_bleu(translations, [references]).score
             rows.append([name, f"{size:.2f}", f"{same:.1%}", f"{bleu:.2f}", f"{len(texts) / seconds:.0f}"])
             print("; ".join(rows[-1]), flush=True)

@@ -1,12 +1,12 @@
-// Bergamot, the engine in Firefox, with a model that `vanilla-transformer convert --to marian-bin` wrote: in a worker of
-// a page (worker.js) and in Node (translate.cjs). `read` returns the content of a file, `run` executes a script.
+// Bergamot, the engine in Firefox, with a model that `vanilla-transformer convert --to marian-bin` wrote, for a worker of
+// a page (worker.js) and for Node (translate.cjs). `read` returns the content of a file, `run` executes a script.
 const ENGINE = "node_modules/@browsermt/bergamot-translator/worker/bergamot-translator-worker";
 const PRODUCTS = ["prepare_a", "prepare_b", "prepare_b_from_transposed", "prepare_b_from_quantized_transposed"];
 PRODUCTS.push("prepare_bias", "multiply_and_add_bias", "select_columns_of_b");
 
-function startEngine(read, run) {
-  return new Promise(async (resolve, reject) => {
-    const code = await read(`${ENGINE}.wasm`);
+async function startEngine(read, run) {
+  const code = await read(`${ENGINE}.wasm`);
+  const started = new Promise((resolve, reject) => {
     const engine = (globalThis.Module = {
       print: () => {},
       onAbort: reject,
@@ -20,8 +20,9 @@ function startEngine(read, run) {
         return {};
       },
     });
-    await run(`${ENGINE}.js`);
   });
+  const [engine] = await Promise.all([started, run(`${ENGINE}.js`)]);
+  return engine;
 }
 
 // Returns a function that translates a list of texts, whose tags it carries over if `html` is true.
@@ -34,7 +35,7 @@ globalThis.loadTranslator = async function (folder, { read, run, beams }) {
     return copy;
   };
   let config = new TextDecoder().decode(options);
-  config = config.replace(/^(models|vocabs):\n(- .*\n)+|^relative-paths.*\n/gm, ""); // files, which it gets from us
+  config = config.replace(/^(models|vocabs):\n(- .*\n)+|^relative-paths.*\n/gm, ""); // it gets the contents, no files
   if (!config.includes("gemm-precision")) // in float32, it has Marian's options
     config += "max-length-break: 128\nalignment: soft\ngemm-precision: float32\n";
   if (beams) config = config.replace(/^beam-size:.*/m, `beam-size: ${beams}`);

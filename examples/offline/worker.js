@@ -1,4 +1,4 @@
-// Translates beside the page, which stays responsive: {text, html, beams} -> {translation}, or {error}.
+// Translates beside the page, which stays responsive: {text, html} -> {translation} or {error}; first, {isReady}.
 importScripts("engine.js");
 const read = async (file) => {
   const response = await fetch(file);

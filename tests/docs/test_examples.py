@@ -4,6 +4,8 @@ import importlib
 import io
 import json
 import re
+import shutil
+import subprocess
 import sys
 from datetime import date
 from functools import cache, partial
@@ -201,3 +203,19 @@ def test_seq2seq_trainer_trains_the_sample_model_further(run):
     run(str(EXAMPLES / "seq2seq_trainer.py"), *options)
     before, after = (load_file(f"outputs/{name}/model.safetensors") for name in ("sample", "tuned"))
     assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)
+
+
+LOADING = """
+require(process.argv[1]);
+const read = async (file) => { if (file.endsWith(process.argv[2])) throw new Error(file); return new Uint8Array(); };
+loadTranslator("model", { read, run: read }).then(console.log, (error) => console.log(error.message));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+@pytest.mark.parametrize("file", ["worker.wasm", "worker.js", "model/vocab.spm"])
+def test_a_file_that_the_offline_page_cannot_load_is_told(file):
+    """Instead of a page that says for ever that the model is being loaded."""
+    command = ["node", "-e", LOADING, EXAMPLES / "offline" / "engine.js", file]
+    printed = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=True).stdout
+    assert printed.strip().endswith(file)
