@@ -231,7 +231,7 @@ def test_options_of_the_search_hold_for_alternatives_too(letters, translators):
         (query("a", "de", "en"), JSON, "No model translates from 'de' to 'en'"),
         (query("a", "auto", "de"), JSON, "`source` is auto, but languages are not detected here; name one of en, fr."),
         (query("a", "auto", "es"), JSON, "No model translates from 'auto' to 'es'"),
-        (query("<p>a</p>", format="html"), JSON, "`format` must be text: take the texts out of the HTML"),
+        (query("<p>a</p>", format="html"), JSON, "`format` must be text; HTML is not supported: send the texts betw"),
         (query("a", alternatives=10), JSON, "`alternatives` must be a whole number from 0 to 9."),
         (query("a", alternatives="many"), FORM, "`alternatives` must be"),
         (query("a \ud800"), JSON, "Text 1 contains a lone surrogate"),
@@ -293,6 +293,16 @@ def test_an_unexpected_error_is_a_sentence_without_details(address, monkeypatch)
         answer = ask(address, body=query("Yes."))
         assert answer.status == 500 and answer.json == {"error": "The server failed; its log says why."}
     assert translated(address, "Yes.")
+
+
+def test_an_error_between_batches_harms_no_later_request(address, translators, monkeypatch):
+    async def fail(_):
+        raise RuntimeError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("starlette.requests.Request.is_disconnected", fail)
+        assert ask(address, body=query("Yes.")).status == 500
+    assert translated(address, "Yes.")["translatedText"] == translators[0](["Yes."])[0]
 
 
 def test_when_too_many_wait_the_next_is_refused(letters, monkeypatch):
@@ -481,6 +491,16 @@ def test_after_a_kill_a_new_server_goes_on_and_a_stopped_one_answers_first(backe
         assert [len(caller.result().json["translatedText"]) for caller in asked] == [100 * len(TEXTS)] * 20
     assert second.wait(30) == -signal.SIGTERM
     assert re.fullmatch(r"Translating en to de at \S+; Ctrl-C stops\.\n", second.log.read_text())
+
+
+@pytest.mark.slow
+def test_callers_are_let_in_once_the_models_are_loaded(letters, start):
+    """Also at an address of IPv6."""
+    port = free_port()
+    server = start("-m", "vanilla_transformer", "serve", letters["en-de"], "--host", "::1", "--port", port)
+    with socket.socket(socket.AF_INET6) as caller:
+        until(lambda: server.poll() is not None or caller.connect_ex(("::1", port)) == 0)
+    assert server.log.read_text() == f"Translating en to de at http://[::1]:{port}; Ctrl-C stops.\n"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ once for each pair.
 """
 
 import argparse
+import os
 import socket
 
 from transformers.utils.logging import disable_progress_bar
@@ -36,10 +37,13 @@ def run(options: argparse.Namespace):
         import uvicorn
 
         from ..serving.app import make_app
-    place = f"{options.host}:{options.port}"
+    is_ipv6 = ":" in options.host
+    place = f"[{options.host}]:{options.port}" if is_ipv6 else f"{options.host}:{options.port}"
+    bound = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)  # uvicorn listens once the models are loaded
     with explaining(f"cannot serve on {place}; choose another --host or --port", OSError, OverflowError):
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        listening = socket.create_server((options.host, options.port), family=family)
+        if os.name == "posix":  # where it allows the port of a server that has just ended
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((options.host, options.port))
     configure_malloc()
     disable_progress_bar()  # of transformers
     generation = {name: getattr(options, name) for name in GENERATION}
@@ -47,4 +51,4 @@ def run(options: argparse.Namespace):
     app = make_app(lambda: models, options.char_limit, options.queue_limit)
     directions = ", ".join(f"{source} to {target}" for source, target in models)
     print(f"Translating {directions} at http://{place}; Ctrl-C stops.", flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[bound])

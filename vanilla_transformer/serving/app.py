@@ -32,9 +32,7 @@ class Query(BaseModel):
     q: str | list[str] = Field(min_length=1, description="a text or a list of texts")
     source: str = Field(max_length=40, description="the code of a language, such as en, or auto")
     target: str = Field(max_length=40, description="the code of a language, such as de")
-    format: Literal["text"] = Field(
-        "text", description="text: take the texts out of the HTML, and put their translations back"
-    )
+    format: Literal["text"] = Field("text", description="text; HTML is not supported: send the texts between its tags")
     alternatives: int = Field(
         0, ge=0, le=MOST_ALTERNATIVES, description=f"a whole number from 0 to {MOST_ALTERNATIVES}"
     )

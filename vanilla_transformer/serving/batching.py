@@ -1,6 +1,7 @@
 """Batches the requests that arrive while others are being translated."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -65,14 +66,21 @@ class Batcher:
         while await self.arrived.wait():
             self.arrived.clear()
             while self.waiting:
-                jobs = []
-                for job in self.next_batch():
-                    if await job.is_gone():
-                        answer(job, CallerGone())
-                    else:
-                        jobs.append(job)
-                for job, result in zip(jobs, await self.run_in_thread(translate_jobs, jobs), strict=True):
-                    answer(job, result)
+                jobs = self.next_batch()
+                try:
+                    await self.answer_all(jobs)
+                except Exception as error:  # whatever it is: the callers wait, and others will come
+                    for job in jobs:
+                        answer(job, error)
+
+    async def answer_all(self, jobs: list[Job]):
+        """Translates the jobs whose callers are still there."""
+        gone = [await job.is_gone() for job in jobs]
+        for job in itertools.compress(jobs, gone):
+            answer(job, CallerGone())
+        jobs = [job for job, is_gone in zip(jobs, gone, strict=True) if not is_gone]
+        for job, result in zip(jobs, await self.run_in_thread(translate_jobs, jobs), strict=True):
+            answer(job, result)
 
     def run_in_thread(self, function: Callable, *arguments) -> Awaitable:
         """Runs a function in the thread of the models."""
