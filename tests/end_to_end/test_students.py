@@ -17,7 +17,7 @@ from runs import ROOT
 from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.commands.distill import distill
-from vanilla_transformer.students import translating
+from vanilla_transformer.students import groups
 from vanilla_transformer.students.options import DistillOptions
 from vanilla_transformer.training import hardware
 
@@ -29,7 +29,7 @@ TRAINING = "--size tiny --max_steps 6 --vocab_size 320 --max_eval_samples 4 --nu
 def here(tmp_path, monkeypatch) -> Path:
     """The current directory, with 60 texts and two test pairs; groups are small."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(translating, "GROUP", 25)
+    monkeypatch.setattr(groups, "GROUP", 25)
     monkeypatch.setattr(hardware, "configure_cpu", lambda precision: None)
     write_texts(tmp_path, 60)
     return tmp_path

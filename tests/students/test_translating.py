@@ -23,16 +23,17 @@ from vanilla_transformer import Translator
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
-from vanilla_transformer.students import translating
+from vanilla_transformer.students import groups
+from vanilla_transformer.students.groups import read_groups, translate_groups
 from vanilla_transformer.students.options import DistillOptions
-from vanilla_transformer.students.translating import Teacher, find_back, find_teachers, read_groups, translate_groups
+from vanilla_transformer.students.translating import Teacher, find_back, find_teachers
 
 NO_LANGUAGES = (None, None)
 
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
-    monkeypatch.setattr(translating, "GROUP", 3)
+    monkeypatch.setattr(groups, "GROUP", 3)
 
 
 def options(*teachers, **more) -> DistillOptions:
@@ -189,7 +190,7 @@ def test_a_run_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch):
 
 
 def test_the_time_that_is_left_is_shown_in_a_log(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(translating, "SECONDS", 0)
+    monkeypatch.setattr(groups, "SECONDS", 0)
     translate_groups(tmp_path / "out", TEXTS, "Translating", lambda: lambda texts, group: texts)
     first, second, last = capsys.readouterr().err.splitlines()
     assert first.startswith("Translating: 3 of 7 texts, 00:0") and last == "Translating: 7 of 7 texts, 00:00 left"

@@ -28,12 +28,13 @@ from ..errors import UserError
 from ..evaluation.scores import Scorer
 from ..files import write_text
 from ..loading import Translator
+from ..students.groups import translate_groups
 from ..students.options import FILTERING, TRANSLATING, DistillOptions
 from ..students.pairs import TextsToLearn, make_pairs
 from ..students.scoring import System, compare, load_test, report
 from ..students.steps import begin
 from ..students.training import held_out_file, is_trained, settings_of, train, training_words
-from ..students.translating import Teacher, find_back, find_teachers, translate_groups
+from ..students.translating import Teacher, find_back, find_teachers
 from ..training import hardware
 from ..training.processes import check_launch, run_on_main
 from ..training.recipe import HelpFormatter, Options

@@ -12,8 +12,9 @@ from ..errors import UserError
 from ..files import new_folder
 from ..training.processes import run_on_main
 from .filtering import COLUMNS, Filter, Pair
+from .groups import read_groups, translate_groups
 from .options import DistillOptions
-from .translating import Teacher, read_groups, translate_groups
+from .translating import Teacher
 
 HELD_OUT, HELD_OUT_SHARE = 1000, 0.05  # at most so many sources, and this share of them
 
