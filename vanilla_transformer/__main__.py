@@ -52,10 +52,7 @@ def main(argv: list[str] | None = None):
 
     run, parser = load_verb(given.verb)
     program = parser.prog
-    if given.verb == "train":  # takes those of train.py
-        options, options.others = parser.parse_known_args(given.options)
-    else:
-        options = parser.parse_args(given.options)
+    options = parser.parse_args(given.options)
     # The user's mistakes end as in other Unix filters: one sentence on stderr, and a conventional exit code.
     try:
         run(options)

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from .errors import UserError
 
 CONVERTED = "vanilla_transformer.json"  # our config in a directory for CTranslate2, which has a config.json itself
+PACKED = Path(__file__).parent / "project"  # train.py, recipes and the sample in a wheel, by hatch_build.py
+PROJECT = PACKED if PACKED.exists() else PACKED.parents[1]  # or in the checkout
 PREFIX = ".unfinished-"  # of the name of what is being written or removed
 
 

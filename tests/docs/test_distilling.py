@@ -11,7 +11,7 @@ from helpers import ROOT, read_sample, save_untrained, table_rows
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.__main__ import load_verb
 from vanilla_transformer.students.options import DistillOptions
-from vanilla_transformer.students.training import training_words
+from vanilla_transformer.students.training import check_training, training_words
 from vanilla_transformer.training.rule import SIZES
 
 PAGE = (ROOT / "docs" / "distilling.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def test_a_command_is_accepted(command, tmp_path, monkeypatch):
     given = load_verb("distill")[1].parse_args(shlex.split(command.replace("\\\n", "")))
     options = DistillOptions(**{field.name: getattr(given, field.name) for field in fields(DistillOptions)})
     options.check()
-    training_words(options, given.rest)
+    check_training(options, training_words(options, given.rest)[1])
 
 
 def test_there_are_commands_and_sizes():

@@ -53,7 +53,7 @@ def test_a_pair_counts_for_the_first_rule_that_leaves_it_out():
         "source_is_target": 2,
     }
     assert found.pairs == GOOD and [*found.dropped] == [rule for rule in RULES if rule in WRONG]
-    assert [rule for rule in WRONG if rule != "empty"] == OPTIONAL_RULES
+    assert [rule for rule in WRONG if rule != "empty"] == [*OPTIONAL_RULES]
 
 
 def test_low_scores_are_left_out_if_asked():
@@ -71,9 +71,15 @@ def test_round_trips_are_compared_by_chrf():
 
 def test_nothing_left_is_an_error_that_names_the_rule():
     with pytest.raises(
-        UserError, match="Of 2 pairs, the filter leaves none: 2 were pairs with the source as translation"
+        UserError, match="Of 2 pairs, .* none: 2 were pairs with the source as translation; .* --keep source_is_target"
     ):
         Filter([Pair("A dog", "A dog"), Pair("A cat", "a cat")]).apply()
+    with pytest.raises(UserError, match="20 were pairs with a score below --min_score; lower --min_score"):
+        filtered([], min_score=1.0)
+    with pytest.raises(UserError, match="1 were pairs whose round trip .*; lower --min_round_trip"):
+        Filter(GOOD[:1]).apply_round_trip(["Nothing."], 60.0)
+    with pytest.raises(UserError, match="Of 0 pairs, the filter leaves none; look at the translations"):
+        Filter([]).apply()
 
 
 @pytest.mark.parametrize("text", ["ja" * 10, "Das ist gut. " * 3, "好的。" * 8])

@@ -11,9 +11,9 @@ SETTINGS = {"translations": {"num_beams": 5, "teacher": ["a", "b"]}, "pairs": {"
 
 
 def test_the_same_command_goes_on(tmp_path):
-    assert begin(tmp_path / "out", SETTINGS, {}) == set()
+    begin(tmp_path / "out", SETTINGS, {})
     (tmp_path / "out" / "translations" / "0" / ".unfinished-x").mkdir(parents=True)
-    assert begin(tmp_path / "out", SETTINGS, {}) == {"translations"}
+    begin(tmp_path / "out", SETTINGS, {})
     assert not [*(tmp_path / "out").rglob(".unfinished-*")]
 
 
@@ -25,7 +25,7 @@ def test_another_option_is_refused_where_it_matters(tmp_path):
     (tmp_path / "pairs").mkdir()
     with pytest.raises(UserError) as refused:
         begin(tmp_path, {"translations": {"num_beams": 4, "teacher": ["a"]}, "pairs": {"num_beams": 4}}, {})
-    changed = "--num_beams was 5, now 4, --teacher was a b, now a, --min_score was -1.0, now None"
+    changed = "--num_beams was 5, now 4; --teacher was a b, now a; --min_score was -1.0, now None"
     assert str(refused.value) == (
         f"{tmp_path} was begun with other options: {changed}. Restore them, remove {tmp_path}/translations "
         f"{tmp_path}/pairs to repeat these steps, or choose another --output_dir."
@@ -42,7 +42,7 @@ def test_what_was_made_from_a_removed_folder_must_be_removed_too(tmp_path):
     for step in settings:
         (tmp_path / step).mkdir()
     (tmp_path / "translations").rmdir()
-    assert begin(tmp_path, settings, reads) == settings.keys() - {"translations"}
+    begin(tmp_path, settings, reads)
     (tmp_path / "pairs").rmdir()
     with pytest.raises(UserError) as refused:
         begin(tmp_path, settings, reads)
@@ -52,7 +52,7 @@ def test_what_was_made_from_a_removed_folder_must_be_removed_too(tmp_path):
     )
     for step in ("student", "native", "evaluation"):
         (tmp_path / step).rmdir()
-    assert begin(tmp_path, settings, reads) == set()
+    begin(tmp_path, settings, reads)
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):

@@ -5,7 +5,6 @@ from pathlib import Path
 from helpers import table_rows
 
 from vanilla_transformer.commands.distill import find_systems
-from vanilla_transformer.students.options import DistillOptions
 from vanilla_transformer.students.scoring import table
 from vanilla_transformer.students.translating import Teacher
 
@@ -17,6 +16,6 @@ def test_a_table_shows_texts_as_they_are():
 
 
 def test_teachers_of_any_name_have_rows_of_their_own():
-    teachers = [Teacher([name], (None, None), DistillOptions(Path("out"))) for name in ("student", "a", "a")]
+    teachers = [Teacher([name]) for name in ("student", "a", "a")]
     names = ["student (teacher 1)", "a", "a (teacher 3)", "student"]
     assert [*find_systems(Path("out"), teachers, [])] == names

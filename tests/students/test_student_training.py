@@ -6,8 +6,8 @@ import pytest
 
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.students.options import DistillOptions
-from vanilla_transformer.students.training import repeated, settings_of, train_script, training_words
-from vanilla_transformer.training.recipe import parse_arguments
+from vanilla_transformer.students.training import check_training, repeated, settings_of, training_words
+from vanilla_transformer.training.recipe import Options, parse_arguments
 
 
 @pytest.fixture
@@ -18,12 +18,11 @@ def out(tmp_path, monkeypatch) -> Path:
     return Path("out")
 
 
-def words(*rest: str, **options) -> list[str]:
-    return training_words(DistillOptions(Path("out"), **options), rest)[0]
-
-
-def asked(*rest: str, **options):
-    return training_words(DistillOptions(Path("out"), **options), rest)[1]
+def asked(*rest: str, **options) -> Options:
+    given = DistillOptions(Path("out"), **options)
+    _, found = training_words(given, rest)
+    check_training(given, found)
+    return found
 
 
 def test_pairs_are_joined_and_sizes_are_chosen(out):
@@ -59,7 +58,7 @@ def test_the_users_options_win(out):
 )
 def test_what_train_py_would_refuse_is_refused_at_once(rest, message, out):
     with pytest.raises(UserError, match=message):
-        words(*rest)
+        asked(*rest)
 
 
 def test_what_was_chosen_is_repeated_from_the_recipe(out):
@@ -82,7 +81,3 @@ def test_what_was_chosen_is_repeated_from_the_recipe(out):
     settings = settings_of(found)
     assert settings["max_steps"] == 5 and not {"push_to_hub", "teacher", "num_beams"} & settings.keys()
     assert {"size", "hours"} <= settings.keys()
-
-
-def test_train_py_is_found():
-    assert train_script().name == "train.py" and "def optimizer_step" in train_script().read_text(encoding="utf-8")

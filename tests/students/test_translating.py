@@ -1,8 +1,5 @@
 """Teachers of every kind translate in groups, the same wherever a run was stopped."""
 
-import json
-import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +43,7 @@ def one_teacher(*teachers, languages=NO_LANGUAGES, **more) -> Teacher:
 
 
 def translated(folder: Path, teacher: Teacher, texts=TEXTS) -> list[list[list]]:
-    translate_groups(folder, texts, "Translating", teacher.load)
+    translate_groups(folder, texts, "Translating", teacher)
     return read_groups(folder, len(texts))
 
 
@@ -102,7 +99,7 @@ def test_a_multilingual_teacher_has_languages_of_its_own(tmp_path):
     tokenizer.src_lang = "fra_Latn"
     expected = generated(model, tokenizer, texts, forced_bos_token_id=german, num_beams=2)
     assert best_of(translated(tmp_path / "out", teacher, texts)) == expected and all(expected)
-    back = find_back(replace(teacher.options, round_trip=str(folder)), ("en", "de"))
+    back = find_back(options(folder, teacher_langs=["fra_Latn-deu_Latn"], round_trip=str(folder)), ("en", "de"))
     assert back.languages == ("deu_Latn", "fra_Latn")
 
 
@@ -172,43 +169,3 @@ def test_samples_follow_from_seed_and_group(folder, tmp_path):
     assert translated(tmp_path / "one", teacher) == found == translated(tmp_path / "two", teacher)
     assert all(len(candidates) == 4 for candidates in found) and len({text for text, _ in found[0]}) > 1
     assert translated(tmp_path / "three", replace(teacher, seed=2)) != found
-
-
-def test_a_run_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch):
-    """Finished groups are not translated again; if all are there, the teacher is not even loaded."""
-    teacher = one_teacher(folder, num_beams=2)
-    expected = translated(tmp_path / "whole", teacher)
-    files = sorted((tmp_path / "whole").iterdir())
-    assert [len(json.loads(file.read_text())) for file in files] == [3, 3, 1]
-    shutil.copytree(tmp_path / "whole", tmp_path / "part")
-    (tmp_path / "part" / files[1].name).unlink()
-    given = []
-    load = lambda: lambda texts, group: given.append(texts) or teacher.load()(texts, group)  # noqa: E731
-    translate_groups(tmp_path / "part", TEXTS, "Translating", load)
-    assert given == [TEXTS[3:6]] and read_groups(tmp_path / "part", len(TEXTS)) == expected
-    translate_groups(tmp_path / "part", TEXTS, "Translating", load=None)
-
-
-def test_the_time_that_is_left_is_shown_in_a_log(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(groups, "SECONDS", 0)
-    translate_groups(tmp_path / "out", TEXTS, "Translating", lambda: lambda texts, group: texts)
-    first, second, last = capsys.readouterr().err.splitlines()
-    assert first.startswith("Translating: 3 of 7 texts, 00:0") and last == "Translating: 7 of 7 texts, 00:00 left"
-
-
-def test_only_the_warning_of_unknown_characters_is_not_repeated(tmp_path):
-    unknown, other = "has characters that the tokenizer does not know", "is odd"
-
-    def translate(texts, group):
-        for what in (unknown, other):
-            warnings.warn(f"{group} {what}", stacklevel=1)
-
-    with pytest.warns(UserWarning) as shown:
-        translate_groups(tmp_path / "out", TEXTS, "Translating", lambda: translate)
-    assert [str(one.message) for one in shown] == [f"0 {unknown}", *(f"{group} {other}" for group in range(3))]
-
-
-def test_an_error_names_the_texts(tmp_path):
-    with pytest.raises(ZeroDivisionError) as failure:
-        translate_groups(tmp_path / "out", TEXTS, "Translating", lambda: lambda texts, group: [1 / (1 - group)])
-    assert failure.value.__notes__ == ["while translating texts 4 to 6"]

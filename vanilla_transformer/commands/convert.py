@@ -1,4 +1,4 @@
-"""Convert a model and its tokenizer to the format of this package, or from it to that of another engine.
+"""Convert a model and its tokenizer to the format of this package, or to that of another engine.
 
 The model may be one of this package, a Marian, Pegasus, Blenderbot or FSMT model of transformers, a checkpoint of
 fairseq (.pt), or a model.npz of Marian. Weights in a pickle are read with `weights_only=True`, so that no code in it
@@ -27,11 +27,12 @@ FORMS = {
     "onnx": "for transformers.js and optimum",
     "marian-bin": "for Marian, Bergamot and the engine in Firefox",
 }
-PACKAGES = {  # extras
-    "ctranslate2": "ctranslate2",
-    "onnx": "onnx onnxruntime onnxscript",
-    "marian-bin": "sentencepiece protobuf",
+PACKAGES = {  # that a form needs
+    "ctranslate2": ("ctranslate2",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "marian-bin": ("sentencepiece", "protobuf"),
 }
+NEED_TOKENIZER = ("ctranslate2", "onnx", "marian-bin")
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -52,65 +53,80 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(options: argparse.Namespace):
-    """Writes the converted model to the new directory `output_dir`, all of it or, after an error, nothing."""
-    output_dir = options.output_dir
+    """Converts, and prints where the result is."""
+    convert(options.model, options.output_dir, options.to, options.quantization, options.dictionary, options.codes)
+    print(f"Saved the model to {options.output_dir}.")
+
+
+def convert(
+    model: str,
+    output_dir: Path,
+    form: str,
+    quantization: str | None = None,
+    dictionary: Path | None = None,
+    codes: Path | None = None,
+):
+    """Writes the converted model to the new directory `output_dir`, all of it or, after an error, nothing.
+
+    The arguments are the options. Raises UserError for those that do not go together.
+    """
     check_missing(output_dir)
-    if options.quantization and options.to not in ("ctranslate2", "marian-bin"):
+    if quantization and form not in ("ctranslate2", "marian-bin"):
         raise UserError("--quantization is for --to ctranslate2 and marian-bin; leave one of the two out.")
-    if (options.dictionary or options.codes) and not options.model.endswith((".pt", ".npz")):
+    if (dictionary or codes) and not model.endswith((".pt", ".npz")):
         raise UserError("--dictionary and --codes are for a checkpoint of fairseq (.pt) or Marian (.npz); drop them.")
-    if options.model.endswith(".npz") and not options.dictionary:
+    if model.endswith(".npz") and not dictionary:
         raise UserError("A model of Marian needs its vocabulary; give --dictionary vocab.spm.")
-    if options.codes and not options.dictionary:
+    if codes and not dictionary:
         raise UserError("--codes need --dictionary; give fairseq's dict.*.txt too.")
-    with noting(f"while converting {options.model}"):
-        model, tokenizer = load(options)
-        TorchEngine([model])  # raises InputError for a generation config with which the result would not load
+    with noting(f"while converting {model}"):
+        loaded, tokenizer, problem = load(model, dictionary, codes)
+        if tokenizer is None and form in NEED_TOKENIZER:
+            raise UserError(problem)
+        if tokenizer is None:
+            print(problem, file=sys.stderr)
+        TorchEngine([loaded])  # raises InputError for a generation config with which the result would not load
         output_dir.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(output_dir) as folder:
-            write_form(model, tokenizer, folder, options)
+            write_form(loaded, tokenizer, folder, form, quantization)
             copy_permissions(folder)
-    print(f"Saved the model to {output_dir}.")
 
 
-def load(options: argparse.Namespace) -> tuple:
-    """The model as one of this package, and its tokenizer or None."""
-    if options.model.endswith(".npz"):
-        return from_marian_files(Path(options.model), options.dictionary)
-    if options.model.endswith(".pt"):
-        if options.dictionary is None:
-            no_tokenizer(options, "give --dictionary, and --codes, to make one.")
-            return from_fairseq(options.model), None
-        tokenizer, size = fairseq_tokenizer(options.dictionary, options.codes)
-        return from_fairseq(options.model, size, len(tokenizer) - size), tokenizer
-    model = load_foreign(options.model)
+def load(model: str, dictionary: Path | None, codes: Path | None) -> tuple:
+    """The model as one of this package, and its tokenizer, or None and a sentence that says why there is none."""
+    problem = f"{model} has no tokenizer that can be loaded: "
+    if model.endswith(".npz"):
+        return *from_marian_files(Path(model), dictionary), None
+    if model.endswith(".pt"):
+        if dictionary is None:
+            return from_fairseq(model), None, f"{problem}give --dictionary, and --codes, to make one."
+        tokenizer, size = fairseq_tokenizer(dictionary, codes)
+        return from_fairseq(model, size, len(tokenizer) - size), tokenizer, None
+    loaded = load_foreign(model)
     try:
-        return model, load_tokenizer(options.model)
+        return loaded, load_tokenizer(model), None
     except Exception as error:  # a damaged tokenizer can raise anything
-        no_tokenizer(options, one_line(error))
-        return model, None
+        return loaded, None, problem + one_line(error)
 
 
-def no_tokenizer(options: argparse.Namespace, reason: str):
-    """Prints that the model is saved without a tokenizer; raises UserError if the form to write needs one."""
-    reason = f"{options.model} has no tokenizer that can be loaded: {reason}"
-    if options.to in PACKAGES:
-        raise UserError(reason)
-    print(reason, file=sys.stderr)
-
-
-def write_form(model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, options: argparse.Namespace):
-    """Saves the model in the form that `options.to` names."""
-    if options.to == "native":
+def write_form(
+    model, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path, form: str, quantization: str | None = None
+):
+    """Saves the model in one of [`FORMS`]."""
+    if form == "native":
         to_native(model).save_pretrained(output_dir)
-        return tokenizer and save_tokenizer(tokenizer, output_dir)
-    if options.to == "vanilla":
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, output_dir)
+    elif form == "vanilla":
         model.save_pretrained(output_dir)
-        return tokenizer and tokenizer.save_pretrained(output_dir)
-    if options.to == "marian-bin":
-        return to_marian_files(model, tokenizer, output_dir, options.quantization)
-    with explaining(f"this form needs `pip install {PACKAGES[options.to]}`", ImportError):
-        engine = importlib.import_module(f"..conversion.{options.to}", __package__)
-    if options.to == "onnx":
-        return engine.to_onnx(model, tokenizer, output_dir)
-    return engine.to_ctranslate2(model, tokenizer, output_dir, options.quantization)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(output_dir)
+    elif form == "marian-bin":
+        to_marian_files(model, tokenizer, output_dir, quantization)
+    else:
+        with explaining(f"this form needs `pip install {' '.join(PACKAGES[form])}`", ImportError):
+            engine = importlib.import_module(f"..conversion.{form}", __package__)
+        if form == "onnx":
+            engine.to_onnx(model, tokenizer, output_dir)
+        else:
+            engine.to_ctranslate2(model, tokenizer, output_dir, quantization)

@@ -1,8 +1,8 @@
-"""Train a small, fast model on the translations of any text by a large one: translate, filter, train, score, convert.
+"""Train a small, fast model on what a large one translates: translate, filter, train, convert, score.
 
-Everything is written to --output_dir. The same command, given again, goes on where it was stopped or killed. All
-options that are not listed here are those of train.py, such as --hours, --size, --test_file and --source_lang. To use
-several GPUs: accelerate launch --multi_gpu -m vanilla_transformer distill ...
+Everything is written to --output_dir. The same command, given again, goes on where it was stopped or killed. Options
+that are not listed here go to train.py, such as --hours, --size, --test_file and --source_lang. On several GPUs:
+accelerate launch --multi_gpu -m vanilla_transformer distill ...
 """
 
 import argparse
@@ -26,14 +26,13 @@ from ..data.splits import load_split
 from ..data.texts import is_filled
 from ..errors import UserError
 from ..evaluation.scores import Scorer
-from ..files import write_text
 from ..loading import Translator
 from ..students.groups import translate_groups
 from ..students.options import FILTERING, TRANSLATING, DistillOptions
 from ..students.pairs import TextsToLearn, make_pairs
-from ..students.scoring import System, compare, load_test, report
-from ..students.steps import begin
-from ..students.training import held_out_file, is_trained, settings_of, train, training_words
+from ..students.scoring import System, compare, load_test, write_report
+from ..students.steps import EVALUATION, PAIRS, ROUND_TRIP, STUDENT, TRAIN, TRANSLATIONS, begin
+from ..students.training import check_training, held_out_file, is_trained, settings_of, train, training_words
 from ..students.translating import Teacher, find_back, find_teachers
 from ..training import hardware
 from ..training.processes import check_launch, run_on_main
@@ -43,12 +42,12 @@ from .evaluate import read_lines
 from .parser import Parser
 
 DATACLASSES = [DistillOptions]
-INT8 = "student, ctranslate2 int8"  # its name in the table of scores
+INT8 = "student, ctranslate2 int8"  # in the table of scores
 
 
 def add_arguments(parser: Parser):
-    """Those of [`DistillOptions`] are there already; the rest goes to train.py."""
-    parser.rest, parser.allow_abbrev, parser.formatter_class = "rest", False, HelpFormatter
+    """The fields of [`DistillOptions`] are options already; other words are for train.py, and go to `options.rest`."""
+    parser.takes_rest, parser.allow_abbrev, parser.formatter_class = True, False, HelpFormatter
 
 
 def run(options: argparse.Namespace):
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace):
     try:
         distill(DistillOptions(**given), options.rest)
     except (KeyboardInterrupt, SystemExit) as stopped:
-        # A signal that train.py got is a status above 128.
+        # train.py exits with 128 + the number of a signal.
         is_signal = isinstance(stopped, KeyboardInterrupt) or (isinstance(stopped.code, int) and stopped.code > 128)
         if is_signal and os.environ.get("RANK", "0") == "0":
             print("\nvanilla-transformer distill: stopped; the same command goes on from here.", file=sys.stderr)
@@ -65,49 +64,59 @@ def run(options: argparse.Namespace):
 
 
 def distill(options: DistillOptions, rest: Sequence[str] = ()):
-    """Trains a student on the translations of a teacher, and writes `report.md` in `options.output_dir`.
+    """Trains a student on the translations of teachers, and writes `report.md` in `options.output_dir`.
 
-    Goes on where an earlier call with the same arguments ended. Of several processes, each calls it.
+    Steps that an earlier call with the same arguments finished are left out. Of several processes, each calls it.
 
     Args:
         rest: Options of train.py, as on its command line.
 
-    Raises UserError if options contradict each other, or others were given when the directory was begun.
+    Raises UserError for options that contradict each other, or that are not those with which the directory was begun.
     """
     options.check()
     words, asked = training_words(options, rest)
-    forms, texts = find_forms(options.to), read_texts(options, asked)
-    state, output_dir = start_process(), options.output_dir
-    holds_out = asked.data.test_file == [held_out_file(output_dir)]
-
-    def start() -> set[str]:
-        if not holds_out:
-            load_test(asked.data)  # so that a wrong column is found now
-        return begin(output_dir, step_settings(options, asked, texts, forms), step_order(options, forms))
-
-    done = run_on_main(start)
+    check_training(options, asked)
+    forms, texts, state = find_forms(options.to), read_texts(options, asked), start_process()
+    run_on_main(begin_steps, options, asked, texts, forms)
     languages = asked.data.source_lang, asked.data.target_lang
-    teachers, back = find_teachers(options, languages, asked.training.seed), find_back(options, languages)
-    if "pairs" not in done:
+    teachers = find_teachers(options, languages, asked.training.seed)
+    if not (options.output_dir / PAIRS).exists():
         for number, teacher in enumerate(teachers):
             state.print(f"{teacher.label} translates {len(texts.sources):,} texts.")
-            translate_groups(output_dir / "translations" / str(number), texts.sources, "Translating", teacher.load)
-        make_pairs(options, texts, teachers, back, holds_out)
+            translate_groups(options.output_dir / TRANSLATIONS / str(number), texts.sources, "Translating", teacher)
+        make_pairs(options, texts, teachers, find_back(options, languages), holds_out(options, asked))
         clear_device_cache(garbage_collection=True)  # of the teachers
-    if "evaluation" not in done and not is_trained(asked):
-        state.print(f"Training the student on {output_dir}/pairs/train.jsonl.")
+    if not is_trained(asked):
+        state.print(f"Training the student on {options.output_dir}/{PAIRS}/{TRAIN}.")
         train(words, asked)
-    if not state.is_main_process:
-        return
+    if state.is_main_process:
+        score_student(options, asked, teachers, forms)
+        names = [teacher.label for teacher in teachers] or options.translations
+        write_report(options.output_dir, names, texts.counts, forms)
+
+
+def begin_steps(options: DistillOptions, asked: Options, texts: TextsToLearn, forms: list[str]):
+    """Checks the test set and what an earlier call has left in the directory. Raises UserError."""
+    if not holds_out(options, asked):
+        load_test(asked.data)  # so that a wrong column is found now
+    begin(options.output_dir, step_settings(options, asked, texts, forms), step_order(options, forms))
+
+
+def holds_out(options: DistillOptions, asked: Options) -> bool:
+    """Whether the test set is held out of the pairs, as no `--test_file` was given."""
+    return asked.data.test_file == [held_out_file(options.output_dir)]
+
+
+def score_student(options: DistillOptions, asked: Options, teachers: list[Teacher], forms: list[str]):
+    """Converts the student to each of the `forms`, and compares it with the teachers, unless that was done before."""
+    output_dir, training = options.output_dir, asked.training
     for form in forms:
-        if form not in done:
-            convert_student(output_dir, form)
-    if "evaluation" not in done:
-        systems = find_systems(output_dir, teachers, forms)
-        compare(systems, load_test(asked.data), make_scorer(asked), output_dir / "evaluation")
-    names = [teacher.label for teacher in teachers] or options.translations
-    write_text(output_dir / "report.md", report(output_dir, names, texts.counts, forms))
-    print(f"\n{(output_dir / 'report.md').read_text(encoding='utf-8')}\nThis report is {output_dir}/report.md.")
+        if not (output_dir / form).exists():
+            quantization = "int8" if form in ("ctranslate2", "marian-bin") else None
+            convert.convert(str(output_dir / STUDENT), output_dir / form, form, quantization)
+    if not (output_dir / EVALUATION).exists():
+        scorer = Scorer(asked.data.target_language, training.bleu_tokenize, normalization=training.score_normalization)
+        compare(find_systems(output_dir, teachers, forms), load_test(asked.data), scorer, output_dir / EVALUATION)
 
 
 def start_process() -> PartialState:
@@ -142,7 +151,7 @@ def find_forms(asked: list[str] | None) -> list[str]:
     """The forms to convert the student to. Raises UserError if one is unknown, or its packages are missing."""
 
     def is_installed(form: str) -> bool:
-        return all(any(distributions(name=name)) for name in convert.PACKAGES.get(form, "").split())
+        return all(any(distributions(name=name)) for name in convert.PACKAGES.get(form, ()))
 
     if asked is None:
         return ["ctranslate2"] if is_installed("ctranslate2") else []
@@ -151,7 +160,7 @@ def find_forms(asked: list[str] | None) -> list[str]:
         if form not in convert.FORMS:
             raise UserError(f"--to {form} is not a form; choose among {', '.join(convert.FORMS)}, or none.")
         if not is_installed(form):
-            raise UserError(f"--to {form} needs `pip install {convert.PACKAGES[form]}`.")
+            raise UserError(f"--to {form} needs `pip install {' '.join(convert.PACKAGES[form])}`.")
     return forms
 
 
@@ -163,40 +172,27 @@ def step_settings(options: DistillOptions, asked: Options, texts: TextsToLearn, 
     translations |= {"seed": asked.training.seed} if options.samples else {}
     pairs = translations | options.values(FILTERING) | {"test_file": asked.data.test_file}
     student = pairs | settings_of(asked)
-    steps = {"translations": translations, "round_trip": pairs, "pairs": pairs, "student": student}
-    return steps | dict.fromkeys(forms, student) | {"evaluation": student | {"to": forms}}
+    steps = {TRANSLATIONS: translations, ROUND_TRIP: pairs, PAIRS: pairs, STUDENT: student}
+    return steps | dict.fromkeys(forms, student) | {EVALUATION: student | {"to": forms}}
 
 
 def step_order(options: DistillOptions, forms: list[str]) -> dict[str, list[str]]:
-    """Which steps read which."""
-    order = {"student": ["pairs"], **dict.fromkeys(forms, ["student"]), "evaluation": ["student", *forms]}
-    if options.teacher and not (options.output_dir / "pairs").exists():  # after that, translations may be removed
-        order["round_trip"] = ["translations"]
+    """Which steps a step reads."""
+    order = {STUDENT: [PAIRS], **dict.fromkeys(forms, [STUDENT]), EVALUATION: [STUDENT, *forms]}
+    if options.teacher and not (options.output_dir / PAIRS).exists():  # after that, translations may be removed
+        order[ROUND_TRIP] = [TRANSLATIONS]
     return order
 
 
-def convert_student(output_dir: Path, form: str):
-    """Converts the student to a form of `vanilla-transformer convert`, in a folder of that name."""
-    parser = Parser(prog="vanilla-transformer convert")
-    convert.add_arguments(parser)
-    quantization = ["--quantization", "int8"] if form in ("ctranslate2", "marian-bin") else []
-    convert.run(parser.parse_args([str(output_dir / "student"), str(output_dir / form), "--to", form, *quantization]))
-
-
 def find_systems(output_dir: Path, teachers: list[Teacher], forms: list[str]) -> dict[str, System]:
-    """What is compared: the teachers, the student and, if it is there, the student in 8 bits."""
+    """The teachers, the student and, if it was converted to CTranslate2, the student in 8 bits, by name."""
     systems = {}
     for number, teacher in enumerate(teachers, 1):
-        is_taken = teacher.label in ("student", INT8, *systems)
+        is_taken = teacher.label in (STUDENT, INT8, *systems)
         name = f"{teacher.label} (teacher {number})" if is_taken else teacher.label
         systems[name] = System(teacher.open, teacher.translate)
     load = partial(Translator.from_pretrained, device=PartialState().device)
-    systems["student"] = System(partial(load, output_dir / "student"), Translator.__call__)
+    systems[STUDENT] = System(partial(load, output_dir / STUDENT), Translator.__call__)
     if "ctranslate2" in forms:
         systems[INT8] = System(partial(load, output_dir / "ctranslate2", backend="ctranslate2"), Translator.__call__)
     return systems
-
-
-def make_scorer(asked: Options) -> Scorer:
-    training = asked.training
-    return Scorer(asked.data.target_language, training.bleu_tokenize, normalization=training.score_normalization)

@@ -1,6 +1,6 @@
 """Make a directory to train in: train.py, push_to_hub.py, recipes and the sample, to read and change.
 
-The two scripts name the package as it is installed here, so that `uv run train.py` needs nothing but uv.
+The two scripts say how to install this package as it is installed here, so that `uv run train.py` needs only uv.
 """
 
 import argparse
@@ -11,10 +11,8 @@ import shutil
 from importlib.metadata import distribution
 from pathlib import Path
 
-from ..files import new_folder
+from ..files import PACKED, PROJECT, new_folder
 
-PACKED = Path(__file__).parents[1] / "project"  # in a wheel, by hatch_build.py
-CHECKOUT = Path(__file__).parents[2]
 FILES = ("train.py", "push_to_hub.py", "recipes/**/*.yaml", "sample_dataset/*.jsonl")
 NEXT = """Made {0} with train.py, push_to_hub.py, recipes and sample_dataset. Next:
   cd {0}
@@ -31,11 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser):
 def run(options: argparse.Namespace):
     """Writes the new directory, all of it or, after an error, nothing, and prints what to type next."""
     directory = options.directory
-    source = PACKED if PACKED.exists() else CHECKOUT
     directory.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(directory) as folder:
-        for file in (file for pattern in FILES for file in source.glob(pattern)):
-            copy = folder / file.relative_to(source)
+        for file in (file for pattern in FILES for file in PROJECT.glob(pattern)):
+            copy = folder / file.relative_to(PROJECT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
         for script in folder.glob("*.py"):
@@ -44,9 +41,9 @@ def run(options: argparse.Namespace):
 
 
 def with_package(script: str) -> str:
-    """The script with inline metadata that name this package where it was installed from, in this version."""
-    if not PACKED.exists():
-        return script.replace('path = "."', f"path = {json.dumps(CHECKOUT.as_posix())}", 1)
+    """The script, whose inline metadata tell uv where this package and version are."""
+    if PROJECT != PACKED:
+        return script.replace('path = "."', f"path = {json.dumps(PROJECT.as_posix())}", 1)
     return re.sub(r'"vanilla-transformer"\]\n# tool.*', lambda _: f'"{requirement()}"]', script, count=1)
 
 

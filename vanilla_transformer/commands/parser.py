@@ -19,19 +19,19 @@ class Parser(HfArgumentParser):
     """Reports bad usage in one sentence, with exit code 2. Takes options from dataclasses too.
 
     Attributes:
-        rest: Where `parse_args` puts the words that it does not know, for another program. None: they are an error.
+        takes_rest: Whether `parse_args` puts words that it does not know into `rest`, for another program. By default,
+            they are an error.
     """
 
-    rest: str | None = None
+    takes_rest = False
 
     def __init__(self, *args, formatter_class=argparse.HelpFormatter, **kwargs):
         super().__init__(*args, formatter_class=formatter_class, **kwargs)  # that of HfArgumentParser repeats defaults
 
     def parse_args(self, args=None, namespace=None):
-        if self.rest is None:
+        if not self.takes_rest:
             return super().parse_args(args, namespace)
-        options, rest = self.parse_known_args(args, namespace)
-        setattr(options, self.rest, rest)
+        options, options.rest = self.parse_known_args(args, namespace)
         return options
 
     def error(self, message: str):

@@ -5,11 +5,12 @@ import shlex
 from pathlib import Path
 
 from ..errors import UserError
+from .parser import Parser
 
 
-def add_arguments(parser: argparse.ArgumentParser):
-    """The options of `vanilla-transformer train` are those of train.py, which nobody checks here."""
-    parser.usage = "vanilla-transformer train [--option value ...]"
+def add_arguments(parser: Parser):
+    """All words go to `options.rest`: they are options of train.py, which checks them itself."""
+    parser.takes_rest, parser.usage = True, "vanilla-transformer train [--option value ...]"
 
 
 def run(options: argparse.Namespace):
@@ -17,7 +18,7 @@ def run(options: argparse.Namespace):
     script, before = "train.py", "`vanilla-transformer new mine && cd mine`, then "
     if Path(script).exists():
         before = ""
-    elif any(Path(word).exists() for word in options.others):  # files keep their names in this directory
+    elif any(Path(word).exists() for word in options.rest):  # a relative path, which is wrong in another directory
         script, before = "mine/train.py", "`vanilla-transformer new mine`, then "
-    command = shlex.join(["accelerate", "launch", script, *options.others])
+    command = shlex.join(["accelerate", "launch", script, *options.rest])
     raise UserError(f"training is a script to read and change, not a verb; run {before}`{command}`.")

@@ -1,6 +1,7 @@
-"""Rules that leave out pairs of texts and translations: those of the data report, repetitions, scores."""
+"""Leaves out pairs that would teach a student something wrong, by rules such as those of the data report."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -13,25 +14,23 @@ from ..data.texts import placeholders
 from ..errors import UserError
 from ..sentences_vanilla_transformer import has_words
 
-# What the rules leave out. The first is always applied, the last two if they are asked for.
-RULES = {
-    "empty": "with an empty side",
+OPTIONAL_RULES = {  # which --keep switches off
     "duplicates": "that repeat an earlier one",
     "source_is_target": "with the source as translation",
     "odd_lengths": "of odd lengths",
     "placeholders": "that lack a placeholder, tag, entity or URL of the source",
     "numbers": "that lack a number of the source",
     "repetition": "whose translation repeats itself",
-    "score": "with a score below --min_score",
-    "round_trip": "whose round trip has a chrF below --min_round_trip",
 }
-OPTIONAL_RULES = [*RULES][1:-2]
-WINDOW = 10  # characters: a text in which fewer than half of all sequences of so many are distinct repeats itself
-COLUMNS = ("source", "target")
+RULES = {"empty": "with an empty side"} | OPTIONAL_RULES  # and two that have an option of their own
+RULES |= {"score": "with a score below --min_score"}
+RULES |= {"round_trip": "whose round trip has a chrF below --min_round_trip"}
+REMEDIES = {"empty": "look at the translations", "score": "lower --min_score", "round_trip": "lower --min_round_trip"}
+WINDOW = 10  # characters: a text repeats itself if fewer than half of its sequences of this length are distinct
 
 
 class Pair(NamedTuple):
-    """A source, a translation, and the score of it, if it was kept."""
+    """A source and its translation, with the score of the teacher if one was asked for."""
 
     source: str
     target: str
@@ -39,72 +38,58 @@ class Pair(NamedTuple):
 
 
 class Filter:
-    """Pairs, from which one rule after the other leaves some out.
+    """Pairs, and what the rules have left out of them.
 
     Attributes:
         pairs: Those that are left.
-        count: How many there were before the first rule.
-        dropped: By rule, how many it left out, with the first of them as an example; without rules that left out none.
+        count: How many there were at first.
+        dropped: By rule, how many pairs it left out, and the first of them; rules that left out none are not there.
     """
 
     def __init__(self, pairs: list[Pair]):
         self.pairs, self.count, self.dropped = pairs, len(pairs), {}
 
-    def drop(self, rule: str, is_wrong: Collection[bool]):
-        """Leaves out the pairs for which `is_wrong`, one value for each, is true."""
-        wrong = [pair for pair, is_one in zip(self.pairs, is_wrong, strict=True) if is_one]
-        if wrong:
-            self.pairs = [pair for pair, is_one in zip(self.pairs, is_wrong, strict=True) if not is_one]
-            self.dropped[rule] = {"count": len(wrong), "source": wrong[0].source, "target": wrong[0].target}
-
-    def drop_each(self, rule: str, is_wrong: Callable[[Pair], bool]):
-        """The same, by a function of one pair."""
-        self.drop(rule, list(map(is_wrong, self.pairs)))
-
     def apply(self, keep: Collection[str] = (), min_score: float | None = None):
         """Applies all rules that need no model, except those to `keep`. Raises UserError if no pair is left."""
-        texts = look_at(self.pairs)
-        self.drop("empty", ~np.isin(np.arange(self.count), texts.rows))
-        is_copied = (texts.source == texts.target) & [has_words(pair.source) for pair in self.pairs]
-        counted = {"duplicates": texts.repeated(), "source_is_target": is_copied, "odd_lengths": texts.odd_lengths()}
-        is_left = np.ones(len(self.pairs), dtype=bool)
-        for rule, is_wrong in counted.items():
-            if rule not in keep:
-                self.drop(rule, is_wrong[is_left])
-                is_left &= ~is_wrong
+        columns = {side: [getattr(pair, side) for pair in self.pairs] for side in ("source", "target")}
+        texts = Texts([Dataset.from_dict(columns)])
+        self.drop({"empty": ~np.isin(np.arange(self.count), texts.rows)})
+        pairs = self.pairs
         rules = {
-            "placeholders": lambda pair: not placeholders(pair.source) <= placeholders(pair.target),
-            "numbers": lambda pair: not numbers(pair.source) <= numbers(pair.target),
-            "repetition": lambda pair: repeats(pair.target) and not repeats(pair.source),
-            "score": lambda pair: min_score is not None and pair.score < min_score,
+            "duplicates": texts.repeated(),
+            "source_is_target": (texts.source == texts.target) & [has_words(pair.source) for pair in pairs],
+            "odd_lengths": texts.odd_lengths(),
+            "placeholders": [not placeholders(pair.source) <= placeholders(pair.target) for pair in pairs],
+            "numbers": [not numbers(pair.source) <= numbers(pair.target) for pair in pairs],
+            "repetition": [repeats(pair.target) and not repeats(pair.source) for pair in pairs],
+            "score": [min_score is not None and pair.score < min_score for pair in pairs],
         }
-        for rule, is_wrong in rules.items():
-            if rule not in keep:
-                self.drop_each(rule, is_wrong)
-        self.check()
+        self.drop({rule: is_wrong for rule, is_wrong in rules.items() if rule not in keep})
 
     def apply_round_trip(self, back: list[str], min_chrf: float):
-        """Leaves out pairs whose source differs too much from what came `back` from their targets."""
+        """Leaves out pairs whose target, translated `back`, is too far from the source. Raises UserError as above."""
         chrf = CHRF()
-        scores = (chrf.sentence_score(text, [pair.source]).score for pair, text in zip(self.pairs, back, strict=True))
-        self.drop("round_trip", [score < min_chrf for score in scores])
-        self.check()
+        scores = [chrf.sentence_score(text, [pair.source]).score for pair, text in zip(self.pairs, back, strict=True)]
+        self.drop({"round_trip": np.array(scores) < min_chrf})
 
-    def check(self):
-        """Raises UserError if no pair is left."""
+    def drop(self, rules: dict[str, Collection[bool]]):
+        """Leaves out the pairs for which a rule is true; a pair counts for the first of these rules."""
+        is_left = np.ones(len(self.pairs), dtype=bool)
+        for rule, is_wrong in rules.items():
+            found = np.flatnonzero(is_left & np.asarray(is_wrong, dtype=bool))
+            is_left[found] = False
+            if len(found):
+                first = self.pairs[found[0]]
+                self.dropped[rule] = {"count": len(found), "source": first.source, "target": first.target}
+        self.pairs = list(compress(self.pairs, is_left))
         if not self.pairs:
-            rule = max(self.dropped, key=lambda rule: self.dropped[rule]["count"], default=None)
-            most = f": {self.dropped[rule]['count']:,} were pairs {RULES[rule]}" if rule else ""
-            raise UserError(f"Of {self.count:,} pairs, the filter leaves none{most}; see --keep, and look at them.")
-
-
-def look_at(pairs: list[Pair]) -> Texts:
-    """The hashes and lengths of the sides of pairs, by which the data report judges them."""
-    columns = {name: [getattr(pair, name) for pair in pairs] for name in COLUMNS}
-    return Texts([Dataset.from_dict(columns)])
+            rule = max(self.dropped, key=lambda rule: self.dropped[rule]["count"], default="empty")
+            most = f": {self.dropped[rule]['count']:,} were pairs {RULES[rule]}" if self.dropped else ""
+            remedy = REMEDIES.get(rule, f"look at them, or give --keep {rule}")
+            raise UserError(f"Of {self.count:,} pairs, the filter leaves none{most}; {remedy}.")
 
 
 def repeats(text: str) -> bool:
-    """Whether a text repeats itself, as models do that have lost their way."""
+    """Whether a text repeats itself, as models do that no longer find the end."""
     windows = [text[start : start + WINDOW] for start in range(len(text) - WINDOW + 1)]
     return 2 * len(set(windows)) < len(windows)

@@ -1,5 +1,6 @@
 """The options of `vanilla-transformer distill` that train.py does not have."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,10 +11,11 @@ from ..files import CONVERTED
 from ..option_fields import option
 from .filtering import OPTIONAL_RULES
 
-TRANSLATING = "teacher translations teacher_langs source_prefix revision dtype max_tokens num_beams length_penalty "
-TRANSLATING += "max_new_tokens n_best samples"
-FILTERING = "keep min_score round_trip min_round_trip"
-OF_TEACHERS = TRANSLATING.replace("teacher translations ", "").split()  # of no use without a teacher
+# How a teacher translates, what the translations depend on, and what the filter does.
+OF_A_TEACHER = ("source_prefix", "revision", "dtype", "max_tokens", "num_beams", "length_penalty", "max_new_tokens")
+OF_A_TEACHER += ("n_best", "samples")
+TRANSLATING = ("teacher", "translations", "teacher_langs", *OF_A_TEACHER)
+FILTERING = ("keep", "min_score", "round_trip", "min_round_trip")
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class DistillOptions:
     )
     train_file: list[str] | None = option(
         None,
-        "true pairs to train on, too: files, as for train.py; for its options with a value per file, the translations "
-        "are the first",
+        "pairs by people to train on too, in files that train.py reads. Where an option of train.py has one value for "
+        "each file, the first is for the translations",
     )
     teacher_langs: list[str] | None = option(
         None,
@@ -45,32 +47,34 @@ class DistillOptions:
         "eng_Latn-deu_Latn (default: --source_lang and --target_lang)",
     )
     source_prefix: str = option("", "put before each source for the teacher: 'translate English to German: ' for T5")
-    num_beams: int | None = option(None, "beams of the teacher (default: those of the model, or else 5)", ge=1)
+    num_beams: int | None = option(None, "beams of the teacher (default: the model's if more than 1, else 5)", ge=1)
     n_best: int = option(1, "learn from the N best translations of each line", ge=1)
-    samples: int | None = option(None, "learn from N samples of each line, instead of the best translation", ge=1)
-    length_penalty: float | None = option(None, "of the teacher: divide scores of beams by length to this power")
+    samples: int | None = option(None, "learn from N translations of each line, drawn at random", ge=1)
+    length_penalty: float | None = option(None, "of the teacher: scores of beams are divided by length to this power")
     max_new_tokens: int | None = option(
         None, "of the teacher: the longest translation, in tokens (default: the model's, or else 256)", ge=1
     )
     max_tokens: int | None = option(
         None,
-        "source tokens in a batch of a teacher (default: 4096; 512 where transformers keeps the scores of all steps)",
+        "source tokens in a batch of a teacher (default: 4096, or 512 if a model of transformers is to write scores)",
         ge=1,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of the teacher's weights with torch")
     revision: str | None = option(None, "the commit, branch or tag of the teachers on the Hub (default: main)")
     trust_remote_code: bool = option(False, "run the code that a teacher brings; it may do all that you may")
     keep: list[str] | None = option(
-        None, f"do not filter by these rules: {', '.join(OPTIONAL_RULES)}", choices=OPTIONAL_RULES, metavar="RULE"
+        None, f"do not filter by these rules: {', '.join(OPTIONAL_RULES)}", choices=[*OPTIONAL_RULES], metavar="RULE"
     )
     min_score: float | None = option(
         None, "leave out translations with a lower score: the mean log-probability of a token, such as -1"
     )
-    round_trip: str | None = option(None, "a model that translates back: leave out what returns as another text")
-    min_round_trip: float = option(40.0, "chrF of the source and what --round_trip makes of its translation", ge=0)
+    round_trip: str | None = option(
+        None, "a model of the other direction, which translates back: leave out pairs whose source it does not restore"
+    )
+    min_round_trip: float = option(40.0, "the lowest chrF between a source and what --round_trip restores", ge=0)
     to: list[str] | None = option(
         None,
-        "forms of `vanilla-transformer convert` to write too (default: ctranslate2 in int8, where it is installed)",
+        "forms of `vanilla-transformer convert` to write too, or none (default: ctranslate2 if installed, in int8)",
     )
 
     def check(self):
@@ -79,19 +83,17 @@ class DistillOptions:
             raise UserError("give either --teacher or its --translations.")
         if self.teacher and not self.source_file:
             raise UserError("--teacher needs --source_file, the texts to translate.")
-        if self.translations and (given := [name for name in OF_TEACHERS if self.is_given(name)]):
+        if self.translations and (given := list(filter(self.is_given, TRANSLATING[2:]))):
             raise UserError(f"--{given[0]} is for a --teacher; leave it out, since --translations are there already.")
         if self.translations and self.min_score is not None:
             raise UserError("--min_score needs a --teacher, which scores what it translates.")
-        if self.samples and (
-            given := [name for name in ("num_beams", "n_best", "length_penalty") if self.is_given(name)]
-        ):
+        if self.samples and (given := list(filter(self.is_given, ("num_beams", "n_best", "length_penalty")))):
             raise UserError(f"--samples draws translations, without --{given[0]}; leave one of them out.")
         if self.num_beams and self.num_beams < self.n_best:
             raise UserError(f"--n_best {self.n_best} needs as many beams; raise --num_beams.")
         if self.round_trip is None and self.is_given("min_round_trip"):
             raise UserError("--min_round_trip needs --round_trip, a model that translates back.")
-        if self.teacher_langs and len(self.teacher_langs) not in (1, len(self.teacher or [""])):
+        if self.teacher_langs and len(self.teacher_langs) not in (1, len(self.teacher)):
             count = len(self.teacher_langs)
             raise UserError(f"--teacher_langs has {count} values; give one for each --teacher, or one for all.")
         self.check_converted()
@@ -103,9 +105,9 @@ class DistillOptions:
         if converted and self.samples:
             raise UserError(f"--samples needs teachers in torch; {converted[0]} was converted for CTranslate2.")
         if converted and len(converted) == len(self.teacher):
-            for name in ("revision",) if self.round_trip else ("revision", "dtype"):
-                if self.is_given(name):
-                    raise UserError(f"--{name} has no effect on {converted[0]}, converted for CTranslate2; leave it out.")
+            names = ["revision"] if self.round_trip else ["revision", "dtype"]
+            if given := list(filter(self.is_given, names)):
+                raise UserError(f"--{given[0]} has no effect on {converted[0]}, converted for CTranslate2; drop it.")
 
     def is_given(self, name: str) -> bool:
         """Whether the option has another value than by default."""
@@ -120,6 +122,5 @@ class DistillOptions:
     def needs_scores(self) -> bool:
         return self.min_score is not None
 
-    def values(self, names: str) -> dict[str, object]:
-        """The options of these names, which spaces separate."""
-        return {name: getattr(self, name) for name in names.split()}
+    def values(self, names: Iterable[str]) -> dict[str, object]:
+        return {name: getattr(self, name) for name in names}

@@ -1,31 +1,29 @@
-"""The pairs that a student learns from: collected from what teachers wrote, filtered, and written for train.py."""
+"""The pairs that a student learns from: collected from the translations, filtered, and written for train.py."""
 
 import json
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from accelerate import PartialState
-
 from ..data.splits import point_of
 from ..errors import UserError
-from ..files import new_folder
+from ..files import new_folder, write_text
 from ..training.processes import run_on_main
-from .filtering import COLUMNS, Filter, Pair
+from .filtering import Filter, Pair
 from .groups import read_groups, translate_groups
 from .options import DistillOptions
+from .steps import COUNTS, PAIRS, ROUND_TRIP, TEST, TRAIN, TRANSLATIONS, json_lines
 from .translating import Teacher
 
-HELD_OUT, HELD_OUT_SHARE = 1000, 0.05  # at most so many sources, and this share of them
+MOST_HELD_OUT, SHARE_HELD_OUT = 1000, 0.05  # of the sources: a twentieth, but no more than so many
 
 
 class TextsToLearn(NamedTuple):
-    """The texts of a distillation.
+    """The texts that a distillation begins with.
 
     Attributes:
-        sources: Distinct ones that a teacher translates, or else those of `translations`.
-        translations: Of files, one list of as many texts as `sources` each.
-        counts: Their numbers, by what they are, for the report.
+        sources: Distinct texts to translate or, if there are `translations`, one for each line of these.
+        translations: For each file of `--translations`, its lines.
+        counts: Numbers of texts for the report, by what they are.
     """
 
     sources: list[str]
@@ -36,76 +34,51 @@ class TextsToLearn(NamedTuple):
 def make_pairs(
     options: DistillOptions, texts: TextsToLearn, teachers: list[Teacher], back: Teacher | None, hold_out: bool
 ):
-    """Filters all pairs, and writes them to the folder `pairs`, on all processes together.
+    """Collects and filters the pairs, and writes them as [`write_pairs`] does. All processes call it together.
 
-    Args:
-        back: The model of `--round_trip`.
-        hold_out: As in [`write_pairs`].
-
-    Raises UserError if no pair is left.
+    `back` is the model of `--round_trip`. Raises UserError if no pair is left.
     """
-    folder, found = options.output_dir, Filter([])
-    if back or PartialState().is_main_process:
-        found = Filter(collect(folder, texts, len(teachers)))
+    folder = options.output_dir
+    found = Filter(collect(folder, texts, len(teachers)))
+    found.apply(options.keep or (), options.min_score)
     if back:
-        found.apply(options.keep or (), options.min_score)
         targets = [pair.target for pair in found.pairs]
-        translate_groups(folder / "round_trip", targets, "Translating back", back.load)
-        returned = [candidates[0][0] for candidates in read_groups(folder / "round_trip", len(targets))]
+        translate_groups(folder / ROUND_TRIP, targets, "Translating back", back)
+        returned = [candidates[0][0] for candidates in read_groups(folder / ROUND_TRIP, len(targets))]
         found.apply_round_trip(returned, options.min_round_trip)
-
-    def write():
-        if not back:
-            found.apply(options.keep or (), options.min_score)
-        write_pairs(folder / "pairs", found, hold_out)
-
-    run_on_main(write)
+    run_on_main(write_pairs, folder / PAIRS, found, hold_out)
 
 
 def collect(output_dir: Path, texts: TextsToLearn, teachers: int) -> list[Pair]:
-    """All pairs, in the order of the sources; of one source, the best translation of the first teacher comes first."""
-    if not teachers:
-        return [
-            Pair(source, text)
-            for source, *some in zip(texts.sources, *texts.translations, strict=True)
-            for text in some
-        ]
-    folders = (output_dir / "translations" / str(number) for number in range(teachers))
-    found = [read_groups(folder, len(texts.sources)) for folder in folders]
+    """All pairs, in the order of the sources; those of one source begin with the best of the first teacher."""
+    sources = texts.sources
+    given = [[[(text, None)] for text in lines] for lines in texts.translations]
+    given += [read_groups(output_dir / TRANSLATIONS / str(number), len(sources)) for number in range(teachers)]
     return [
         Pair(source, text, score)
-        for source, *by_teacher in zip(texts.sources, *found, strict=True)
+        for source, *by_teacher in zip(sources, *given, strict=True)
         for candidates in by_teacher
         for text, score in candidates
     ]
 
 
 def write_pairs(folder: Path, found: Filter, hold_out: bool):
-    """Writes the pairs to train on, `train.jsonl`, and what was left out, `filter.json`, to a new folder.
+    """Writes the pairs to train on and the counts of the filter to a new folder.
 
-    If some are to be held out, `test.jsonl` has the best translation of each of some sources, which a hash chooses.
+    With `hold_out`, all pairs of some sources, chosen by a hash, are left out; the best of each becomes the test set.
     """
     points = [point_of(pair.source) for pair in found.pairs]
-    distinct = sorted(set(points))
-    count = min(HELD_OUT, max(1, int(HELD_OUT_SHARE * len(distinct)))) if hold_out else 0
-    held_out = dict.fromkeys(distinct[:count])
-    train = []
-    for point, pair in zip(points, found.pairs, strict=True):
-        if point not in held_out:
-            train.append(pair)
-        elif held_out[point] is None:
-            held_out[point] = pair
+    best = dict(reversed([*zip(points, found.pairs, strict=True)]))  # the first of each source
+    count = min(MOST_HELD_OUT, max(1, int(SHARE_HELD_OUT * len(best)))) if hold_out else 0
+    held_out = {point: best[point] for point in sorted(best)[:count]}
+    train = [pair for point, pair in zip(points, found.pairs, strict=True) if point not in held_out]
     if not train:
         raise UserError(f"{found.count:,} pairs leave none to train on; give more texts.")
     counts = {"pairs": found.count, "train": len(train), "held_out": len(held_out), "dropped": found.dropped}
     with new_folder(folder) as made:
         made.mkdir()
-        (made / "train.jsonl").write_text("".join(rows(train)), encoding="utf-8")
-        if held_out:
-            (made / "test.jsonl").write_text("".join(rows(held_out.values())), encoding="utf-8")
-        (made / "filter.json").write_text(json.dumps(counts, indent=2, ensure_ascii=False), encoding="utf-8")
-
-
-def rows(pairs: Collection[Pair]) -> Iterator[str]:
-    """The lines of a .jsonl file with the pairs."""
-    return (json.dumps({name: getattr(pair, name) for name in COLUMNS}, ensure_ascii=False) + "\n" for pair in pairs)
+        for name, pairs in {TRAIN: train, TEST: held_out.values()}.items():
+            if pairs:
+                rows = ({"source": pair.source, "target": pair.target} for pair in pairs)
+                write_text(made / name, json_lines(rows))
+        write_text(made / COUNTS, json.dumps(counts, indent=2, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""Teachers and student side by side on a test set: scores with significance, speed and size; and the report."""
+"""Scores teachers and student side by side on a test set, with their speed and size, and writes the report."""
 
 import html
 import json
@@ -18,18 +18,19 @@ from ..errors import noting
 from ..evaluation.scores import Scorer
 from ..evaluation.splits import references_of
 from ..evaluation.systems import kept_by_kind, results_table, score_systems
-from ..files import new_folder
+from ..files import new_folder, write_text
 from ..loading import Translator
 from .filtering import RULES
+from .steps import COUNTS, EVALUATION, PAIRS, REPORT, RESULTS, STUDENT, WRITTEN, json_lines
 
 NUMBERS = ("number", "MB, all files")  # columns of numbers
 WARM_UP = 8  # sentences, since the first ones are slower
 AGREEMENT = """The references are translations by the teacher, held out of training: the scores say how far the student
-agrees with it, not how good either is. `--test_file` scores both on human translations."""
+agrees with the teacher, not how good either is. `--test_file` scores both on translations by people."""
 
 
 class System(NamedTuple):
-    """A model to score: how to load it, and how it translates texts, with a label of the progress bar."""
+    """How to load a model to score, and how it translates texts, with the label of a progress bar or None."""
 
     load: Callable[[], Translator]
     translate: Callable[[Translator, list[str], str | None], list[str]]
@@ -46,9 +47,9 @@ def load_test(options: DataOptions) -> Dataset:
 
 
 def compare(systems: dict[str, System], pairs: Dataset, scorer: Scorer, folder: Path):
-    """Translates the test set with each system, and writes `results.json` and the translations to a new folder.
+    """Translates the test set with each system, and writes the scores and the translations to a new folder.
 
-    The first system is the baseline of the significance test.
+    The significance test compares each system with the first.
     """
     sources, references = [text or "" for text in pairs["source"]], references_of(pairs)
     written, measured = {}, {}
@@ -72,31 +73,28 @@ def compare(systems: dict[str, System], pairs: Dataset, scorer: Scorer, folder: 
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     with new_folder(folder) as made:
         made.mkdir()
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (made / "translations.jsonl").write_text("".join(lines), encoding="utf-8")
-        (made / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+        write_text(made / WRITTEN, json_lines(rows))
+        write_text(made / RESULTS, json.dumps(results, indent=2))
 
 
 def megabytes(translator: Translator) -> float:
-    """The size of the weights, of an ensemble of all of them."""
+    """The size of the weights; in an ensemble, of all models."""
     engine = translator.engine
     if hasattr(engine, "directory"):  # CTranslate2
         return (engine.directory / "model.bin").stat().st_size / 1e6
     return sum(model.get_memory_footprint(return_buffers=False) for model in (engine.model, *engine.others)) / 1e6
 
 
-def report(output_dir: Path, teachers: list[str], texts: dict[str, int], forms: list[str]) -> str:
-    """The report in Markdown, from what the steps wrote.
+def write_report(output_dir: Path, teachers: list[str], texts: dict[str, int], forms: list[str]):
+    """Writes the report in Markdown, made from the folders of the steps, and prints it.
 
     Args:
         teachers: Their names, or those of files with translations.
-        texts: Numbers of texts by what they are.
-        forms: Folders of converted students.
+        texts: Numbers of texts, by what they are.
+        forms: The folders of the converted students.
     """
-    pairs, student, results = (
-        json.loads((output_dir / file).read_text(encoding="utf-8"))
-        for file in ("pairs/filter.json", "student/all_results.json", "evaluation/results.json")
-    )
+    files = (Path(PAIRS, COUNTS), Path(STUDENT, "all_results.json"), Path(EVALUATION, RESULTS))
+    pairs, student, results = (json.loads((output_dir / file).read_text(encoding="utf-8")) for file in files)
     counts = [*texts.items(), ("pairs", pairs["pairs"])]
     counts += [(f"- {RULES[rule]}", -dropped["count"]) for rule, dropped in pairs["dropped"].items()]
     counts += [("held out to score the student", -pairs["held_out"])] if pairs["held_out"] else []
@@ -114,7 +112,9 @@ def report(output_dir: Path, teachers: list[str], texts: dict[str, int], forms: 
         results_table(results),
         *([table(["converted to", "MB, all files"], sizes)] if sizes else []),
     ]
-    return "\n\n".join(parts) + "\n"
+    file, text = output_dir / REPORT, "\n\n".join(parts) + "\n"
+    write_text(file, text)
+    print(f"\n{text}\nThis report is {file}.")
 
 
 def table(head: list[str], rows: list[tuple]) -> str:
