@@ -41,3 +41,24 @@ def test_translations_of_a_file_are_paired_with_their_lines(tmp_path):
     assert read(tmp_path / "pairs" / "train.jsonl") == [(text, f"{text} Ja.") for text in TEXTS]
     counts = json.loads((tmp_path / "pairs" / "filter.json").read_text(encoding="utf-8"))
     assert counts["dropped"]["empty"]["count"] == 60
+
+
+class Back:
+    """A model of --round_trip that restores the sources which have no "dort"."""
+
+    def open(self):
+        pass
+
+    def candidates(self, translator, texts, group):
+        return [[(text.replace(" hier", "").replace("dort", "anders"), None)] for text in texts]
+
+
+def test_what_does_not_come_back_is_left_out(tmp_path):
+    sources = [f"{text[:-1]} {again}." for text in TEXTS for again in ("", "dort")]
+    texts = TextsToLearn(sources, [[f"{text[:-1]} hier." for text in sources]], {})
+    options = DistillOptions(tmp_path, translations=["x"], round_trip="back", min_round_trip=99.9)
+    make_pairs(options, texts, [], Back(), hold_out=False)
+    assert [source for source, _ in read(tmp_path / "pairs" / "train.jsonl")] == sources[::2]
+    counts = json.loads((tmp_path / "pairs" / "filter.json").read_text(encoding="utf-8"))
+    first = {"source": sources[1], "target": f"{sources[1][:-1]} hier."}
+    assert counts["dropped"] == {"round_trip": {"count": 60, **first}}

@@ -188,7 +188,7 @@ def find_systems(output_dir: Path, teachers: list[Teacher], forms: list[str]) ->
     """The teachers, the student and, if it was converted to CTranslate2, the student in 8 bits, by name."""
     systems = {}
     for number, teacher in enumerate(teachers, 1):
-        is_taken = teacher.label in (STUDENT, INT8, *systems)
+        is_taken = teacher.label in ("source", "reference", STUDENT, INT8, *systems)
         name = f"{teacher.label} (teacher {number})" if is_taken else teacher.label
         systems[name] = System(teacher.open, teacher.translate)
     load = partial(Translator.from_pretrained, device=PartialState().device)

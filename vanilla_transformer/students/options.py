@@ -22,9 +22,7 @@ FILTERING = ("keep", "min_score", "round_trip", "min_round_trip")
 class DistillOptions:
     """Who translates what, and how; which pairs are kept; and what the student becomes."""
 
-    output_dir: Path = field(
-        metadata={"help": "the translations, the pairs, the student and the report are written here"}
-    )
+    output_dir: Path = field(metadata={"help": "for the translations, the pairs, the student and the report"})
     teacher: list[str] | None = option(
         None,
         "sequence-to-sequence models: directories or Hub ids, or what `convert --to ctranslate2` wrote. Several of "
@@ -55,9 +53,7 @@ class DistillOptions:
         None, "of the teacher: the longest translation, in tokens (default: the model's, or else 256)", ge=1
     )
     max_tokens: int | None = option(
-        None,
-        "source tokens in a batch of a teacher (default: 4096, or 512 if a model of transformers is to write scores)",
-        ge=1,
+        None, "source tokens in a batch (default: 4096; 512 for scores or samples by a model of transformers)", ge=1
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "of the teacher's weights with torch")
     revision: str | None = option(None, "the commit, branch or tag of the teachers on the Hub (default: main)")
@@ -73,8 +69,7 @@ class DistillOptions:
     )
     min_round_trip: float = option(40.0, "the lowest chrF between a source and what --round_trip restores", ge=0)
     to: list[str] | None = option(
-        None,
-        "forms of `vanilla-transformer convert` to write too, or none (default: ctranslate2 if installed, in int8)",
+        None, "forms of `convert` to write the student in, too; or none (default: ctranslate2 in int8, if installed)"
     )
 
     def check(self):

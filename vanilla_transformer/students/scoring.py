@@ -38,9 +38,8 @@ class System(NamedTuple):
 
 def load_test(options: DataOptions) -> Dataset:
     """The pairs of `--test_file` that have a reference."""
-    parts = [
-        load_split(options, "test", [name] if isinstance(name, str) else [*name]) for name in options.files("test")
-    ]
+    files = ([name] if isinstance(name, str) else [*name] for name in options.files("test"))
+    parts = [load_split(options, "test", names) for names in files]
     names = {"source", "target", "references"}.intersection(*(part.column_names for part in parts))
     pairs = concatenate_datasets([part.select_columns(sorted(names)) for part in parts])
     return pairs.filter(lambda pair: bool(pair["target"]))
@@ -101,13 +100,12 @@ def write_report(output_dir: Path, teachers: list[str], texts: dict[str, int], f
     counts += [("pairs to train on", pairs["train"])]
     examples = [(rule, one["source"], one["target"]) for rule, one in pairs["dropped"].items()]
     sizes = [(form, f"{folder_size(output_dir / form):,.1f}") for form in forms]
-    minutes = f"{student['train_runtime'] / 60:,.1f}"
     parts = [
         f"# A student of {', '.join(teachers)}",
         table(["texts and pairs", "number"], [(name, f"{number:,}") for name, number in counts]),
         *([table(["left out", "for example", "translated as"], examples)] if examples else []),
         f"The student has {student['num_parameters']:,} parameters. It was trained for {student['train_steps']:,} "
-        f"steps in {minutes} minutes; `student/recipe.yaml` has every option.",
+        f"steps in {student['train_runtime'] / 60:,.1f} minutes; `student/recipe.yaml` has every option.",
         *([AGREEMENT] if pairs["held_out"] else []),
         results_table(results),
         *([table(["converted to", "MB, all files"], sizes)] if sizes else []),
