@@ -10,7 +10,8 @@ from helpers import MASK, SOURCE, TARGET, TEXTS, assert_close, command_error, sm
 from transformers import AutoTokenizer
 
 from vanilla_transformer.__main__ import main
-from vanilla_transformer.conversion.marian_files import from_marian_files, to_marian_files
+from vanilla_transformer.conversion.marian_reader import from_marian_files
+from vanilla_transformer.conversion.marian_writer import to_marian_files
 from vanilla_transformer.data.tokenizer import special_token_ids, train_unigram_tokenizer
 from vanilla_transformer.loading import load_model
 

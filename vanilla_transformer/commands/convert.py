@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..conversion import fairseq_tokenizer, from_fairseq
 from ..conversion.marian import save_tokenizer, to_native
-from ..conversion.marian_files import from_marian_files, to_marian_files
+from ..conversion.marian_reader import from_marian_files
+from ..conversion.marian_writer import to_marian_files
 from ..errors import UserError, explaining, noting, one_line
 from ..files import check_missing, copy_permissions, new_folder
 from ..loading import load_foreign, load_tokenizer

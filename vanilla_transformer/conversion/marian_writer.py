@@ -1,9 +1,8 @@
-"""Marian's own files (https://marian-nmt.github.io; Junczys-Dowmunt et al., 2018), for and from its engines.
+"""Writes the files of Marian, which reads `model.npz` or `model.bin`, and of Bergamot, the engine in Firefox.
 
-Marian reads `model.npz` and `model.bin`. Bergamot, the engine in Firefox, reads `model.bin`, and it alone has the 8
-bits that are written here. Their vocabulary is a SentencePiece model. Sources: marian-dev's `models/transformer.h`
-(names of parameters) and `common/binary.cpp` (layout), browsermt/marian-dev's `tensors/cpu/intgemm_interface.h` (8
-bits).
+Bergamot reads `model.bin` alone, and only Bergamot reads the 8 bits that are written here. The vocabulary is a
+SentencePiece model. Sources: `common/binary.cpp` of marian-dev (layout) and `tensors/cpu/intgemm_interface.h` of
+browsermt/marian-dev (8 bits).
 """
 
 import struct
@@ -15,58 +14,14 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from ..data.tokenizer import sentencepiece_tokenizer, special_token_ids
 from ..data.unigram import pieces_of, sentencepiece_model
-from ..errors import UserError, explaining
+from ..errors import UserError
 from ..files import write_text
-from .tensors import build, check_unchanged, interleave
+from .marian_names import ACTIVATIONS, BIAS, EMBEDDINGS, FIXED, NEVER, ONLY, OPTIONS, marian_name
+from .tensors import check_unchanged, interleave
 
-FIXED = {"norm_first": False, "position_embedding_type": "marian", "scale_embedding": True}
-FIXED |= {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}
-ONLY = {  # values of Marian's options that this package's Transformer has
-    "type": "transformer",
-    "transformer-ffn-depth": 2,
-    "transformer-decoder-ffn-depth": 2,
-    "transformer-preprocess": "",
-    "transformer-postprocess": "dan",
-    "transformer-postprocess-top": "",
-    "transformer-decoder-autoreg": "self-attention",
-    "transformer-no-projection": False,
-    "transformer-pool": False,
-    "right-left": False,
-    "tied-embeddings-all": True,
-}
-ACTIVATIONS = {"relu": "relu", "silu": "swish", "swish": "swish"}
-MODULES = {  # ours within a layer -> Marian's, with a place for W or b, and for scale or bias
-    "self_attn.q_proj": "self_{}q",
-    "self_attn.k_proj": "self_{}k",
-    "self_attn.v_proj": "self_{}v",
-    "self_attn.out_proj": "self_{}o",
-    "self_attn_layer_norm": "self_Wo_ln_{}",
-    "encoder_attn.q_proj": "context_{}q",
-    "encoder_attn.k_proj": "context_{}k",
-    "encoder_attn.v_proj": "context_{}v",
-    "encoder_attn.out_proj": "context_{}o",
-    "encoder_attn_layer_norm": "context_Wo_ln_{}",
-    "fc1": "ffn_{}1",
-    "fc2": "ffn_{}2",
-    "final_layer_norm": "ffn_ffn_ln_{}",
-}
-EMBEDDINGS, BIAS, OPTIONS = "Wemb", "decoder_ff_logit_out_b", "special:model.yml"
-NEVER = -1e4  # the bias of a token that is never written
 FLOAT32, INT8, INTGEMM8 = 0x0404, 0x0101, 0x4101  # types in a `model.bin`
 ALIGNMENT = 256  # bytes
-
-
-def marian_name(name: str) -> str:
-    """Marian's name of one of our parameters in a layer."""
-    _, side, _, layer, rest = name.split(".", 4)
-    module, _, kind = rest.rpartition(".")
-    kinds = ("scale", "bias") if module.endswith("norm") else ("W", "b")
-    return f"{side}_l{int(layer) + 1}_" + MODULES[module].format(kinds[kind == "bias"])
-
-
-# ------------------------------------------------------------------------------------------------------------- writing
 
 
 def to_marian_files(
@@ -215,67 +170,3 @@ def binary(arrays: dict[str, np.ndarray], quantization: str | None) -> bytes:
     head = b"".join([struct.pack("<QQ", 1, len(arrays)), *heads, *names, *shapes])
     gap = ALIGNMENT - (len(head) + 8) % ALIGNMENT
     return b"".join([head, struct.pack("<Q", gap), bytes(gap), *values])
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
-def from_marian_files(
-    file: Path, vocabulary: Path
-) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
-    """The model in a `model.npz` of Marian, and the tokenizer of its SentencePiece vocabulary.
-
-    Raises UserError if they cannot be read, or if the model has parts that ours lacks, naming one.
-    """
-    tokenizer = sentencepiece_tokenizer(vocabulary)
-    with explaining(f"{file} is not a model of Marian", OSError, ValueError, KeyError, yaml.YAMLError):
-        arrays = dict(np.load(file, allow_pickle=False))
-        options = yaml.safe_load(arrays.pop(OPTIONS).tobytes().partition(b"\0")[0])
-    size = len(pieces_of(tokenizer))
-    config = read_config(options, tokenizer)
-    with torch.device("meta"):
-        names = VanillaTransformerForConditionalGeneration(config).state_dict()
-    weights = {}
-    for name in names:
-        if ".layers." in name:
-            found = marian_name(name)
-            if found not in arrays:
-                raise UserError(f"{file} has no {found}, so it is no Transformer like this package's.")
-            array = arrays.pop(found)
-            weights[name] = torch.tensor(array.T if name.endswith("weight") and "norm" not in name else array[0])
-    bias = arrays.pop(BIAS, np.zeros((1, size), dtype=np.float32))[0]
-    extra = len(tokenizer) - size  # padding and the start token
-    embeddings = torch.tensor(np.pad(arrays.pop(EMBEDDINGS)[:size], ((0, extra), (0, 0))))
-    if arrays:
-        raise UserError(f"{file} has {min(arrays)}, which this package's Transformer lacks.")
-    weights |= {name: embeddings for name in names if name.endswith("embed_tokens.weight") or name == "lm_head.weight"}
-    weights["lm_head.bias"] = torch.tensor(np.pad(bias[:size], (0, extra), constant_values=NEVER))
-    return build(config, interleave(weights), torch.float32, torch.device("cpu")), tokenizer
-
-
-def read_config(options: dict, tokenizer: PreTrainedTokenizerBase) -> VanillaTransformerConfig:
-    """Our config of a model with these options. Raises UserError for one that ours cannot be."""
-    for name, value in ONLY.items():
-        found = options.get(name, value)
-        if found != value and (name, found) != ("transformer-decoder-ffn-depth", 0):  # 0: as in the encoder
-            raise UserError(f"The model has `{name}: {found}`; only {value!r} can be converted.")
-    activations = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
-    activation = options.get("transformer-ffn-activation", "relu")
-    if activation not in activations:
-        raise UserError(f"The model has the activation function {activation}; only relu and swish can be converted.")
-    heads, inner = options["transformer-heads"], options["transformer-dim-ffn"]
-    return VanillaTransformerConfig(
-        vocab_size=len(tokenizer),
-        d_model=options["dim-emb"],
-        encoder_layers=options["enc-depth"],
-        decoder_layers=options["dec-depth"],
-        encoder_attention_heads=heads,
-        decoder_attention_heads=heads,
-        encoder_ffn_dim=inner,
-        decoder_ffn_dim=options.get("transformer-decoder-dim-ffn") or inner,
-        activation_function=activations[activation],
-        layer_norm_eps=1e-6,
-        lm_head_bias=True,
-        **FIXED,
-        **special_token_ids(tokenizer),
-    )
