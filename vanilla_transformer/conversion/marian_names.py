@@ -1,11 +1,16 @@
-"""Marian's names (https://marian-nmt.github.io; Junczys-Dowmunt et al., 2018) for the parameters and options of a model.
+"""Marian's names (https://marian-nmt.github.io; Junczys-Dowmunt et al., 2018) for parameters and options of a model.
 
 The names of parameters are from `models/transformer.h` of marian-dev.
 """
 
-FIXED = {"norm_first": False, "position_embedding_type": "marian", "scale_embedding": True}
-FIXED |= {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}
-ONLY = {  # values of Marian's options that this package's Transformer has
+FIXED = {  # fields of our config, with the only values that Marian has
+    "norm_first": False,
+    "position_embedding_type": "marian",
+    "scale_embedding": True,
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
+}
+ONLY = {  # options of Marian, with the only values that this package has
     "type": "transformer",
     "transformer-ffn-depth": 2,
     "transformer-decoder-ffn-depth": 2,
@@ -19,7 +24,7 @@ ONLY = {  # values of Marian's options that this package's Transformer has
     "tied-embeddings-all": True,
 }
 ACTIVATIONS = {"relu": "relu", "silu": "swish", "swish": "swish"}
-MODULES = {  # ours within a layer -> Marian's, with a place for W or b, and for scale or bias
+MODULES = {  # of a layer, ours -> Marian's, where {} is W or b or, in a norm, scale or bias
     "self_attn.q_proj": "self_{}q",
     "self_attn.k_proj": "self_{}k",
     "self_attn.v_proj": "self_{}v",
@@ -34,7 +39,7 @@ MODULES = {  # ours within a layer -> Marian's, with a place for W or b, and for
     "fc2": "ffn_{}2",
     "final_layer_norm": "ffn_ffn_ln_{}",
 }
-EMBEDDINGS, BIAS, OPTIONS = "Wemb", "decoder_ff_logit_out_b", "special:model.yml"
+EMBEDDINGS, BIAS, OPTIONS = "Wemb", "decoder_ff_logit_out_b", "special:model.yml"  # outside of layers
 NEVER = -1e4  # the bias of a token that is never written
 
 
@@ -42,5 +47,5 @@ def marian_name(name: str) -> str:
     """Marian's name of one of our parameters in a layer."""
     _, side, _, layer, rest = name.split(".", 4)
     module, _, kind = rest.rpartition(".")
-    kinds = ("scale", "bias") if module.endswith("norm") else ("W", "b")
-    return f"{side}_l{int(layer) + 1}_" + MODULES[module].format(kinds[kind == "bias"])
+    kinds = {"weight": "scale", "bias": "bias"} if module.endswith("norm") else {"weight": "W", "bias": "b"}
+    return f"{side}_l{int(layer) + 1}_{MODULES[module].format(kinds[kind])}"

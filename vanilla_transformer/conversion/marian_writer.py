@@ -6,6 +6,7 @@ browsermt/marian-dev (8 bits).
 """
 
 import struct
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,8 @@ def to_marian_files(
     Args:
         quantization: Of the matrices in `model.bin`: None, or "int8", which Bergamot reads and Marian does not.
 
-    Raises UserError, naming the field, unless the model is post-norm, with one embedding matrix and
-    `position_embedding_type="marian"`, and its tokenizer is one of [`train_unigram_tokenizer`]; and for a model that
-    was changed.
+    Raises UserError for a model whose code was changed, for another tokenizer than those of
+    [`make_unigram_tokenizer`], and for a field of the config that has no form in Marian, which it names.
     """
     check_unchanged(model)
     config = model.config
@@ -76,8 +76,8 @@ def marian_arrays(model: VanillaTransformerForConditionalGeneration, size: int) 
             elif name.endswith("fc2.weight"):
                 array = np.pad(array, ((0, width - rows), (0, 0)))
             arrays[marian_name(name)] = np.ascontiguousarray(array)
-    # Without the tokens after the pieces, which no text has and no translation: padding, the start token, and tags.
-    # Instead with some that fill up the rows, whose number the products in 8 bits want to be a multiple of 8.
+    # The tokens after the pieces (padding, start, tags) are left out, as Marian neither reads nor writes them. Others
+    # that are never written make the number of rows a multiple of 8, which products in 8 bits need.
     more = -size % 8
     arrays[EMBEDDINGS] = np.pad(weights["model.encoder.embed_tokens.weight"][:size].numpy(), ((0, more), (0, 0)))
     bias = weights.get("lm_head.bias", torch.zeros(config.vocab_size))[:size]
@@ -88,10 +88,11 @@ def marian_arrays(model: VanillaTransformerForConditionalGeneration, size: int) 
 
 
 def start_from_zero(weights: dict[str, torch.Tensor], config: VanillaTransformerConfig):
-    """Changes the weights so that the embedding of the start token is zero, as in Marian, and the model is the same.
+    """Changes the weights so that the start token has the embedding zero, as in Marian; the model computes the same.
 
-    That embedding is subtracted from all. This shifts all logits of the tied head alike; the first layer of each side
-    adds the embedding again, by the biases of its attention, also to the residual stream.
+    Its embedding is subtracted from all embeddings. That changes all logits of the tied head by the same number. The
+    biases of attention in the first layer of each side make up for it: those of queries, keys and values for what the
+    projections read, that of the output for the residual connection.
     """
     embeddings = weights["model.encoder.embed_tokens.weight"]
     start = embeddings[config.decoder_start_token_id].clone()
@@ -123,12 +124,12 @@ def architecture(config: VanillaTransformerConfig, size: int) -> dict:
 
 
 def inner_width(config: VanillaTransformerConfig) -> int:
-    """That of all feed-forward networks: Bergamot has one for both sides, and in 8 bits multiples of 64."""
-    return -(-max(config.encoder_ffn_dim, config.decoder_ffn_dim) // 64) * 64
+    """The width of all feed-forward networks: Bergamot has one for both sides, a multiple of 64 in 8 bits."""
+    return 64 * ceil(max(config.encoder_ffn_dim, config.decoder_ffn_dim) / 64)
 
 
 def decoder_options(model: VanillaTransformerForConditionalGeneration, quantization: str | None) -> dict:
-    """The options with which Marian translates or, with 8 bits, Bergamot; each refuses some that the other needs."""
+    """The options of the search: Marian's or, with 8 bits, Bergamot's, as each refuses some that the other needs."""
     search = model.generation_config
     options = {
         "relative-paths": True,
@@ -157,7 +158,7 @@ def binary(arrays: dict[str, np.ndarray], quantization: str | None) -> bytes:
     for name in [*sorted(arrays.keys() - {OPTIONS}), OPTIONS]:
         array = options if name == OPTIONS else arrays[name]
         kind, value = INT8 if name == OPTIONS else FLOAT32, array.tobytes()
-        if quantization and (name == EMBEDDINGS or "_W" in name[-3:]):
+        if quantization and array.ndim == 2 and len(array) > 1:  # a matrix; biases and norms have one row
             multiplier = np.float32(127) / np.abs(array).max()
             rounded = np.rint(array * multiplier).astype(np.int8)
             kind = INTGEMM8

@@ -1,4 +1,4 @@
-"""SentencePiece's unigram model (Kudo, 2018, Subword Regularization), which Marian and the engine in Firefox read."""
+"""SentencePiece's unigram model (Kudo, 2018, Subword Regularization): trained, written and read, also for Marian."""
 
 import io
 import json
@@ -17,13 +17,13 @@ from .texts import INVISIBLE, SPACES, normalize
 NEEDED = "the unigram tokenizer needs `pip install sentencepiece protobuf`"
 # As Marian numbers them. Padding and the token that the decoder starts with are not among a model's pieces.
 SPECIAL_IDS = {"eos_id": 0, "unk_id": 1, "bos_id": -1, "pad_id": -1}
-BYTES = 256  # of which unknown characters consist
+BYTES = 256  # pieces, as which characters without a piece are written
 
 
 def train_pieces(texts: Iterable[str], size: int) -> list[tuple[str, float]]:
     """At most `size` pieces with their log-probabilities: `</s>`, `<unk>`, the 256 bytes, and those of the texts.
 
-    Raises UserError if the characters of the texts alone are more.
+    Raises UserError if `size` is too small for the characters of the texts.
     """
     with explaining(NEEDED, ModuleNotFoundError):
         import sentencepiece
@@ -116,8 +116,8 @@ def unigram_of(tokenizer: PreTrainedTokenizerBase) -> dict:
 
 
 def normalization_rules() -> Iterator[tuple[str, str]]:
-    """What [`normalize`] replaces, as far as rules without context can: pairs of old and new texts."""
-    for letter in map(chr, range(1, 0x30000)):  # no later one has a composed form, or is composed
+    """What [`normalize`] replaces, and by what: all that does not depend on the characters around it."""
+    for letter in map(chr, range(1, 0x30000)):  # later ones are neither composed nor decomposed
         composed, decomposed = (unicodedata.normalize(form, letter) for form in ("NFC", "NFD"))
         if re.match(INVISIBLE, letter):
             yield letter, ""
