@@ -52,7 +52,7 @@ def create_app(
     generation: dict | None = None,
     **options,
 ) -> FastAPI:
-    """The server of [`make_app`] for gunicorn: each of its worker processes loads the models itself.
+    """The app of [`make_app`], for gunicorn: each worker process calls it, and loads the models itself.
 
     `models`, `generation` and `options` are those of [`load_models`].
     """
@@ -119,7 +119,7 @@ def error_response(status: int, message: str, headers: dict | None = None) -> JS
 
 
 async def refuse(request: Request, error: StarletteHTTPException) -> JSONResponse:
-    """The answer to a bad request, in the form of LibreTranslate."""
+    """The answer to an HTTPException, with the message where LibreTranslate has it."""
     message = error.detail
     if error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
         message = "There is only POST /translate, GET /languages and GET /health."
@@ -127,7 +127,7 @@ async def refuse(request: Request, error: StarletteHTTPException) -> JSONRespons
 
 
 async def read_query(request: Request, char_limit: int) -> Query:
-    """The query in the body of a request. Raises HTTPException with a sentence if there is none, or a wrong one."""
+    """Reads and checks a query. Raises HTTPException, with a sentence for the caller, for a wrong field."""
     fields = await read_fields(limited(request, BYTES_PER_CHARACTER * char_limit + 2**16))
     try:
         query = Query.model_validate({name: value for name, value in fields.items() if value not in ("", None)})
@@ -143,7 +143,7 @@ async def read_query(request: Request, char_limit: int) -> Query:
 
 
 async def read_fields(request: Request) -> dict:
-    """The fields of a request: JSON, a form, or in its URL. Raises HTTPException if they cannot be read."""
+    """The fields of a request: JSON, a form, or part of the URL. Raises HTTPException if it is none of these."""
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     pairs = request.query_params.multi_items()
     if kind == MULTIPART:
@@ -166,7 +166,7 @@ async def read_fields(request: Request) -> dict:
 
 
 def limited(request: Request, most: int) -> Request:
-    """The request, with a body of at most so many bytes; a longer one raises HTTPException when it is read."""
+    """The same request, of which reading more than `most` bytes raises HTTPException."""
     read = 0
 
     async def receive() -> dict:
@@ -181,7 +181,10 @@ def limited(request: Request, most: int) -> Request:
 
 
 def find_direction(models: dict[tuple[str, str], Direction], query: Query) -> tuple[str, Direction]:
-    """The code of the source language, and the model. Raises HTTPException if there is none, or no single one."""
+    """The code of the source language, and the model for the query.
+
+    Raises HTTPException if no model translates so or, where the source is auto, several do.
+    """
     source, target = (known_code(name) or name for name in (query.source, query.target))
     if source.lower() == "auto":
         sources = [one for one, other in models if other == target]
@@ -196,7 +199,7 @@ def find_direction(models: dict[tuple[str, str], Direction], query: Query) -> tu
 
 
 def describe(query: Query, source: str, found: list[list[str]]) -> dict:
-    """The answer to a query: of a list of texts, each field is a list."""
+    """The answer to a query. Its fields are lists if the query has a list of texts."""
     answer = {"translatedText": [text for text, *_ in found]}
     if query.alternatives:
         answer["alternatives"] = [others for _, *others in found]

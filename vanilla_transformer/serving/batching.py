@@ -1,4 +1,4 @@
-"""Batches the requests that arrive while others are being translated."""
+"""Translates in batches: all requests that arrive during one form the next."""
 
 import asyncio
 import itertools
@@ -21,7 +21,7 @@ class Job:
     """A request that is waiting to be translated.
 
     Attributes:
-        alternatives: The most further translations of each text.
+        alternatives: How many translations of each text to find beside the best, at most.
         is_gone: Says whether the caller has disconnected.
         answer: The result of [`Direction.translate`], its exception, or [`CallerGone`].
     """
@@ -38,10 +38,10 @@ class Job:
 
 
 class Batcher:
-    """Translates one batch after another, in a thread of its own, since all models share the processors.
+    """Translates one batch at a time, in a thread of its own: several at once would compete for the processors.
 
-    A batch is the oldest request with the others for the same model and number of alternatives, up to
-    [`CHARACTERS_AT_A_TIME`].
+    A batch has the request that has waited longest, and others for the same model with as many alternatives, until it
+    has [`CHARACTERS_AT_A_TIME`].
 
     Args:
         most_waiting: The most requests that may wait.
@@ -109,7 +109,7 @@ def answer(job: Job, result: list[list[str]] | Exception):
 
 
 def translate_jobs(jobs: list[Job]) -> list[list[list[str]] | Exception]:
-    """The translations of each job, or the exception that its texts raise; the other jobs are still translated."""
+    """For each job its translations, or the exception of its texts; a batch that fails is halved to find such jobs."""
     texts, half = [text for job in jobs for text in job.texts], len(jobs) // 2
     try:
         found = iter(jobs[0].direction.translate(texts, jobs[0].alternatives) if jobs else ())

@@ -1,4 +1,4 @@
-"""Loads the models of a server, by the pairs of languages that they translate."""
+"""The models of a server, one for each pair of languages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Direction:
     generation: dict
 
     def translate(self, texts: list[str], alternatives: int = 0) -> list[list[str]]:
-        """For each text, its translation, then up to so many `alternatives`, the best first."""
+        """For each text its translations, the best first: one, and up to `alternatives` others."""
         set_languages(self.translator, self.source, self.target)
         if not alternatives:
             return [[text] for text in self.translator(texts, **self.generation)]
@@ -42,13 +42,13 @@ def load_models(models: Iterable[str], generation: dict, **options) -> dict[tupl
     """The models by their source and target language, as codes such as ("en", "de").
 
     Args:
-        models: Directories or Hub ids. `en-de=` before one names its languages, or `en:pt-BR=` if a name has a hyphen.
-            A multilingual model, such as NLLB, may be given for several pairs; it is loaded once.
+        models: Directories or Hub ids, after their languages if these are to be named: `en-de=MODEL`, or
+            `en:pt-BR=MODEL` if a name has a hyphen. A model that is given for several pairs is loaded once.
         generation: Options of `generate`.
         options: Those of `Translator.from_pretrained`.
 
-    Raises UserError if a model cannot be loaded, if its languages are unknown, or if two models have the same; and
-    InputError for an option that a model cannot take.
+    Raises UserError if a model cannot be loaded, if its languages are unknown, or if two models translate the same
+    pair; and InputError for an option that a model does not support.
     """
     found, translators = {}, {}
     for given in models:
@@ -69,8 +69,8 @@ def load_models(models: Iterable[str], generation: dict, **options) -> dict[tupl
         try:
             set_languages(translator, source, target)
         except UserError as error:
-            names = f"name languages as its tokenizer does, such as eng_Latn-deu_Latn={model}"
-            raise UserError(f"{model} does not know {source} or {target}; {names}.") from error
+            remedy = f"name languages as its tokenizer does, such as eng_Latn-deu_Latn={model}"
+            raise UserError(f"{model} does not know {source} or {target}; {remedy}.") from error
         found[pair].translate(["a"])  # so that a wrong option raises now
     return found
 
