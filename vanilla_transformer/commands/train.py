@@ -21,4 +21,4 @@ def run(options: argparse.Namespace):
     elif any(Path(word).exists() for word in options.rest):  # a relative path, which is wrong in another directory
         script, before = "mine/train.py", "`vanilla-transformer new mine`, then "
     command = shlex.join(["accelerate", "launch", script, *options.rest])
-    raise UserError(f"training is a script to read and change, not a verb; run {before}`{command}`.")
+    raise UserError(f"train.py, a script to read and change, does the training; run {before}`{command}`.")
