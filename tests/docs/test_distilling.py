@@ -22,7 +22,7 @@ ROWS = [row for row in table_rows(PAGE) if row[0] in SIZES]
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_accepted(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("true.tsv", "test.tsv"):
+    for name in ("true.tsv", "test.tsv", "test.jsonl"):
         Path(name).write_text("en\tde\na\tb\n")
     given = load_verb("distill")[1].parse_args(shlex.split(command.replace("\\\n", "")))
     options = DistillOptions(**{field.name: getattr(given, field.name) for field in fields(DistillOptions)})
@@ -31,7 +31,7 @@ def test_a_command_is_accepted(command, tmp_path, monkeypatch):
 
 
 def test_there_are_commands_and_sizes():
-    assert len(COMMANDS) == 4 and len(ROWS) == 4
+    assert len(COMMANDS) == 5 and len(ROWS) == 4
 
 
 @pytest.mark.slow

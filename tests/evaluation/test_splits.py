@@ -11,7 +11,7 @@ import torch
 from vanilla_transformer.data.batches import evaluation_batches
 from vanilla_transformer.evaluation import splits as evaluation
 from vanilla_transformer.evaluation.scores import Scorer
-from vanilla_transformer.evaluation.splits import SplitEvaluator, evaluate_loss, translate_split
+from vanilla_transformer.evaluation.splits import SplitEvaluator, choose_examples, evaluate_loss, translate_split
 
 
 def in_processes(run, num_processes: int, monkeypatch) -> list:
@@ -122,3 +122,20 @@ def test_processes_have_the_same_errors_of_normalized_texts(
     one = SplitEvaluator(byte_tokenizer, fitted, accelerator, 99).evaluate(model, split, "eval")
     two = SplitEvaluator(byte_tokenizer, Scorer(), other, 99).evaluate(model, split, "eval")
     assert one == two and one["eval_word_error_rate"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rights", "count", "chosen"),
+    [
+        ("rrrrwr", 3, [0, 1, 4]),
+        ("wwwwwr", 3, [0, 1, 5]),
+        ("rwrrww", 3, [0, 1, 2]),
+        ("rrrr", 3, [0, 1, 2]),
+        ("rw", 1, [0]),
+        ("rw", 0, []),
+        ("w", 3, [0]),
+    ],
+)
+def test_examples_are_the_first_with_a_right_and_a_wrong_one(rights, count, chosen):
+    rows = [{"source": str(n), "reference": "r", "translation": right} for n, right in enumerate(rights)]
+    assert [int(row["source"]) for row in choose_examples(rows, count)] == chosen

@@ -1,6 +1,7 @@
 """Threads, memory allocation, and the largest batch that fits into memory."""
 
 import os
+import platform
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -134,3 +135,17 @@ def test_an_automatic_batch_size_is_that_of_the_checkpoint_or_the_largest(monkey
     before = {"per_device_train_max_tokens": 777}
     assert [size(before), size({}), size(before, 55), size({}, 55)] == [777, 1020, 55, 55]
     assert capsys.readouterr().out == "--per_device_train_max_tokens auto: 1,020 tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("has", "kind"),
+    [
+        ({"cpu_name": "Intel Xeon", "amx_bf16": True, "avx512_bf16": True, "avx2": True}, "Intel Xeon CPU with AMX"),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "avx512_f": True}, "AMD EPYC CPU with AVX-512 bf16"),
+        ({"cpu_name": "", "avx2": True}, f"{platform.machine()} CPU with AVX2"),
+        ({}, f"{platform.machine()} CPU"),
+    ],
+)
+def test_the_kind_of_cpu_is_its_name_and_its_best_instructions(has, kind, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    assert hardware.describe_cpu() == kind

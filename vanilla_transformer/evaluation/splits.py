@@ -69,8 +69,9 @@ class SplitEvaluator:
         names = ("bleu_signature", "chrf_signature")
         signatures = {name: scores[name] for name in names}
         numbers = {"loss": loss} | {name: scores[name] for name in scores if name not in names} | errors
-        rows = list(zip(sources, split["target"], translations, strict=True))[: self.num_examples]
-        examples = [{"source": source, "reference": target, "translation": text} for source, target, text in rows]
+        keys = ("source", "reference", "translation")
+        rows = [dict(zip(keys, row, strict=True)) for row in zip(sources, split["target"], translations, strict=True)]
+        examples = choose_examples(rows, self.num_examples)
         if accelerator.is_main_process:
             tqdm.write("\n".join(progress_lines(numbers, examples, prefix, step)))
             streams = scorer.streams(references)
@@ -91,6 +92,17 @@ class SplitEvaluator:
         with self.accelerator.autocast():
             translator = BaseTranslator(model, self.tokenizer, self.max_tokens)
             return tune(translator, list(split["source"]), references_of(split), self.scorer, by, is_better)
+
+
+def choose_examples(rows: list[dict], count: int) -> list[dict]:
+    """The first rows, but with both a right and a wrong translation among them if there are any."""
+    chosen = rows[:count]
+    for is_right in (True, False):
+        of_this_kind = (row for row in rows if (row["translation"] == row["reference"]) is is_right)
+        first = next(of_this_kind, None)
+        if count > 1 and first and first not in chosen:
+            chosen[-1] = first
+    return chosen
 
 
 def progress_lines(numbers: dict[str, float], examples: list[dict], prefix: str, step: int | None) -> list[str]:

@@ -22,6 +22,14 @@ USABLE = 0.8  # share of the largest batch that fits; the rest is for evaluation
 MAX_TOKENS = 2**15  # larger batches make steps larger, not faster
 
 
+def describe_cpu() -> str:
+    """The kind of CPU, such as `AMD EPYC CPU with AVX-512 bf16`: results differ slightly between kinds."""
+    has = torch.cpu.get_capabilities()
+    kinds = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 bf16", "avx512_f": "AVX-512", "avx2": "AVX2"}
+    kind = next((f" with {text}" for name, text in kinds.items() if has.get(name)), "")
+    return f"{has.get('cpu_name') or platform.machine()} CPU{kind}"
+
+
 def configure_malloc():
     """Makes glibc keep freed memory, instead of unmapping it and mapping zeroed pages again at every step.
 

@@ -68,6 +68,11 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     def _get_default_metavar_for_optional(self, action):
         return action.dest.rpartition("_")[2].upper()  # FILE of --train_file, instead of TRAIN_FILE
 
+    def _format_args(self, action, default_metavar):
+        if action.const is not True:
+            return super()._format_args(action, default_metavar)
+        return "" if action.default is False else "{true,false}"  # a switch is off unless it is given
+
     def _format_action_invocation(self, action):
         action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
         return super()._format_action_invocation(action)

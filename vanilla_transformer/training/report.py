@@ -2,7 +2,6 @@
 
 import math
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Sized
@@ -24,6 +23,7 @@ from ..data.options import DataOptions
 from ..data.splits import Splits
 from ..errors import UserError
 from ..files import public_file, replacing_file
+from .hardware import describe_cpu
 from .options import TrainingOptions
 from .processes import run_on_main
 from .recipe import recipe_to_yaml
@@ -167,7 +167,7 @@ def describe_run(data_options: DataOptions, pairs: Splits, splits: dict) -> dict
     """Data, hardware and versions of this run, for the model card: `splits` are the tokenized `pairs`."""
     state = AcceleratorState()
     kind = state.device.type
-    device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads" if kind == "cpu" else kind
+    device = f"{describe_cpu()}, {torch.get_num_threads()} threads" if kind == "cpu" else kind
     if kind == "cuda":
         device = torch.cuda.get_device_name()
     packages = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
