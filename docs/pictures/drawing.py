@@ -1,6 +1,7 @@
 """SVG shapes that the slides and the pictures of the docs share: strings to be joined inside `svg`.
 
-A picture has no background, and its ink is light where the reader's system is dark.
+Where the reader's system is dark, the ink of a picture is light. So it has a background of its own: the page around it
+may be light there, and a window that shows only the picture is white.
 """
 
 import argparse
@@ -8,11 +9,15 @@ import sys
 from html import escape
 from pathlib import Path
 
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
 BLUE, ORANGE, GREEN, RED, GREY = "#3b6fb6", "#d9822b", "#4c9a5b", "#b5485d", "#8a8f98"
 INK = "currentColor"
 
 LIGHT = "svg { color: #1d2129; }"
-LIGHT_OR_DARK = LIGHT + " @media (prefers-color-scheme: dark) { svg { color: #e6edf3; } }"
+DARK = "@media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0d1117; } }"
+LIGHT_OR_DARK = f"{LIGHT} svg {{ background: #ffffff; }} {DARK}"
 
 
 def svg(title: str, width: int, height: int, body: str, is_slide: bool = False, rules: str = "") -> str:
@@ -60,16 +65,16 @@ def line(*points, color=GREY, width=2, arrow=False) -> str:
     return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"{end}/>'
 
 
-def grid(values, x, y, cell, rows=(), columns=(), color=BLUE, numbers=False) -> str:
-    """A table of values from 0 to 1 as shades, with names of its rows and columns."""
+def grid(values, x, y, cell, rows=(), columns=(), numbers=False) -> str:
+    """A table of values from 0 to 1, in the colors of `attention_figure`, with names of its rows and columns."""
     parts = [text(x - 10, y + cell * (i + 0.5) + 6, name, 17, "end") for i, name in enumerate(rows)]
     parts += [text(x + cell * (j + 0.5), y - 10, name, 17, "middle") for j, name in enumerate(columns)]
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             place = f'x="{x + cell * j:g}" y="{y + cell * i:g}" width="{cell:g}" height="{cell:g}"'
-            parts.append(f'<rect {place} fill="{color}" fill-opacity="{value:.2g}"/>')
+            parts.append(f'<rect {place} fill="{to_hex(colormaps["Blues"](value))}"/>')
             if numbers:
-                shade = "#ffffff" if value > 0.6 else INK
+                shade = "#ffffff" if value > 0.6 else "#1d2129"
                 middle = (x + cell * (j + 0.5), y + cell * (i + 0.5) + 7)
                 parts.append(text(*middle, f"{value:.2f}", 18, "middle", shade))
     width, height = cell * len(values[0]), cell * len(values)

@@ -37,13 +37,14 @@ from collections import Counter
 
 import numpy as np
 import torch
+from IPython.display import display
 from matplotlib import pyplot as plt
 from small_translator import SIZES, encode, make_tokenizer, read_short, train_translator
 
 from vanilla_transformer import Translator
 from vanilla_transformer.data.batches import PairCollator
 from vanilla_transformer.inspection.alignment import align_words, alignment_error_rate
-from vanilla_transformer.inspection.attention import attention_maps, describe_head
+from vanilla_transformer.inspection.attention import attention_figure, attention_maps, describe_head
 
 if "ipykernel" not in sys.modules:  # as a plain script: draw, but open no window
     plt.switch_backend("Agg")
@@ -92,24 +93,9 @@ pair = next(pair for pair in test if "lädt" in pair["de"].split() and "selten" 
 maps = attention_maps(model, tokenizer, pair["en"], pair["de"])  # forced to the reference translation
 
 
-def draw(maps, kind, layer):
-    rows, columns = maps.axes(kind)
-    figure, axes = plt.subplots(1, h, figsize=(13, 3.6), layout="constrained")
-    for head, axis in enumerate(axes):
-        weights = getattr(maps, kind)[layer, head]
-        image = axis.imshow(weights, vmin=0, vmax=1)
-        axis.set_xticks(range(len(columns)), [token.text for token in columns], rotation=90)
-        axis.set_yticks(range(len(rows)), [token.text for token in rows])
-        axis.set_title(f"head {head}: {describe_head(weights, columns, kind != 'cross')}", fontsize=9)
-    figure.colorbar(image, ax=axes, label="attention weight")
-    axes[0].set_ylabel("token that is predicted")
-    figure.suptitle(f"attention to the source, layer {layer}" if kind == "cross" else f"{kind}, layer {layer}")
-    plt.show()
-
-
 print(pair["en"], "->", pair["de"])
 for layer in range(LAYERS):
-    draw(maps, "cross", layer)
+    display(attention_figure(maps, "cross", layer))
 
 # %% [markdown]
 # A row can be drawn as lines, too, each as wide as its weight. This is a larger model, that of `recipes/sample.yaml`,

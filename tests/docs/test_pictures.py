@@ -3,10 +3,12 @@
 import re
 import runpy
 from functools import cache
+from io import BytesIO
 from xml.etree import ElementTree
 
 import pytest
 from helpers import ROOT
+from matplotlib.image import imread
 
 SCRIPTS = {ROOT / "docs" / "pictures": "make_diagrams.py", ROOT / "docs" / "slides": "make_slides.py"}
 folders = pytest.mark.parametrize("folder", SCRIPTS, ids=lambda folder: folder.name)
@@ -33,6 +35,20 @@ def test_every_picture_is_on_a_page(folder):
         shown |= {(page.parent / link).resolve() for link in links if "://" not in link}
     pictures = {path for path in folder.iterdir() if path.suffix in (".svg", ".png", ".gif")}
     assert pictures == {path for path in shown if path.parent == folder}
+
+
+@pytest.mark.slow
+@folders
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pictures_opened_alone_are_readable(folder, theme, browser):
+    """Their ink stands out from what is behind it, in the corner of the window."""
+    scheme = {"name": "prefers-color-scheme", "value": theme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    for path in sorted(folder.glob("*.svg")):
+        browser.get(path.as_uri())
+        paper = imread(BytesIO(browser.get_screenshot_as_png()))[2, 2, :3].mean()
+        ink = browser.execute_script("return getComputedStyle(document.documentElement).color")
+        assert abs(paper - sum(map(int, re.findall(r"\d+", ink))) / 765) > 0.7, path
 
 
 def test_figure_1_shows_every_parameter_of_the_base_model():

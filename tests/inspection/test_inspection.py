@@ -14,6 +14,7 @@ from transformers import BertTokenizerFast
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.__main__ import main
+from vanilla_transformer.data.tokenizer import train_tokenizer
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.inspection.alignment import align_words, alignment_error_rate, read_links
 from vanilla_transformer.inspection.attention import (
@@ -176,7 +177,8 @@ def test_maps_are_those_of_the_pass_that_wrote_the_translation(model, text_token
 
 def test_a_translation_may_be_given(model, text_tokenizer):
     maps = attention_maps(model, text_tokenizer, TEXTS[0], TEXTS[1])
-    assert "".join(token.text for token in maps.target).replace("␣", "") == TEXTS[1].replace(" ", "") + "</s>"
+    written = re.sub("[␣·]", "", "".join(token.text for token in maps.target))
+    assert written == TEXTS[1].replace(" ", "") + "</s>"
     assert maps.decoder_input[0].word is None
     assert [token.text for token in maps.decoder_input[1:]] == [token.text for token in maps.target[:-1]]
 
@@ -187,7 +189,7 @@ def test_tokens_are_readable(text_tokenizer, text):
     tokens = readable_tokens(text_tokenizer, ids, text)
     assert len(tokens) == len(ids) and tokens[-1] == Token("</s>", None)
     shown = "".join(token.text for token in tokens[:-1])
-    assert shown.replace("␣", "").replace("…", "") == "".join(text.split())
+    assert re.sub("[␣…·]", "", shown) == "".join(text.split())
     words = [token.word for token in tokens[:-1]]
     assert words == sorted(words) and set(words) == set(range(len(text.split())))
 
@@ -200,6 +202,20 @@ def test_pieces_of_a_character_and_the_space_before_belong_to_its_word(text_toke
     assert len(parrot) >= 2 and parrot[-1] == "🦜" and set(parrot[:-1]) <= {"␣", "…"}
     controls = readable_tokens(text_tokenizer, text_tokenizer("a\x01b\x1b").input_ids)
     assert all(token.text.isprintable() for token in controls)
+
+
+def test_pieces_that_go_on_a_word_are_marked(tmp_path):
+    """Neither punctuation nor Chinese, whose words are not known."""
+    text = "Hello, hello 你好"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *",你好", "hel", "##lo"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    for tokenizer, hello in [
+        (BertTokenizerFast(str(tmp_path / "vocab.txt")), ["hel", "·lo"]),
+        (train_tokenizer(["hello 你好"], 260), ["h", "·e", "·l", "·l", "·o"]),
+    ]:
+        tokens = readable_tokens(tokenizer, tokenizer(text).input_ids, text)
+        tokens = [token.text.lower() for token in tokens if token.word is not None and token.text not in "␣…"]
+        assert tokens == [*hello, ",", *hello, "你", "好"]
 
 
 def test_words_are_those_of_the_text_if_the_tokenizer_decodes_to_more_spaces(tmp_path):

@@ -121,9 +121,10 @@ def encode(
 
 
 def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str = "") -> list[Token]:
-    """Each token as the text it adds to the sentence, with the index of its word.
+    """Each token as the text it adds to the sentence, with the index of its word; "·" before one that goes on a word.
 
-    Words are separated by spaces: those of `text` if it is given, since decoding may insert further spaces.
+    Words are separated by spaces: those of `text` if it is given, since decoding may insert further spaces. Neither
+    punctuation nor Chinese and Japanese, which are written without spaces, have a "·".
     """
     special = tokenizer.all_special_ids
     words = iter(word_indices(tokenizer, [token_id for token_id in ids if token_id not in special], text))
@@ -134,7 +135,9 @@ def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: st
             continue
         decoded_ids.append(token_id)
         decoded = tokenizer.decode(decoded_ids)
-        added = decoded[len(shown) :].strip()
+        added = decoded[len(shown) :]
+        is_inside = shown[-1:].strip() and re.match(r"[^\W\u3040-\u9fff]", added)
+        added = "·" * bool(is_inside) + added.strip()
         if decoded.endswith("\ufffd"):  # an incomplete character
             decoded, added = shown, "…"
         added = "".join(letter if letter.isprintable() else "▯" for letter in added)  # control characters
