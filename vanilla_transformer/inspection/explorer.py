@@ -6,6 +6,7 @@ along the greedy translation and along the branches that a reader can force, eve
 """
 
 import base64
+import gzip
 import inspect
 import json
 import re
@@ -46,7 +47,7 @@ def explore(
     pairs: Iterable[tuple[str, str | None, str | None]],
 ) -> dict:
     """All that the page shows: `sentences`, `variants` with a part off, the `shapes` of a forward pass, the `sizes` of
-    the model and its `end` token.
+    the model, its `start` and its `end` token.
 
     Args:
         pairs: Sources with a reference (None: the model's own translation) and its word alignment, such as "0-0 1-2"
@@ -83,7 +84,8 @@ def explore(
     sizes |= {"positions": 0 if config.longest_sequence == sys.maxsize else config.longest_sequence}
     sizes |= {"bias": config.decoder_vocab_size if config.lm_head_bias else 0}
     recorded = {"sentences": sentences, "variants": variants, "shapes": shapes(model), "sizes": sizes}
-    return recorded | {"end": tokenizer.eos_token}
+    start = tokenizer.convert_ids_to_tokens(config.decoder_start_token_id)
+    return recorded | {"start": start, "end": tokenizer.eos_token}
 
 
 class Recorder:
@@ -196,10 +198,10 @@ def broken(
     """
     measure = partial(variant, model=model, tokenizer=tokenizer, pairs=pairs, maps=maps)
     yield measure("the model as it is")
-    with without_encoder(model):
-        yield measure("no encoder")
     with without_positions(model):
         yield measure("no positions")
+    with without_encoder(model):
+        yield measure("no encoder")
     longest = max(encode(model, tokenizer, source).shape[1] for source, _ in pairs)
     if pads := min(PADS, model.config.max_position_embeddings - longest):
         yield measure(f"no padding mask, {pads} pads at the end", pads=pads)
@@ -300,7 +302,6 @@ def code_of(model, name: str) -> str:
 def write_explorer(recorded: dict, path: str | Path, title: str):
     """Writes what [`explore`] recorded as a self-contained web page."""
     page = Path(__file__).with_name("explorer.html").read_text(encoding="utf-8")
-    # A text that contains </script> must not end the script element.
-    data = json.dumps(recorded, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    fields = {"{{title}}": escape(title), "{{data}}": data}
+    data = gzip.compress(json.dumps(recorded, ensure_ascii=False, separators=(",", ":")).encode(), mtime=0)
+    fields = {"{{title}}": escape(title), "{{data}}": base64.b64encode(data).decode()}
     write_text(Path(path), re.sub(r"{{\w+}}", lambda field: fields[field[0]], page))
