@@ -30,6 +30,7 @@
 # Letters as before: B sentences, S source length, T target length, h heads, k head size.
 
 # %%
+# %matplotlib inline
 import math
 import sys
 import warnings
