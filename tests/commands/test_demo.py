@@ -32,7 +32,10 @@ from vanilla_transformer.inspection.attention import attention_maps
 from vanilla_transformer.translation_vanilla_transformer import Hypothesis
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="needs the extra [demo]")
-EXAMPLES = [{"source": text, "translation": ""} for text in TEXTS[:2]]
+EXAMPLES = [
+    {"source": TEXTS[1], "reference": "Ja.", "translation": "Nein."},
+    {"source": TEXTS[0], "reference": "Ja.", "translation": "Ja."},
+]
 backends = pytest.mark.parametrize("backend", ["torch", "ctranslate2"])
 LIMIT = 20  # tokens of a text
 
@@ -146,6 +149,33 @@ def test_alignment_and_attention_are_those_of_the_model(make_page, folder, backe
     assert len(page.inspect((text, translation), "encoder", 0, -1)[1].axes) == 4 + 1  # a panel a head, a color bar
     assert len(page.inspect((translation * 8, translation), "encoder", 0, -1)[1].axes) == 1 + 1  # of a long text
     assert page.inspect(("", ""), "cross", 0, 0) == ("", None)
+
+
+@pytest.mark.parametrize(("too_long", "opened"), [(False, TEXTS[0]), (True, None)])
+def test_the_page_opens_with_an_example_that_was_right(folder, page, monkeypatch, too_long, opened):
+    from vanilla_transformer.demo.app import read_results
+
+    monkeypatch.setattr(page.translator.segmenter, "longest", 1 if too_long else LIMIT)
+    _, examples = read_results(folder, None)
+    first = page.translated(examples, 4, 1.0)
+    assert first["source"] == opened
+    boxes = [first[name] for name in ("target", "table", "alignment", "picture")]
+    assert boxes == [None] * 4 if too_long else all(boxes)
+    assert first["shown"] == ("", "") if too_long else (TEXTS[0], page.translator([TEXTS[0]], num_beams=4)[0])
+    empty = page.translated([], 4, 1.0)  # a model that train.py did not make
+    assert empty["source"] is None and empty["speed"].startswith("Up to ")
+
+
+def test_the_calls_on_the_deployment_page_work(folder, page, capsys):
+    section = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8").partition("\n## A page for others\n")[2]
+    with served(folder) as client:
+        section = section.partition("\n## ")[0].replace("http://127.0.0.1:7860", client.src.rstrip("/"))
+        shell = "\n".join(re.findall(r"(?m)^    ((?:call|event|curl).*)$", section))
+        answer = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True, timeout=60).stdout
+        translation = page.translator(["The dog sleeps."], num_beams=4)[0]
+        assert json.loads(re.search("event: complete\ndata: (.*)", answer)[1])[0] == translation
+        exec("\n".join(re.findall(r"(?m)^    ((?:from|client|print|translation).*)$", section)), {})
+        assert capsys.readouterr().out.strip().endswith(translation)
 
 
 def test_a_converted_model_alone_has_no_attention(folder, tmp_path):
@@ -417,6 +447,13 @@ def wait_for_translation(browser, text: str):
     wait(browser, "#translation textarea", lambda box: box.get_attribute("value") == text)
 
 
+def enter(browser, text: str):
+    """Replaces the text."""
+    box = wait(browser, "#source textarea", lambda box: box.get_attribute("value"))  # once it shows the example
+    box.clear()
+    box.send_keys(text)
+
+
 def picture(browser, before="") -> str:
     """The address of the picture, once it is another one."""
     image = wait(browser, "#attention img", lambda image: image.get_attribute("src") not in ("", before))
@@ -436,13 +473,14 @@ def test_the_keyboard_is_enough(visit, page):
         for key in keys:
             ActionChains(browser).send_keys(key).perform()
 
-    wait(browser, "#source textarea").click()
-    press(TEXTS[1])
+    wait_for_translation(browser, page.translator([TEXTS[0]], num_beams=4)[0])  # that of the example
+    first = picture(browser)
+    enter(browser, TEXTS[1])
     ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ENTER).key_up(Keys.SHIFT).perform()
     wait_for_translation(browser, page.translator([TEXTS[1]], num_beams=4)[0])
     wait(browser, "#n_best tr:nth-child(5)")  # a header and four translations
     wait(browser, "#alignment svg line")
-    first = picture(browser)
+    first = picture(browser, first)
 
     def focus(matches):
         """Presses Tab until an element that matches has the focus."""
@@ -468,22 +506,42 @@ def test_the_keyboard_is_enough(visit, page):
 @pytest.mark.slow
 def test_two_visitors_at_once_see_their_own(visit, page):
     visitors = [visit(), visit()]
-    for browser, text in zip(visitors, TEXTS, strict=False):
-        wait(browser, "#source textarea").send_keys(text)
+    first = picture(visitors[0])
+    for browser, text in zip(visitors, TEXTS[1:], strict=False):
+        enter(browser, text)
     for browser in visitors:
         wait(browser, "#translate").click()
-    for browser, text in zip(visitors, TEXTS, strict=False):
+    for browser, text in zip(visitors, TEXTS[1:], strict=False):
         wait_for_translation(browser, page.translator([text], num_beams=4)[0])
-        words = wait(browser, "#alignment svg").get_attribute("textContent")
-        assert words.startswith("".join(text.split()))
-    assert picture(visitors[0]) != picture(visitors[1])
+        start = "".join(text.split())
+        wait(browser, "#alignment svg", lambda words: words.get_attribute("textContent").startswith(start))  # noqa: B023
+    assert picture(visitors[0], first) != picture(visitors[1], first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [TEXTS[1], " "])
+def test_the_old_alignment_is_dim_until_there_is_a_new_one(visit, page, text):
+    """Or until the text is refused."""
+    browser = visit()
+    old = picture(browser)
+    enter(browser, text)
+    browser.execute_script("""window.seen = [];
+    const plot = document.querySelector("#attention"), container = document.querySelector(".gradio-container");
+    new MutationObserver(() => seen.push([container.matches(".outdated"), plot.querySelector("img").src])).observe(
+      container, {attributes: true, attributeFilter: ["class"]});""")
+    wait(browser, "#translate").click()
+    wait(browser, "body", lambda body: len(browser.execute_script("return seen")) >= 2)
+    (is_dim, shown), (is_dim_later, shown_later) = browser.execute_script("return seen")
+    assert (is_dim, shown, is_dim_later) == (True, old, False)
+    assert (shown_later == old) == (not text.strip())
 
 
 @pytest.mark.slow
 def test_everything_fits_on_a_telephone_and_is_loaded_from_loopback(visit, page):
     browser = visit(390)
-    wait(browser, "#examples button, #examples [role=button]").click()
     wait_for_translation(browser, page.translator([TEXTS[0]], num_beams=4)[0])
+    wait(browser, "#examples :is(button, [role=button]):nth-of-type(2)").click()
+    wait_for_translation(browser, page.translator([TEXTS[1]], num_beams=4)[0])
     wait(browser, "#alignment svg line")
     picture(browser)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390

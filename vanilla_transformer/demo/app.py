@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -36,7 +37,11 @@ CSS = """
 #n_best, #alignment {background: var(--block-background-fill); padding: var(--block-padding)}
 #alignment svg {width: 100%; max-width: 420px; display: block; margin: auto; color: var(--body-text-color)}
 #alignment {max-height: 560px; overflow-y: auto}
+.outdated :is(#alignment, #attention) {opacity: 0.3; transition: opacity 0.2s}
 """
+# From the click on, so also while it waits for its turn, until the new ones are there: what is shown of the last text.
+OUTDATE = "(...inputs) => {document.querySelector('.gradio-container').classList.add('outdated'); return inputs}"
+RENEW = "() => document.querySelector('.gradio-container').classList.remove('outdated')"
 # Tasks that run the model wait for one another, so that two visitors do not share its processors.
 ONE_AT_A_TIME = {"concurrency_limit": 1, "concurrency_id": "model"}
 
@@ -71,14 +76,17 @@ def launch(app: gr.Blocks, **options) -> gr.Blocks:
 
 
 def read_results(name: str, revision: str | None) -> tuple[list[str], list[str]]:
-    """The languages of a model, and sources of example translations; empty lists if it has no `all_results.json`.
+    """The languages of a model, and sources of example translations, those that equal their reference first.
+
+    Empty lists if it has no `all_results.json`.
 
     Raises UserError if that file is damaged.
     """
     results = load_results(name, revision)
     with explaining(f"all_results.json of {name} cannot be read", Exception):  # it may hold anything
         languages = [results[key] + "" for key in ("source_lang", "target_lang") if results.get(key)]
-        return languages, [example["source"] for example in results.get("examples", [])]
+        examples = sorted(results.get("examples", []), key=lambda one: one["translation"] != one.get("reference"))
+        return languages, [example["source"] for example in examples]
 
 
 class Page:
@@ -94,9 +102,13 @@ class Page:
         """Lays the page out; columns stand below each other on a narrow screen."""
         saved = self.translator.engine.generation_config
         longest = self.translator.segmenter.longest
+        count = saved.num_beams or 4  # section 6.1
+        exponent = 1.0 if saved.length_penalty is None else saved.length_penalty
+        first = self.translated(examples, count, exponent)
         with gr.Row():
             with gr.Column(min_width=300):
                 source = gr.Textbox(
+                    first["source"],
                     label="Text",
                     placeholder="Type a text; Shift+Enter translates it",
                     lines=3,
@@ -106,38 +118,54 @@ class Page:
                 )
                 button = gr.Button("Translate", variant="primary", elem_id="translate")
             with gr.Column(min_width=300):
-                target = gr.Textbox(label="Translation", lines=3, buttons=["copy"], elem_id="translation")
-                speed = gr.Markdown(f"Up to {longest} tokens at a time.", label="Speed", elem_id="speed")
+                target = gr.Textbox(
+                    first["target"], label="Translation", lines=3, buttons=["copy"], elem_id="translation"
+                )
+                speed = gr.Markdown(first["speed"], label="Speed", elem_id="speed")
         with gr.Row():
             with gr.Column(min_width=300):
-                count = saved.num_beams or 4  # section 6.1
                 beams = gr.Slider(1, max(MOST_BEAMS, count), count, step=1, label="Beams")
             with gr.Column(min_width=300):
-                exponent = 1.0 if saved.length_penalty is None else saved.length_penalty
                 label = "Length penalty, with several beams"
                 penalty = gr.Slider(min(0, exponent), max(2, exponent), exponent, step=0.1, label=label)
         if examples:
             chosen = gr.Examples(examples, source, label="Examples", elem_id="examples")
-        shown = gr.State(("", ""))  # the pair whose alignment and attention are shown
+        shown = gr.State(first["shown"])  # the pair whose alignment and attention are shown
         with gr.Row():
             with gr.Column(min_width=300, scale=2):
                 gr.Markdown("### Best translations")
-                table = gr.HTML(label="Best translations", elem_id="n_best")
-                alignment = gr.HTML(elem_id="alignment")
+                table = gr.HTML(first["table"], label="Best translations", elem_id="n_best")
+                alignment = gr.HTML(first["alignment"], elem_id="alignment")
             with gr.Column(min_width=300, scale=3):
-                inspection = self.build_inspection(shown, alignment) if self.model is not None else {}
+                inspection = (
+                    self.build_inspection(shown, alignment, first["picture"]) if self.model is not None else {}
+                )
         call = {"fn": self.translate, "inputs": [source, beams, penalty], "outputs": [target, speed, table, shown]}
         call |= {"show_progress": "minimal", **ONE_AT_A_TIME}
-        events = [gr.on([button.click, source.submit], **call, api_name="translate")]
+        events = [gr.on([button.click, source.submit], **call, js=OUTDATE, api_name="translate")]
         if examples:
-            events.append(chosen.load_input_event.success(**call, api_visibility="private"))
-        for event in events if inspection else []:
-            event.success(**inspection)
+            events.append(chosen.load_input_event.success(**call, js=OUTDATE, api_visibility="private"))
+        for event in events:
+            event.failure(None, js=RENEW)
+            (event.success(**inspection) if inspection else event).then(None, js=RENEW)
 
-    def build_inspection(self, shown: gr.State, alignment: gr.HTML) -> dict:
+    def translated(self, texts: list[str], num_beams: int, length_penalty: float) -> dict:
+        """What the page opens with: the first text and all that is shown of it, or empty boxes if there is none."""
+        first = dict.fromkeys(("source", "target", "table", "alignment", "picture"))
+        first |= {"speed": f"Up to {self.translator.segmenter.longest} tokens at a time.", "shown": ("", "")}
+        with suppress(gr.Error):  # of a text that is too long for this page
+            for text in texts[:1]:
+                *_, found = self.translate(text, num_beams, length_penalty)
+                first |= {"source": text, **dict(zip(("target", "speed", "table", "shown"), found, strict=True))}
+                if self.model is not None:
+                    first["alignment"], first["picture"] = self.inspect(first["shown"], "cross", -1, -1)
+        return first
+
+    def build_inspection(self, shown: gr.State, alignment: gr.HTML, figure: Figure | None) -> dict:
         """Adds the attention menus and plot to the page; returns the arguments of the Gradio event that redraws them.
 
-        `shown` holds the pair to draw, `alignment` is the place of the word alignment, which is redrawn too.
+        `shown` holds the pair to draw, `alignment` is the place of the word alignment, which is redrawn too, and the
+        plot shows `figure` at first.
         """
         config = self.model.config
         layers = range(max(config.encoder_layers, config.decoder_layers))
@@ -148,7 +176,7 @@ class Page:
             kind = gr.Dropdown(kinds, value="cross", label="Kind", min_width=220, scale=2, elem_id="kind")
             layer = gr.Dropdown(list(layers), value=config.decoder_layers - 1, label="Layer", min_width=90)
             head = gr.Dropdown([("all", -1), *((str(n), n) for n in heads)], value=-1, label="Head", min_width=90)
-        picture = gr.Plot(show_label=False, elem_id="attention")
+        picture = gr.Plot(figure, show_label=False, elem_id="attention")
         call = {"fn": self.inspect, "inputs": [shown, kind, layer, head], "outputs": [alignment, picture]}
         call |= {"show_progress": "hidden", "api_visibility": "private", **ONE_AT_A_TIME}
         gr.on([kind.change, layer.change, head.change], **call)
