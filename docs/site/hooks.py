@@ -18,7 +18,7 @@ from nbconvert.preprocessors import TagRemovePreprocessor
 
 ROOT = Path(__file__).parents[2]
 
-# Pages of the site that lie outside docs: where they are in the site and in the repository.
+# Pages and pictures of the site that lie outside docs: where they are in the site and in the repository.
 OUTSIDE = {
     "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
@@ -26,7 +26,8 @@ OUTSIDE = {
     "security.md": "SECURITY.md",
     "examples.md": "examples/README.md",
 }
-OUTSIDE |= {f"results/{path.name}": f"benchmarks/results/{path.name}" for path in ROOT.glob("benchmarks/results/*.md")}
+RESULTS = [path.name for kind in ("md", "png") for path in ROOT.glob(f"benchmarks/results/*.{kind}")]
+OUTSIDE |= {f"results/{name}": f"benchmarks/results/{name}" for name in RESULTS}
 NOTEBOOKS = [path.relative_to(ROOT / "docs") for path in sorted(ROOT.glob("docs/walkthrough/[0-9]*.ipynb"))]
 ORIGINS = OUTSIDE | {str(path.with_suffix(".md")): f"docs/{path}" for path in NOTEBOOKS}
 
@@ -57,7 +58,7 @@ def on_config(config):
 def on_files(files, config):
     """Adds the pages that are not Markdown files in docs."""
     for page, path in OUTSIDE.items():
-        files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
+        files.append(File.generated(config, page, content=(ROOT / path).read_bytes()))
     files.append(File.generated(config, "commands.md", content="\n".join(command_reference())))
     if HAS_EXPLORER:
         files.append(File.generated(config, "explorer.md", content=EXPLORER))
@@ -149,6 +150,15 @@ def on_page_content(html, page, config, files):
 
     html = re.sub(r'<\w+ class="arithmatex">\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\w+>', formula, html)
     return re.sub(r"\[(<code>\w+</code>)\]", r"\1", html)
+
+
+def on_post_page(output, page, config):
+    """Keeps the theme's script from asking GitHub about the repository, which would tell GitHub of each visitor."""
+    return output.replace(' data-md-component="source"', "")
+
+
+def on_post_template(output_content, template_name, config):
+    return on_post_page(output_content, None, config)  # of 404.html
 
 
 # ------------------------------------------------------------------------------------------------- command reference

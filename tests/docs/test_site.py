@@ -1,8 +1,11 @@
 """mkdocs.yml: the site is built strictly, every link on it leads somewhere, and it loads nothing from elsewhere."""
 
 import re
-from functools import cache
+import threading
+import time
+from functools import cache, partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -10,7 +13,7 @@ import pytest
 from helpers import ROOT, python_output
 
 pytestmark = pytest.mark.slow
-REPOSITORY = "https://example.org/you/vanilla-transformer"
+REPOSITORY = "https://github.com/you/vanilla-transformer"
 
 
 class Links(HTMLParser):
@@ -26,8 +29,8 @@ class Links(HTMLParser):
         self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
         if tag == "a" and given.get("href"):
             self.links.add(given["href"])
-        elif tag != "link" or given.get("rel") == "stylesheet":
-            self.loaded |= {given[name] for name in ("href", "src") if given.get(name)}
+        elif given.get("rel") not in ("next", "prev"):
+            self.loaded |= {given[name] for name in ("href", "src", "srcset", "poster", "data") if given.get(name)}
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +50,40 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     for page in pages:
         for link in read(page).links | read(page).loaded:
             url = urlsplit(link)
-            if link.startswith(REPOSITORY):
+            if link in read(page).loaded and (url.scheme or url.netloc):
+                is_alive = url.scheme == "data"
+            elif link.startswith(REPOSITORY):
                 _, path = re.fullmatch(rf"{REPOSITORY}(?:/(blob|tree)/main/([^#]+).*)?/?", link).groups()
                 is_alive = path is None or (ROOT / path).exists()
             elif url.scheme or url.netloc:
-                is_alive = url.scheme == "data" or link not in read(page).loaded
+                is_alive = True
             else:
                 target = (page.parent / unquote(url.path)).resolve() if url.path else page
                 target = target / "index.html" if target.is_dir() else target
                 is_alive = target.exists() and (not url.fragment or unquote(url.fragment) in read(target).anchors)
             if not is_alive:
                 dead.append(f"{page.relative_to(site)}: {link}")
+    for sheet in [*site.rglob("*.css"), *site.rglob("*.svg")]:  # what they load is inside them
+        text = sheet.read_text(encoding="utf-8")
+        found = re.findall(r"""@import[^;]+|url\((?!["']?(?:data:|#))[^)]+|\shref=["'](?!#)[^"']+""", text)
+        dead += [f"{sheet.relative_to(site)}: {link}" for link in found]
     assert dead == []
+
+
+def test_a_browser_asks_no_other_server(site, browser):
+    """Whatever the scripts do."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_port}/"
+    try:
+        for page in ("", "404.html", "explorer/", "paper_to_code/", "walkthrough/01_attention/", "commands/"):
+            browser.get(here + page)
+            browser.execute_script("sessionStorage.clear()")
+            time.sleep(1)  # for what is asked after the page is there
+            asked = browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
+            assert asked and [url for url in asked if not url.startswith((here, "data:"))] == [], page
+    finally:
+        server.shutdown()
 
 
 def test_names_of_code_and_tests_are_linked_to_their_lines(site):
