@@ -167,7 +167,7 @@ def test_the_page_opens_with_an_example_that_was_right(folder, page, monkeypatch
 
 
 def test_the_calls_on_the_deployment_page_work(folder, page, capsys):
-    section = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8").partition("\n## A page for others\n")[2]
+    section = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8").partition("\n### The page over HTTP\n")[2]
     with served(folder) as client:
         section = section.partition("\n## ")[0].replace("http://127.0.0.1:7860", client.src.rstrip("/"))
         shell = "\n".join(re.findall(r"(?m)^    ((?:call|event|curl).*)$", section))
