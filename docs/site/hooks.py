@@ -117,7 +117,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def is_in_site(file) -> bool:
-    return not file.src_uri.endswith((".py", ".ipynb"))
+    return file.inclusion.is_included() and not file.src_uri.endswith((".py", ".ipynb"))
 
 
 @cache
