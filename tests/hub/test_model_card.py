@@ -53,7 +53,10 @@ def test_the_data_and_where_each_split_is_from(trained):
     assert "| dev: held out of a.tsv |" in card.text and "| test: b.tsv |" in card.text
     assert "| pairs | 1,234 | 30 |" in card.text and "| sources in train |  | 2 |" in card.text
     assert "source is target" not in card.text  # nothing to tell
-    assert "Translations of sentences of the test split (2 of its 30 sources are in the training data); ✓ marks" in card.text
+    assert (
+        "Translations of sentences of the test split (2 of its 30 sources are in the training data); ✓ marks"
+        in card.text
+    )
     assert {result.dataset_name for result in card.data.eval_results} == {"held out of a.tsv", "b.tsv"}
 
 
