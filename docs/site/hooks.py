@@ -146,7 +146,9 @@ def on_page_content(html, page, config, files):
     def formula(match: re.Match) -> str:
         inline, block = match.groups()
         latex = re.sub(r"&(lt|gt|amp);", lambda entity: {"lt": "<", "gt": ">", "amp": "&"}[entity[1]], inline or block)
-        return convert(latex, display="inline" if inline else "block")
+        if inline:
+            return convert(latex, display="inline")
+        return f'<div class="formula">{convert(latex, display="block")}</div>'  # wider than a phone, it scrolls
 
     html = re.sub(r'<\w+ class="arithmatex">\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\w+>', formula, html)
     return re.sub(r"\[(<code>\w+</code>)\]", r"\1", html)
