@@ -13,6 +13,7 @@ from vanilla_transformer.__main__ import main
 from vanilla_transformer.conversion.marian_reader import from_marian_files
 from vanilla_transformer.conversion.marian_writer import to_marian_files
 from vanilla_transformer.data.tokenizer import special_token_ids, train_unigram_tokenizer
+from vanilla_transformer.errors import UserError
 from vanilla_transformer.loading import load_model
 
 WIDTHS = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 64, "decoder_attention_heads": 4}
@@ -140,6 +141,15 @@ def test_what_marian_lacks_is_refused(tokenizer, config, message, tmp_path, caps
 def test_another_tokenizer_is_refused(text_tokenizer, tmp_path):
     with pytest.raises(ValueError, match="--tokenizer_type unigram"):
         to_marian_files(small_model(**ALL_SHARED), text_tokenizer, tmp_path)
+
+
+def test_tags_of_languages_are_refused_and_others_named(tmp_path):
+    tagged = train_unigram_tokenizer(TEXTS, 330, tags=[">>de<<", ">>fr<<"])
+    with pytest.raises(UserError, match="has the tag >>de<<, which Marian cannot read"):
+        to_marian_files(model_of(tagged), tagged, tmp_path)
+    tagged = train_unigram_tokenizer(TEXTS, 330, tags=["<bt>"])
+    with pytest.warns(UserWarning, match="cannot read the tags <bt>"):
+        to_marian_files(model_of(tagged), tagged, tmp_path)
 
 
 CHANGES = {

@@ -5,7 +5,9 @@ SentencePiece model. Sources: `common/binary.cpp` of marian-dev (layout) and `te
 browsermt/marian-dev (8 bits).
 """
 
+import re
 import struct
+import warnings
 from math import ceil
 from pathlib import Path
 
@@ -44,6 +46,11 @@ def to_marian_files(
     if quantization not in (None, "int8"):
         raise UserError(f"`quantization` is {quantization!r}; Marian's files have only 'int8'.")
     vocabulary, size = sentencepiece_model(tokenizer), len(pieces_of(tokenizer))
+    tags = [token.content for token in tokenizer.added_tokens_decoder.values() if not token.special]
+    for tag in filter(re.compile(r">>\S+<<").fullmatch, tags):  # with which each source must begin
+        raise UserError(f"The tokenizer has the tag {tag}, which Marian cannot read; convert a bilingual model.")
+    if tags:
+        warnings.warn(f"Marian cannot read the tags {' '.join(tags)}; texts must not need them.", stacklevel=2)
     wanted = FIXED | {"decoder_attention_heads": config.encoder_attention_heads, "eos_token_id": 0}
     for field, value in wanted.items():
         if getattr(config, field) != value:
