@@ -174,6 +174,43 @@ def test_other_models_of_marian_are_refused(tokenizer, options, changed, message
     assert message in command_error(capsys, "convert", *given)
 
 
+WRONG = {
+    "no embeddings": ("Wemb", None, "is not a model of Marian: 'Wemb'"),
+    "embeddings without width": ("Wemb", 0, "do not fit its options"),
+    "another width": ("Wemb", np.s_[:, :32], "do not fit its options"),
+    "another width of a layer": ("encoder_l1_self_Wq", np.s_[:, :32], "do not fit its options"),
+    "a bias without rows": ("decoder_l1_self_bq", 0, "do not fit its options"),
+    "no options": ("special:model.yml", b"{}", "are incomplete or wrong: 'transformer-heads'"),
+    "options that are text": ("special:model.yml", b"words", "are incomplete or wrong: 'str' object has"),
+}
+
+
+@pytest.mark.parametrize("name, change, message", WRONG.values(), ids=WRONG)
+def test_damaged_arrays_are_refused(tokenizer, name, change, message, tmp_path, capsys):
+    to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
+    arrays = dict(np.load(tmp_path / "model.npz"))
+    array = arrays.pop(name)
+    if isinstance(change, bytes):
+        arrays[name] = np.frombuffer(change, np.int8)
+    elif change is not None:
+        arrays[name] = array[:, 0] if change == 0 else array[change]
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    given = [tmp_path / "wrong.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
+    assert message in command_error(capsys, "convert", *given)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "an array"])
+def test_a_file_that_holds_no_arrays_is_refused(tokenizer, kind, tmp_path, capsys):
+    to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
+    content = (tmp_path / "model.npz").read_bytes()
+    (tmp_path / "model.npz").write_bytes(content[: len(content) // 2])
+    if kind == "an array":
+        np.save(tmp_path / "model.npy", np.zeros(3))
+        (tmp_path / "model.npy").rename(tmp_path / "model.npz")
+    given = [tmp_path / "model.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
+    assert "model.npz is not a model of Marian: " in command_error(capsys, "convert", *given)
+
+
 @pytest.mark.parametrize("damaged", ["model.npz", "vocab.spm"])
 def test_damaged_files_are_refused(tokenizer, damaged, tmp_path, capsys):
     to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
@@ -181,3 +218,23 @@ def test_damaged_files_are_refused(tokenizer, damaged, tmp_path, capsys):
     given = [tmp_path / "model.npz", tmp_path / "new", "--dictionary", tmp_path / "vocab.spm"]
     assert damaged in command_error(capsys, "convert", *given)
     assert "needs its vocabulary" in command_error(capsys, "convert", *given[:2])
+
+
+@pytest.mark.parametrize("is_larger", [False, True])
+def test_another_vocabulary_is_refused(tokenizer, is_larger, tmp_path, capsys):
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    to_marian_files(model_of(tokenizer), tokenizer, tmp_path)
+    rows = len(np.load(tmp_path / "model.npz")["Wemb"])
+    model = ModelProto.FromString((tmp_path / "vocab.spm").read_bytes())
+    for number in range(20):
+        if is_larger:
+            model.pieces.add(piece=f"more{number}", score=-99.0)
+        else:
+            model.pieces.pop()
+    (tmp_path / "other.spm").write_bytes(model.SerializeToString())
+    message = (
+        f"model.npz has {rows} tokens and {tmp_path / 'other.spm'} has {len(model.pieces)}; give the vocabulary of"
+    )
+    given = [tmp_path / "model.npz", tmp_path / "new", "--dictionary", tmp_path / "other.spm"]
+    assert message in command_error(capsys, "convert", *given)

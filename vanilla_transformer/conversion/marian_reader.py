@@ -1,5 +1,6 @@
 """Reads a model that Marian trained: `model.npz` and its SentencePiece vocabulary."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,33 @@ def from_marian_files(
     Raises UserError if they cannot be read, or if the model has parts that ours lacks, naming one.
     """
     tokenizer = sentencepiece_tokenizer(vocabulary)
-    with explaining(f"{file} is not a model of Marian", OSError, ValueError, KeyError, yaml.YAMLError):
-        arrays = dict(np.load(file, allow_pickle=False))
+    with explaining(f"{file} is not a model of Marian", Exception):  # a damaged one can raise anything
+        arrays = dict(np.load(file, allow_pickle=False).items())
         options = yaml.safe_load(arrays.pop(OPTIONS).tobytes().partition(b"\0")[0])
+        embeddings = arrays.pop(EMBEDDINGS)
     size = len(pieces_of(tokenizer))
-    config = read_config(options, tokenizer)
+    if not 0 <= len(embeddings) - size < 8:  # to_marian_files makes it a multiple of 8
+        raise UserError(
+            f"{file} has {len(embeddings)} tokens and {vocabulary} has {size}; give the vocabulary of the model."
+        )
+    with explaining(f"the options in {file} are incomplete or wrong", Exception):
+        config = read_config(options, tokenizer)
     with torch.device("meta"):
         names = VanillaTransformerForConditionalGeneration(config).state_dict()
+    with explaining(f"the arrays in {file} do not fit its options", IndexError, RuntimeError, TypeError, ValueError):
+        weights = rename_arrays(arrays, names, file)
+        extra = len(tokenizer) - size  # padding and the start token
+        tensor = torch.tensor(np.pad(embeddings[:size], ((0, extra), (0, 0))))
+        weights |= {name: tensor for name in names if name.endswith("embed_tokens.weight") or name == "lm_head.weight"}
+        bias = arrays.pop(BIAS, np.zeros((1, size), dtype=np.float32))[0]
+        weights["lm_head.bias"] = torch.tensor(np.pad(bias[:size], (0, extra), constant_values=NEVER))
+        if arrays:
+            raise UserError(f"{file} has {min(arrays)}, which this package's Transformer lacks.")
+        return build(config, interleave(weights), torch.float32, torch.device("cpu")), tokenizer
+
+
+def rename_arrays(arrays: dict[str, np.ndarray], names: Iterable[str], file: Path) -> dict[str, torch.Tensor]:
+    """Moves the arrays of the layers out of `arrays`, under our names. Raises UserError if one is missing."""
     weights = {}
     for name in names:
         if ".layers." in name:
@@ -38,14 +59,7 @@ def from_marian_files(
                 raise UserError(f"{file} has no {found}, so it is no Transformer like this package's.")
             array = arrays.pop(found)
             weights[name] = torch.tensor(array.T if name.endswith("weight") and "norm" not in name else array[0])
-    bias = arrays.pop(BIAS, np.zeros((1, size), dtype=np.float32))[0]
-    extra = len(tokenizer) - size  # padding and the start token
-    embeddings = torch.tensor(np.pad(arrays.pop(EMBEDDINGS)[:size], ((0, extra), (0, 0))))
-    if arrays:
-        raise UserError(f"{file} has {min(arrays)}, which this package's Transformer lacks.")
-    weights |= {name: embeddings for name in names if name.endswith("embed_tokens.weight") or name == "lm_head.weight"}
-    weights["lm_head.bias"] = torch.tensor(np.pad(bias[:size], (0, extra), constant_values=NEVER))
-    return build(config, interleave(weights), torch.float32, torch.device("cpu")), tokenizer
+    return weights
 
 
 def read_config(options: dict, tokenizer: PreTrainedTokenizerBase) -> VanillaTransformerConfig:
