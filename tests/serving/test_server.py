@@ -274,6 +274,22 @@ def test_a_large_request_is_refused_before_all_of_it_has_arrived(address):
         assert answer.status == 413 and b"The request has more than 67,936 bytes" in answer.read()
 
 
+@pytest.mark.parametrize("kind", [JSON, MULTIPART])
+def test_half_a_request_is_refused_after_a_while_and_keeps_no_server_from_ending(kind, letters, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.serving.app.READING_SECONDS", 1)
+    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 99\r\n\r\n"
+    with serving([letters["en-de"]]) as address:
+        first, second = (socket.create_connection(address.split(":"), 30) for _ in range(2))
+        first.sendall(head.encode() + b"-")
+        answer = HTTPResponse(first)
+        answer.begin()
+        assert answer.status == 408 and b"did not arrive within 1 seconds; send it again." in answer.read()
+        assert first.recv(1) == b""  # the server has closed it
+        second.sendall(head.encode() + b"-")
+    for connection in (first, second):
+        connection.close()
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/translate", 405), ("POST", "/detect", 404)])
 def test_other_routes_are_refused_in_a_sentence(method, path, status, address):
     answer = ask(address, path, method=method)

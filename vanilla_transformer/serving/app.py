@@ -22,6 +22,7 @@ from .batching import CHAR_LIMIT, QUEUE_LIMIT, Batcher, CallerGone, Job
 from .models import Direction, load_models
 
 MOST_ALTERNATIVES = 9  # which take ten beams
+READING_SECONDS = 30  # for a whole request; a caller that sends no more would keep the server from ending
 BYTES_PER_CHARACTER = 12  # at most: \ud83d\ude00 in JSON, or %F0%9F%98%80 in a form, are one
 JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 
@@ -128,7 +129,12 @@ async def refuse(request: Request, error: StarletteHTTPException) -> JSONRespons
 
 async def read_query(request: Request, char_limit: int) -> Query:
     """Reads and checks a query. Raises HTTPException, with a sentence for the caller, for a wrong field."""
-    fields = await read_fields(limited(request, BYTES_PER_CHARACTER * char_limit + 2**16))
+    try:
+        async with asyncio.timeout(READING_SECONDS):
+            fields = await read_fields(limited(request, BYTES_PER_CHARACTER * char_limit + 2**16))
+    except TimeoutError as error:
+        late = f"The request did not arrive within {READING_SECONDS} seconds; send it again."
+        raise HTTPException(408, late, {"Connection": "close"}) from error
     try:
         query = Query.model_validate({name: value for name, value in fields.items() if value not in ("", None)})
     except ValidationError as error:
