@@ -255,6 +255,8 @@ def test_options_of_the_search_hold_for_alternatives_too(letters, translators):
         (json.dumps(query("a")), FORM, "`q` is missing"),  # as `curl -d` says what it sends
         ("a", "text/plain", "The request cannot be read: its Content-Type is 'text/plain'; send application/json or"),
         (b"q=\xff", FORM, "The request cannot be read: 'utf-8' codec"),
+        ("q=%FF%FE", FORM, "The request cannot be read: 'utf-8' codec"),
+        (PART.format("q", "\xfc").encode("latin-1") + b"--x--\r\n", MULTIPART, "cannot be read: 'utf-8' codec"),
         ("a", MULTIPART, " "),  # a sentence of starlette, which differs between versions
         (PART.format('q"; filename="a', "a") + "--x--\r\n", MULTIPART, "Too many files"),
     ],
@@ -263,6 +265,11 @@ def test_a_bad_request_gets_a_sentence_and_the_server_goes_on(body, kind, messag
     answer = ask(address, body=body, kind=kind)
     assert answer.status == 400 and list(answer.json) == ["error"] and message in answer.json["error"]
     assert translated(address, TEXTS[0])["translatedText"] == translators[0](TEXTS[:1])[0]
+
+
+def test_a_url_that_is_not_utf8_is_refused(address):
+    answer = ask(address, "/translate?q=%FF&source=en&target=de", kind="")
+    assert answer.status == 400 and "The request cannot be read: 'utf-8' codec" in answer.json["error"]
 
 
 def test_a_large_request_is_refused_before_all_of_it_has_arrived(address):

@@ -151,22 +151,24 @@ async def read_query(request: Request, char_limit: int) -> Query:
 async def read_fields(request: Request) -> dict:
     """The fields of a request: JSON, a form, or part of the URL. Raises HTTPException if it is none of these."""
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    pairs = request.query_params.multi_items()
-    if kind == MULTIPART:
-        pairs += (await request.form(max_files=0)).multi_items()
-    else:
-        try:
-            if kind == JSON:
-                fields = await request.json()
-                if isinstance(fields, dict):
-                    return fields
-                raise ValueError("it is not an object with fields")
-            if kind not in (FORM, ""):
-                raise ValueError(f"its Content-Type is {kind[:80]!r}")
-            pairs += parse_qsl((await request.body()).decode(), keep_blank_values=True)
-        except (ValueError, RecursionError) as error:
-            message = f"The request cannot be read: {one_line(error)}; send {JSON} or {FORM}, in UTF-8."
-            raise HTTPException(400, message) from error
+    try:
+        if kind == JSON:
+            fields = await request.json()
+            if isinstance(fields, dict):
+                return fields
+            raise ValueError("it is not an object with fields")
+        if kind not in (FORM, MULTIPART, ""):
+            raise ValueError(f"its Content-Type is {kind[:80]!r}")
+        text = (await request.body()).decode()
+        strictly = {"keep_blank_values": True, "errors": "strict"}
+        pairs = parse_qsl(request.scope["query_string"].decode(), **strictly)
+        if kind == MULTIPART:  # whose parser takes bytes that are not UTF-8 for Latin-1
+            pairs += (await request.form(max_files=0)).multi_items()
+        else:
+            pairs += parse_qsl(text, **strictly)
+    except (ValueError, RecursionError) as error:
+        message = f"The request cannot be read: {one_line(error)}; send {JSON} or {FORM}, in UTF-8."
+        raise HTTPException(400, message) from error
     texts = [value for name, value in pairs if name == "q"]
     return dict(pairs) | ({"q": texts} if len(texts) > 1 else {})
 
