@@ -248,6 +248,7 @@ def test_options_of_the_search_hold_for_alternatives_too(letters, translators):
         (query("a" * (LIMIT + 1)), JSON, "`q` has 201 characters, more than the 200 allowed; send several requests."),
         (query(["a" * 100] * 3), JSON, "`q` has 300 characters"),
         (query([""] * (LIMIT + 1)), JSON, "`q` has 201 characters"),
+        (query(["a"] * 101, alternatives=9), JSON, "The request is for 1,010 translations, alternatives incl"),
         ("{", JSON, "The request cannot be read: Expecting property name"),
         (b'{"q": "\xff"}', JSON, "The request cannot be read: 'utf-8' codec can't decode"),
         ("[" * 60_000, JSON, "The request cannot be read: maximum recursion depth"),

@@ -22,6 +22,7 @@ from .batching import CHAR_LIMIT, QUEUE_LIMIT, Batcher, CallerGone, Job
 from .models import Direction, load_models
 
 MOST_ALTERNATIVES = 9  # which take ten beams
+MOST_TRANSLATIONS = 1000  # of a request, alternatives included; others wait meanwhile
 READING_SECONDS = 30  # for a whole request; a caller that sends no more would keep the server from ending
 BYTES_PER_CHARACTER = 12  # at most: \ud83d\ude00 in JSON, or %F0%9F%98%80 in a form, are one
 JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
@@ -145,6 +146,9 @@ async def read_query(request: Request, char_limit: int) -> Query:
     if (size := sum(max(1, len(text)) for text in query.texts)) > char_limit:
         message = f"`q` has {size:,} characters, more than the {char_limit:,} allowed; send several requests."
         raise HTTPException(400, message)
+    if (count := len(query.texts) * (1 + query.alternatives)) > MOST_TRANSLATIONS:
+        message = f"The request is for {count:,} translations, alternatives included, more than the"
+        raise HTTPException(400, f"{message} {MOST_TRANSLATIONS:,} allowed; send several requests.")
     return query
 
 
