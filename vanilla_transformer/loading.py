@@ -167,6 +167,13 @@ def load_ctranslate2(
     return CTranslate2Engine(directory, tokenizer, device), tokenizer
 
 
+def allow_long_translations(translator: BaseTranslator):
+    """Sets a limit of 256 tokens if a model has none, as T5: without any, transformers would stop after 20 tokens."""
+    saved = translator.engine.generation_config
+    if not (saved.max_length or saved.max_new_tokens or is_vanilla(translator.engine.config)):
+        saved.max_new_tokens = 256
+
+
 def set_languages(translator: BaseTranslator, source: str | None, target: str | None):
     """Sets the languages of a multilingual model, such as NLLB, mBART or M2M100; does nothing for other models.
 

@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 import pytest
 import torch
 from helpers import ROOT, TEXTS, command_error, save_translator, small_nllb, writing_translator
+from transformers import T5Config, T5ForConditionalGeneration
 
 from vanilla_transformer import Translator
 from vanilla_transformer.errors import UserError
@@ -404,6 +405,17 @@ def test_a_model_of_opus_says_its_languages(marian, tmp_path):
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"source_lang": "eng", "target_lang": "deu"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     assert [*load_models([str(folder)], {"num_beams": 1})] == [("en", "de")]
+
+
+def test_a_model_without_a_limit_writes_more_than_twenty_tokens(text_tokenizer, tmp_path):
+    ids = {"pad_token_id": text_tokenizer.pad_token_id, "eos_token_id": text_tokenizer.eos_token_id}
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": len(text_tokenizer)}
+    model = T5ForConditionalGeneration(T5Config(**ids, **sizes, decoder_start_token_id=text_tokenizer.pad_token_id))
+    model.generation_config.suppress_tokens = [*ids.values()]  # it never ends
+    folder = save_translator(Translator(model.eval(), text_tokenizer), tmp_path / "t5")
+    (direction,) = load_models([f"en-de={folder}"], {}).values()
+    ((text,),) = direction.translate(["A dog sleeps."])
+    assert len(text_tokenizer(text).input_ids) > 100
 
 
 def test_a_multilingual_model_serves_the_pairs_that_are_named(tmp_path):

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.options import parse_direction
 from ..errors import UserError
 from ..languages import known_code
-from ..loading import Translator, load_results, set_languages
+from ..loading import Translator, allow_long_translations, load_results, set_languages
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def load_models(models: Iterable[str], generation: dict, **options) -> dict[tupl
         names = parse_direction(named, given) if named else None
         if model not in translators:
             translators[model] = Translator.from_pretrained(model, **options)
+            allow_long_translations(translators[model])
         translator = translators[model]
         source, target = names or noted_languages(model, translator.tokenizer, options.get("revision"))
         pair = known_code(source) or source, known_code(target) or target

@@ -10,12 +10,12 @@ from accelerate import PartialState
 from ..errors import UserError
 from ..evaluation.mbr import SAMPLING
 from ..files import CONVERTED
-from ..loading import Translator, load_config, load_tokenizer, set_languages
+from ..loading import Translator, allow_long_translations, load_config, load_tokenizer, set_languages
 from ..training.optimization import seed_batch
 from ..translation_vanilla_transformer import is_vanilla
 from .options import OF_A_TEACHER, DistillOptions
 
-USUAL_BEAMS, LONGEST, BATCH, BATCH_WITH_SCORES = 5, 256, 4096, 512  # the last three in tokens
+USUAL_BEAMS, BATCH, BATCH_WITH_SCORES = 5, 4096, 512  # the last two in tokens
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Teacher:
         engine, saved = translator.engine, translator.engine.generation_config
         is_ours = is_vanilla(engine.config)
         translator.max_tokens = self.max_tokens or (BATCH if is_ours or self.wants_best_alone else BATCH_WITH_SCORES)
-        if self.max_new_tokens or not (saved.max_length or saved.max_new_tokens or is_ours):
-            # Without any limit, transformers would stop after 20 tokens.
-            saved.max_length, saved.max_new_tokens = None, self.max_new_tokens or LONGEST
+        if self.max_new_tokens:
+            saved.max_length, saved.max_new_tokens = None, self.max_new_tokens
+        allow_long_translations(translator)
         set_languages(translator, *self.languages)
         return translator
 
