@@ -299,11 +299,16 @@ def test_half_a_request_is_refused_after_a_while_and_keeps_no_server_from_ending
         connection.close()
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/translate", 405), ("POST", "/detect", 404)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/translate", 405), ("POST", "/detect", 404), ("GET", "/docs", 404)]
+)
 def test_other_routes_are_refused_in_a_sentence(method, path, status, address):
     answer = ask(address, path, method=method)
     assert answer.status == status
-    assert answer.json == {"error": "There is only POST /translate, GET /languages and GET /health."}
+    assert ask(address, "/openapi.json", method="GET").json["paths"].keys() == {"/translate", "/languages", "/health"}
+    assert answer.json == {
+        "error": "There is only POST /translate, GET /languages, GET /health and GET /openapi.json."
+    }
 
 
 def test_a_bad_text_harms_no_request_beside_it(address, translators, monkeypatch):

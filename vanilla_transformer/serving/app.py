@@ -80,7 +80,8 @@ def make_app(
         yield
         running.cancel()
 
-    app = FastAPI(title="vanilla-transformer", version=__version__, lifespan=lifespan, redoc_url=None)
+    pages = {"docs_url": None, "redoc_url": None}  # which would load scripts from elsewhere
+    app = FastAPI(title="vanilla-transformer", version=__version__, lifespan=lifespan, **pages)
     app.add_exception_handler(StarletteHTTPException, refuse)
     for kind in (CallerGone, ClientDisconnect):  # while it waits, or while it sends
         app.add_exception_handler(kind, lambda *_: Response(status_code=499))  # nobody reads it
@@ -124,7 +125,7 @@ async def refuse(request: Request, error: StarletteHTTPException) -> JSONRespons
     """The answer to an HTTPException, with the message where LibreTranslate has it."""
     message = error.detail
     if error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
-        message = "There is only POST /translate, GET /languages and GET /health."
+        message = "There is only POST /translate, GET /languages, GET /health and GET /openapi.json."
     return error_response(error.status_code, message, error.headers)
 
 
