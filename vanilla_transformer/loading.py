@@ -23,6 +23,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -234,7 +235,7 @@ def load_model(name: str | os.PathLike, use_safetensors: bool | None = True, **k
             f"with `vanilla-transformer convert {name} NEW_DIR`."
         )
     options = {"ignore_mismatched_sizes": True, "output_loading_info": True, "weights_only": True}
-    with opening(name, "model"), patch.dict(os.environ, DISABLE_SAFETENSORS_CONVERSION="1"):
+    with opening(name, "model", raw.get("model_type")), patch.dict(os.environ, DISABLE_SAFETENSORS_CONVERSION="1"):
         # By default, transformers asks a service to convert a pickle on the Hub, and loads what that service proposes.
         model, info = AutoModelForSeq2SeqLM.from_pretrained(name, use_safetensors=use_safetensors, **options | kwargs)
     problems = [(kind, sorted(map(str, info[f"{kind}_keys"]))) for kind in ("missing", "unexpected", "mismatched")]
@@ -370,12 +371,20 @@ def find_weights(name: str | os.PathLike, variant: str | None = None, **where) -
 
 
 @contextmanager
-def opening(name: str | os.PathLike, what: str) -> Iterator[None]:
-    """Adds a note with the name to any exception. Raises UserError if the model brings code, which is not trusted."""
-    with noting(f"while loading the {what} of {name}"):
+def opening(name: str | os.PathLike, what: str, model_type: str | None = None) -> Iterator[None]:
+    """Adds a note with the name to any exception.
+
+    Raises UserError if the model brings code, which is not trusted; if its weights are damaged; and if `model_type` is
+    not that of a sequence-to-sequence model.
+    """
+    damaged = explaining(f"the weights of {name} are damaged", SafetensorError, remedy="download or save them again")
+    with noting(f"while loading the {what} of {name}"), damaged:
         try:
             yield
         except ValueError as error:
+            if model_type and "Unrecognized configuration class" in str(error):
+                kind = f"of type {model_type}, which is no sequence-to-sequence model"
+                raise UserError(f"{name} is {kind}; give one that translates.") from error
             if "trust_remote_code" not in str(error):
                 raise
             raise UserError(

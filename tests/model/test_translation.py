@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 from collections import UserDict
 from functools import partial
@@ -17,7 +18,7 @@ from datasets import Dataset
 from helpers import N_BEST, TEXTS, never_end, python_output, save_translator, small_model, writing_translator
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, GenerationConfig, pipeline
+from transformers import AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel, pipeline
 
 from vanilla_transformer import Translator
 from vanilla_transformer import translation_vanilla_transformer as translation
@@ -237,6 +238,18 @@ def test_weights_that_do_not_match_are_refused(kind, folder):
     tensors = load_file(file) | DAMAGE[kind]
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file, {"format": "pt"})
     with pytest.raises(ValueError, match=rf"do not match its config: 1 {kind} .*fc1.bias.*download or save"):
+        Translator.from_pretrained(folder)
+
+
+def test_truncated_weights_are_refused(folder):
+    os.truncate(Path(folder) / "model.safetensors", 1000)
+    with pytest.raises(UserError, match="^the weights of .* are damaged: .*; download or save them again.$"):
+        Translator.from_pretrained(folder)
+
+
+def test_another_kind_of_model_is_refused(folder):
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=30)).save_pretrained(folder)
+    with pytest.raises(UserError, match="is of type gpt2, which is no sequence-to-sequence model; give one that"):
         Translator.from_pretrained(folder)
 
 
