@@ -96,6 +96,12 @@ def test_a_new_folder_replaces_nothing(elsewhere, tmp_path):
             pytest.fail("nothing is made")
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    new = files.new_folder(tmp_path / "missing" / "new")
+    with pytest.raises(FileNotFoundError, match="No such file or directory: .*missing/new'$"), new:
+        pytest.fail("nothing is made")
+
+
 @pytest.mark.parametrize("marker", MARKERS)
 def test_only_marked_folders_are_removed(marker, elsewhere, tmp_path):
     (tmp_path / "link").symlink_to(elsewhere)

@@ -70,10 +70,14 @@ def check_replaceable(path: Path):
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yields the path of a folder to make, which becomes `folder` at the end: all of it or, after an error, nothing.
 
-    Raises UserError if there is something of that name.
+    Raises UserError if there is something of that name, and OSError if it cannot be made.
     """
     check_missing(folder)  # before any work
-    with temporary_folder(folder.parent) as temporary:
+    try:
+        beside = temporary_folder(folder.parent)
+    except OSError as error:  # names the temporary folder
+        raise OSError(error.errno, error.strerror, str(folder)) from error
+    with beside as temporary:
         made = Path(temporary) / folder.name
         yield made
         check_missing(folder)
