@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer.commands.distill import find_forms
+from vanilla_transformer.commands.distill import find_forms, read_texts
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.students.options import DistillOptions
 
@@ -44,6 +44,13 @@ def test_what_has_no_effect_on_converted_teachers_is_refused(tmp_path):
             check(**given)
     check("another", dtype="bfloat16", revision="v1")
     check(dtype="bfloat16", round_trip="another")
+
+
+def test_texts_without_visible_characters_are_refused(tmp_path):
+    file = tmp_path / "mono.en"
+    file.write_text("\u200b\n\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"{file} has no text; give a file with one text per line"):
+        read_texts(DistillOptions(Path("out"), teacher=["a"], source_file=[str(file)]), None)
 
 
 def test_forms_are_those_of_convert():

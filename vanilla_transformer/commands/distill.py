@@ -130,12 +130,14 @@ def start_process() -> PartialState:
 
 
 def read_texts(options: DistillOptions, asked: Options) -> TextsToLearn:
-    """The texts of `--source_file` and `--translations`. Raises UserError if they are not as many."""
+    """The texts of `--source_file` and `--translations`. Raises UserError if there are none, or not as many."""
     if not options.source_file:
         pairs = load_split(asked.data, "train", options.translations, "--source_file")
         sources, targets = ([text or "" for text in pairs[side]] for side in ("source", "target"))
         return TextsToLearn(sources, [targets], {"pairs that were given": len(sources)})
     lines = [line for file in options.source_file for line in read_lines(file)]
+    if not any(map(is_filled, lines)):
+        raise UserError(f"{' '.join(options.source_file)} has no text; give a file with one text per line.")
     counts = {"lines that were given": len(lines)}
     if options.teacher:
         sources = list(dict.fromkeys(filter(is_filled, lines)))
