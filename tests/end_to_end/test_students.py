@@ -75,7 +75,7 @@ def test_a_student_of_a_teacher_with_another_vocabulary(here, marian, capsys):
     main(command)
     assert report in capsys.readouterr().out
     changed = {path for path, written_at in before.items() if path.stat().st_mtime_ns != written_at}
-    assert changed == {Path("out/settings.json"), Path("out/report.md")}
+    assert changed == {Path("out/distill.json"), Path("out/report.md")}
     said = command_error(capsys, *command, "--hours", "2", "--max_new_tokens", "13")
     assert "--hours has no effect with --max_steps" in said
     said = command_error(capsys, *command, "--max_new_tokens", "13")

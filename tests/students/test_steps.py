@@ -32,7 +32,7 @@ def test_another_option_is_refused_where_it_matters(tmp_path):
     )
     (tmp_path / "pairs").rmdir()
     begin(tmp_path, SETTINGS, {})
-    assert json.loads((tmp_path / "settings.json").read_text()) == SETTINGS
+    assert json.loads((tmp_path / "distill.json").read_text()) == SETTINGS
 
 
 def test_what_was_made_from_a_removed_folder_must_be_removed_too(tmp_path):
@@ -60,3 +60,13 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(UserError, match="holds something else; choose another directory"):
             begin(folder, SETTINGS, {})
+    (tmp_path / "notes.txt").rename(tmp_path / "settings.json")  # which editors have, too
+    with pytest.raises(UserError, match="holds something else; choose another directory"):
+        begin(tmp_path, SETTINGS, {})
+
+
+@pytest.mark.parametrize("content", ["[]", "{"])
+def test_damaged_settings_are_named(content, tmp_path):
+    (tmp_path / "distill.json").write_text(content)
+    with pytest.raises(UserError, match=f"^{tmp_path}/distill.json is damaged: .*; choose another --output_dir"):
+        begin(tmp_path, SETTINGS, {})

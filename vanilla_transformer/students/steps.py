@@ -4,10 +4,10 @@ import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, explaining
 from ..files import remove_unfinished, write_text
 
-SETTINGS, REPORT = "settings.json", "report.md"
+SETTINGS, REPORT = "distill.json", "report.md"  # the first marks a directory as one of these
 TRANSLATIONS, ROUND_TRIP, PAIRS, STUDENT, EVALUATION = "translations", "round_trip", "pairs", "student", "evaluation"
 TRAIN, TEST, COUNTS = "train.jsonl", "test.jsonl", "filter.json"  # in PAIRS
 WRITTEN, RESULTS = "translations.jsonl", "results.json"  # in EVALUATION
@@ -26,7 +26,8 @@ def begin(output_dir: Path, settings: dict[str, dict], reads: dict[str, Collecti
     file = output_dir / SETTINGS
     if output_dir.exists() and not (output_dir.is_dir() and (file.exists() or not any(output_dir.iterdir()))):
         raise UserError(f"--output_dir {output_dir} holds something else; choose another directory.")
-    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    with explaining(f"{file} is damaged", ValueError, TypeError, remedy="choose another --output_dir"):
+        before = {} | json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     settings = json.loads(json.dumps(settings, default=str))
     made, changed, stale = [step for step in settings if (output_dir / step).exists()], {}, []
     for step in made:
