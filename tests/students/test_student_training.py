@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from vanilla_transformer.commands.distill import step_settings
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.students.options import DistillOptions
+from vanilla_transformer.students.pairs import TextsToLearn
+from vanilla_transformer.students.steps import begin
 from vanilla_transformer.students.training import check_training, repeated, settings_of, training_words
 from vanilla_transformer.training.recipe import Options, parse_arguments
 
@@ -59,6 +62,26 @@ def test_the_users_options_win(out):
 def test_what_train_py_would_refuse_is_refused_at_once(rest, message, out):
     with pytest.raises(UserError, match=message):
         asked(*rest)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_other_content_of_a_file_of_the_user_is_noticed(split, out):
+    """Also by a step that was begun, which it names."""
+    files = ["--validation_file", "dev.tsv", "dev.tsv", "--test_file", "test.tsv"]
+    given = DistillOptions(out, train_file=["true.tsv"], to=[])
+
+    def settings() -> dict:
+        return step_settings(given, training_words(given, files)[1], TextsToLearn([], [], {}), [])
+
+    begin(out, before := settings(), {})
+    (out / "student").mkdir()
+    begin(out, settings(), {})
+    Path({"train": "true.tsv", "validation": "dev.tsv", "test": "test.tsv"}[split]).write_text(
+        "source\ttarget\na\tc\n"
+    )
+    with pytest.raises(UserError, match=f"other options: the content of --{split}_file. .* remove out/student to rep"):
+        begin(out, after := settings(), {})
+    assert {step for step in before if before[step] != after[step]} == {"student", "evaluation"}
 
 
 def test_what_was_chosen_is_repeated_from_the_recipe(out):

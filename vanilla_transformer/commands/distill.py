@@ -32,7 +32,15 @@ from ..students.options import FILTERING, TRANSLATING, DistillOptions
 from ..students.pairs import TextsToLearn, make_pairs
 from ..students.scoring import System, compare, load_test, write_report
 from ..students.steps import EVALUATION, PAIRS, ROUND_TRIP, STUDENT, TRAIN, TRANSLATIONS, begin
-from ..students.training import check_training, held_out_file, is_trained, settings_of, train, training_words
+from ..students.training import (
+    check_training,
+    digest_files,
+    held_out_file,
+    is_trained,
+    settings_of,
+    train,
+    training_words,
+)
 from ..students.translating import Teacher, find_back, find_teachers
 from ..training import hardware
 from ..training.processes import check_launch, run_on_main
@@ -173,7 +181,7 @@ def step_settings(options: DistillOptions, asked: Options, texts: TextsToLearn, 
     translations |= {"source_lang": asked.data.source_lang, "target_lang": asked.data.target_lang}
     translations |= {"seed": asked.training.seed} if options.samples else {}
     pairs = translations | options.values(FILTERING) | {"test_file": asked.data.test_file}
-    student = pairs | settings_of(asked)
+    student = pairs | settings_of(asked) | digest_files(options, asked)
     steps = {TRANSLATIONS: translations, ROUND_TRIP: pairs, PAIRS: pairs, STUDENT: student}
     return steps | dict.fromkeys(forms, student) | {EVALUATION: student | {"to": forms}}
 

@@ -13,6 +13,9 @@ TRAIN, TEST, COUNTS = "train.jsonl", "test.jsonl", "filter.json"  # in PAIRS
 WRITTEN, RESULTS = "translations.jsonl", "results.json"  # in EVALUATION
 DESCRIPTIONS = {
     "texts": "the texts of --source_file or --translations",
+    "train_content": "the content of --train_file",
+    "validation_content": "the content of --validation_file",
+    "test_content": "the content of --test_file",
     "scores": "--min_score, for which translations are scored",
 }
 

@@ -1,5 +1,6 @@
 """The command line with which train.py trains a student, and the call of train.py, in this process."""
 
+import hashlib
 import runpy
 import sys
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from ..data.options import UNIGRAM_LACKS
 from ..data.rows import find_files
+from ..data.splits import SPLITS
 from ..data.unigram import NEEDED
 from ..errors import UserError, explaining
 from ..files import PROJECT
@@ -45,13 +47,33 @@ def training_words(options: DistillOptions, rest: Sequence[str]) -> tuple[list[s
 
 def check_training(options: DistillOptions, asked: Options):
     """Raises UserError, before hours of translating, if train.py would lack a file of the user or sentencepiece."""
-    for split in ("train", "validation", "test"):
-        for name in getattr(asked.data, f"{split}_file") or ():
-            if Path(name).parent != options.output_dir / PAIRS:
-                find_files(name, split)
+    files_of_user(options, asked)  # or UserError
     if asked.data.tokenizer_type == "unigram":
         with explaining(f"{NEEDED}, or give --tokenizer_type bpe", ModuleNotFoundError):
             import sentencepiece  # noqa: F401
+
+
+def files_of_user(options: DistillOptions, asked: Options) -> dict[str, list[str]]:
+    """By split, the files and URLs that train.py reads besides the pairs. Raises UserError if one does not exist."""
+    found = {}
+    for split in SPLITS:
+        names = getattr(asked.data, f"{split}_file") or ()
+        names = [name for name in names if Path(name).parent != options.output_dir / PAIRS]
+        found[split] = [file for name in names for file in find_files(name, split)]
+    return found
+
+
+def digest_files(options: DistillOptions, asked: Options) -> dict[str, str]:
+    """By split, a digest of the content of the user's local files."""
+    digests = {}
+    for split, files in files_of_user(options, asked).items():
+        digest = hashlib.sha256()
+        for file in files:
+            if "://" not in file:
+                with open(file, "rb") as opened:
+                    digest.update(hashlib.file_digest(opened, "sha256").digest())
+        digests[f"{split}_content"] = digest.hexdigest()
+    return digests
 
 
 def is_trained(asked: Options) -> bool:
