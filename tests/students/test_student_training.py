@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer.commands.distill import step_settings
+from vanilla_transformer.commands.distill import check_forms, step_settings
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.students.options import DistillOptions
 from vanilla_transformer.students.pairs import TextsToLearn
@@ -62,6 +62,18 @@ def test_the_users_options_win(out):
 def test_what_train_py_would_refuse_is_refused_at_once(rest, message, out):
     with pytest.raises(UserError, match=message):
         asked(*rest)
+
+
+def test_forms_that_a_student_cannot_have_are_refused(out):
+    """Before anything is translated."""
+    check_forms(["vanilla", "ctranslate2", "onnx", "marian-bin"], asked())
+    check_forms(["native"], asked("--position_embedding_type=sinusoidal", "--encoder_attention_heads=3"))
+    with pytest.raises(UserError, match="--to native is .*: `position_embedding_type='marian'`"):
+        check_forms(["native"], asked())
+    with pytest.raises(UserError, match="--to marian-bin needs --tokenizer_type unigram"):
+        check_forms(["marian-bin"], asked("--tokenizer_type", "bpe"))
+    with pytest.raises(UserError, match="--to marian-bin is .*: `position_embedding_type='rotary'`"):
+        check_forms(["marian-bin"], asked("--position_embedding_type", "rotary"))
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

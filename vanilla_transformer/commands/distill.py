@@ -19,12 +19,16 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from accelerate.utils.memory import clear_device_cache
+from huggingface_hub.errors import StrictDataclassError
 from transformers.utils.logging import disable_progress_bar
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..conversion.marian import check_family, native_family
+from ..conversion.marian_writer import check_fields
 from ..data.rows import hide_bars
 from ..data.splits import load_split
 from ..data.texts import is_filled
-from ..errors import UserError
+from ..errors import UserError, explaining
 from ..evaluation.scores import Scorer
 from ..loading import Translator
 from ..students.groups import translate_groups
@@ -43,6 +47,7 @@ from ..students.training import (
 )
 from ..students.translating import Teacher, find_back, find_teachers
 from ..training import hardware
+from ..training.options import given_fields
 from ..training.processes import check_launch, run_on_main
 from ..training.recipe import HelpFormatter, Options
 from . import convert
@@ -84,7 +89,8 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
     options.check()
     words, asked = training_words(options, rest)
     check_training(options, asked)
-    forms, texts, state = find_forms(options.to), read_texts(options, asked), start_process()
+    check_forms(forms := find_forms(options.to), asked)
+    texts, state = read_texts(options, asked), start_process()
     run_on_main(begin_steps, options, asked, texts, forms)
     languages = asked.data.source_lang, asked.data.target_lang
     teachers = find_teachers(options, languages, asked.training.seed)
@@ -172,6 +178,26 @@ def find_forms(asked: list[str] | None) -> list[str]:
         if not is_installed(form):
             raise UserError(f"--to {form} needs `pip install {' '.join(convert.PACKAGES[form])}`.")
     return forms
+
+
+def check_forms(forms: list[str], asked: Options):
+    """Raises UserError for a form that a new student cannot be converted to, and for a wrong size."""
+    if asked.training.model_name_or_path:
+        return
+    fields, heads = given_fields(asked.model), dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1)
+    fields = fields | heads if "d_model" in asked.free else heads | fields  # what is chosen later will fit
+    with explaining("No such student can be made", StrictDataclassError):
+        config = VanillaTransformerConfig(**fields)
+    for form in forms:
+        if form == "marian-bin" and asked.data.tokenizer_type != "unigram":
+            raise UserError(f"--to {form} needs --tokenizer_type unigram.")
+        try:
+            if form == "native":
+                check_family(config, native_family(config))
+            elif form == "marian-bin":
+                check_fields(config)
+        except UserError as error:
+            raise UserError(f"--to {form} is for other options of the student than these: {error}") from error
 
 
 def step_settings(options: DistillOptions, asked: Options, texts: TextsToLearn, forms: list[str]) -> dict[str, dict]:

@@ -51,10 +51,7 @@ def to_marian_files(
         raise UserError(f"The tokenizer has the tag {tag}, which Marian cannot read; convert a bilingual model.")
     if tags:
         warnings.warn(f"Marian cannot read the tags {' '.join(tags)}; texts must not need them.", stacklevel=2)
-    wanted = FIXED | {"decoder_attention_heads": config.encoder_attention_heads, "eos_token_id": 0}
-    for field, value in wanted.items():
-        if getattr(config, field) != value:
-            raise UserError(f"`{field}={getattr(config, field)!r}` has no form for Marian, which has only {value!r}.")
+    check_fields(config, FIXED | {"decoder_attention_heads": config.encoder_attention_heads, "eos_token_id": 0})
     if quantization and config.d_model % 64:
         raise UserError(f"`d_model` is {config.d_model}; for 8 bits it must be a multiple of 64.")
     if config.activation_function not in ACTIVATIONS:
@@ -65,6 +62,13 @@ def to_marian_files(
     (output_dir / "model.bin").write_bytes(binary(arrays, quantization))
     (output_dir / "vocab.spm").write_bytes(vocabulary)
     write_text(output_dir / "config.yml", yaml.safe_dump(decoder_options(model, quantization), sort_keys=False))
+
+
+def check_fields(config: VanillaTransformerConfig, wanted: dict[str, object] = FIXED):
+    """Raises UserError, naming the field, if the config has other values than those `wanted`."""
+    for field, value in wanted.items():
+        if getattr(config, field) != value:
+            raise UserError(f"`{field}={getattr(config, field)!r}` has no form for Marian, which has only {value!r}.")
 
 
 def marian_arrays(model: VanillaTransformerForConditionalGeneration, size: int) -> dict[str, np.ndarray]:
