@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from helpers import command_error, read_sample, table_rows
 from runs import ROOT
 
@@ -76,6 +77,8 @@ def test_a_student_of_a_teacher_with_another_vocabulary(here, marian, capsys):
     assert report in capsys.readouterr().out
     changed = {path for path, written_at in before.items() if path.stat().st_mtime_ns != written_at}
     assert changed == {Path("out/distill.json"), Path("out/report.md")}
+    with FileLock(here / "out" / ".lock"):
+        assert "Another distill is running in out; choose" in command_error(capsys, *command)
     said = command_error(capsys, *command, "--hours", "2", "--max_new_tokens", "13")
     assert "--hours has no effect with --max_steps" in said
     said = command_error(capsys, *command, "--max_new_tokens", "13")

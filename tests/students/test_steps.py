@@ -55,6 +55,11 @@ def test_what_was_made_from_a_removed_folder_must_be_removed_too(tmp_path):
     begin(tmp_path, settings, reads)
 
 
+def test_a_run_that_was_killed_before_its_settings_may_start_again(tmp_path):
+    (tmp_path / ".lock").touch()
+    begin(tmp_path, SETTINGS, {})
+
+
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     for folder in (tmp_path, tmp_path / "notes.txt"):

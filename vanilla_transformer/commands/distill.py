@@ -19,6 +19,7 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from accelerate.utils.memory import clear_device_cache
+from filelock import FileLock
 from huggingface_hub.errors import StrictDataclassError
 from transformers.utils.logging import disable_progress_bar
 
@@ -35,7 +36,7 @@ from ..students.groups import translate_groups
 from ..students.options import FILTERING, TRANSLATING, DistillOptions
 from ..students.pairs import TextsToLearn, make_pairs
 from ..students.scoring import System, compare, load_test, write_report
-from ..students.steps import EVALUATION, PAIRS, ROUND_TRIP, STUDENT, TRAIN, TRANSLATIONS, begin
+from ..students.steps import EVALUATION, PAIRS, ROUND_TRIP, STUDENT, TRAIN, TRANSLATIONS, begin, check_directory
 from ..students.training import (
     check_training,
     digest_files,
@@ -50,6 +51,7 @@ from ..training import hardware
 from ..training.options import given_fields
 from ..training.processes import check_launch, run_on_main
 from ..training.recipe import HelpFormatter, Options
+from ..training.run_folder import LOCK, lock_output_dir
 from . import convert
 from .evaluate import read_lines
 from .parser import Parser
@@ -90,9 +92,19 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
     words, asked = training_words(options, rest)
     check_training(options, asked)
     check_forms(forms := find_forms(options.to), asked)
-    texts, state = read_texts(options, asked), start_process()
-    run_on_main(begin_steps, options, asked, texts, forms)
-    languages = asked.data.source_lang, asked.data.target_lang
+    texts = read_texts(options, asked)
+    start_process()
+    lock = FileLock(options.output_dir / LOCK, timeout=1, fallback_to_soft=False)
+    try:
+        run_on_main(begin_steps, options, asked, texts, forms, lock)
+        run_steps(options, words, asked, texts, forms)
+    finally:
+        lock.release()
+
+
+def run_steps(options: DistillOptions, words: list[str], asked: Options, texts: TextsToLearn, forms: list[str]):
+    """Translates, filters, trains, converts and scores, where an earlier call has not, and writes the report."""
+    state, languages = PartialState(), (asked.data.source_lang, asked.data.target_lang)
     teachers = find_teachers(options, languages, asked.training.seed)
     if not (options.output_dir / PAIRS).exists():
         for number, teacher in enumerate(teachers):
@@ -109,10 +121,12 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
         write_report(options.output_dir, names, texts.counts, forms)
 
 
-def begin_steps(options: DistillOptions, asked: Options, texts: TextsToLearn, forms: list[str]):
-    """Checks the test set and what an earlier call has left in the directory. Raises UserError."""
+def begin_steps(options: DistillOptions, asked: Options, texts: TextsToLearn, forms: list[str], lock: FileLock):
+    """Checks the test set, locks the directory and checks what an earlier call has left in it. Raises UserError."""
     if not holds_out(options, asked):
         load_test(asked.data)  # so that a wrong column is found now
+    check_directory(options.output_dir)  # before there is a lock file
+    lock_output_dir(lock, f"Another distill is running in {options.output_dir}; choose another --output_dir.")
     begin(options.output_dir, step_settings(options, asked, texts, forms), step_order(options, forms))
 
 
@@ -133,14 +147,13 @@ def score_student(options: DistillOptions, asked: Options, teachers: list[Teache
         compare(find_systems(output_dir, teachers, forms), load_test(asked.data), scorer, output_dir / EVALUATION)
 
 
-def start_process() -> PartialState:
+def start_process():
     """Prepares this process, which may be one of several that a launcher started."""
     check_launch()
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=timedelta(hours=24))
     hardware.configure(state.device, "no")
     hide_bars()
     disable_progress_bar()  # of transformers
-    return state
 
 
 def read_texts(options: DistillOptions, asked: Options) -> TextsToLearn:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import UserError, explaining
 from ..files import remove_unfinished, write_text
+from ..training.run_folder import LOCK
 
 SETTINGS, REPORT = "distill.json", "report.md"  # the first marks a directory as one of these
 TRANSLATIONS, ROUND_TRIP, PAIRS, STUDENT, EVALUATION = "translations", "round_trip", "pairs", "student", "evaluation"
@@ -26,9 +27,8 @@ def begin(output_dir: Path, settings: dict[str, dict], reads: dict[str, Collecti
     A step has the name of its folder, and comes after those that it `reads`. Raises UserError if a folder was made
     with other settings, or from one that is no longer there; or if the directory is that of something else.
     """
+    check_directory(output_dir)
     file = output_dir / SETTINGS
-    if output_dir.exists() and not (output_dir.is_dir() and (file.exists() or not any(output_dir.iterdir()))):
-        raise UserError(f"--output_dir {output_dir} holds something else; choose another directory.")
     with explaining(f"{file} is damaged", ValueError, TypeError, remedy="choose another --output_dir"):
         before = {} | json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     settings = json.loads(json.dumps(settings, default=str))
@@ -48,6 +48,13 @@ def begin(output_dir: Path, settings: dict[str, dict], reads: dict[str, Collecti
     for folder in (output_dir, *output_dir.glob(f"{TRANSLATIONS}/*/"), output_dir / ROUND_TRIP):
         remove_unfinished(folder)
     write_text(file, json.dumps(before | settings, indent=2))
+
+
+def check_directory(output_dir: Path):
+    """Raises UserError if the directory is that of something else. It may be empty but for a lock."""
+    is_ours = not output_dir.exists() or (output_dir / SETTINGS).exists()
+    if not is_ours and not (output_dir.is_dir() and {path.name for path in output_dir.iterdir()} <= {LOCK}):
+        raise UserError(f"--output_dir {output_dir} holds something else; choose another directory.")
 
 
 def check_order(output_dir: Path, made: list[str], missing: Collection[str], reads: dict[str, Collection[str]]):

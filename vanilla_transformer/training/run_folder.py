@@ -57,11 +57,23 @@ def prepare_output_dir(lock: FileLock, checkpoint: Path | None, recipe: str):
     """
     output_dir = Path(lock.lock_file).parent
     check_output_dir(output_dir, checkpoint)  # before there is a lock file of our own
+    lock_output_dir(lock, f"Another run is writing to --output_dir {output_dir}; choose another directory.")
+    check_output_dir(output_dir, checkpoint)  # the other run may have ended while we waited
+    remove_unfinished(output_dir)
+    write_text(output_dir / "recipe.yaml", recipe)
+
+
+def lock_output_dir(lock: FileLock, message: str):
+    """Creates and locks the output directory; only prints a warning if its file system has no locks.
+
+    Raises UserError with the `message` if another process holds the lock.
+    """
+    output_dir = Path(lock.lock_file).parent
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
-        raise UserError(f"Another run is writing to --output_dir {output_dir}; choose another directory.") from error
+        raise UserError(message) from error
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -70,9 +82,6 @@ def prepare_output_dir(lock: FileLock, checkpoint: Path | None, recipe: str):
             "that no other run writes there at the same time."
         )
         (output_dir / LOCK).touch()
-    check_output_dir(output_dir, checkpoint)  # the other run may have ended while we waited
-    remove_unfinished(output_dir)
-    write_text(output_dir / "recipe.yaml", recipe)
 
 
 @contextlib.contextmanager
