@@ -37,6 +37,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 
 from .errors import UserError, explaining, noting
 from .files import CONVERTED
+from .languages import known_code
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .translation_vanilla_transformer import TRANSLATOR_OPTIONS, BaseTranslator, Engine, TorchEngine, is_vanilla
 
@@ -175,13 +176,18 @@ def allow_long_translations(translator: BaseTranslator):
         saved.max_new_tokens = 256
 
 
+def is_multilingual(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it has languages to set; that of FSMT has a `src_lang`, but is bilingual."""
+    return hasattr(tokenizer, "set_src_lang_special_tokens")
+
+
 def set_languages(translator: BaseTranslator, source: str | None, target: str | None):
     """Sets the languages of a multilingual model, such as NLLB, mBART or M2M100; does nothing for other models.
 
     Raises UserError if its tokenizer does not have these languages.
     """
     tokenizer = translator.tokenizer
-    if not hasattr(tokenizer, "set_src_lang_special_tokens"):  # bilingual; that of FSMT has a `src_lang`, too
+    if not is_multilingual(tokenizer):
         return
     # M2M100 has a method; the others have the languages as tokens.
     token_id = getattr(tokenizer, "get_lang_id", tokenizer.get_vocab().__getitem__)
@@ -301,6 +307,18 @@ def load_results(name: str | os.PathLike, revision: str | None = None) -> dict:
     file = cached_file(name, "all_results.json", revision=revision, **missing)
     with explaining(f"all_results.json of {name} cannot be read", Exception):  # it may hold anything
         return {} | json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+
+
+def noted_languages(
+    name: str | os.PathLike, tokenizer: PreTrainedTokenizerBase, revision: str | None
+) -> tuple[str, str] | None:
+    """The languages in the results that train.py wrote beside a model, or in its tokenizer, as for OPUS-MT models.
+
+    None if there are none, or several on a side.
+    """
+    notes = tokenizer.init_kwargs | load_results(name, revision)
+    source, target = (str(notes.get(key)) for key in ("source_lang", "target_lang"))
+    return (source, target) if known_code(source) and known_code(target) else None
 
 
 def load_config(name: str | os.PathLike, **where) -> PretrainedConfig:

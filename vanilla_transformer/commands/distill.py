@@ -33,6 +33,7 @@ from ..errors import UserError, explaining
 from ..evaluation.scores import Scorer
 from ..loading import Translator
 from ..students.groups import translate_groups
+from ..students.languages import with_languages
 from ..students.options import FILTERING, TRANSLATING, DistillOptions
 from ..students.pairs import TextsToLearn, make_pairs
 from ..students.scoring import System, compare, load_test, write_report
@@ -92,8 +93,9 @@ def distill(options: DistillOptions, rest: Sequence[str] = ()):
     words, asked = training_words(options, rest)
     check_training(options, asked)
     check_forms(forms := find_forms(options.to), asked)
-    texts = read_texts(options, asked)
     start_process()
+    words, asked = with_languages(options, rest, words, asked)
+    texts = read_texts(options, asked)
     lock = FileLock(options.output_dir / LOCK, timeout=1, fallback_to_soft=False)
     try:
         run_on_main(begin_steps, options, asked, texts, forms, lock)

@@ -4,12 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
 from ..data.options import parse_direction
 from ..errors import UserError
 from ..languages import known_code
-from ..loading import Translator, allow_long_translations, load_results, set_languages
+from ..loading import Translator, allow_long_translations, noted_languages, set_languages
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,9 @@ def load_models(models: Iterable[str], generation: dict, **options) -> dict[tupl
             translators[model] = Translator.from_pretrained(model, **options)
             allow_long_translations(translators[model])
         translator = translators[model]
-        source, target = names or noted_languages(model, translator.tokenizer, options.get("revision"))
+        if not (names := names or noted_languages(model, translator.tokenizer, options.get("revision"))):
+            raise UserError(f"{model} does not say which two languages it translates; name them, as in en-de={model}.")
+        source, target = names
         pair = known_code(source) or source, known_code(target) or target
         if pair in found:
             raise UserError(
@@ -74,15 +74,3 @@ def load_models(models: Iterable[str], generation: dict, **options) -> dict[tupl
             raise UserError(f"{model} does not know {source} or {target}; {remedy}.") from error
         found[pair].translate(["a"])  # so that a wrong option raises now
     return found
-
-
-def noted_languages(model: str, tokenizer: PreTrainedTokenizerBase, revision: str | None) -> tuple[str, str]:
-    """The languages in the results that train.py wrote beside a model, or in its tokenizer, as for OPUS-MT models.
-
-    Raises UserError if there are none, or several on a side.
-    """
-    notes = tokenizer.init_kwargs | load_results(model, revision)
-    source, target = (str(notes.get(name)) for name in ("source_lang", "target_lang"))
-    if not known_code(source) or not known_code(target):
-        raise UserError(f"{model} does not say which two languages it translates; name them, as in en-de={model}.")
-    return source, target
