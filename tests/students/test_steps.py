@@ -1,6 +1,7 @@
 """A directory is only gone on with if its steps were begun with the same options."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,18 @@ def test_what_was_made_from_a_removed_folder_must_be_removed_too(tmp_path):
 def test_a_run_that_was_killed_before_its_settings_may_start_again(tmp_path):
     (tmp_path / ".lock").touch()
     begin(tmp_path, SETTINGS, {})
+
+
+def test_a_directory_may_be_moved_and_named_otherwise(tmp_path, monkeypatch):
+    def settings(out: Path) -> dict:
+        return {"student": {"output_dir": out / "student", "train_file": [f"{out}/pairs/train.jsonl", "true.tsv"]}}
+
+    monkeypatch.chdir(tmp_path)
+    begin(Path("out"), settings(Path("out")), {})
+    Path("out/student").mkdir()
+    begin(tmp_path / "out", settings(tmp_path / "out"), {})
+    Path("out").rename("other")
+    begin(Path("other"), settings(Path("other")), {})
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):

@@ -107,11 +107,12 @@ def test_what_was_chosen_is_repeated_from_the_recipe(out):
     assert again == [
         "--config",
         "out/student/recipe.yaml",
+        "--output_dir=out/student",
         "--hub_model_id=me/x",
         "--push_to_hub=True",
-        "--metrics=rouge",
+        *("--test_file", "out/pairs/test.jsonl", "--train_file", "out/pairs/train.jsonl", "--metrics", "rouge"),
     ]
-    repeats = parse_arguments([*again, "--train_file", "true.tsv"])
+    repeats = parse_arguments(again)
     assert repeats.model.d_model == 64 and repeats.training.push_to_hub and not repeats.free
     settings = settings_of(found)
     assert settings["max_steps"] == 5 and not {"push_to_hub", "teacher", "num_beams"} & settings.keys()

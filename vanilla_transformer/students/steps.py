@@ -1,6 +1,7 @@
 """The directory of a distillation: its folders, each written by a step, and the options of each step."""
 
 import json
+import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def begin(output_dir: Path, settings: dict[str, dict], reads: dict[str, Collecti
     file = output_dir / SETTINGS
     with explaining(f"{file} is damaged", ValueError, TypeError, remedy="choose another --output_dir"):
         before = {} | json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    settings = json.loads(json.dumps(settings, default=str))
+    here = json.dumps(f"{output_dir}{os.sep}").removesuffix('"')  # a directory may be moved, or be named otherwise
+    settings = json.loads(json.dumps(settings, default=str).replace(here, '"'))
     made, changed, stale = [step for step in settings if (output_dir / step).exists()], {}, []
     for step in made:
         old, new = before.get(step, {}), settings[step]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..data.options import UNIGRAM_LACKS
+from ..data.options import FILE_OPTIONS, UNIGRAM_LACKS
 from ..data.rows import find_files
 from ..data.splits import SPLITS
 from ..data.unigram import NEEDED
@@ -96,13 +96,15 @@ def repeated(words: list[str], asked: Options) -> list[str]:
     """The command line or, if train.py was begun before, one that repeats what it chose, from its recipe.
 
     It might choose otherwise now, as it measures the speed of the machine. A recipe lacks the options of [`REPEATED`],
-    and its metrics, which run code, must be named each time.
+    its metrics, which run code, must be named each time, and the directory may have been moved.
     """
-    recipe, values = asked.training.output_dir / "recipe.yaml", vars(asked.training)
+    recipe, values = asked.training.output_dir / "recipe.yaml", asked.values()
     if not recipe.exists():
         return words
-    words = ["--config", str(recipe), *(f"--{name}={values[name]}" for name in sorted(REPEATED) if values[name])]
-    return words + [f"--metrics={name}" for name in values["metrics"] or ()]
+    words = [f"--{name}={values[name]}" for name in ("output_dir", *sorted(REPEATED)) if values[name]]
+    for name in (*sorted(FILE_OPTIONS), "reference_columns", "metrics"):
+        words += [f"--{name}", *map(str, values[name])] if values[name] else []
+    return ["--config", str(recipe), *words]
 
 
 def settings_of(asked: Options) -> dict[str, object]:
