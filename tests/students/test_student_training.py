@@ -76,6 +76,19 @@ def test_forms_that_a_student_cannot_have_are_refused(out):
         check_forms(["marian-bin"], asked("--position_embedding_type", "rotary"))
 
 
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        (["--d_model", "7"], "No such student can be made: `d_model` is 7; sinusoidal positions need an even number"),
+        (["--d_model=64", "--encoder_attention_heads=5"], "`d_model` is 64 and `encoder_attention_heads` is 5"),
+        (["--vocab_size", "10"], "--vocab_size is 10; it must be at least"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_at_once(rest, message, out):
+    with pytest.raises(UserError, match=message):
+        check_forms([], asked(*rest))
+
+
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_other_content_of_a_file_of_the_user_is_noticed(split, out):
     """Also by a step that was begun, which it names."""

@@ -29,6 +29,7 @@ from ..conversion.marian_writer import check_fields
 from ..data.rows import hide_bars
 from ..data.splits import load_split
 from ..data.texts import is_filled
+from ..data.tokenizer import check_vocab_size
 from ..errors import UserError, explaining
 from ..evaluation.scores import Scorer
 from ..loading import Translator
@@ -199,6 +200,8 @@ def check_forms(forms: list[str], asked: Options):
     """Raises UserError for a form that a new student cannot be converted to, and for a wrong size."""
     if asked.training.model_name_or_path:
         return
+    if asked.model.vocab_size and not asked.data.tokenizer_name:
+        check_vocab_size(asked.model.vocab_size, [tag for tag in asked.data.train_file_tags or () if tag])
     fields, heads = given_fields(asked.model), dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1)
     fields = fields | heads if "d_model" in asked.free else heads | fields  # what is chosen later will fit
     with explaining("No such student can be made", StrictDataclassError):
