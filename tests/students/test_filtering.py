@@ -80,6 +80,8 @@ def test_nothing_left_is_an_error_that_names_the_rule():
         Filter(GOOD[:1]).apply_round_trip(["Nothing."], 60.0)
     with pytest.raises(UserError, match="2 were pairs with an empty side; look at the translations"):
         Filter([Pair("A dog.", ""), Pair("A cat.", "\u200b")]).apply()
+    with pytest.raises(UserError, match="1 were pairs with the source as translation"):  # not 2 that repeat it
+        Filter([Pair("A dog", "A dog")] * 3).apply()
     with pytest.raises(UserError, match="Of 0 pairs, the filter leaves none; look at the translations"):
         Filter([]).apply()
 

@@ -83,8 +83,9 @@ class Filter:
                 self.dropped[rule] = {"count": len(found), "source": first.source, "target": first.target}
         self.pairs = list(compress(self.pairs, is_left))
         if not self.pairs:
-            rule = max(self.dropped, key=lambda rule: self.dropped[rule]["count"], default="empty")
-            most = f": {self.dropped[rule]['count']:,} were pairs {RULES[rule]}" if self.dropped else ""
+            counts = {rule: one["count"] for rule, one in self.dropped.items() if rule != "duplicates"}  # one was left
+            rule = max(counts, key=counts.get, default="empty")
+            most = f": {counts[rule]:,} were pairs {RULES[rule]}" if counts else ""
             remedy = REMEDIES.get(rule, f"look at them, or give --keep {rule}")
             raise UserError(f"Of {self.count:,} pairs, the filter leaves none{most}; {remedy}.")
 
