@@ -8,6 +8,7 @@ import pytest
 from vanilla_transformer.commands.distill import find_forms, read_texts
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.students.options import DistillOptions
+from vanilla_transformer.students.training import training_words
 
 FROM_TEACHER = {"teacher": ["a", "b", "c"], "source_file": ["x"]}
 
@@ -18,8 +19,10 @@ FROM_TEACHER = {"teacher": ["a", "b", "c"], "source_file": ["x"]}
         ({"source_file": ["x"]}, "give either --teacher or its --translations"),
         (FROM_TEACHER | {"translations": ["y"]}, "give either --teacher or its --translations"),
         ({"teacher": ["a"]}, "--teacher needs --source_file"),
-        ({"translations": ["y"], "n_best": 2}, "--n_best is for a --teacher"),
-        ({"translations": ["y"], "min_score": -1.0}, "--min_score needs a --teacher"),
+        ({"translations": ["mono.en", "llm.de"]}, "--translations mono.en llm.de is not .*; give .* as --source_file"),
+        ({"translations": ["llm.de"]}, "--translations llm.de is not one file of pairs, .*; give .* as --source_file"),
+        ({"translations": ["y.tsv"], "n_best": 2}, "--n_best is for a --teacher"),
+        ({"translations": ["y.tsv"], "min_score": -1.0}, "--min_score needs a --teacher"),
         (FROM_TEACHER | {"samples": 3, "num_beams": 2}, "--samples draws translations, without --num_beams"),
         (FROM_TEACHER | {"n_best": 3, "num_beams": 2}, "--n_best 3 needs as many beams"),
         (FROM_TEACHER | {"min_round_trip": 50.0}, "--min_round_trip needs --round_trip"),
@@ -44,6 +47,15 @@ def test_what_has_no_effect_on_converted_teachers_is_refused(tmp_path):
             check(**given)
     check("another", dtype="bfloat16", revision="v1")
     check(dtype="bfloat16", round_trip="another")
+
+
+@pytest.mark.parametrize("names", [["x.tsv"], ["x.en", "x.de"]])
+def test_a_missing_file_of_translations_is_named(names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = DistillOptions(Path("out"), translations=names)
+    options.check()
+    with pytest.raises(UserError, match=f"^--translations {names[0]} does not exist"):
+        read_texts(options, training_words(options, [])[1])
 
 
 def test_texts_without_visible_characters_are_refused(tmp_path):

@@ -162,7 +162,10 @@ def start_process():
 def read_texts(options: DistillOptions, asked: Options) -> TextsToLearn:
     """The texts of `--source_file` and `--translations`. Raises UserError if there are none, or not as many."""
     if not options.source_file:
-        pairs = load_split(asked.data, "train", options.translations, "--source_file")
+        try:
+            pairs = load_split(asked.data, "train", options.translations)
+        except UserError as error:
+            raise UserError(str(error).replace("--train_file", "--translations")) from error
         sources, targets = ([text or "" for text in pairs[side]] for side in ("source", "target"))
         return TextsToLearn(sources, [targets], {"pairs that were given": len(sources)})
     lines = [line for file in options.source_file for line in read_lines(file)]

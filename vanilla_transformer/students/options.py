@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..data.options import parse_direction
+from ..data.options import SUFFIXES, group_parallel, parse_direction, suffix_of
 from ..errors import UserError
 from ..files import CONVERTED
 from ..option_fields import option
@@ -78,6 +78,11 @@ class DistillOptions:
             raise UserError("give either --teacher or its --translations.")
         if self.teacher and not self.source_file:
             raise UserError("--teacher needs --source_file, the texts to translate.")
+        if self.translations and not self.source_file:
+            first, *others = group_parallel(self.translations)
+            if others or (isinstance(first, str) and suffix_of(first) not in SUFFIXES):
+                found = f"--translations {' '.join(self.translations)} is not one file of pairs, or two parallel ones"
+                raise UserError(f"{found}; give the texts that were translated as --source_file.")
         if self.translations and (given := list(filter(self.is_given, TRANSLATING[2:]))):
             raise UserError(f"--{given[0]} is for a --teacher; leave it out, since --translations are there already.")
         if self.translations and self.min_score is not None:
