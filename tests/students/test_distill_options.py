@@ -36,6 +36,11 @@ def test_contradictions_are_refused(given, message):
     DistillOptions(Path("out"), **FROM_TEACHER).check()
 
 
+def test_single_values_may_be_given_as_they_are():
+    found = DistillOptions("out", teacher="a", source_file="x", to="none")
+    assert found == DistillOptions(Path("out"), teacher=["a"], source_file=["x"], to=["none"])
+
+
 def test_what_has_no_effect_on_converted_teachers_is_refused(tmp_path):
     (tmp_path / "vanilla_transformer.json").touch()
 

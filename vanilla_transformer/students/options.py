@@ -72,6 +72,12 @@ class DistillOptions:
         None, "forms of `convert` to write the student in, too; or none (default: ctranslate2 in int8, if installed)"
     )
 
+    def __post_init__(self):
+        object.__setattr__(self, "output_dir", Path(self.output_dir))
+        for name, item in self.__dataclass_fields__.items():  # from Python, one value may be given as it is
+            if item.type == list[str] | None and isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, [value])
+
     def check(self):
         """Raises UserError for options that do not go together."""
         if bool(self.teacher) == bool(self.translations):
