@@ -228,7 +228,7 @@ def read_lines(file: str) -> list[str]:
     for number, text in enumerate(texts, 1):
         if len(text) > LONGEST_LINE:
             found = f"line {number:,} of {file} has {len(text):,} characters"
-            raise UserError(f"{found}, and at most {LONGEST_LINE:,} can be scored; split or remove it.")
+            raise UserError(f"{found}, and at most {LONGEST_LINE:,} are read; split or remove it.")
     return texts
 
 
