@@ -58,7 +58,9 @@ def test_what_was_made_from_a_removed_folder_must_be_removed_too(tmp_path):
 
 def test_a_run_that_was_killed_before_its_settings_may_start_again(tmp_path):
     (tmp_path / ".lock").touch()
+    (tmp_path / ".unfinished-x").mkdir()
     begin(tmp_path, SETTINGS, {})
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "distill.json"}
 
 
 def test_a_directory_may_be_moved_and_named_otherwise(tmp_path, monkeypatch):

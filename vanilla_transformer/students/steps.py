@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from ..errors import UserError, explaining
-from ..files import remove_unfinished, write_text
+from ..files import PREFIX, remove_unfinished, write_text
 from ..training.run_folder import LOCK
 
 SETTINGS, REPORT = "distill.json", "report.md"  # the first marks a directory as one of these
@@ -53,9 +53,13 @@ def begin(output_dir: Path, settings: dict[str, dict], reads: dict[str, Collecti
 
 
 def check_directory(output_dir: Path):
-    """Raises UserError if the directory is that of something else. It may be empty but for a lock."""
-    is_ours = not output_dir.exists() or (output_dir / SETTINGS).exists()
-    if not is_ours and not (output_dir.is_dir() and {path.name for path in output_dir.iterdir()} <= {LOCK}):
+    """Raises UserError if the directory is that of something else.
+
+    It may be empty but for a lock and unfinished files, with which a run was killed before it wrote its settings.
+    """
+    if not output_dir.exists() or (output_dir / SETTINGS).exists():
+        return
+    if not output_dir.is_dir() or any(not path.name.startswith((LOCK, PREFIX)) for path in output_dir.iterdir()):
         raise UserError(f"--output_dir {output_dir} holds something else; choose another directory.")
 
 
