@@ -219,3 +219,14 @@ def test_a_file_that_the_offline_page_cannot_load_is_told(file):
     command = ["node", "-e", LOADING, EXAMPLES / "offline" / "engine.js", file]
     printed = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=True).stdout
     assert printed.strip().endswith(file)
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+@pytest.mark.parametrize(
+    ("words", "status", "said"), [(["0"], 1, "are 0; give a whole"), (["x"], 1, "x;"), ([], 0, "")]
+)
+def test_translating_offline_checks_beams_and_needs_a_text(words, status, said):
+    """Before it loads the model, so an empty input gives an empty output."""
+    command = ["node", EXAMPLES / "offline" / "translate.cjs", *words]
+    done = subprocess.run(command, input="", encoding="utf-8", capture_output=True)
+    assert done.returncode == status and done.stdout == "" and said in done.stderr
