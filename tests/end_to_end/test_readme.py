@@ -30,6 +30,7 @@ def copy(tmp_path_factory) -> Path:
             shutil.copy2(ROOT / name, folder / name)
     with open(ROOT / "sample_dataset" / "train.jsonl", encoding="utf-8") as lines:
         rows = [json.loads(next(lines)) for _ in range(PAIRS)]
+    (folder / "new.en").write_text("".join(f"{row['en']}\n" for row in rows), encoding="utf-8")
     for language in ("en", "de"):
         (folder / f"train.{language}").write_text("".join(f"{row[language]}\n" for row in rows), encoding="utf-8")
     return folder
