@@ -532,9 +532,15 @@ BAD = {  # options, and a pattern of the message
         "--train_file_tags has </s>, a special token",
     ),
     "missing teacher": ("--teacher {tmp}/none", "The directory '{tmp}/none' does not exist"),
-    "truncated teacher": ("--teacher {tmp}/checkpoint-8", "too large .*while loading --teacher {tmp}"),
+    "truncated teacher": (
+        "--teacher {tmp}/checkpoint-8",
+        "the weights of {tmp}/checkpoint-8 are damaged: .*too large",
+    ),
     "missing model": ("--model_name_or_path {tmp}/none", "The directory '{tmp}/none' does not exist"),
-    "truncated model": ("--model_name_or_path {tmp}/checkpoint-8", "too large .*while loading --model_name.* {tmp}"),
+    "truncated model": (
+        "--model_name_or_path {tmp}/checkpoint-8",
+        "the weights of {tmp}/checkpoint-8 are damaged: .*too large",
+    ),
     "pickle of a Marian model": ("--model_name_or_path {tmp}/pickle", "{tmp}/pickle.*safetensors"),
     "incomplete Marian model": ("--model_name_or_path {tmp}/incomplete", "{tmp}/incomplete.*fc1.bias"),
     "Marian model of other sizes": (

@@ -63,9 +63,3 @@ def test_teachers_of_any_name_have_rows_of_their_own():
     teachers = [Teacher([name]) for name in ("student", "a", "a", "source")]
     names = ["student (teacher 1)", "a", "a (teacher 3)", "source (teacher 4)", "student"]
     assert [*find_systems(Path("out"), teachers, [])] == names
-
-
-def test_teachers_of_any_name_have_rows_of_their_own():
-    teachers = [Teacher([name], (None, None), DistillOptions(Path("out"))) for name in ("student", "a", "a")]
-    names = ["student (teacher 1)", "a", "a (teacher 3)", "student"]
-    assert [*find_systems(Path("out"), teachers, [])] == names

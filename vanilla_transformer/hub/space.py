@@ -14,6 +14,7 @@ PARTS = [
     "__init__.py",
     "errors.py",
     "files.py",
+    "languages.py",
     "loading.py",
     "versions.py",
     "*_vanilla_transformer.py",
