@@ -10,7 +10,7 @@ A run ends at its last step, by early stopping or divergence (training/state.py)
 accelerate launch train.py                                                      # the sample recipe
 uv run train.py                                                                 # the same, if only uv is installed
 accelerate launch --mixed_precision bf16 train.py --config recipes/multi30k_en_de.yaml --d_model 128
-accelerate launch train.py --help                                               # every option
+python train.py --help                                                          # every option
 """
 
 import contextlib

@@ -16,7 +16,10 @@ VERBS = {
     "new": ("make a directory to train in: train.py, recipes and a sample", "new mine"),
     "train": ("say how to train, which is a script in that directory", "train --train_file pairs.tsv"),
     "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
-    "convert": ("convert models from other libraries, and to them", "convert outputs/sample NEW --to native"),
+    "convert": (
+        "convert models from other libraries, and to them",
+        "convert outputs/sample outputs/sample-ct2 --to ctranslate2",
+    ),
     "evaluate": (
         "score models and translations, and compare them",
         "evaluate --model outputs/sample --dataset_name sample_dataset --source_lang en --target_lang de",

@@ -54,9 +54,9 @@ class VanillaTransformerConfig(PretrainedConfig):
         d_model: Width of the residual stream (section 3.1).
         encoder_layers: Number of encoder layers, N in the paper.
         decoder_layers: Number of decoder layers, N in the paper.
-        encoder_attention_heads: Attention heads of an encoder layer, h in section 3.2.2; must divide `d_model`.
-            By default, the greatest common divisor of 8 and `d_model`.
-        decoder_attention_heads: Attention heads of a decoder layer, for self- and cross-attention; likewise.
+        encoder_attention_heads: Attention heads of an encoder layer, h in section 3.2.2; must divide `d_model`
+            (default: the greatest common divisor of 8 and `d_model`).
+        decoder_attention_heads: Attention heads of a decoder layer, for self- and cross-attention (default: likewise).
         encoder_ffn_dim: Inner width of the encoder's feed-forward networks, d_ff in section 3.3.
         decoder_ffn_dim: Inner width of the decoder's feed-forward networks.
         dropout: Dropout of every sublayer's output and of the embeddings, P_drop in section 5.4.
@@ -65,8 +65,8 @@ class VanillaTransformerConfig(PretrainedConfig):
         activation_function: Activation of the feed-forward networks, any name in transformers' `ACT2FN`.
         norm_first: False: normalize after the residual sum, as in the paper (post-norm). True: normalize the input of
             each sublayer and the output of the last layer (pre-norm, as in `torch.nn.Transformer`).
-        position_embedding_type: `sinusoidal` (section 3.5), `learned` (Table 3, row E), `rotary` (RoFormer),
-            `marian` (sinusoids with Marian's frequencies, 10000^(-2i/(d-2))).
+        position_embedding_type: How positions are told: `sinusoidal` (section 3.5), `learned` (Table 3, row E),
+            `rotary` (RoFormer), `marian` (sinusoids with Marian's frequencies, 10000^(-2i/(d-2))).
         max_position_embeddings: Rows of the position table; a limit only if positions are learned.
         scale_embedding: Multiply the embeddings by sqrt(d_model) (section 3.4).
         share_encoder_decoder_embeddings: One embedding matrix for source and target (section 3.4).

@@ -8,6 +8,24 @@ from functools import partial
 from .errors import UserError
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Lists each option in one spelling, `--a_b`, with a short name of its value, as N or FILE."""
+
+    def _get_default_metavar_for_optional(self, action):
+        return "N" if action.type in (int, float) else action.dest.rpartition("_")[2].upper()
+
+    def _format_args(self, action, default_metavar):
+        if action.const is not True:
+            return super()._format_args(action, default_metavar)
+        return (
+            "{true,false}" if action.nargs == "?" and action.default is not False else ""
+        )  # a switch is off by itself
+
+    def _format_action_invocation(self, action):
+        action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
+        return super()._format_action_invocation(action)
+
+
 class Number(argparse.Action):
     """Stores a number or a list of them, or raises UserError unless `ge` <= number < `lt`.
 

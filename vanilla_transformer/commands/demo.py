@@ -1,7 +1,7 @@
 """Serve a web page that translates with a model, and shows its n best, word alignment and attention.
 
 With `--backend ctranslate2`, word alignment and attention are computed by the same model in torch. A directory that
-contains only the converted model is served without them.
+contains only the converted model is served without them. The page needs gradio, the extra `demo`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add(
         "--max_source_length",
         type=positive,
-        help="tokens of a piece; a longer one is refused (default: all positions of the model)",
+        help="most tokens of a text that is translated at once; a longer sentence is refused (default: all positions)",
     )
     add("--host", default="127.0.0.1", help="0.0.0.0 serves other machines too (default: %(default)s)")
     add("--port", type=positive, help="(default: the first free one from 7860)")

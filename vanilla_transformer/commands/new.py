@@ -18,7 +18,7 @@ NEXT = """Made {0} with train.py, push_to_hub.py, recipes and sample_dataset. Ne
   cd {0}
   accelerate launch train.py                            # trains the sample; or: uv run train.py
   accelerate launch train.py --train_file pairs.tsv     # your own pairs
-  accelerate launch train.py --help"""
+  python train.py --help"""
 
 
 def add_arguments(parser: argparse.ArgumentParser):

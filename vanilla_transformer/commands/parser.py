@@ -8,6 +8,7 @@ from transformers import HfArgumentParser
 
 from ..data.options import DatasetOptions
 from ..errors import one_line
+from ..option_fields import HelpFormatter
 
 # Options that go to `Translator.from_pretrained`, and those that go to `generate`.
 LOADING = ("trust_remote_code", "backend", "quantization", "max_source_length", "max_tokens", "device", "dtype")
@@ -25,7 +26,7 @@ class Parser(HfArgumentParser):
 
     takes_rest = False
 
-    def __init__(self, *args, formatter_class=argparse.HelpFormatter, **kwargs):
+    def __init__(self, *args, formatter_class=HelpFormatter, **kwargs):
         super().__init__(*args, formatter_class=formatter_class, **kwargs)  # that of HfArgumentParser repeats defaults
 
     def parse_args(self, args=None, namespace=None):
@@ -83,10 +84,11 @@ def add_translation_options(parser: argparse.ArgumentParser):
     add(
         "--max_source_length",
         type=positive,
-        help="tokens of a piece (default: the longest in training; of a single sentence, all positions)",
+        help="most tokens of a text that is translated at once; a longer one is cut, at ends of sentences if it "
+        "has some (default: the longest in training; of a single sentence, all positions)",
     )
-    add("--max_source_sentences", type=positive, help="sentences translated in one piece (default: as in training)")
-    add("--max_source_lines", type=positive, help="lines translated in one piece (default: as in training)")
+    add("--max_source_sentences", type=positive, help="most sentences translated at once (default: as in training)")
+    add("--max_source_lines", type=positive, help="most lines translated at once (default: as in training)")
     add("--max_tokens", type=positive, default=4096, help="source tokens in a batch (default: %(default)s)")
     add("--device", type=device, help="cpu, cuda, cuda:1, ... (default: the GPU, if there is one)")
     dtypes = ["auto", "float32", "bfloat16", "float16"]

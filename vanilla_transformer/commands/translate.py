@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--too_long", choices=["split", "refuse"], default="split", help=policy)
     catalogue = f"translate the untranslated messages of a catalogue: {', '.join(CATALOGUES)}"
     add("--catalogue", type=Path, metavar="FILE", help=catalogue)
-    add("--output", type=Path, metavar="FILE", help="the catalogue with the translations; may be the same file")
+    add("--output", type=Path, metavar="FILE", help="with --catalogue: where to write it, which may be the same file")
     add = parser.add_mutually_exclusive_group().add_argument
     n_best = "write the N best of each line, each text once: the line's number TAB score TAB text"
     add("--n_best", type=positive, metavar="N", help=n_best)

@@ -179,7 +179,7 @@ class DataOptions(DatasetOptions):
         "number that at least 1 % of the training sources reach)",
         ge=1,
     )
-    max_source_lines: int | None = option(None, "the same for lines", ge=1)
+    max_source_lines: int | None = option(None, "the same for lines, which a source may have several of", ge=1)
     joined_pairs: float = option(
         0.0,
         "share of the training pairs that are read two by two, joined in many ways, so that seldom a sentence is lost "

@@ -27,7 +27,8 @@ def make_model_options() -> type:
             default = getattr(defaults, item.name)
             kind = item.type if get_origin(item.type) is Literal else type(default)
             shown = "" if item.default is None else f" (default: {default})"
-            text = " ".join(texts.get(item.name, "").split()) + shown
+            text = " ".join(texts.get(item.name, "").split()).removesuffix(".") + shown
+            text = text[:1].lower() + text[1:]  # as other options
             switch = {"nargs": "?", "const": True} if kind is bool else {}  # `--norm_first` and `--norm_first false`
             options.append((item.name, kind | None, option(None, text, **switch)))
     return make_dataclass("ModelOptions", options, frozen=True)
@@ -87,14 +88,24 @@ class TrainingOptions:
     optimizer: Literal["adamw", "muon"] = option(
         "adamw", "the paper's Adam, or Muon for the matrices of the layers and Adam for the rest"
     )
-    label_smoothing_factor: float = option(0.1, "probability spread over the vocabulary, section 5.4", ge=0, lt=1)
+    label_smoothing_factor: float = option(
+        0.1, "share of the probability of the right token that is spread over the vocabulary (section 5.4)", ge=0, lt=1
+    )
     max_grad_norm: float = option(1.0, "clip the gradient norm at this value; 0: no clipping", ge=0)
     weight_decay: float = option(0.0, "weight decay of the matrices", ge=0)
-    adam_beta1: float = option(0.9, "decay of Adam's mean of the gradients (section 5.3)", ge=0, lt=1)
-    adam_beta2: float = option(0.98, "decay of Adam's mean of their squares (section 5.3)", ge=0, lt=1)
-    adam_epsilon: float = option(1e-9, "added to the root of that mean (section 5.3)", ge=0)
+    adam_beta1: float = option(
+        0.9, "share of Adam's running mean of the gradients that a step keeps (section 5.3)", ge=0, lt=1
+    )
+    adam_beta2: float = option(
+        0.98, "share of Adam's running mean of their squares that a step keeps (section 5.3)", ge=0, lt=1
+    )
+    adam_epsilon: float = option(
+        1e-9, "added to the root of that mean, by which a step is divided (section 5.3)", ge=0
+    )
     ema_decay: float | None = option(None, "decay of a moving average of the weights, to score and save", ge=0, lt=1)
-    average_checkpoints: int = option(0, "average the weights of N checkpoints at the end, section 6.1", ge=0)
+    average_checkpoints: int = option(
+        0, "average the weights of N checkpoints at the end (section 6.1); 0: do not", ge=0
+    )
     average_checkpoints_by: Literal["last", "score"] = option(
         "last", "average the last N checkpoints, or the N best by metric_for_best_model"
     )
@@ -108,7 +119,7 @@ class TrainingOptions:
     distillation_temperature: float = option(
         1.0, "above 1, flattens both distributions in distillation", ge=0.1, lt=100
     )
-    r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common", ge=0)
+    r_drop_alpha: float = option(0.0, "weight of R-Drop between two dropout passes; 5 is common, 0: none", ge=0)
     seed: int = option(42, "seed of the initial weights, the order of the pairs and the dropout", ge=0, lt=2**63)
     attn_implementation: str | None = option(None, "eager, sdpa, ... (default: eager on a CPU, else sdpa)")
     torch_compile: bool = option(False, "compile the layers, once for all batch shapes")
@@ -128,6 +139,7 @@ class TrainingOptions:
     metric_for_best_model: str = option(
         "bleu",
         "bleu, chrf, loss, exact_match, word_error_rate or the name of a score of --metrics, on the validation split",
+        metavar="METRIC",
     )
     greater_is_better: bool | None = option(
         None,
@@ -160,7 +172,9 @@ class TrainingOptions:
         "nfc: compose letters and remove invisible characters on both sides before scoring, which the signatures say "
         "(default: none, or nfc if the tokenizer can only write references so)",
     )
-    report_to: str = option("none", "trackers: none, tensorboard, wandb, trackio, ...; all: each that is installed")
+    report_to: str = option(
+        "none", "none, tensorboard, wandb, trackio, ...; all: each that is installed", metavar="TRACKER"
+    )
     run_name: str | None = option(None, "the name of the run in the trackers (default: they choose one)")
     license: str | None = option(None, "the license of the weights, for the model card, such as cc-by-4.0")
     push_to_hub: bool = option(False, "push the trained model to the Hub")

@@ -17,6 +17,7 @@ from ..data.readers import may_have_columns
 from ..errors import UserError, explaining
 from ..evaluation.further_metrics import OURS, not_measured
 from ..hub.model_card import PATHS_OR_IDS
+from ..option_fields import HelpFormatter
 from .options import ModelOptions, TrainingOptions
 from .rule import CHOOSABLE, MODEL
 
@@ -59,23 +60,12 @@ class TrainingParser(HfArgumentParser):
         raise UserError(message)
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Hides defaults of None and False; lists each option in one spelling, `--a_b`, with a short name of its value."""
+class DefaultsHelpFormatter(HelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but those of switches, or none."""
 
     def _get_help_string(self, action):
-        return action.help if action.default in (None, False, argparse.SUPPRESS) else super()._get_help_string(action)
-
-    def _get_default_metavar_for_optional(self, action):
-        return action.dest.rpartition("_")[2].upper()  # FILE of --train_file, instead of TRAIN_FILE
-
-    def _format_args(self, action, default_metavar):
-        if action.const is not True:
-            return super()._format_args(action, default_metavar)
-        return "" if action.default is False else "{true,false}"  # a switch is off unless it is given
-
-    def _format_action_invocation(self, action):
-        action.option_strings = [name for name in action.option_strings if "-" not in name.lstrip("-")]
-        return super()._format_action_invocation(action)
+        has_none = action.default is None or action.default is False  # 0 is one
+        return action.help if has_none else super()._get_help_string(action)
 
 
 def make_parser() -> TrainingParser:
@@ -88,7 +78,7 @@ def make_parser() -> TrainingParser:
         "given are chosen from the data; the defaults shown are those with a recipe. Without data either, it trains "
         "recipes/sample.yaml. Mixed precision and several GPUs are options of accelerate launch, e.g. "
         "accelerate launch --mixed_precision bf16 --num_processes 4 train.py --config recipes/multi30k_en_de.yaml",
-        formatter_class=HelpFormatter,
+        formatter_class=DefaultsHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="a recipe with any of these options")
