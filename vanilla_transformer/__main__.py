@@ -7,50 +7,18 @@ import os
 import sys
 from collections.abc import Callable
 
+from vanilla_transformer_command import VERBS, make_parser
+
 from . import __version__
 from .commands.parser import Parser
 from .errors import configure_messages
 from .sentences_vanilla_transformer import InputError
 
-VERBS = {
-    "new": ("make a directory to train in: train.py, recipes and a sample", "new mine"),
-    "train": ("say how to train, which is a script in that directory", "train --train_file pairs.tsv"),
-    "translate": ("translate text, line by line", "translate --model outputs/sample < in.txt > out.txt"),
-    "convert": (
-        "convert models from other libraries, and to them",
-        "convert outputs/sample outputs/sample-ct2 --to ctranslate2",
-    ),
-    "evaluate": (
-        "score models and translations, and compare them",
-        "evaluate --model outputs/sample --dataset_name sample_dataset --source_lang en --target_lang de",
-    ),
-    "distill": (
-        "train a small model on the translations of a large one",
-        "distill --teacher Helsinki-NLP/opus-mt-en-de --source_file mono.en --output_dir outputs/student",
-    ),
-    "inspect": (
-        "show shapes, attention maps and word alignments; make a page to explore",
-        "inspect shapes --d_model 512 --batch_size 30",
-    ),
-    "demo": ("serve a web page to try a model", "demo --model outputs/sample"),
-    "serve": ("serve models over LibreTranslate's HTTP interface", "serve outputs/sample"),
-}
-
 
 def main(argv: list[str] | None = None):
     """Runs the verb that the command line begins with; only its module is imported."""
     configure_messages()
-    lines = [f"  {name:<10} {text}\n{'':13}vanilla-transformer {example}" for name, (text, example) in VERBS.items()]
-    parser = Parser(
-        prog="vanilla-transformer",
-        usage="vanilla-transformer VERB ...",
-        description="\n".join(["Train translation models and use them.", "", "verbs, each with an example:", *lines]),
-        epilog="vanilla-transformer VERB --help lists the options of a verb.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"vanilla-transformer {__version__}")
-    parser.add_argument("verb", choices=VERBS, help=argparse.SUPPRESS)
-    parser.add_argument("options", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser = make_parser(__version__, Parser)
     given = parser.parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
 
     run, parser = load_verb(given.verb)

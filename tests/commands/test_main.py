@@ -4,7 +4,7 @@ import io
 import sys
 
 import pytest
-from helpers import command_error
+from helpers import command_error, python_output
 
 import vanilla_transformer
 from vanilla_transformer.__main__ import VERBS, main
@@ -27,6 +27,18 @@ def test_help_shows_an_example_of_each_verb(argv, capsys):
 def test_help_of_a_verb_has_an_example(argv, capsys):
     printed = " ".join(printed_by(capsys, *argv, "--help").split())
     assert f"example: vanilla-transformer {' '.join(argv)} " in printed and "default: None" not in printed
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"]])
+def test_help_and_version_load_no_torch(argv):
+    code = "import sys, vanilla_transformer_command as command\ntry: command.main()\n"
+    code += "finally: assert not {'torch', 'transformers', 'vanilla_transformer'} & {*sys.modules}"
+    assert "vanilla-transformer" in python_output("-c", code, *argv)
+
+
+def test_options_of_a_model_have_one_spelling(capsys):
+    printed = printed_by(capsys, "inspect", "shapes", "--help")
+    assert "--d_model N" in printed and "--d-model" not in printed
 
 
 def test_version(capsys):
