@@ -31,7 +31,18 @@ ALLOWED = {
     "serving": {"errors", "languages", "loading", "data"},
     "training": {"errors", "files", "option_fields", "data", "loading", "evaluation", "hub", "inspection"},
     "students": {"errors", "files", "languages", "option_fields", "data", "loading", "evaluation", "training"},
-    "commands": {"errors", "files", "data", "loading", "evaluation", "hub", "conversion", "inspection", "demo"}
+    "commands": {
+        "errors",
+        "files",
+        "option_fields",
+        "data",
+        "loading",
+        "evaluation",
+        "hub",
+        "conversion",
+        "inspection",
+        "demo",
+    }
     | {"serving", "students", "training"},
     "__main__": {"commands", "errors"},
 }
