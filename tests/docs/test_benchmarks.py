@@ -232,3 +232,32 @@ def test_own_data(run, tmp_path):
     rows = rows_of(page)
     assert [row[0].split(",")[0] for row in rows] == ["train.py"] * 4 + ["MarianMTModel"]
     assert all(number(cell) > 0 for row in rows for cell in row[3:5])  # minutes and steps
+
+
+# -------------------------------------------------------------------------------------------------- pages in a browser
+
+
+PAGE = """<form><textarea></textarea><input id="beams"><button disabled>Translate</button><output></output></form>
+<script src="model/engine.js"></script>"""
+ENGINE = """const [form, output, text] = ["form", "output", "textarea"].map((name) => document.querySelector(name));
+setTimeout(() => (document.querySelector("button").disabled = false), 200);
+form.onsubmit = (event) => {
+  event.preventDefault();
+  setTimeout(() => (output.value = text.value.toUpperCase()), 5);
+};"""
+
+
+@pytest.mark.slow
+def test_pages_are_measured_as_a_visitor_loads_them(tmp_path, run, open_browser):
+    (tmp_path / "page" / "model").mkdir(parents=True)
+    (tmp_path / "page" / "index.html").write_text(PAGE)
+    (tmp_path / "page" / "model" / "engine.js").write_text(ENGINE + " " * 1_000_000)
+    rows = [{"en": f"one two three four {word}", "de": f"ONE TWO THREE FOUR {word.upper()}"} for word in "abc"]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ("--quick", "--data", str(tmp_path), str(tmp_path / "page"))
+    (row,) = (
+        row
+        for row in rows_of(run("pages", tmp_path / "results", *arguments)[0])
+        if len(row) == 5 and row[0] == "page" and row[1] != "MB loaded"
+    )
+    assert row[:4] == ["page", "1.0", "1.0", "100.00"] and number(row[4]) > 1
