@@ -73,6 +73,8 @@ def test_a_directory_may_be_moved_and_named_otherwise(tmp_path, monkeypatch):
     begin(tmp_path / "out", settings(tmp_path / "out"), {})
     Path("out").rename("other")
     begin(Path("other"), settings(Path("other")), {})
+    noted = json.loads(Path("other", "distill.json").read_text(encoding="utf-8"))
+    assert noted == {"student": {"output_dir": "student", "train_file": ["pairs/train.jsonl", "true.tsv"]}}
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace):
 def distill(options: DistillOptions, rest: Sequence[str] = ()):
     """Trains a student on the translations of teachers, and writes `report.md` in `options.output_dir`.
 
-    Steps that an earlier call with the same arguments finished are left out. Of several processes, each calls it.
+    Skips the steps that an earlier call with the same arguments finished. Of several processes, each calls it.
 
     Args:
         rest: Options of train.py, as on its command line.

@@ -65,7 +65,7 @@ def collect(output_dir: Path, texts: TextsToLearn, teachers: int) -> list[Pair]:
 def write_pairs(folder: Path, found: Filter, hold_out: bool):
     """Writes the pairs to train on and the counts of the filter to a new folder.
 
-    With `hold_out`, all pairs of some sources, chosen by a hash, are left out; the best of each becomes the test set.
+    With `hold_out`, a hash chooses some sources: the best pair of each becomes the test set, and none is trained on.
     """
     points = [point_of(pair.source) for pair in found.pairs]
     best = dict(reversed([*zip(points, found.pairs, strict=True)]))  # the first of each source
