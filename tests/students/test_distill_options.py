@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import HfArgumentParser
 
 from vanilla_transformer.commands.distill import find_forms, read_texts
 from vanilla_transformer.errors import UserError
@@ -37,6 +38,7 @@ def test_contradictions_are_refused(given, message):
 
 
 def test_single_values_may_be_given_as_they_are():
+    HfArgumentParser(DistillOptions)  # which unwraps the types of the fields, as the command has done before
     found = DistillOptions("out", teacher="a", source_file="x", to="none")
     assert found == DistillOptions(Path("out"), teacher=["a"], source_file=["x"], to=["none"])
 

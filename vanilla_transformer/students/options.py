@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 from ..data.options import SUFFIXES, group_parallel, parse_direction, suffix_of
 from ..errors import UserError
@@ -74,8 +74,9 @@ class DistillOptions:
 
     def __post_init__(self):
         object.__setattr__(self, "output_dir", Path(self.output_dir))
-        for name, item in self.__dataclass_fields__.items():  # from Python, one value may be given as it is
-            if item.type == list[str] | None and isinstance(value := getattr(self, name), str):
+        # From Python, one value may be given as it is. A parser may have changed the types of fields, not their hints.
+        for name, hint in get_type_hints(type(self)).items():
+            if hint == list[str] | None and isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, [value])
 
     def check(self):
