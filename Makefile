@@ -1,9 +1,10 @@
 .PHONY: style quality test mutants docs bench
 
-style:    ## rewrite the code in the project's format, and the map in CONTRIBUTING.md
+style:    ## rewrite the code in the project's format, the map in CONTRIBUTING.md, and the kept help
 	ruff check --fix .
 	ruff format .
 	python docs/make_map.py
+	python docs/make_help.py
 
 quality:  ## check the format, the code and the sample dataset
 	ruff check .

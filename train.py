@@ -19,6 +19,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from vanilla_transformer_command import show_help
+
+if __name__ == "__main__":
+    show_help("train.py", sys.argv[1:])  # at once: what is imported below takes seconds
+
 import torch
 from accelerate import Accelerator
 from datasets import Dataset

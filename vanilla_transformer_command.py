@@ -1,8 +1,15 @@
 """The command `vanilla-transformer`, outside the package, which loads torch: help and version come at once."""
 
 import argparse
+import hashlib
 import sys
 from importlib.metadata import version
+from pathlib import Path
+from shutil import get_terminal_size
+
+PACKAGE = Path(__file__).with_name("vanilla_transformer")
+HELP, COLUMNS = PACKAGE / "help", 80  # what docs/make_help.py writes, and for how wide a terminal
+DEFINING_OPTIONS = ("commands/*.py", "*/options.py", "training/recipe.py", "option_fields.py", "configuration_*.py")
 
 VERBS = {
     "new": ("make a directory to train in: train.py, recipes and a sample", "new mine"),
@@ -33,9 +40,28 @@ def main():
     """Prints the help or the version, or else runs a verb."""
     if sys.argv[1:] in ([], ["-h"], ["--help"], ["--version"]):
         make_parser(version("vanilla-transformer")).parse_args(sys.argv[1:] or ["--help"])
+    if sys.argv[1] in VERBS:
+        show_help(sys.argv[1], sys.argv[2:])
     from vanilla_transformer.__main__ import main  # takes seconds
 
     main()
+
+
+def show_help(command: str, words: list[str]):
+    """If these words after the command ask for help, prints the one in [`HELP`] and exits; nothing if that is older
+    than the code which defines the options, or too wide for the terminal."""
+    if words in (["-h"], ["--help"]) and get_terminal_size().columns >= COLUMNS:
+        made_for = HELP / "made_for.txt"
+        if made_for.exists() and made_for.read_text(encoding="utf-8") == options_digest():
+            sys.stdout.write((HELP / f"{command}.txt").read_text(encoding="utf-8"))
+            sys.exit()
+
+
+def options_digest() -> str:
+    """The SHA-256 of the files that define options."""
+    files = sorted(path for pattern in DEFINING_OPTIONS for path in PACKAGE.glob(pattern))
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    return hashlib.sha256("".join(texts).encode()).hexdigest() + "\n"
 
 
 def make_parser(number: str, kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -1,12 +1,14 @@
 """The command line as a whole; each verb is tested where its work is."""
 
 import io
+import runpy
 import sys
 
 import pytest
-from helpers import command_error, python_output
+from helpers import ROOT, command_error, python_output
 
 import vanilla_transformer
+import vanilla_transformer_command as command
 from vanilla_transformer.__main__ import VERBS, main
 
 
@@ -29,11 +31,38 @@ def test_help_of_a_verb_has_an_example(argv, capsys):
     assert f"example: vanilla-transformer {' '.join(argv)} " in printed and "default: None" not in printed
 
 
-@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"]])
+NO_TORCH = "assert not {'torch', 'transformers', 'vanilla_transformer'} & {*sys.modules}"
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"], ["translate", "--help"]])
 def test_help_and_version_load_no_torch(argv):
-    code = "import sys, vanilla_transformer_command as command\ntry: command.main()\n"
-    code += "finally: assert not {'torch', 'transformers', 'vanilla_transformer'} & {*sys.modules}"
+    code = f"import sys, vanilla_transformer_command as command\ntry: command.main()\nfinally: {NO_TORCH}"
     assert "vanilla-transformer" in python_output("-c", code, *argv)
+
+
+def test_help_of_training_loads_no_torch():
+    code = f"import runpy, sys\ntry: runpy.run_path('train.py', run_name='__main__')\nfinally: {NO_TORCH}"
+    assert "--train_file FILE" in python_output("-c", code, "-h", cwd=ROOT)
+
+
+def test_kept_help_is_what_the_parsers_print(monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(command.COLUMNS))
+    texts = runpy.run_path(str(ROOT / "docs" / "make_help.py"))["help_texts"]()
+    kept = {path.name: path.read_text(encoding="utf-8") for path in command.HELP.iterdir()}
+    assert kept == texts, "run `python docs/make_help.py`"
+
+
+@pytest.mark.parametrize("change", ["options", "terminal"])
+def test_help_that_does_not_fit_is_left_to_the_parser(change, capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        command.show_help("translate", ["--help"])
+    assert "--model MODEL" in capsys.readouterr().out
+    if change == "terminal":
+        monkeypatch.setenv("COLUMNS", "60")
+    else:
+        monkeypatch.setattr(command, "options_digest", lambda: "another")
+    command.show_help("translate", ["--help"])
+    assert not capsys.readouterr().out
 
 
 def test_options_of_a_model_have_one_spelling(capsys):
