@@ -1,10 +1,11 @@
 """Grade what students hand in: a my_transformer.py, as checks.py writes it from the exercises.
 
 python docs/walkthrough/grade.py my_transformer.py
-python docs/walkthrough/grade.py submissions/*.py --seconds 60
+python docs/walkthrough/grade.py submissions --parts attention padding_mask causal_mask
 
 Each part is compared with the package, beside the provided solutions of all other parts: one mistake costs one part.
-A part that is not in the file is not done. With several files, a table follows. Exits with 1 if a part is not right.
+A part that is not in the file is not done. Of a folder, each .py file is graded; with several files, a table follows.
+Exits with 1 if a part is not right.
 
 The code runs in a process of its own, with a time limit for each part. That stops endless loops; it is no protection
 from malicious code.
@@ -45,24 +46,26 @@ def grade_part(name: str, text: str) -> tuple[str, str]:
     return RIGHT, ""
 
 
-def grade_here(path: Path, skip: int):
-    """Prints as JSON the names of all parts, then for each but the first `skip` a line [verdict, why]."""
+def grade_here(path: Path, parts: list[str] | None, skip: int):
+    """Prints as JSON the names of the parts, then for each but the first `skip` a line [verdict, why]."""
     from checks import CASES
 
     out, text = sys.stdout, path.read_text(encoding="utf-8")
-    print(json.dumps(list(CASES)), flush=True)
-    for name in list(CASES)[skip:]:
+    names = [name for name in CASES if parts is None or name in parts]
+    print(json.dumps(names), flush=True)
+    for name in names[skip:]:
         with contextlib.redirect_stdout(io.StringIO()):
             found = grade_part(name, text)
         print(json.dumps(found), file=out, flush=True)
 
 
-def grade(path: Path, seconds: float) -> dict[str, tuple[str, str]]:
-    """The verdict on each part, and why; raises SyntaxError or OSError if the file cannot be read."""
+def grade(path: Path, parts: list[str] | None, seconds: float) -> dict[str, tuple[str, str]]:
+    """The verdict on each of the parts, or on all, and why; raises SyntaxError or OSError if the file cannot be read."""
     compile(path.read_text(encoding="utf-8"), str(path), "exec")
     found, names = {}, None
     while names is None or len(found) < len(names):
         command = [sys.executable, __file__, str(path), "--skip", str(len(found))]
+        command += ["--parts", *parts] if parts else []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as child:
             names, line = json.loads(child.stdout.readline()), "first"
             while line and len(found) < len(names):
@@ -78,16 +81,22 @@ def grade(path: Path, seconds: float) -> dict[str, tuple[str, str]]:
 def main(argv: list[str] | None = None):
     """Prints the verdicts; exits with 1 if a part is not right, with 2 if a file cannot be read."""
     parser = argparse.ArgumentParser(description="Grade files as the exercises write them: my_transformer.py.")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files, or folders with such files")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="only these, such as attention (default: all)")
     parser.add_argument("--seconds", type=float, default=60, help="time for each part (default: 60)")
     parser.add_argument("--skip", type=int, help=argparse.SUPPRESS)  # for the process that runs the code
     options = parser.parse_args(argv)
     if options.skip is not None:
-        return grade_here(options.files[0], options.skip)
+        return grade_here(options.files[0], options.parts, options.skip)
+    if options.parts:
+        from checks import CASES
+
+        if unknown := set(options.parts) - CASES.keys():
+            parser.error(f"there is no part {min(unknown)}; the parts are {', '.join(CASES)}.")
     rows = []
-    for path in options.files:
+    for path in [one for given in options.files for one in (sorted(given.glob("*.py")) if given.is_dir() else [given])]:
         try:
-            found = grade(path, options.seconds)
+            found = grade(path, options.parts, options.seconds)
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
             print(f"{path}: {error}")
             rows.append([path, "cannot be read"])

@@ -67,6 +67,10 @@ def test_parts_are_right_wrong_with_the_mistake_or_not_done(tmp_path):
     assert rows["padding_mask"] == rows["MultiHeadAttention"] == "right"
     assert rows["sinusoids"].startswith("not done") and rows["greedy_search"] == "not done"
     assert "2 of 23 parts are right" in ended.stdout
+    ended = run_grade(tmp_path, "--parts", "MultiHeadAttention", "padding_mask")  # of the files in a folder
+    assert ended.returncode == 0 and "2 of 2 parts are right" in ended.stdout
+    ended = run_grade(tmp_path, "--parts", "attentoin")
+    assert ended.returncode == 2 and "there is no part attentoin; the parts are attention, " in ended.stderr
 
 
 @pytest.mark.slow
