@@ -134,11 +134,15 @@ def add_setup(notebook: nbformat.NotebookNode, path: Path):
 # -------------------------------------------------------------------------------------------------------- pictures
 
 
+def find_browser() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 def as_png(path: Path) -> bytes:
     """A picture as PNG: an SVG file on white, at 1.5 times its size, in at most 64 colors."""
     if path.suffix == ".png":
         return path.read_bytes()
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = find_browser()
     if browser is None:
         sys.exit(f"{path.name} has changed; to draw it, build.py needs Chromium or Chrome on the PATH.")
     width, height = re.search(r'width="(\d+)" height="(\d+)"', path.read_text(encoding="utf-8")).groups()
