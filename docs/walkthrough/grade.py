@@ -93,10 +93,12 @@ def main(argv: list[str] | None = None):
 
         if unknown := set(options.parts) - CASES.keys():
             parser.error(f"there is no part {min(unknown)}; the parts are {', '.join(CASES)}.")
-    rows = []
-    for path in [
-        one for given in options.files for one in (sorted(given.glob("*.py")) if given.is_dir() else [given])
-    ]:
+    rows, files = [], []
+    for given in options.files:
+        files += sorted(given.glob("*.py")) if given.is_dir() else [given]
+    if not files:
+        parser.error(f"there is no .py file in {options.files[0]}.")
+    for path in files:
         try:
             found = grade(path, options.parts, options.seconds)
         except (OSError, SyntaxError, UnicodeDecodeError) as error:

@@ -69,6 +69,8 @@ def test_parts_are_right_wrong_with_the_mistake_or_not_done(tmp_path):
     assert "2 of 23 parts are right" in ended.stdout
     ended = run_grade(tmp_path, "--parts", "MultiHeadAttention", "padding_mask")  # of the files in a folder
     assert ended.returncode == 0 and "2 of 2 parts are right" in ended.stdout
+    (tmp_path / "empty").mkdir()
+    assert "there is no .py file in" in run_grade(tmp_path / "empty").stderr
     ended = run_grade(tmp_path, "--parts", "attentoin")
     assert ended.returncode == 2 and "there is no part attentoin; the parts are attention, " in ended.stderr
 
