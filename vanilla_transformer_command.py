@@ -50,11 +50,10 @@ def main():
 def show_help(command: str, words: list[str]):
     """If these words after the command ask for help, prints the one in [`HELP`] and exits; nothing if that is older
     than the code which defines the options, or too wide for the terminal."""
-    if words in (["-h"], ["--help"]) and get_terminal_size().columns >= COLUMNS:
-        made_for = HELP / "made_for.txt"
-        if made_for.exists() and made_for.read_text(encoding="utf-8") == options_digest():
-            sys.stdout.write((HELP / f"{command}.txt").read_text(encoding="utf-8"))
-            sys.exit()
+    fits = words in (["-h"], ["--help"]) and get_terminal_size().columns >= COLUMNS
+    if fits and (HELP / "made_for.txt").read_text(encoding="utf-8") == options_digest():
+        sys.stdout.write((HELP / f"{command}.txt").read_text(encoding="utf-8"))
+        sys.exit()
 
 
 def options_digest() -> str:
