@@ -497,4 +497,4 @@ def test_lines_of_the_page_are_measured_again():
     lines["0 pads, attended to"] = attended(0)
     for name in ("masked, scaled by the length", "attended to"):
         losses = [lines[f"{pads} pads, {name}"]["loss"] for pads in (0, 5, 20, 95)]
-        assert losses == sorted(losses) and losses[1] > losses[0] + 5e-4
+        assert losses == sorted(losses) and losses[1] > 1.2 * losses[0] and losses[2] > losses[0] + 0.05

@@ -19,6 +19,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT
 from sacrebleu import corpus_bleu
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -110,9 +111,11 @@ def test_ctranslate2_translates_the_same(sample, ours, expected, speeds):
         (best,), (our_best,) = (one.n_best(text, n=1, num_beams=5) for one in (theirs, ours))
         assert best.text == our_best.text and best.score == pytest.approx(our_best.score, abs=1e-5)
 
+    cpu = torch.cpu.get_capabilities()
+    exact = cpu.get("avx512_vnni") or cpu.get("avx_vnni")  # else oneDNN's sums of 8-bit products may overflow
     for name, translations in measure(load(quantization="int8"), speeds.setdefault("CTranslate2, int8", {})).items():
         bleu = [corpus_bleu(one, [REFERENCES]).score for one in (translations, expected[name])]
-        assert bleu[0] == pytest.approx(bleu[1], abs=0.3), name
+        assert bleu[0] == pytest.approx(bleu[1], abs=0.3 if exact else 0.6), name
 
 
 # ---------------------------------------------------------------------------------------------------- transformers.js
