@@ -34,7 +34,7 @@ BY_HAND = {
     "d_model 256, 3+3 layers, 8,000 tokens, Adam": f"{ADAM} --size medium --encoder_layers 3 --decoder_layers 3 "
     "--vocab_size 8000 --learning_rate 1e-3",
 }
-MARIAN = {"tiny": (8000, 5e-4)}  # size: vocabulary, learning rate
+MARIAN = {"tiny": (8000, (5e-4, 1e-3, 2e-3))}  # size: vocabulary, learning rates
 SENTENCES = 32  # in a batch of Marian
 COLUMNS = ["who", "test BLEU", "test chrF", "minutes", "steps", "parameters"]
 
@@ -49,10 +49,10 @@ def ours(options: argparse.Namespace, folder: str, further: str) -> tuple[int, i
     return tuple(results[name] for name in ("num_parameters", "train_steps", "test_bleu", "test_chrf"))
 
 
-def marian(options: argparse.Namespace, folder: str, size: str) -> tuple[int, int, float, float]:
+def marian(options: argparse.Namespace, folder: str, size: str, learning_rate: float) -> tuple[int, int, float, float]:
     """Trains MarianMTModel, and returns the same."""
     end = time.perf_counter() + options.hours * 3600 * USABLE
-    vocab_size, learning_rate = MARIAN[size]
+    vocab_size, _ = MARIAN[size]
     pairs = {split: read_pairs(options.data, split, options.languages) for split in ("train", "test")}
     tokenizer = train_tokenizer([text for pair in pairs["train"] for text in pair], vocab_size)
 
@@ -116,13 +116,14 @@ def main():
     if options.quick:
         options.hours = 0.005
         MARIAN.clear()
-        MARIAN["quick"] = (500, 1e-3)
+        MARIAN["quick"] = (500, [1e-3])
     systems = {"train.py, as it chooses": partial(ours, further="")}
     systems |= {f"train.py, {name}": partial(ours, further=further) for name, further in BY_HAND.items()}
-    for size, (vocab_size, _) in MARIAN.items():
+    for size, (vocab_size, learning_rates) in MARIAN.items():
         d_model, _, _, layers = SIZES[size]
         name = f"MarianMTModel, d_model {d_model}, {layers}+{layers} layers, {vocab_size:,} tokens, Adam"
-        systems[name] = partial(marian, size=size)
+        for rate in learning_rates:
+            systems[f"{name}, {rate}"] = partial(marian, size=size, learning_rate=rate)
     rows = []
     for name, train in systems.items():
         if options.only not in name:
