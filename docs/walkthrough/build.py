@@ -276,6 +276,12 @@ def find_stale(source: Path, folder: Path) -> list[str]:
     return [f"{name} {difference}" for name, difference in found.items() if difference]
 
 
+def page_with_buttons() -> str:
+    """README.md of this folder, with buttons that lead to [`REPOSITORY`]."""
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"https://colab\S+?/docs/walkthrough", COLAB, text)
+
+
 def main(argv: list[str] | None = None):
     """Builds or checks; exits with 1 if a check finds a difference."""
     sources = {source.stem: source for source in sorted(FOLDER.glob("[0-9][0-9]_*.py"))}
@@ -300,6 +306,10 @@ def main(argv: list[str] | None = None):
         path.write_text(model, encoding="utf-8")  # the notebooks import it
     elif not path.exists() or path.read_text(encoding="utf-8") != model:
         stale.append(f"{MODEL} differs from the sources")
+    if not options.check:
+        (FOLDER / "README.md").write_text(page_with_buttons(), encoding="utf-8")
+    elif (FOLDER / "README.md").read_text(encoding="utf-8") != page_with_buttons():
+        stale.append("README.md has buttons that lead elsewhere")
     for name in options.names or sources:
         if options.check:
             stale += find_stale(sources[name], options.output_dir)

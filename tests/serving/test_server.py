@@ -25,6 +25,7 @@ from helpers import ROOT, TEXTS, command_error, save_translator, small_nllb, wri
 from transformers import T5Config, T5ForConditionalGeneration
 
 from vanilla_transformer import Translator
+from vanilla_transformer.commands.convert import convert
 from vanilla_transformer.errors import UserError
 from vanilla_transformer.serving.batching import CHARACTERS_AT_A_TIME, Batcher, Job
 from vanilla_transformer.serving.models import Direction, load_models
@@ -421,6 +422,14 @@ def test_a_model_without_a_limit_writes_more_than_twenty_tokens(text_tokenizer, 
     (direction,) = load_models([f"en-de={folder}"], {}).values()
     ((text,),) = direction.translate(["A dog sleeps."])
     assert len(text_tokenizer(text).input_ids) > 100
+
+
+@pytest.mark.parametrize("form, backend", [("ctranslate2", "ctranslate2"), ("vanilla", "torch")])
+def test_a_converted_model_knows_its_languages(letters, form, backend, tmp_path):
+    pytest.importorskip(backend)
+    convert(letters["french-deu_Latn"], tmp_path / "converted", form)
+    (direction,) = load_models([str(tmp_path / "converted")], {}, backend=backend)
+    assert direction == ("fr", "de")
 
 
 def test_a_multilingual_model_serves_the_pairs_that_are_named(tmp_path):

@@ -18,7 +18,7 @@ from ..conversion.marian_reader import from_marian_files
 from ..conversion.marian_writer import to_marian_files
 from ..errors import UserError, explaining, noting, one_line
 from ..files import check_missing, copy_permissions, new_folder
-from ..loading import load_foreign, load_tokenizer
+from ..loading import load_foreign, load_tokenizer, noted_languages
 from ..translation_vanilla_transformer import TorchEngine
 
 FORMS = {
@@ -105,9 +105,14 @@ def load(model: str, dictionary: Path | None, codes: Path | None) -> tuple:
         return from_fairseq(model, size, len(tokenizer) - size), tokenizer, None
     loaded = load_foreign(model)
     try:
-        return loaded, load_tokenizer(model), None
+        tokenizer = load_tokenizer(model)
     except Exception as error:  # a damaged tokenizer can raise anything
         return loaded, None, problem + one_line(error)
+    if languages := noted_languages(
+        model, tokenizer, None
+    ):  # the results of train.py, which may note them, stay behind
+        tokenizer.init_kwargs |= dict(zip(("source_lang", "target_lang"), languages, strict=True))
+    return loaded, tokenizer, None
 
 
 def write_form(
