@@ -210,7 +210,7 @@ def choose_steps(situation: Situation, trained: float) -> list[Choice]:
         reason = "more would bring little"
         if trained < situation.useful:
             hours = situation.useful / trained * situation.hours
-            reason = f"--hours {situation.hours:g} on this machine; up to {hours:.1f} would be useful"
+            reason = f"--hours {situation.hours:g} on this machine; up to {hours:.1f} hours would be useful"
         choices.append(Choice({"max_steps": steps}, f"{trained / situation.tokens:.1f} epochs; {reason}"))
     choices.append(Choice({"lr_scheduler_type": "linear"}, "a run should end at a low learning rate"))
     choices.append(Choice({"warmup_steps": max(1, steps // 10)}, "a tenth of the steps"))
