@@ -306,10 +306,12 @@ def main(argv: list[str] | None = None):
         path.write_text(model, encoding="utf-8")  # the notebooks import it
     elif not path.exists() or path.read_text(encoding="utf-8") != model:
         stale.append(f"{MODEL} differs from the sources")
-    if not options.check:
-        (FOLDER / "README.md").write_text(page_with_buttons(), encoding="utf-8")
-    elif (FOLDER / "README.md").read_text(encoding="utf-8") != page_with_buttons():
-        stale.append("README.md has buttons that lead elsewhere")
+    page, buttons = FOLDER / "README.md", page_with_buttons()
+    if page.read_text(encoding="utf-8") != buttons:
+        if options.check:
+            stale.append("README.md has buttons that lead elsewhere")
+        elif options.output_dir == FOLDER:
+            page.write_text(buttons, encoding="utf-8")
     for name in options.names or sources:
         if options.check:
             stale += find_stale(sources[name], options.output_dir)

@@ -432,6 +432,14 @@ def test_a_converted_model_knows_its_languages(letters, form, backend, tmp_path)
     assert direction == ("fr", "de")
 
 
+def test_a_model_beside_damaged_results_is_converted(letters, tmp_path):
+    folder = Path(shutil.copytree(letters["french-deu_Latn"], tmp_path / "model"))
+    (folder / "all_results.json").write_text("{")
+    convert(str(folder), tmp_path / "converted", "vanilla")
+    with pytest.raises(UserError, match="converted does not say which two languages it translates"):
+        load_models([str(tmp_path / "converted")], {})
+
+
 def test_a_multilingual_model_serves_the_pairs_that_are_named(tmp_path):
     model, tokenizer = small_nllb()
     folder = save_translator(Translator(model, tokenizer), tmp_path / "nllb")

@@ -8,6 +8,7 @@ runs.
 import argparse
 import importlib
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -108,10 +109,9 @@ def load(model: str, dictionary: Path | None, codes: Path | None) -> tuple:
         tokenizer = load_tokenizer(model)
     except Exception as error:  # a damaged tokenizer can raise anything
         return loaded, None, problem + one_line(error)
-    if languages := noted_languages(
-        model, tokenizer, None
-    ):  # the results of train.py, which may note them, stay behind
-        tokenizer.init_kwargs |= dict(zip(("source_lang", "target_lang"), languages, strict=True))
+    with suppress(UserError):  # of damaged results beside the model, which only may name the languages
+        if languages := noted_languages(model, tokenizer, None):
+            tokenizer.init_kwargs |= dict(zip(("source_lang", "target_lang"), languages, strict=True))
     return loaded, tokenizer, None
 
 
