@@ -109,7 +109,7 @@ def load(model: str, dictionary: Path | None, codes: Path | None) -> tuple:
         tokenizer = load_tokenizer(model)
     except Exception as error:  # a damaged tokenizer can raise anything
         return loaded, None, problem + one_line(error)
-    with suppress(UserError):  # of damaged results beside the model, which only may name the languages
+    with suppress(UserError):  # damaged results: only the languages stay unnamed
         if languages := noted_languages(model, tokenizer, None):
             tokenizer.init_kwargs |= dict(zip(("source_lang", "target_lang"), languages, strict=True))
     return loaded, tokenizer, None
