@@ -116,7 +116,7 @@ def main():
     parser.add_argument("--only", default="", metavar="TEXT", help="only systems whose names contain this")
     options = parser.parse_args()
     if options.quick:
-        options.hours = 0.005
+        options.hours = 0.001
         MARIAN.clear()
         MARIAN["quick"] = (500, [1e-3])
     systems = {"train.py, as it chooses": partial(ours, further="")}

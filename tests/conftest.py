@@ -1,5 +1,6 @@
 """Fixtures that the tests share."""
 
+import gc
 import io
 import json
 import os
@@ -23,6 +24,19 @@ from vanilla_transformer.data.tokenizer import train_tokenizer
 
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, in the runs that are started too
+
+
+# These files take minutes, and start first, so that no core is left with one at the end; the longest is the first.
+LONG = ["test_walkthrough", "test_benchmarks", "test_faults", "test_resume", "test_several_processes", "test_hub"]
+LONG += ["test_students", "test_seeds", "test_training_run", "test_wheel", "test_record"]
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what the libraries made on import, which each collection of a small run would look through again
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT, assert_close, parts, python_output, read_sample, save_translator, small_model, table_rows
-from runs import random_pairs
+from runs import random_pairs, read_pairs, write_pairs
 
 from vanilla_transformer import Translator
 from vanilla_transformer.conversion import to_native
@@ -191,8 +191,9 @@ def test_input(run, script, tmp_path):
 def test_decode(run, script, make_model, byte_tokenizer, tmp_path):
     """In float32 all engines translate alike, token by token."""
     pytest.importorskip("ctranslate2")
-    make_model(vocab_size=len(byte_tokenizer), max_position_embeddings=512).save_pretrained(tmp_path / "model")
-    byte_tokenizer.save_pretrained(tmp_path / "model")
+    model = make_model(vocab_size=len(byte_tokenizer), max_position_embeddings=512, lm_head_bias=True)
+    model.lm_head.bias.data[byte_tokenizer.eos_token_id] += 4  # or else it would hardly ever end a sentence
+    save_translator(Translator(model, byte_tokenizer), tmp_path / "model")
     data = ["--model", str(tmp_path / "model"), "--data", str(ROOT / "sample_dataset")]
     page, _ = run("decode", tmp_path, "--quick", *data)
     column = script("decode").COLUMNS.index("as ours, fp32")
@@ -228,7 +229,10 @@ def test_engines(run, tmp_path):
 @pytest.mark.slow
 def test_own_data(run, tmp_path):
     """Each system is trained and scored."""
-    page, _ = run("own_data", tmp_path, "--quick", "--data", str(ROOT / "sample_dataset"))
+    counts = {"train": 300, "validation": 10, "test": 10}
+    splits = {split: read_pairs(ROOT / "sample_dataset", split)[:count] for split, count in counts.items()}
+    data = write_pairs(tmp_path / "data", **splits)
+    page, _ = run("own_data", tmp_path, "--quick", "--data", str(data))
     rows = rows_of(page)
     assert [row[0].split(",")[0] for row in rows] == ["train.py"] * 4 + ["MarianMTModel"]
     assert all(number(cell) > 0 for row in rows for cell in row[3:5])  # minutes and steps

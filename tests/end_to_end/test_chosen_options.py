@@ -1,6 +1,7 @@
 """Runs of train.py without a recipe, whose options are chosen from the data."""
 
 import re
+import shutil
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from runs import random_pairs, train
 from vanilla_transformer.training.rule import CHOOSABLE
 
 WHAT = "--max_eval_samples 4 --max_predict_samples 2 --num_examples 0"
-BRIEF = "--hours 0.001"
+BRIEF = "--hours 0.001 --early_stopping_patience 99"
 
 
 @pytest.fixture(scope="module")
@@ -26,30 +27,38 @@ def recipe_of(folder) -> dict:
     return yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
 
 
-def test_what_is_chosen_is_printed_saved_and_kept_by_a_resumed_run(pairs, tmp_path, monkeypatch):
-    printed = train(arguments(pairs, tmp_path / "model", BRIEF))
-    recipe = recipe_of(tmp_path / "model")
+@pytest.fixture(scope="module")
+def chosen(pairs, tmp_path_factory):
+    """The output directory of such a run, and what it printed."""
+    folder = tmp_path_factory.mktemp("chosen") / "model"
+    return folder, train(arguments(pairs, folder, BRIEF))
+
+
+@pytest.fixture
+def model(chosen, tmp_path):
+    """A copy of that directory."""
+    return shutil.copytree(chosen[0], tmp_path / "model")
+
+
+def test_what_is_chosen_is_printed_saved_and_kept_by_a_resumed_run(pairs, chosen, model):
+    printed, recipe = chosen[1], recipe_of(model)
     (block,) = re.findall(r"(?m)^options that are not given are chosen.*:\n((?:.*\n)*?)\w", printed)
     chosen = dict(re.findall(r"--(\w+) (\S+?)(?=[: ]|$)", " ".join(block.split())))
     assert {"vocab_size", "dropout", "max_steps", "optimizer"} <= chosen.keys() and "d_model" not in chosen
     assert recipe["d_model"] == 32 and not {"size", "hours"} & recipe.keys()
     for name in (chosen.keys() & CHOOSABLE) - {"vocab_size"}:
         assert str(recipe[name]) == chosen[name], name
-    again = train(arguments(pairs, tmp_path / "model", "--resume_from_checkpoint --hours 0.005"))
+    again = train(arguments(pairs, model, "--resume_from_checkpoint --hours 0.005"))
     assert "options that are not given" not in again
-    assert recipe_of(tmp_path / "model") == recipe
+    assert {**recipe_of(model), "output_dir": recipe["output_dir"]} == recipe
 
 
-def test_the_saved_recipe_repeats_a_run_whose_options_were_chosen(pairs, tmp_path):
-    train(arguments(pairs, tmp_path / "model", BRIEF))
-    train(["--config", str(tmp_path / "model" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("model", "again")]
-    assert weights[0] == weights[1]
+def test_the_saved_recipe_repeats_a_run_whose_options_were_chosen(chosen, tmp_path):
+    train(["--config", str(chosen[0] / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (chosen[0] / "model.safetensors").read_bytes()
 
 
-def test_a_resumed_run_may_be_longer(pairs, tmp_path):
-    patient = "--early_stopping_patience 99"
-    train(arguments(pairs, tmp_path / "model", f"{BRIEF} {patient}"))
-    steps = recipe_of(tmp_path / "model")["max_steps"]
-    more = f"{patient} --resume_from_checkpoint --max_steps {steps + 2}"
-    assert f"steps {steps:,} to {steps + 2:,}" in train(arguments(pairs, tmp_path / "model", more))
+def test_a_resumed_run_may_be_longer(pairs, model):
+    steps = recipe_of(model)["max_steps"]
+    more = f"--resume_from_checkpoint --max_steps {steps + 2}"
+    assert f"steps {steps:,} to {steps + 2:,}" in train(arguments(pairs, model, more))

@@ -61,5 +61,7 @@ def test_every_command_runs_in_the_order_of_the_page(copy):
     (printed,) = re.findall(r"(?m)^# (\[.*\])$", README)
     assert printed in done.stdout
     assert len((copy / "translated.de").read_text(encoding="utf-8").splitlines()) == PAIRS
+    results = json.loads((copy / "outputs" / "sample" / "all_results.json").read_text(encoding="utf-8"))
+    assert results["test_bleu"] >= 95, results
     assert (copy / "examples" / "browser" / "model" / "onnx").is_dir()
     assert len(load_tokenizer(str(copy / "outputs" / "mine"))) > 300

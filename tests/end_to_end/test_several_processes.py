@@ -102,28 +102,44 @@ def test_two_processes_equal_one(pairs, one, fork_two, tmp_path):
         assert (shown.count(part), two[1].printed().count(part)) == (count, 0), part
 
 
+MUON = " --optimizer muon"
+
+
+@pytest.fixture(scope="module")
+def one_with_muon(pairs, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("muon") / "model"
+    train(options(pairs, folder, ONE + MUON, model=MODEL))
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["copied", "sharded"])
-def test_two_processes_with_muon_equal_one(how, pairs, fork_two, tmp_path):
+def test_two_processes_with_muon_equal_one(how, pairs, one_with_muon, fork_two, tmp_path):
     """Muon multiplies in bfloat16, whose sums over shards differ by a few percent of an update of 0.002 a step."""
-    train(options(pairs, tmp_path / "one", ONE + " --optimizer muon", model=MODEL))
-    succeed(fork_two(options(pairs, tmp_path / "two", TWELVE + " --optimizer muon", model=MODEL), **HOW[how]))
+    succeed(fork_two(options(pairs, tmp_path / "two", TWELVE + MUON, model=MODEL), **HOW[how]))
     if how == "copied":
-        return assert_same_run(tmp_path / "two", tmp_path / "one", tolerance=1e-5)
-    two, one = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+        return assert_same_run(tmp_path / "two", one_with_muon, tolerance=1e-5)
+    two, one = (load_file(folder / "model.safetensors") for folder in (tmp_path / "two", one_with_muon))
     torch.testing.assert_close(two, one, rtol=0, atol=8e-3)
 
 
+DISTILLED = " --distillation_weight 0.7 --teacher "
+
+
+@pytest.fixture(scope="module")
+def one_distilled(pairs, one, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("distilled") / "model"
+    train(options(pairs, folder, ONE + DISTILLED + str(one), model=MODEL))
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["copied", "sharded"])
-def test_two_distilled_processes_equal_one(how, pairs, one, fork_two, tmp_path):
+def test_two_distilled_processes_equal_one(how, pairs, one, one_distilled, fork_two, tmp_path):
     """The main process reads the pairs with the teacher, the other one reads the cache."""
-    k = {"copied": 8, "sharded": 7}[how]  # each has its own cache
-    more = f" --teacher {one} --distillation_weight 0.7 --teacher_top_k {k}"
-    two = fork_two(options(pairs, tmp_path / "two", TWELVE + more, model=MODEL), **HOW[how])
-    succeed(two)
-    train(options(pairs, tmp_path / "one", ONE + more, model=MODEL))
-    assert_same_run(tmp_path / "two", tmp_path / "one", tolerance=1e-5)
+    argv = options(pairs, tmp_path / "two", TWELVE + DISTILLED + str(one), model=MODEL)
+    succeed(fork_two(argv, caches=[tmp_path / "cache"] * 2, **HOW[how]))
+    assert_same_run(tmp_path / "two", one_distilled, tolerance=1e-5)
 
 
 @pytest.mark.slow
@@ -167,6 +183,7 @@ def test_two_processes_on_one_gpu_equal_one(pairs, tmp_path):
 STRANGERS = r"^train.py: error: (2 processes were started.* set ACCELERATE_USE_CPU=true.*)"
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_know_of_each_other_are_rejected(pairs, fork_two, tmp_path):
     """As torchrun starts them on a CPU, where Accelerate connects them only if it is told to use it.
 

@@ -23,7 +23,7 @@ from vanilla_transformer.students.options import DistillOptions
 from vanilla_transformer.training import hardware
 
 BRIEF = "--num_beams 2 --max_new_tokens 12 --keep numbers odd_lengths repetition"
-TRAINING = "--size tiny --max_steps 6 --vocab_size 320 --max_eval_samples 4 --num_examples 1 --seed 3"
+TRAINING = "--size tiny --max_steps 6 --eval_steps 6 --vocab_size 320 --max_eval_samples 4 --num_examples 1 --seed 3"
 
 
 @pytest.fixture
@@ -140,24 +140,37 @@ COMMAND = (
 COMMAND += " --eval_steps 10 --max_steps 30 --to none"
 
 
-@pytest.fixture
-def start(tmp_path, marian):
-    """start(out, *launcher) -> a process that distills into `out`; it is killed after the test."""
-    write_texts(tmp_path, LINES)
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    write_texts(folder, LINES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(texts, marian):
+    """start(out, *launcher) -> a process that distills into `out`; it is killed in the end."""
     running = []
 
     def start(out: str, *launcher: str, **env: str) -> subprocess.Popen:
         words = [*launcher, *COMMAND.format(out=out).split(), "--teacher", str(marian)]
         environment = os.environ | {"PYTHONPATH": str(ROOT)} | env
-        with open(tmp_path / f"{out}.log", "a") as log:
+        with open(texts / f"{out}.log", "a") as log:
             running.append(
-                subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment, stdout=log, stderr=log)
+                subprocess.Popen([sys.executable, *words], cwd=texts, env=environment, stdout=log, stderr=log)
             )
         return running[-1]
 
     yield start
     for process in running:
         process.kill()
+
+
+@pytest.fixture(scope="module")
+def whole(start, texts) -> Path:
+    """What a distillation that nothing stops leaves."""
+    assert start("whole").wait(300) == 0, (texts / "whole.log").read_text()
+    return texts / "whole"
 
 
 def wait_for(pattern: str, folder: Path, process: subprocess.Popen):
@@ -176,48 +189,47 @@ def products(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_distillation_killed_three_times_gives_the_same_student(start, tmp_path):
+def test_a_distillation_killed_three_times_gives_the_same_student(start, texts, whole):
     """While it translates, before the first checkpoint, and after it, each time at a random moment."""
-    assert start("whole").wait(300) == 0, (tmp_path / "whole.log").read_text()
     for stage, longest in [
         ("translations/0/*.json", 1.5),
         ("student/recipe.yaml", 0.5),
         ("student/checkpoint-*", 1.0),
     ]:
         process = start("killed")
-        wait_for(stage, tmp_path / "killed", process)
+        wait_for(stage, texts / "killed", process)
         time.sleep(random.uniform(0, longest))
         assert process.poll() is None
         process.kill()
         process.wait()
-    assert not (tmp_path / "killed" / "evaluation").exists()
-    assert start("killed").wait(300) == 0, (tmp_path / "killed.log").read_text()
-    assert "resuming from killed/student/checkpoint-" in (tmp_path / "killed.log").read_text()
-    assert products(tmp_path / "killed") == products(tmp_path / "whole")
+    assert not (texts / "killed" / "evaluation").exists()
+    assert start("killed").wait(300) == 0, (texts / "killed.log").read_text()
+    assert "resuming from killed/student/checkpoint-" in (texts / "killed.log").read_text()
+    assert products(texts / "killed") == products(whole)
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_to_go_on(start, tmp_path):
+def test_ctrl_c_says_how_to_go_on(start, texts, whole):
+    shutil.copytree(whole, texts / "out", ignore=shutil.ignore_patterns("student*", "evaluation*"))
     process = start("out")
-    wait_for("student/checkpoint-*", tmp_path / "out", process)
+    wait_for("student/checkpoint-*", texts / "out", process)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    printed = (tmp_path / "out.log").read_text()
+    printed = (texts / "out.log").read_text()
     assert "which is saved; resume with" in printed and printed.rstrip().endswith(
         "the same command goes on from here."
     )
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_texts_and_one_goes_on(start, tmp_path):
+def test_two_processes_share_the_texts_and_one_goes_on(start, texts, whole):
     """What the two translate is what one translates."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     both = start("both", *launcher, ACCELERATE_USE_CPU="true")
-    wait_for("translations/0/0000001.json", tmp_path / "both", both)
+    wait_for("translations/0/0000001.json", texts / "both", both)
     both.terminate()
     both.wait(60)
-    assert start("both", *launcher, ACCELERATE_USE_CPU="true").wait(300) == 0, (tmp_path / "both.log").read_text()
-    assert start("one").wait(300) == 0
-    one, two = products(tmp_path / "one"), products(tmp_path / "both")
+    assert start("both", *launcher, ACCELERATE_USE_CPU="true").wait(300) == 0, (texts / "both.log").read_text()
+    one, two = products(whole), products(texts / "both")
     assert all(one[name] == two[name] for name in one if name.startswith(("translations", "pairs")))
-    assert (tmp_path / "both" / "report.md").exists()
+    assert (texts / "both" / "report.md").exists()

@@ -38,6 +38,7 @@ def test_card_requirements_and_program_name_what_they_need():
     assert {"demo", "inspection", "engines"} <= shown and not {"training", "hub", "commands", "conversion"} & shown
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_other_file_of_the_package(tmp_path):
     pytest.importorskip("gradio")
     write_files(space_files("me/toy"), tmp_path)

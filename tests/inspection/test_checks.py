@@ -19,12 +19,13 @@ import relative_position_bias as example  # noqa: E402
 
 POSITIONS = [{"position_embedding_type": kind} for kind in ("sinusoidal", "learned", "rotary", "marian")]
 CONFIGS = [kind | {"norm_first": norm_first} for kind in POSITIONS for norm_first in (False, True)]
-CONFIGS += [*EMBEDDINGS.values(), {"encoder_layers": 1, "decoder_layers": 3}, {"scale_embedding": False}]
-CONFIGS += [dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.3)]
-CONFIGS += [{"activation_function": name} for name in ("gelu", "swish", "prelu", "xielu")]
-CONFIGS += [{"pad_token_id": 2}, {"pad_token_id": None}, {"eos_token_id": None}, {"eos_token_id": [2, 5]}]
-CONFIGS += [{"decoder_start_token_id": None, "bos_token_id": None}, {"vocab_size": 4}]
-CONFIGS += [kind | {"max_position_embeddings": 4} for kind in POSITIONS]
+MORE = [*EMBEDDINGS.values(), {"encoder_layers": 1, "decoder_layers": 3}, {"scale_embedding": False}]
+MORE += [dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.3)]
+MORE += [{"activation_function": name} for name in ("gelu", "swish", "prelu", "xielu")]
+MORE += [{"pad_token_id": 2}, {"pad_token_id": None}, {"eos_token_id": None}, {"eos_token_id": [2, 5]}]
+MORE += [{"decoder_start_token_id": None, "bos_token_id": None}, {"vocab_size": 4}]
+MORE += [kind | {"max_position_embeddings": 4} for kind in POSITIONS]
+CONFIGS += [pytest.param(config, marks=pytest.mark.slow) for config in MORE]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -32,7 +33,8 @@ def test_every_config_passes(config):
     check_model(VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**TINY | config)))
 
 
-@pytest.mark.parametrize("compiled", ["eager", pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", ["eager", True])
 def test_it_passes_compiled(make_model, compiled):
     check_model(make_model(encoder_layers=1, decoder_layers=1), compiled=compiled)
 
@@ -75,6 +77,7 @@ def test_both_pass_with_masks_as_on_a_gpu(make_model, as_on_a_gpu):
     check_model(example.RelativeTransformer(example.RelativeConfig(**TINY)))
 
 
+@pytest.mark.slow
 def test_the_relative_position_bias_passes_compiled():
     sizes = TINY | {"encoder_layers": 1, "decoder_layers": 1}
     check_model(example.RelativeTransformer(example.RelativeConfig(**sizes, max_distance=3)), compiled="eager")

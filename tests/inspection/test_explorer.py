@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, command_error
+from helpers import ROOT, command_error, small_model
 
 from vanilla_transformer.__main__ import main
 from vanilla_transformer.data.tokenizer import train_tokenizer
@@ -28,18 +28,20 @@ def tokenizer():
     return train_tokenizer([text for pair in PAIRS for text in pair[:2]], 300)
 
 
-@pytest.fixture
-def model(make_model, tokenizer):
-    model = make_model(vocab_size=len(tokenizer), encoder_attention_heads=2, decoder_attention_heads=4)
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
+    model = small_model(vocab_size=len(tokenizer), encoder_attention_heads=2, decoder_attention_heads=4)
     with torch.no_grad():
         model.model.shared.weight[tokenizer.eos_token_id] *= 4  # an untrained model would hardly ever end a sentence
     return model
 
 
-@pytest.fixture
-def page(model, tokenizer, tmp_path):
-    write_explorer(explore(model, tokenizer, PAIRS), tmp_path / "explorer.html", "Inside <b>a</b>")
-    return tmp_path / "explorer.html"
+@pytest.fixture(scope="module")
+def page(model, tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "explorer.html"
+    write_explorer(explore(model, tokenizer, PAIRS), path, "Inside <b>a</b>")
+    return path
 
 
 @pytest.fixture

@@ -64,18 +64,11 @@ WAYS = {
         assert pool.apply(torch.get_num_threads) == (1 if kind == "ctranslate2" else 2)
     """,
 }
-KINDS = [("torch", "server"), ("ctranslate2", "server")]
-KINDS += [
-    pytest.param(kind, way, marks=pytest.mark.slow)
-    for kind, ways in {
-        "torch": ["map", "spawned"],
-        "ctranslate2": ["map", "spawned"],
-        "pipeline": ["server", "map"],
-    }.items()
-    for way in ways
-]
+KINDS = [(kind, way) for kind in ("torch", "ctranslate2") for way in ("server", "map", "spawned")]
+KINDS += [("pipeline", "server"), ("pipeline", "map")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "way"), KINDS)
 def test_a_translator_goes_on_in_another_process(kind, way, text_tokenizer, tmp_path):
     if kind == "ctranslate2":

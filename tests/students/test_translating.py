@@ -77,10 +77,10 @@ def test_a_teacher_of_transformers_translates_as_by_generate(kind, text_tokenize
         model = BartForConditionalGeneration(BartConfig(**ids, **sizes, **heads))
     randomise(model).eval()
     teacher = one_teacher(save(model, text_tokenizer, tmp_path / kind), source_prefix="in German: ", num_beams=2)
-    expected = generated(
-        model, text_tokenizer, [f"in German: {text}" for text in TEXTS], num_beams=2, max_new_tokens=256
-    )
-    assert [text.strip() for text in best_of(translated(tmp_path / "out", teacher))] == expected
+    texts = TEXTS[:2]  # an untrained model seldom ends before the 256th token
+    prompts = [f"in German: {text}" for text in texts]
+    expected = generated(model, text_tokenizer, prompts, num_beams=2, max_new_tokens=256)
+    assert [text.strip() for text in best_of(translated(tmp_path / "out", teacher, texts))] == expected
     assert any(len(text_tokenizer(text).input_ids) > 25 for text in expected)
 
 
