@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from pair_files import ENGLISH_GERMAN, PAIRS, PARTS, error, load, read, rows, streamed, texts, write
 
+from vanilla_transformer.data import splits
 from vanilla_transformer.data.options import DatasetOptions
 from vanilla_transformer.data.splits import load_split
 
@@ -176,6 +177,7 @@ def test_files_with_other_languages_need_them_named(german_and_french):
     assert message.startswith("en and es of --train_file_langs must both be text columns")
 
 
+SHARE = {"validation_split_percentage": 5}
 MANY = [(f"a dog {i % 900}", f"ein Hund {i}") for i in range(1000)]
 
 
@@ -190,6 +192,14 @@ def test_validation_is_held_out_of_training(percentage, tmp_path, capsys):
     assert places[0] < 300 and places[-1] > 700
     said = f"has no validation split: {len(held_out):,} of 1,000 pairs are held out, by a hash of their sources."
     assert said in capsys.readouterr().out
+
+
+def test_of_a_large_file_few_pairs_are_held_out_unless_an_option_says_more(tmp_path, monkeypatch):
+    """They are among those that a smaller file would hold out."""
+    monkeypatch.setattr(splits, "MOST_HELD_OUT", 20)
+    path = write(tmp_path / "train.jsonl", rows(pairs=MANY))
+    few, many = (texts(load(train_file=path, **share)["validation"]) for share in ({}, SHARE))
+    assert 5 < len(few) < 35 < len(many) and {*few} < {*many}
 
 
 def test_the_same_pairs_are_held_out_of_a_file_that_grows_or_is_shuffled(tmp_path):
@@ -216,9 +226,9 @@ def test_a_test_split_is_held_out_too(tmp_path, capsys):
 
 @pytest.mark.parametrize("pairs", [PAIRS[:2], [*PAIRS[:3], *[("", "leer")] * 5]])
 def test_at_least_one_pair_of_a_small_file_is_held_out(pairs, tmp_path):
-    splits = load(train_file=write(tmp_path / "train.jsonl", rows(pairs=pairs)), validation_split_percentage=1)
-    assert len(splits["validation"]) == 1 and len(splits["train"]) == len(pairs) - 1
-    assert splits["validation"][0]["source"]
+    found = load(train_file=write(tmp_path / "train.jsonl", rows(pairs=pairs)), validation_split_percentage=1)
+    assert len(found["validation"]) == 1 and len(found["train"]) == len(pairs) - 1
+    assert found["validation"][0]["source"]
 
 
 @streamed

@@ -17,6 +17,7 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".tmx", *TRAN
 LANGUAGES = {".ts", ".mo"}  # also language codes (Tsonga, Moldavian), so they may be endings of parallel files
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # may follow them
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
+HELD_OUT, MOST_HELD_OUT = 5, 2000  # for validation, unless an option says how many: percent, but at most so many pairs
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,12 @@ class DataOptions(DatasetOptions):
     train_split: str | None = option(None, "the split to train on, or train[:50%], train+dev, ... (default: train)")
     validation_split: str | None = option(None, "the split to validate on (default: validation)")
     test_split: str | None = option(None, "the split to test on at the end (default: test, if there is one)")
-    validation_split_percentage: int = option(
-        5, "percent of the training sources to hold out for validation, if there is no validation split", ge=1, lt=100
+    validation_split_percentage: int | None = option(
+        None,
+        "percent of the training sources to hold out for validation, if there is no validation split "
+        f"(default: {HELD_OUT}, but at most about {MOST_HELD_OUT:,} pairs)",
+        ge=1,
+        lt=100,
     )
     test_split_percentage: int | None = option(
         None, "percent of the training sources to hold out for the test", ge=1, lt=100
@@ -260,7 +265,7 @@ class DataOptions(DatasetOptions):
                 raise UserError(
                     f"--{split}_file has {count} files for {files} training files; give one, or one for each."
                 )
-        if (self.test_split_percentage or 0) + self.validation_split_percentage >= 100:
+        if (self.test_split_percentage or 0) + (self.validation_split_percentage or HELD_OUT) >= 100:
             raise UserError("--validation_split_percentage and --test_split_percentage leave no pairs for training.")
         if self.test_split_percentage and (self.test_file or self.test_split):
             raise UserError("--test_split_percentage holds out a test split; leave out --test_file and --test_split.")

@@ -25,7 +25,7 @@ from .columns import (
     lacks_header,
     select_pair,
 )
-from .options import DataOptions, DatasetOptions, Source, describe_file, group_parallel
+from .options import HELD_OUT, MOST_HELD_OUT, DataOptions, DatasetOptions, Source, describe_file, group_parallel
 from .rows import TEXTS, load_dataset, load_file, map_columns, reading_data
 from .survey import Texts, describe_survey, survey
 from .texts import is_filled, normal_form
@@ -357,12 +357,13 @@ def hold_out(
     """Divides the training files where a split is missing: validation and, with `--test_split_percentage`, test.
 
     A hash of its normalized source decides whether a pair is held out, so pairs with the same source stay together,
-    and a pair stays on its side when files grow or are shuffled. Every file gives pairs; if files `differ` in their
-    languages, each gives at least one. If they have tags or weights and the same languages, such as
+    and a pair stays on its side when files grow or are shuffled; but the share for validation falls where it would be
+    more than `MOST_HELD_OUT` pairs, which gives some of them to training. Every file gives pairs; if files `differ` in
+    their languages, each gives at least one. If they have tags or weights and the same languages, such as
     back-translations, only the first gives pairs, and the others lose the pairs whose sources are held out.
     """
     name, train = options.label, files["train"]
-    shares = {"test": options.test_split_percentage, "validation": options.validation_split_percentage}
+    shares = {"test": options.test_split_percentage, "validation": options.validation_split_percentage or HELD_OUT}
     shares = {split: share for split, share in shares.items() if share and split not in files}
     if "test" in files and options.test_split_percentage:
         raise UserError(f"{name} has a test split; leave --test_split_percentage out.")
@@ -377,6 +378,8 @@ def hold_out(
     count = len(train) if differ or are_alike else 1
     name, has = (f"{name} and {count - 1:,} more", "have") if count > 1 else (name, "has")
     total = sum(map(len, train[:count]))
+    if "validation" in shares and not options.validation_split_percentage:
+        shares["validation"] = min(HELD_OUT, 100 * MOST_HELD_OUT / max(total, 1))
     if differ:
         bounds = [bounds_of(of_file, shares) for of_file in points]
     else:
@@ -401,7 +404,7 @@ def hold_out(
     return found
 
 
-def bounds_of(points: np.ndarray, shares: dict[str, int]) -> dict[str, tuple[float, float]]:
+def bounds_of(points: np.ndarray, shares: dict[str, float]) -> dict[str, tuple[float, float]]:
     """The range of points of each split: its percentage, or more if that would leave it without a source."""
     bounds, start = {}, 0.0
     for split, share in shares.items():
