@@ -123,7 +123,7 @@ def test_two_processes_with_muon_equal_one(how, pairs, one_with_muon, fork_two, 
     torch.testing.assert_close(two, one, rtol=0, atol=8e-3)
 
 
-DISTILLED = " --distillation_weight 0.7 --teacher "
+DISTILLED = " --distillation_weight 0.7 --teacher_top_k 7 --teacher "
 
 
 @pytest.fixture(scope="module")
