@@ -254,6 +254,7 @@ def prepare(
         data_options.tokenizer_type,
     )
     asked = asked.with_values(run_on_main(chosen_training, asked, pairs, tokenizer, accelerator))
+    data_options = asked.data
     torch.manual_seed(options.seed)
     model = make_model(asked.model, options, data_options, tokenizer, accelerator.device)
     if options.native:

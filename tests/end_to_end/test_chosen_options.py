@@ -53,6 +53,18 @@ def test_what_is_chosen_is_printed_saved_and_kept_by_a_resumed_run(pairs, chosen
     assert {**recipe_of(model), "output_dir": recipe["output_dir"]} == recipe
 
 
+def test_documents_are_trained_on_and_a_resumed_run_keeps_their_limits(tmp_path):
+    documents = [" ".join(f"{i}w{j}" for j in range(150)) for i in range(40)]
+    file = tmp_path / "documents.tsv"
+    file.write_text("source\ttarget\n" + "".join(f"{text}\tnone\n" for text in documents), encoding="utf-8")
+    run = f"--train_file {file} --output_dir {tmp_path / 'model'} {WHAT} --d_model 32 {BRIEF}"
+    assert "(dropped: 0 empty, 0 too long)" in train(run.split())
+    limit = recipe_of(tmp_path / "model")["max_source_length"]
+    assert limit > 128 and recipe_of(tmp_path / "model")["max_target_length"] == 128
+    train(f"{run} --resume_from_checkpoint".split())
+    assert recipe_of(tmp_path / "model")["max_source_length"] == limit
+
+
 def test_the_saved_recipe_repeats_a_run_whose_options_were_chosen(chosen, tmp_path):
     train(["--config", str(chosen[0] / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (chosen[0] / "model.safetensors").read_bytes()

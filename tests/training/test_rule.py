@@ -11,6 +11,7 @@ from vanilla_transformer.training.rule import (
     SIZES,
     Corpus,
     Situation,
+    choose_lengths,
     choose_tokens,
     choose_training,
 )
@@ -77,6 +78,29 @@ def test_pairs_are_joined_if_sources_are_single_sentences(corpus, joins):
 @pytest.mark.parametrize("free", [set(), {"d_model"}])
 def test_tokens_that_are_given_are_not_chosen(free):
     assert choose_tokens(WORDS, free) == choose_tokens(SENTENCES, free) == []
+
+
+@pytest.mark.parametrize(
+    ("longest", "most", "limits"),
+    [
+        ((300, 128), 1024, {"max_source_length": 512}),
+        ((129, 600), 1024, {"max_source_length": 256, "max_target_length": 1024}),
+        ((9000, 300), 256, {"max_source_length": 256, "max_target_length": 256}),
+        ((9000, 300), 100, {}),
+    ],
+)
+def test_limits_of_lengths_are_raised_until_few_pairs_are_dropped(longest, most, limits):
+    def values(lengths, free=CHOOSABLE):
+        return {name: value for one in choose_lengths(lengths, most, free) for name, value in one.values.items()}
+
+    many, few = [longest] * 2 + [(20, 20)] * 98, [longest] + [(20, 20)] * 99
+    assert values(many) == limits and values(few) == values([]) == {}
+    assert values(many, CHOOSABLE - {"max_source_length"}) == {k: v for k, v in limits.items() if "target" in k}
+
+
+def test_chrf_decides_where_translations_are_short():
+    short = replace(SENTENCES, words=(12.0, 1.1))
+    assert choose("", corpus=short)["metric_for_best_model"] == "chrf" and "metric_for_best_model" not in choose()
 
 
 def test_more_data_and_more_time_give_a_larger_model():

@@ -57,9 +57,9 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
     if named and all(map(str.isdecimal, named)) and not set(named) <= set(cells):
         PartialState().print(f"{source.label} is read without a header row; its first row is {' | '.join(cells)}.")
         return True
-    if source.is_named:
+    if any(source.columns) or len(cells) < 2 or preferred and set(preferred) <= set(cells):
         return False
-    if len(cells) < 2 or preferred and set(preferred) <= set(cells):
+    if any(column_of(language, cells) for language in (source.source_lang, source.target_lang)):
         return False
     if all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells):
         return False
@@ -219,6 +219,8 @@ class Columns:
             fits = (name == end or known_code(end) is None for name, end in zip(named, self.files, strict=True))
             if not any(named) or all(fits):
                 return self.files
+        if all(map(str.isdecimal, self.features)):  # a table without a header row
+            return self.only_two()
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {self.remedy()}")
         check_header(self.dataset, self.source, languages, self.source.languages)

@@ -71,16 +71,15 @@ def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
         return list(sample)
 
 
-def typical_length(dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, limit: int) -> float:
-    """The mean of the tokens on the longer side, over a sample of the pairs that have at most `limit` there."""
+def sample_lengths(
+    dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, limit: int
+) -> list[tuple[int, int]]:
+    """The tokens of source and target of a sample of the pairs, without those whose characters alone show that they
+    have more than `limit`."""
     rows = [(row["source"], row["target"]) for row in sample_rows(dataset, 2000)]
     rows = [row for row in rows if all(is_filled(text) and len(text) <= longest_text(limit) for text in row)]
-    if not rows:
-        return 1.0
-    encoded = encode_texts(*map(list, zip(*rows, strict=True)), tokenizer)
-    longest = [max(map(len, pair)) for pair in zip(encoded["input_ids"], encoded["labels"], strict=True)]
-    longest = [length for length in longest if length <= limit]
-    return sum(longest) / max(len(longest), 1) or 1.0
+    encoded = encode_texts(*map(list, zip(*rows, strict=True)), tokenizer) if rows else {"input_ids": [], "labels": []}
+    return [(len(s), len(t)) for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
 
 
 def encode_pairs(

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.encoding import typical_length
+from ..data.encoding import sample_lengths
 from ..data.splits import Splits
 from ..errors import UserError
 from .checkpoint import load_state
@@ -19,7 +19,7 @@ from .model import choose_attention, new_model
 from .optimization import compute_loss, make_optimizer
 from .options import given_fields
 from .recipe import Options
-from .rule import USUAL_BATCH, Choice, Corpus, Situation, choose_tokens, choose_training
+from .rule import LIMITS, USUAL_BATCH, Choice, Corpus, Situation, choose_lengths, choose_tokens, choose_training
 
 STREAMED = 10**6  # pairs that a stream is taken to have
 
@@ -38,11 +38,16 @@ def chosen_training(
     """What is chosen when the tokens are known, which is printed."""
     if not options.free:
         return {}
+    lengths = sample_lengths(pairs["train"], tokenizer, LIMITS[-1])
+    chosen = report(choose_lengths(lengths, options.model.max_position_embeddings or LIMITS[-1], options.free))
+    options = options.with_values(chosen)
     corpus, given = look_at(pairs), options.values()
-    length = typical_length(pairs["train"], tokenizer, options.data.length_limit)
+    limits = options.data.max_source_length, options.data.max_target_length
+    kept = [max(pair) for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
+    length = sum(kept) / max(len(kept), 1) or 1.0
     batches_per_step = options.training.gradient_accumulation_steps * accelerator.num_processes
     if isinstance(pairs["train"], Sized):
-        tokens = length * max(corpus.pairs, 1)
+        tokens = max(sum(kept) / max(len(lengths), 1) * corpus.pairs, 1)
     else:  # of a stream, no pair is read again
         tokens = given["max_steps"] * batches_per_step * USUAL_BATCH
 
@@ -55,7 +60,7 @@ def chosen_training(
     on_gpu = accelerator.device.type == "cuda"
     situation = Situation(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed)
     choices, doubts = choose_training(situation)
-    chosen = report(choices)
+    chosen |= report(choices)
     for doubt in doubts:
         print(textwrap.fill(f"warning: {doubt}", 80, subsequent_indent="  "))
     return chosen

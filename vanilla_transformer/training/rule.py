@@ -1,6 +1,7 @@
 """The options that train.py chooses if they are not given: tokens, the size of the model, and how long to train it.
 
-`choose_tokens` and `choose_training` are the rule; docs/LOG.md has the runs that the numbers are from.
+The rule is `choose_tokens`, `choose_lengths` and `choose_training`; docs/LOG.md has the runs that its numbers are
+from.
 """
 
 import math
@@ -32,9 +33,9 @@ SIZES = {
 MODEL = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
 MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
 # The rule chooses these if they are not given.
-CHOOSABLE = {"letters", "vocab_size", "joined_pairs", *MODEL, "dropout", "optimizer", "lr_scheduler_type"}
-CHOOSABLE |= {"max_steps", "num_train_epochs", "per_device_train_max_tokens", "warmup_steps", "eval_steps"}
-CHOOSABLE |= {"early_stopping_patience", "metric_for_best_model"}
+CHOOSABLE = {"letters", "vocab_size", "joined_pairs", "max_source_length", "max_target_length", *MODEL, "dropout"}
+CHOOSABLE |= {"optimizer", "lr_scheduler_type", "max_steps", "num_train_epochs", "per_device_train_max_tokens"}
+CHOOSABLE |= {"warmup_steps", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
 USABLE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
@@ -44,6 +45,7 @@ EVALUATIONS = 8
 WORDS_A_TOKEN, TOKENS = 30, 16  # of the vocabulary: at most a token for 30 words, and 16 times the root of the words
 JOINED = 0.2  # share of joined pairs
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
+LIMITS, TOO_LONG = (128, 256, 512, 1024), 0.01  # tokens of a source or target; the share of texts that may have more
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,22 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
         reason = "sources are single sentences; joined pairs teach the model to translate several at once"
         choices.append(Choice({"joined_pairs": JOINED}, reason))
     return choices
+
+
+def choose_lengths(lengths: list[tuple[int, int]], most: int, free: Set[str]) -> list[Choice]:
+    """Higher limits for sources or targets, but at most `most`, if more than 1 % have more tokens than the default.
+
+    `lengths` are those of the source and the target of some pairs.
+    """
+    choices = []
+    for name, side in zip(("max_source_length", "max_target_length"), zip(*lengths, strict=True), strict=False):
+        needed = sorted(side)[int((1 - TOO_LONG) * (len(side) - 1))]
+        fitting = [limit for limit in LIMITS if limit <= most]
+        limit = next((limit for limit in fitting if limit >= needed), max(fitting, default=0))
+        if limit > LIMITS[0]:
+            long = sum(length > LIMITS[0] for length in side) / len(side)
+            choices.append(Choice({name: limit}, f"{long:.0%} have more than {LIMITS[0]} tokens"))
+    return [choice for choice in choices if choice.values.keys() <= free]
 
 
 @dataclass(frozen=True)
@@ -160,8 +178,8 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     dropout = 0.1 if epochs < 25 or width <= SIZES["tiny"].d_model else 0.2
     choices = [optimizer, size, Choice({"dropout": dropout}, f"each pair is read about {epochs:.1f} times")]
     choices += choose_steps(situation, trained)
-    if situation.given["letters"]:
-        choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
+    if situation.given["letters"] or situation.corpus.words[1] < 4:
+        choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words, up to four in a row"))
     doubts = []
     if situation.corpus.pairs < FEW_PAIRS and min(situation.corpus.words) >= 3:
         doubts.append(
