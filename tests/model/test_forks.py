@@ -36,9 +36,9 @@ if __name__ == "__main__":
     assert torch.get_num_threads() == 2 or kind == "ctranslate2"  # which sets it to 1
     expected = translator(texts)
 """
-WAYS = {
+WAYS = (
     # As gunicorn --preload: workers are forked and end as programs do, by the end of the interpreter.
-    "server": """
+    """
     for served in (True, False):
         ours, theirs = socket.socketpair()
         if not (child := os.fork()):
@@ -52,35 +52,33 @@ WAYS = {
         assert os.waitpid(child, 0)[1] == 0
     assert translator(texts) == expected
     """,
-    "map": """
+    """
     from datasets import Dataset
     found = Dataset.from_dict({"text": texts}).map(translate, batched=True, batch_size=40, num_proc=2)
     assert found["translation"][:] == expected
     """,
-    "spawned": """
+    """
     import multiprocessing
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(translator, [texts, texts]) == [expected, expected]
         assert pool.apply(torch.get_num_threads) == (1 if kind == "ctranslate2" else 2)
     """,
-}
-KINDS = [(kind, way) for kind in ("torch", "ctranslate2") for way in ("server", "map", "spawned")]
-KINDS += [("pipeline", "server"), ("pipeline", "map")]
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "way"), KINDS)
-def test_a_translator_goes_on_in_another_process(kind, way, text_tokenizer, tmp_path):
+@pytest.mark.parametrize("kind", ["torch", "ctranslate2", "pipeline"])
+def test_a_translator_goes_on_in_another_process(kind, text_tokenizer, tmp_path):
     if kind == "ctranslate2":
         pytest.importorskip("ctranslate2")
     folder = save_translator(writing_translator(text_tokenizer, d_model=64), tmp_path / "model")
     script = tmp_path / "a.py"
-    script.write_text(BEGINNING + WAYS[way])
+    script.write_text(BEGINNING + "".join(WAYS[:2] if kind == "pipeline" else WAYS))
     environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
     options = {"env": environment, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with subprocess.Popen([sys.executable, script, folder, kind], **options) as process:
         try:
-            errors = process.communicate(timeout=60)[1]
+            errors = process.communicate(timeout=300)[1]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             pytest.fail(f"It hangs: {process.communicate()[1]}")
