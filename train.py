@@ -252,6 +252,7 @@ def prepare(
         data_options.verbatim,
         data_options.letters,
         data_options.tokenizer_type,
+        data_options.split_digits,
     )
     asked = asked.with_values(run_on_main(chosen_training, asked, pairs, tokenizer, accelerator))
     data_options = asked.data

@@ -304,8 +304,20 @@ def test_a_first_row_that_is_a_pair_is_read_and_one_that_may_be_is_said(streamin
         assert pairs[0] == ("Open file", "Datei öffnen") and len(split) == 3
         languages = {"source_lang": "en", "target_lang": "de", "streaming": streaming}
         assert read(file, **languages)[0] == ("Open file", "Datei öffnen")
+        assert f"{header.replace(',', ' | ')}, is read as a pair, from en to de." in capsys.readouterr().out
         named = {"source_column": "Open file", "target_column": "Datei öffnen", "streaming": streaming}
         assert read(file, **named)[0] == ("Save", "Sichern")
+
+
+@streamed
+def test_a_file_is_read_without_a_header_if_the_one_before_has_none(streaming, tmp_path):
+    train = write(tmp_path / "a.tsv", "Open file\tDatei öffnen\nNew\tNeu\n")
+    validation = write(tmp_path / "b.tsv", "Save\tSichern\nClose\tSchließen\n")
+    for languages in ({}, {"source_lang": "en", "target_lang": "de"}):
+        files = {"train_file": [str(train)], "validation_file": [str(validation)]}
+        splits = load(**files, **languages, streaming=streaming)
+        assert texts(splits["train"]) == [("Open file", "Datei öffnen"), ("New", "Neu")]
+        assert texts(splits["validation"]) == [("Save", "Sichern"), ("Close", "Schließen")]
 
 
 @streamed
@@ -344,7 +356,8 @@ def test_columns_are_joined(suffix, streaming, tmp_path):
 def test_a_header_that_is_missing_is_named_with_a_remedy(kind, tmp_path):
     file = write(tmp_path / "sounds.tsv", "ship\tschiff\nchin\tkinn\n")
     message = error(file, **{f"source_{kind}": "en", f"target_{kind}": "ipa"})
-    remedy = "Number its columns, such as --source_column 1 --target_column 2."
+    remedy = "Name two of these columns with --source_column and --target_column or, if it is a pair, number them: "
+    remedy += "--source_column 1 --target_column 2."
     assert message.startswith(f"{file} has no header row with --source_{kind} en and --target_{kind} ipa")
     assert message.endswith(f"its first row is ship | schiff. {remedy}")
     inflected = write(tmp_path / "forms.tsv", "go\tV;PST\twent\nsee\tV;PST\tsaw\n")

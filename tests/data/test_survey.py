@@ -56,6 +56,12 @@ def test_what_is_odd_is_counted():
     assert expected.items() <= found.items() and found["odd_lengths"] == 1 and found["swapped"] < 0.01
 
 
+def test_pairs_that_are_spelt_alike_are_counted():
+    alike = [("cafe au lait 3", "Café, au-lait: 3!"), ("Thedogsleeps.", "The dog sleeps."), ("straße", "STRASSE")]
+    found = counts([*alike, ("The dgo sleeps.", "The dog sleeps."), ("one", "eins"), ("3", "4")])["train"]
+    assert found["same_letters"] == 0.5 and counts([])["train"]["same_letters"] == 0
+
+
 @pytest.mark.parametrize(
     "pair, is_odd", [("a 19", True), ("3 14", True), ("a 9", False), ("9 a", False), ("19 a", True)]
 )
@@ -105,7 +111,7 @@ def test_forms_of_many_pairs_are_estimated_from_a_sample_and_said_to_be(monkeypa
     assert 300 < found["sampled"] < 400
     assert f"numbers are estimated from {found['sampled']} pairs" in described({"train": found})
     estimated = {"several_sentences", "placeholders", "placeholders_kept", "numbers", "sampled"}
-    estimated |= {"words", "characters"}
+    estimated |= {"words", "characters", "same_letters"}
     assert {key for key in found if found[key] != exact.get(key)} <= estimated
     assert all(found[key] == pytest.approx(exact[key], rel=0.15) for key in estimated - {"sampled"})
 

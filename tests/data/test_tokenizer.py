@@ -131,6 +131,19 @@ def test_each_character_may_be_a_token(verbatim, tmp_path):
     assert tokenizer.init_kwargs["letters"]
 
 
+@pytest.mark.parametrize("options", [{}, {"verbatim": True}, {"kind": "unigram"}])
+def test_each_digit_may_be_a_token(options, tmp_path):
+    pairs = text_dataset([("in 1984, 19.84 years", "x1984 at 1984 or 1984")] * 30)
+    whole = make_tokenizer(None, pairs, 320, **options)
+    make_tokenizer(None, pairs, 320, split_digits=True, **options).save_pretrained(tmp_path)
+    tokenizer = tokenizer_for_training(str(tmp_path))
+    for text in ("in 1984", "1984", "x19a84", "٣٤ 1"):
+        assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+    assert any("19" in token for token in whole.tokenize("in 1984 at 1984"))
+    digits = "".join(token[-1] for token in tokenizer.tokenize("in 1984 at 1984") if token[-1].isdigit())
+    assert digits == "19841984" and tokenizer.init_kwargs["split_digits"]
+
+
 def test_a_verbatim_tokenizer_returns_random_texts():
     tokenizer, generator = train_tokenizer(corpus(), 300, verbatim=True), random.Random(0)
     atoms = [*"\n\t \u00a0\u3000\u2126\ufdd0>a\u00ad\u200b\x00"]
@@ -537,7 +550,7 @@ def test_a_verbatim_tokenizer_is_trained_and_found_again(tmp_path, capsys):
     assert again.init_kwargs["verbatim"]
 
 
-@pytest.mark.parametrize("kind", ["verbatim", "letters"])
+@pytest.mark.parametrize("kind", ["verbatim", "letters", "split_digits"])
 def test_an_existing_tokenizer_is_of_no_other_kind(kind, folder):
     with pytest.raises(UserError, match=f"--{kind} trains a tokenizer, but --tokenizer_name {folder} brings one"):
         make_tokenizer(("--tokenizer_name", folder), text_dataset(PAIRS), **{kind: True})

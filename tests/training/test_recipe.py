@@ -87,9 +87,11 @@ def test_options_are_free_that_neither_command_line_nor_recipe_gives(tmp_path):
     assert parse_arguments(own).free == CHOOSABLE
     assert parse_arguments([*own, "--d_model", "64", "--seed=3"]).free == CHOOSABLE - {"d_model"}
     assert parse_arguments([*own, "--size=small"]).free == CHOOSABLE
-    assert parse_arguments([*own, "--tokenizer_name=t"]).free == CHOOSABLE - {"letters", "vocab_size"}
+    tokens = {"letters", "vocab_size", "split_digits"}
+    assert parse_arguments([*own, "--tokenizer_name=t"]).free == CHOOSABLE - tokens
     assert parse_arguments([*own, "--train_file_tags=<x>"]).free == CHOOSABLE - {"joined_pairs"}
-    assert parse_arguments([*own, "--letters"]).free == CHOOSABLE - {"letters", "vocab_size"}
+    assert parse_arguments([*own, "--letters"]).free == CHOOSABLE - tokens
+    assert parse_arguments([*own, "--vocab_size=500"]).free == CHOOSABLE - {"letters", "vocab_size"}
     averaged = CHOOSABLE - {"eval_steps", "early_stopping_patience"}
     assert parse_arguments([*own, "--average_checkpoints=3"]).free == averaged
     assert parse_arguments(["--config", str(recipe), "--size=auto"]).free == CHOOSABLE - {"dropout", "max_steps"}

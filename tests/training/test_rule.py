@@ -48,14 +48,26 @@ def choose(argv: str = "", tokens: float = 4.5e5, speed: float = 2e4, corpus: Co
 )
 def test_letters_are_chosen_for_single_words(words, characters, letters):
     """As in pronunciation and inflection; not for sentences without spaces, nor for answers of one word."""
-    choices = choose_tokens(Corpus(8000, (8000, 8000), words, characters, 1, 400), CHOOSABLE - {"joined_pairs"})
+    choices = choose_tokens(
+        Corpus(8000, (8000, 8000), words, characters, 1, 400), CHOOSABLE - {"joined_pairs", "split_digits"}
+    )
+    assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
+
+
+@pytest.mark.parametrize(
+    ("share", "characters", "letters"), [(0.9, 70.0, True), (0.7, 70.0, False), (0.9, 900.0, False)]
+)
+def test_letters_are_chosen_for_sides_that_are_spelt_alike(share, characters, letters):
+    """As in restoring case and punctuation, or the spaces between words; not for documents."""
+    corpus = replace(SENTENCES, same_letters=share, characters=(characters, characters))
+    choices = choose_tokens(corpus, {"letters", "vocab_size"})
     assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
 
 
 def test_vocabulary_grows_with_the_words_and_at_last_with_their_root():
     sizes = []
     for pairs in (10, 3000, 29_000, 116_000, 10**7):
-        (choice,) = choose_tokens(Corpus(pairs, (pairs, pairs), (12, 11), (61, 72), 2, 400), CHOOSABLE)
+        (choice,) = choose_tokens(Corpus(pairs, (pairs, pairs), (12, 11), (61, 72), 2, 400), {"vocab_size"})
         sizes.append(choice.values["vocab_size"])
     assert sizes == sorted(sizes) and sizes[0] == 500 and sizes[-1] == 32_000
     assert abs(sizes[3] - 2 * sizes[2]) <= 500
@@ -80,27 +92,39 @@ def test_tokens_that_are_given_are_not_chosen(free):
     assert choose_tokens(WORDS, free) == choose_tokens(SENTENCES, free) == []
 
 
+@pytest.mark.parametrize("corpus", [SENTENCES, WORDS])
+def test_each_digit_is_a_token_as_each_letter_may_be(corpus):
+    chosen = {name for choice in choose_tokens(corpus, CHOOSABLE) for name in choice.values}
+    assert len(chosen & {"letters", "split_digits"}) == 1
+
+
 @pytest.mark.parametrize(
-    ("longest", "most", "limits"),
+    ("longest", "argv", "limits"),
     [
-        ((300, 128), 1024, {"max_source_length": 512}),
-        ((129, 600), 1024, {"max_source_length": 256, "max_target_length": 1024}),
-        ((9000, 300), 256, {"max_source_length": 256, "max_target_length": 256}),
-        ((9000, 300), 100, {}),
+        ((300, 128), "", {"max_source_length": 512}),
+        ((129, 600), "", {"max_source_length": 256, "max_target_length": 1024}),
+        ((9000, 300), "", {"max_source_length": 1024, "max_target_length": 512}),
+        ((300, 300), "--max_target_length=300", {"max_source_length": 512}),
+        ((300, 300), "--max_target_length=200", {}),  # such pairs are dropped whatever the sources have
+        ((300, 300), "--max_position_embeddings=200", {"max_source_length": 512, "max_target_length": 512}),
+        (
+            (300, 300),
+            "--max_position_embeddings=200 --position_embedding_type=learned",
+            {"max_source_length": 200, "max_target_length": 200},
+        ),
+        ((300, 300), "--max_position_embeddings=99 --position_embedding_type=learned", {}),
+        ((300, 300), "--tokenizer_name=t --teacher=t", {}),
     ],
 )
-def test_limits_of_lengths_are_raised_until_few_pairs_are_dropped(longest, most, limits):
-    def values(lengths, free=CHOOSABLE):
-        return {name: value for one in choose_lengths(lengths, most, free) for name, value in one.values.items()}
+def test_limits_of_lengths_are_raised_until_few_pairs_are_dropped(longest, argv, limits):
+    options = parse_arguments(["--train_file=x.tsv", *argv.split()])
 
-    many, few = [longest] * 2 + [(20, 20)] * 98, [longest] + [(20, 20)] * 99
-    assert values(many) == limits and values(few) == values([]) == {}
-    assert values(many, CHOOSABLE - {"max_source_length"}) == {k: v for k, v in limits.items() if "target" in k}
+    def values(lengths):
+        choices = choose_lengths(lengths, options.values(), options.free)
+        return {name: value for choice in choices for name, value in choice.values.items()}
 
-
-def test_chrf_decides_where_translations_are_short():
-    short = replace(SENTENCES, words=(12.0, 1.1))
-    assert choose("", corpus=short)["metric_for_best_model"] == "chrf" and "metric_for_best_model" not in choose()
+    assert values([longest] * 2 + [(20, 20)] * 98) == values([longest]) == limits
+    assert values([longest] + [(20, 20)] * 99) == values([]) == {}
 
 
 def test_more_data_and_more_time_give_a_larger_model():

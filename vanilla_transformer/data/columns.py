@@ -35,7 +35,7 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
     is_numbered = isinstance(columns[0], str) and columns[0].isdecimal()  # without a header row
     if not source.is_named and is_table(dataset, source) and not (is_numbered or all(map(is_known, columns))):
         PartialState().print(
-            f"The first row of {source.label} is taken for the names of its columns; if it is a pair, give "
+            f"The first row of {source.label} is taken for the names of its columns; if it is a pair itself, give "
             "--source_column 1 --target_column 2."
         )
     names = (column if isinstance(column, str) else " / ".join(column) for column in columns)
@@ -44,10 +44,10 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
 
 
 def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: tuple = ()) -> bool:
-    """Whether a .csv or .tsv file has no header row: its first row is clearly a pair, or the options number the
-    columns. Prints so if it has none.
+    """Whether a .csv or .tsv file has no header row; prints so if it has none.
 
-    Names of columns are languages or identifiers, or have numbers below them. Raises UserError if the first row is
+    It has none if the options, or the file before it, number its columns; and if its first row is clearly a pair: one
+    of its cells is neither a language nor an identifier, and stands above texts. Raises UserError if the first row is
     neither a header nor a pair.
     """
     if source.dataset or not is_table(dataset, source):
@@ -57,11 +57,13 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
     if named and all(map(str.isdecimal, named)) and not set(named) <= set(cells):
         PartialState().print(f"{source.label} is read without a header row; its first row is {' | '.join(cells)}.")
         return True
-    if any(source.columns) or len(cells) < 2 or preferred and set(preferred) <= set(cells):
+    if any(source.columns) or len(cells) < 2 or (preferred and set(preferred) <= set(cells)):
         return False
-    if any(column_of(language, cells) for language in (source.source_lang, source.target_lang)):
+    languages = source.source_lang, source.target_lang
+    if any(column_of(language, cells) for language in languages) or all(map(is_known, cells)):
         return False
-    if all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells):
+    is_like_before = preferred and all(isinstance(column, str) and column.isdecimal() for column in preferred)
+    if not is_like_before and all(is_known(cell) or cell.replace("-", "_").isidentifier() for cell in cells):
         return False
     words = columns_of_words(dataset, cells)
     if not all(is_number(cell) for cell in cells if cell not in words):
@@ -72,9 +74,10 @@ def lacks_header(dataset: Dataset | IterableDataset, source: Source, preferred: 
             f"The first row of {source.label}, {row}, does not say which columns are source and target; choose "
             "two with --source_column and --target_column: by their numbers, from 1 on, if it has no names."
         )
+    direction = "" if None in languages else ", from {} to {}".format(*languages)
     PartialState().print(
-        f"{source.label} has no header row: its first row, {row}, is read like the others. If it names the columns, "
-        "choose two with --source_column and --target_column."
+        f"{source.label} has no header row: its first row, {row}, is read as a pair{direction}. If it names the "
+        "columns, choose two with --source_column and --target_column."
     )
     return True
 
@@ -108,8 +111,9 @@ def check_header(dataset: Dataset | IterableDataset, source: Source, names: tupl
     is_named = is_named or any(column_of(name, cells) for name in names)
     if is_table(dataset, source) and not is_named:
         raise UserError(
-            f"{source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Number its "
-            "columns, such as --source_column 1 --target_column 2."
+            f"{source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Name two of these "
+            "columns with --source_column and --target_column or, if it is a pair, number them: --source_column 1 "
+            "--target_column 2."
         )
 
 
@@ -219,7 +223,7 @@ class Columns:
             fits = (name == end or known_code(end) is None for name, end in zip(named, self.files, strict=True))
             if not any(named) or all(fits):
                 return self.files
-        if all(map(str.isdecimal, self.features)):  # a table without a header row
+        if is_table(self.dataset, self.source) and all(map(str.isdecimal, self.features)):  # without a header row
             return self.only_two()
         if None in languages:
             raise UserError(f"Give both --source_lang and --target_lang; {self.remedy()}")

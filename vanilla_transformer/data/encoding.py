@@ -74,8 +74,8 @@ def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
 def sample_lengths(
     dataset: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, limit: int
 ) -> list[tuple[int, int]]:
-    """The tokens of source and target of a sample of the pairs, without those whose characters alone show that they
-    have more than `limit`."""
+    """The tokens of source and target of some pairs, without those that have an empty side, or too many characters for
+    `limit` tokens."""
     rows = [(row["source"], row["target"]) for row in sample_rows(dataset, 2000)]
     rows = [row for row in rows if all(is_filled(text) and len(text) <= longest_text(limit) for text in row)]
     encoded = encode_texts(*map(list, zip(*rows, strict=True)), tokenizer) if rows else {"input_ids": [], "labels": []}

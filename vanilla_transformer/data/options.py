@@ -178,6 +178,9 @@ class DataOptions(DatasetOptions):
     letters: bool = option(
         False, "train a tokenizer with each character as a token; for pronunciation, inflection and spelling"
     )
+    split_digits: bool = option(
+        False, "train a tokenizer with each digit as a token, so that numbers are easier to copy and to compute"
+    )
     max_source_sentences: int | None = option(
         None,
         "cut sources into pieces of at most so many sentences in evaluation and translation (default: the largest "

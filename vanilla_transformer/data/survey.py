@@ -21,6 +21,7 @@ from .texts import KEPT, count_kept, is_filled, normal_form, normalize
 
 SAMPLE = 50_000  # pairs whose sentences, lines, placeholders and numbers are counted
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
+COMPARED = 2000  # pairs whose sides are compared letter by letter
 FEATURES = 512  # of a text: its letters and sequences of up to three letters, in so many classes
 CLEAR = 1.6  # standard deviations of all midpoints: how far from the midpoint of its pair a side must lie
 RATIO = 3.0  # a ratio of lengths that is so many times the usual one, or less than a third of it, is odd
@@ -96,7 +97,7 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
 
     `usual_sentences` and `usual_lines` are the largest numbers that at least one in a hundred sources has; from 10 on,
     1,000. `wordless_sources` tells whether at least one in a hundred has no word. `words` and `characters` are means,
-    of the sources and of the targets.
+    of the sources and of the targets. `same_letters` is the share of pairs whose sides have the same [`letters_of`].
     """
     found, scale = {}, total / max(len(pairs), 1)
     for kind, pattern in KEPT.items():
@@ -117,7 +118,16 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
     sides = list(zip(*pairs, strict=True)) or [(), ()]
     found["words"] = [sum(len(text.split()) for text in side) / max(len(side), 1) for side in sides]
     found["characters"] = [sum(map(len, side)) / max(len(side), 1) for side in sides]
+    some = pairs[:: len(pairs) // COMPARED + 1]
+    found["same_letters"] = sum(letters_of(source) == letters_of(target) for source, target in some) / max(
+        len(some), 1
+    )
     return found
+
+
+def letters_of(text: str) -> str:
+    """The letters and digits of a text, without case, accents, spaces and punctuation."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold())))
 
 
 def swapped_share(pairs: list[tuple[str, str]], axis: np.ndarray | None) -> float:

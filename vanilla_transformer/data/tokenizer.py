@@ -41,7 +41,8 @@ from .texts import INVISIBLE, SPACES, normalize, to_form
 from .unigram import BYTES, read_sentencepiece_model, train_pieces
 
 # Notes of train.py in a tokenizer, for the Translator.
-NOTES = ("verbatim", "letters", "max_source_sentences", "max_source_lines", "source_tags", "wordless_sources")
+NOTES = ("verbatim", "letters", "split_digits", "max_source_sentences", "max_source_lines")
+NOTES += ("source_tags", "wordless_sources")
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
@@ -53,6 +54,7 @@ def train_tokenizer(
     verbatim: bool = False,
     letters: bool = False,
     decomposed: bool = False,
+    split_digits: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer (section 5.1: byte-pair encoding with a shared vocabulary).
 
@@ -69,6 +71,7 @@ def train_tokenizer(
         verbatim: Keep spaces of all kinds, line breaks, invisible characters and decomposed letters.
         letters: Make each character a token: bytes are merged within characters only.
         decomposed: Decompose letters, such as Korean syllables, instead of composing them; not with `verbatim`.
+        split_digits: Make each digit a token.
 
     Raises:
         UserError: `vocab_size` is too small for the special tokens and the 256 bytes.
@@ -82,6 +85,9 @@ def train_tokenizer(
     if letters:
         each = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([each, tokenizer.pre_tokenizer])
+    if split_digits:
+        each = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([each, tokenizer.pre_tokenizer])
     specials = protect_special_tokens(tokenizer, verbatim)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(content=" ", left=1, right=0)])
     trainer = trainers.BpeTrainer(
@@ -92,11 +98,11 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator((text for text in texts if len(text) <= LONGEST_TEXT), trainer, length=length)
     add_tags(tokenizer, tags)
-    return wrap_trained(tokenizer, verbatim, letters)
+    return wrap_trained(tokenizer, verbatim=verbatim, letters=letters, split_digits=split_digits)
 
 
 def train_unigram_tokenizer(
-    texts: Iterable[str], vocab_size: int, tags: Iterable[str] = ()
+    texts: Iterable[str], vocab_size: int, tags: Iterable[str] = (), split_digits: bool = False
 ) -> PreTrainedTokenizerFast:
     """Trains a tokenizer with SentencePiece's unigram model, as engines of Marian need it.
 
@@ -106,8 +112,8 @@ def train_unigram_tokenizer(
     tags = list(dict.fromkeys(tags))
     check_vocab_size(vocab_size, tags)
     size = vocab_size - len(tags) - 2  # without `<pad>` and `<s>`
-    pieces = train_pieces((text for text in texts if len(text) <= LONGEST_TEXT), size)
-    return make_unigram_tokenizer(pieces, make_normalizer(normalizers.NFC()), tags)
+    pieces = train_pieces((text for text in texts if len(text) <= LONGEST_TEXT), size, split_digits)
+    return make_unigram_tokenizer(pieces, make_normalizer(normalizers.NFC()), tags, split_digits=split_digits)
 
 
 def make_unigram_tokenizer(
@@ -115,6 +121,7 @@ def make_unigram_tokenizer(
     normalizer: normalizers.Normalizer,
     tags: list[str] | None = None,
     byte_fallback: bool = True,
+    split_digits: bool = False,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer with these pieces, the first `</s>` and `<unk>`. The normalizer prepends a space."""
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=byte_fallback))
@@ -123,7 +130,7 @@ def make_unigram_tokenizer(
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
     tokenizer.add_special_tokens(protect_special_tokens(tokenizer))
     add_tags(tokenizer, tags or [])
-    return wrap_trained(tokenizer)
+    return wrap_trained(tokenizer, split_digits=split_digits)
 
 
 def sentencepiece_tokenizer(file: Path) -> PreTrainedTokenizerFast:
@@ -159,10 +166,10 @@ def add_tags(tokenizer: Tokenizer, tags: list[str]):
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
 
 
-def wrap_trained(tokenizer: Tokenizer, verbatim: bool = False, letters: bool = False) -> PreTrainedTokenizerFast:
-    """What [`train_tokenizer`] returns for a tokenizer that it has trained."""
+def wrap_trained(tokenizer: Tokenizer, **how: bool) -> PreTrainedTokenizerFast:
+    """What [`train_tokenizer`] returns for a tokenizer that it has trained, with a note of `how`."""
     options = {"clean_up_tokenization_spaces": False, "split_special_tokens": False}
-    notes = {name: True for name, is_so in (("verbatim", verbatim), ("letters", letters)) if is_so}
+    notes = {name: True for name, is_so in how.items() if is_so}
     return wrap(tokenizer, **options, **notes, **SPECIAL_TOKENS)
 
 
@@ -361,11 +368,12 @@ def make_tokenizer(
     verbatim: bool = False,
     letters: bool = False,
     kind: Literal["bpe", "unigram"] = "bpe",
+    split_digits: bool = False,
 ):
     """The tokenizer that [`existing_tokenizer`] found, or else a new one, trained on the training pairs.
 
     Prints what it loses of the training texts. Raises UserError if that is nearly all, if one of the `tags` is not one
-    token of it, or is a special token, or if an existing tokenizer is to be `verbatim` or of `letters` and is not.
+    token of it, or is a special token, or if an existing tokenizer was not trained as the last arguments ask.
     """
     tags = [tag for tag in tags or [] if tag]
     samples = sample_texts(train_pairs, tags=tags)
@@ -373,9 +381,9 @@ def make_tokenizer(
         decomposed = letters and not verbatim and has_composed_sources_only(samples)
         if decomposed:
             print("letters such as Korean syllables are decomposed, since only sources have composed ones")
-        how = {"verbatim": verbatim, "letters": letters, "decomposed": decomposed, "kind": kind}
+        how = {"verbatim": verbatim, "letters": letters, "decomposed": decomposed, "split_digits": split_digits}
         tokenizer = cached_or_trained_tokenizer(
-            train_pairs, vocab_size or VanillaTransformerConfig().vocab_size, tags, **how
+            train_pairs, vocab_size or VanillaTransformerConfig().vocab_size, tags, kind, **how
         )
     else:
         option, name = existing
@@ -390,7 +398,7 @@ def make_tokenizer(
         else:
             tokenizer = tokenizer_for_training(name, option)
             report_lost_text(tokenizer, samples, f"{option} {name}")
-        for kind, is_asked in (("verbatim", verbatim), ("letters", letters)):
+        for kind, is_asked in {"verbatim": verbatim, "letters": letters, "split_digits": split_digits}.items():
             if is_asked and not tokenizer.init_kwargs.get(kind):
                 raise UserError(f"--{kind} trains a tokenizer, but {option} {name} brings one; leave one of them out.")
         if option == "--model_name_or_path" and vocab_size not in (None, len(tokenizer)):
@@ -433,7 +441,7 @@ def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], kind: s
 
     def train(length: int | None):
         if kind == "unigram":
-            return train_unigram_tokenizer(iter_texts(train_pairs), size, tags)
+            return train_unigram_tokenizer(iter_texts(train_pairs), size, tags, how["split_digits"])
         return train_tokenizer(iter_texts(train_pairs), size, length, tags, **how)
 
     if not isinstance(train_pairs, Sized):
@@ -443,7 +451,7 @@ def cached_or_trained_tokenizer(train_pairs, size: int, tags: list[str], kind: s
     file = Path(datasets.config.HF_DATASETS_CACHE) / "tokenizers" / f"{key}.json"
     with contextlib.suppress(Exception):  # missing, or damaged in any way: it is trained (again)
         trained = Tokenizer.from_str(file.read_text(encoding="utf-8"))
-        tokenizer = wrap_trained(trained, how["verbatim"], how["letters"])
+        tokenizer = wrap_trained(trained, **{name: is_so for name, is_so in how.items() if name != "decomposed"})
         print(f"the tokenizer was trained by an earlier run on these pairs, which left it in {file}")
         return tokenizer
     count = min(len(train_pairs), encoding.TOKENIZER_SAMPLE)

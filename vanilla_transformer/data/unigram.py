@@ -20,7 +20,7 @@ SPECIAL_IDS = {"eos_id": 0, "unk_id": 1, "bos_id": -1, "pad_id": -1}
 BYTES = 256  # pieces, as which characters without a piece are written
 
 
-def train_pieces(texts: Iterable[str], size: int) -> list[tuple[str, float]]:
+def train_pieces(texts: Iterable[str], size: int, split_digits: bool = False) -> list[tuple[str, float]]:
     """At most `size` pieces with their log-probabilities: `</s>`, `<unk>`, the 256 bytes, and those of the texts.
 
     Raises UserError if `size` is too small for the characters of the texts.
@@ -36,6 +36,7 @@ def train_pieces(texts: Iterable[str], size: int) -> list[tuple[str, float]]:
             vocab_size=size,
             hard_vocab_limit=False,
             byte_fallback=True,
+            split_digits=split_digits,
             normalization_rule_name="identity",
             max_sentence_length=100_000,  # bytes
             num_threads=1,  # with several, the result depends on their number

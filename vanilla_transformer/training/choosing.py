@@ -3,6 +3,7 @@
 import textwrap
 import time
 from collections.abc import Set, Sized
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ STREAMED = 10**6  # pairs that a stream is taken to have
 
 
 def chosen_tokens(options: Options, pairs: Splits) -> dict[str, object]:
-    """What is chosen before a tokenizer is trained, which is printed."""
+    """Chooses what must be known before a tokenizer is trained, and prints it."""
     if not options.free:
         return {}
     print("options that are not given are chosen from the data; --size paper leaves the defaults (docs/choosing.md):")
@@ -35,21 +36,18 @@ def chosen_tokens(options: Options, pairs: Splits) -> dict[str, object]:
 def chosen_training(
     options: Options, pairs: Splits, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator
 ) -> dict[str, object]:
-    """What is chosen when the tokens are known, which is printed."""
+    """Chooses the rest, once the tokenizer is known, and prints it."""
     if not options.free:
         return {}
     lengths = sample_lengths(pairs["train"], tokenizer, LIMITS[-1])
-    chosen = report(choose_lengths(lengths, options.model.max_position_embeddings or LIMITS[-1], options.free))
+    chosen = report(choose_lengths(lengths, options.values(), options.free))
     options = options.with_values(chosen)
     corpus, given = look_at(pairs), options.values()
     limits = options.data.max_source_length, options.data.max_target_length
     kept = [max(pair) for pair in lengths if pair[0] <= limits[0] and pair[1] <= limits[1]]
     length = sum(kept) / max(len(kept), 1) or 1.0
     batches_per_step = options.training.gradient_accumulation_steps * accelerator.num_processes
-    if isinstance(pairs["train"], Sized):
-        tokens = max(sum(kept) / max(len(lengths), 1) * corpus.pairs, 1)
-    else:  # of a stream, no pair is read again
-        tokens = given["max_steps"] * batches_per_step * USUAL_BATCH
+    tokens = max(sum(kept) / max(len(lengths), 1) * corpus.pairs, 1)
 
     def speed(decided: dict) -> float:
         try:
@@ -59,6 +57,8 @@ def chosen_training(
 
     on_gpu = accelerator.device.type == "cuda"
     situation = Situation(corpus, tokens, given, options.free, batches_per_step, on_gpu, speed)
+    if not isinstance(pairs["train"], Sized):  # a stream, in which no pair is read again
+        situation = replace(situation, tokens=situation.asked)
     choices, doubts = choose_training(situation)
     chosen |= report(choices)
     for doubt in doubts:
@@ -78,9 +78,8 @@ def look_at(pairs: Splits) -> Corpus:
     count, distinct = STREAMED, (STREAMED, STREAMED)
     if isinstance(pairs["train"], Sized):
         count, distinct = len(pairs["train"]), tuple(found["distinct"])
-    return Corpus(
-        count, distinct, tuple(found["words"]), tuple(found["characters"]), found["usual_sentences"], held_out
-    )
+    means = tuple(found["words"]), tuple(found["characters"])
+    return Corpus(count, distinct, *means, found["usual_sentences"], held_out, found["same_letters"])
 
 
 def report(choices: list[Choice]) -> dict[str, object]:

@@ -32,8 +32,8 @@ GROUPS = {
     "validation_split test_split validation_split_percentage test_split_percentage max_train_samples max_eval_samples "
     "max_predict_samples deduplicate remove_overlap",
     "several training files, and streams": "train_file_weights train_file_tags train_file_langs streaming",
-    "tokens": "vocab_size tokenizer_name tokenizer_type letters verbatim bpe_dropout joined_pairs "
-    "max_source_length max_target_length max_source_sentences max_source_lines",
+    "tokens": "vocab_size tokenizer_name tokenizer_type letters split_digits verbatim bpe_dropout "
+    "joined_pairs max_source_length max_target_length max_source_sentences max_source_lines",
     "size of the model": "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
     "encoder_ffn_dim decoder_ffn_dim dropout attention_dropout activation_dropout",
     "optimization": "per_device_train_max_tokens gradient_accumulation_steps learning_rate lr_scheduler_type "
@@ -188,8 +188,13 @@ def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions,
     if options.hours is not None and written & {"max_steps", "num_train_epochs"}:
         raise UserError("--hours has no effect with --max_steps or --num_train_epochs; leave one of them out.")
     fixed = {"joined_pairs"} if cannot_join(data_options, options) or data_options.train_file_langs else set()
-    if data_options.tokenizer_name or options.teacher or written & {"letters", "vocab_size"}:
+    has_tokenizer = data_options.tokenizer_name or options.teacher
+    if has_tokenizer or written & {"letters", "vocab_size"}:
         fixed |= {"letters", "vocab_size"}
+    if has_tokenizer or data_options.letters:
+        fixed |= {"split_digits"}
+    if options.teacher:  # it may not read longer texts
+        fixed |= {"max_source_length", "max_target_length"}
     if data_options.tokenizer_type != "bpe":
         fixed |= {"letters"}
     if options.average_checkpoints:  # they are saved more often than is evaluated

@@ -13,7 +13,8 @@ from typing import NamedTuple
 class Size(NamedTuple):
     """A size of the model, whose feed-forward width is four times `d_model`.
 
-    It is chosen if an epoch has at least `corpus` tokens, and there is time for at least `training` tokens in all.
+    It is chosen if an epoch has at least `corpus` tokens, and the run has time for `training` tokens, or for all that
+    are useful.
     """
 
     d_model: int
@@ -33,8 +34,15 @@ SIZES = {
 MODEL = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
 MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
 # The rule chooses these if they are not given.
-CHOOSABLE = {"letters", "vocab_size", "joined_pairs", "max_source_length", "max_target_length", *MODEL, "dropout"}
-CHOOSABLE |= {"optimizer", "lr_scheduler_type", "max_steps", "num_train_epochs", "per_device_train_max_tokens"}
+CHOOSABLE = {"letters", "vocab_size", "split_digits", "joined_pairs", "max_source_length", "max_target_length", *MODEL}
+CHOOSABLE |= {
+    "dropout",
+    "optimizer",
+    "lr_scheduler_type",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_max_tokens",
+}
 CHOOSABLE |= {"warmup_steps", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
@@ -42,10 +50,14 @@ USABLE = 0.85  # share of the time for training; the rest is for evaluation, che
 STEPS = 3000  # about this many are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
-WORDS_A_TOKEN, TOKENS = 30, 16  # of the vocabulary: at most a token for 30 words, and 16 times the root of the words
+WORDS_A_TOKEN, TOKENS = (
+    30,
+    16,
+)  # the vocabulary: a token for 30 words, but at most 16 times the square root of the words
+SAME_LETTERS = 0.8  # share of pairs from which on letters are copied one by one
 JOINED = 0.2  # share of joined pairs
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
-LIMITS, TOO_LONG = (128, 256, 512, 1024), 0.01  # tokens of a source or target; the share of texts that may have more
+LIMITS, FITTING = (128, 256, 512, 1024), 0.99  # tokens of a source or target; the share of texts that must fit
 
 
 @dataclass(frozen=True)
@@ -62,15 +74,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What the rule reads of the training pairs. Two numbers are those of the sources and of the targets; lengths are
-    means.
+    """What the rule must know of the training pairs. Two numbers are those of the sources and of the targets.
 
     Attributes:
         pairs: Their number.
         distinct: Texts that differ.
-        words, characters: Of a text.
+        words, characters: Of a text, on average.
         sentences: The most sentences that at least 1 % of the sources have.
         held_out: The number of validation pairs.
+        same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
     """
 
     pairs: int
@@ -79,16 +91,20 @@ class Corpus:
     characters: tuple[float, float]
     sentences: int
     held_out: int
+    same_letters: float = 0.0
 
 
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     """Letters, or the size of the vocabulary, and joined pairs, as far as these options are `free`."""
     (words, characters), other = sorted(zip(corpus.words, corpus.characters, strict=True))
-    # The other side is a word, too, perhaps with tags, or written in separate sounds; not a sentence or a question.
+    # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence.
     is_word = other[0] < 3 or other[1] / other[0] < 3.5
-    choices = []
-    if "letters" in free and words < 1.5 and characters <= 15 and is_word:
+    choices, reason = [], ""
+    if words < 1.5 and characters <= 15 and is_word:
         reason = f"one side is single words, of {characters:.0f} characters on average"
+    elif corpus.same_letters > SAME_LETTERS and max(corpus.characters) <= 200:
+        reason = "most pairs differ in case, accents, spaces or punctuation only"
+    if "letters" in free and reason:
         choices.append(Choice({"letters": True}, reason))
     if "vocab_size" in free and not choices:
         # Where no spaces separate words, as in Chinese, a few characters count as one.
@@ -98,26 +114,35 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
         size = min(max(500 * round(wanted / 500), 500), 32_000)
         reason = f"a side has {words:,.0f} words in distinct texts, about {words / size:.0f} for each token"
         choices.append(Choice({"vocab_size": size}, reason))
+    if "split_digits" in free and not (choices and "letters" in choices[0].values):
+        choices.append(Choice({"split_digits": True}, "numbers are easier to copy and to compute digit by digit"))
     if "joined_pairs" in free and corpus.sentences == 1 and min(corpus.words) >= 3:
         reason = "sources are single sentences; joined pairs teach the model to translate several at once"
         choices.append(Choice({"joined_pairs": JOINED}, reason))
     return choices
 
 
-def choose_lengths(lengths: list[tuple[int, int]], most: int, free: Set[str]) -> list[Choice]:
-    """Higher limits for sources or targets, but at most `most`, if more than 1 % have more tokens than the default.
+def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], free: Set[str]) -> list[Choice]:
+    """Higher limits for sources and targets than the default, if it is too low for more than 1 % of them.
 
-    `lengths` are those of the source and the target of some pairs.
+    `lengths` are the tokens of the source and the target of some pairs.
     """
+    names = "max_source_length", "max_target_length"
+    pairs = [dict(zip(names, pair, strict=True)) for pair in lengths]
+    # A limit that is given drops pairs, whose other side need not fit.
+    pairs = [pair for pair in pairs if all(name in free or pair[name] <= given[name] for name in names)]
+    is_learned = given["position_embedding_type"] == "learned"
+    most = is_learned and given["max_position_embeddings"] or LIMITS[-1]
     choices = []
-    for name, side in zip(("max_source_length", "max_target_length"), zip(*lengths, strict=True), strict=False):
-        needed = sorted(side)[int((1 - TOO_LONG) * (len(side) - 1))]
-        fitting = [limit for limit in LIMITS if limit <= most]
-        limit = next((limit for limit in fitting if limit >= needed), max(fitting, default=0))
-        if limit > LIMITS[0]:
+    for name in names if pairs else ():
+        side = sorted(pair[name] for pair in pairs)
+        needed = side[math.ceil(FITTING * len(side)) - 1]
+        limit = min(next((limit for limit in LIMITS if limit >= needed), LIMITS[-1]), most)
+        if name in free and limit > LIMITS[0]:
             long = sum(length > LIMITS[0] for length in side) / len(side)
-            choices.append(Choice({name: limit}, f"{long:.0%} have more than {LIMITS[0]} tokens"))
-    return [choice for choice in choices if choice.values.keys() <= free]
+            text = name.split("_")[1]
+            choices.append(Choice({name: limit}, f"{long:.0%} of the {text}s have more than {LIMITS[0]} tokens"))
+    return choices
 
 
 @dataclass(frozen=True)
@@ -127,7 +152,7 @@ class Situation:
     Attributes:
         corpus: What the pairs are like.
         tokens: Of an epoch, those of the longer side of each pair.
-        given: All options; those that are free are not read.
+        given: The values of all options; those that are free have their defaults, or were chosen before.
         free: The options to choose.
         batches_per_step: Processes times accumulated batches.
         on_gpu: Whether batches may be large.
@@ -178,8 +203,8 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     dropout = 0.1 if epochs < 25 or width <= SIZES["tiny"].d_model else 0.2
     choices = [optimizer, size, Choice({"dropout": dropout}, f"each pair is read about {epochs:.1f} times")]
     choices += choose_steps(situation, trained)
-    if situation.given["letters"] or situation.corpus.words[1] < 4:
-        choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words, up to four in a row"))
+    if situation.given["letters"]:
+        choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
     doubts = []
     if situation.corpus.pairs < FEW_PAIRS and min(situation.corpus.words) >= 3:
         doubts.append(
@@ -188,7 +213,7 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
         )
     if situation.asked is None and epochs < min(FEW_EPOCHS, situation.useful / situation.tokens):
         doubts.append(
-            f"in --hours {situation.hours:g}, this machine reads each pair {epochs:.1f} times, too seldom for a good "
+            f"in --hours {situation.hours:g}, this machine reads each pair {epochs:.1f} times, too few for a good "
             "model; give it more hours, or a smaller --size."
         )
     return [choice for choice in (one.among(situation.free) for one in choices) if choice.values], doubts
@@ -206,8 +231,8 @@ def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
         trained = min(useful, seconds * situation.speed(model | optimizer)) if asked is None else asked
         if trained >= min(SIZES[name].training, useful):
             break
-        reason = f"; {names[0]} would need more time or memory"
-    trained = max(trained, 1)  # even if no model could be tried: building it will say why
+        reason = f"; {names[0]} would need a longer run, or more memory"
+    trained = max(trained, 1)  # if no model could be tried; building it will say why
     if situation.given["size"] in SIZES:
         return Choice(model, f"--size {name}"), trained
     return Choice(model, f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"), trained
@@ -235,7 +260,8 @@ def choose_steps(situation: Situation, trained: float) -> list[Choice]:
     # Translating a pair takes about as long as training on it.
     affordable = int(0.1 * trained / situation.tokens * situation.corpus.pairs / max(situation.corpus.held_out, 1))
     count = min(max(affordable, 1), EVALUATIONS, steps)
-    choices.append(Choice({"eval_steps": -(-steps // count)}, f"{count} in all"))
+    every = -(-steps // count)
+    choices.append(Choice({"eval_steps": every}, f"{-(-steps // every)} in all"))
     if count > 3 and "eval_steps" in situation.free:
         reason = "stops after three evaluations without a better score, and keeps the best weights"
         choices.append(Choice({"early_stopping_patience": 3}, reason))
