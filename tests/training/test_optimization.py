@@ -359,6 +359,11 @@ def test_the_default_learning_rate_is_the_papers_within_limits(argv, resumed, ex
     assert re.match(f"the default learning rate is {said}", printed) if said else printed == ""
 
 
+@pytest.mark.parametrize(("d_model", "peak"), [(64, 5e-3), (128, 5e-3), (256, 2e-3), (512, 1e-3)])
+def test_the_default_peak_of_muon_is_lower_for_wide_models(d_model, peak):
+    assert optim.choose_learning_rate(training_options("--optimizer=muon"), d_model, {}) == pytest.approx(peak)
+
+
 def test_steps_are_given_or_counted_from_epochs(capsys):
     batches = SimpleNamespace(epoch=lambda: range(7))
 

@@ -20,7 +20,8 @@ from .muon import Muon, Several
 from .options import TrainingOptions
 
 FINE_TUNING_PEAK = 1e-4  # the highest by default; above, the model forgets (docs/LOG.md)
-MUON_PEAK = 5e-3  # the best of 3e-3, 5e-3 and 1e-2; less from a d_model of 256 on, which is a guess (docs/LOG.md)
+MUON_PEAK = 5e-3  # the best of 3e-3, 5e-3 and 1e-2 with a d_model of 128 (docs/LOG.md)
+WIDE_MUON_PEAK = 0.512  # divided by a larger d_model; with 256, 2e-3 is better than 5e-3, and above it is a guess
 
 
 def inverse_square_root(step: int, warmup_steps: int) -> float:
@@ -67,7 +68,7 @@ def choose_learning_rate(options: TrainingOptions, d_model: int, before: dict) -
     if "learning_rate" in before:
         return before["learning_rate"]
     if options.optimizer == "muon" and options.model_name_or_path is None:
-        return min(MUON_PEAK, 1.28 / d_model)
+        return MUON_PEAK if d_model <= 128 else WIDE_MUON_PEAK / d_model
     peak, reason = default_learning_rate(d_model, options.warmup_steps, options.model_name_or_path is None)
     if reason:
         PartialState().print(reason)

@@ -72,7 +72,7 @@ class TrainingOptions:
     learning_rate: float | None = option(
         None,
         "peak learning rate (default: (d_model x warmup_steps)^-0.5, capped for short warm-ups, at 3e-3 for a d_model "
-        "of 120 and lower for wider models, and at 1e-4 in fine-tuning; 5e-3 with muon)",
+        "of 120 and lower for wider models, and at 1e-4 in fine-tuning; with muon 5e-3, or 0.512 / d_model above 128)",
         ge=0,
     )
     lr_scheduler_type: Literal[
