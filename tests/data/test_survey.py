@@ -58,8 +58,26 @@ def test_what_is_odd_is_counted():
 
 def test_pairs_that_are_spelt_alike_are_counted():
     alike = [("cafe au lait 3", "Café, au-lait: 3!"), ("Thedogsleeps.", "The dog sleeps."), ("straße", "STRASSE")]
-    found = counts([*alike, ("The dgo sleeps.", "The dog sleeps."), ("one", "eins"), ("3", "4")])["train"]
+    found = counts([*alike, ("The dgo sleeps.", "The dog sleeps."), ("one", "eins"), ("🐶", "🐱")])["train"]
     assert found["same_letters"] == 0.5 and counts([])["train"]["same_letters"] == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_pairs_of_two_kinds_in_turn_are_both_sampled(first):
+    pairs = [("the dog sleeps", "The dog sleeps."), ("the dog sleeps", "Der Hund schläft.")] * 1500
+    assert 0.4 < counts(pairs[first:])["train"]["same_letters"] < 0.6
+
+
+def test_a_single_document_among_words_does_not_count():
+    found = counts([("dog", "d ɔ ɡ")] * 300 + [("word " * 900, "w " * 900)])["train"]
+    assert found["words"] == [1, 3] and found["characters"] == [3, 5]
+
+
+def test_marks_in_a_row_are_compared_quickly():
+    marked = "a" + "\u0301\u0316" * 20_000
+    start = time.perf_counter()
+    survey_module.letters_of(marked)
+    assert time.perf_counter() - start < 1.5
 
 
 @pytest.mark.parametrize(

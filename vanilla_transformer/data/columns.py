@@ -29,7 +29,7 @@ def choose_columns(dataset: Dataset | IterableDataset, source: Source, preferred
     Raises UserError if there are none.
     """
     names = {column if isinstance(column, str) else column[0] for column in preferred}
-    if names and names <= set(dataset.features or names):
+    if names and names <= set(features_of(dataset, source.label)):
         return preferred
     columns = find_columns(dataset, source)
     is_numbered = isinstance(columns[0], str) and columns[0].isdecimal()  # without a header row
@@ -109,7 +109,7 @@ def check_header(dataset: Dataset | IterableDataset, source: Source, names: tupl
     cells = list(features_of(dataset, source.label))
     is_named = all(is_known(cell) or cell.isdecimal() for cell in cells)
     is_named = is_named or any(column_of(name, cells) for name in names)
-    if is_table(dataset, source) and not is_named:
+    if is_table(dataset, source) and not (is_named or source.dataset):
         raise UserError(
             f"{source.label} has no header row with {given}; its first row is {' | '.join(cells)}. Name two of these "
             "columns with --source_column and --target_column or, if it is a pair, number them: --source_column 1 "

@@ -51,7 +51,7 @@ def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
 def sample_texts(
     dataset: Dataset | IterableDataset, count: int = 1000, tags: Iterable[str] = ()
 ) -> dict[str, list[str]]:
-    """The non-empty texts of each side of at most `count` pairs: evenly spaced ones, or the first ones of a stream.
+    """The non-empty texts of each side of at most `count` pairs: from random places, or the first ones of a stream.
 
     Sources are without their `tags`.
     """
@@ -66,7 +66,9 @@ def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
     if isinstance(dataset, IterableDataset):
         sample = dataset.take(count)
     else:
-        sample = dataset.select(range(0, len(dataset), len(dataset) // count + 1))
+        # Evenly spaced ones might be all of a kind, as where every second pair is a title.
+        rows = np.random.default_rng(0).choice(len(dataset), min(count, len(dataset)), replace=False)
+        sample = dataset.select(np.sort(rows))
     with reading_data("The training pairs"):
         return list(sample)
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import math
+import random
 import sys
 import textwrap
 import unicodedata
@@ -17,7 +19,7 @@ from tqdm.auto import tqdm
 
 from ..files import write_text
 from ..sentences_vanilla_transformer import LINE, has_words, sentence_ends
-from .texts import KEPT, count_kept, is_filled, normal_form, normalize
+from .texts import KEPT, count_kept, is_filled, normal_form, normalize, to_form
 
 SAMPLE = 50_000  # pairs whose sentences, lines, placeholders and numbers are counted
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
@@ -96,8 +98,9 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
     and how many of these the targets have, judged by a sample of `pairs`.
 
     `usual_sentences` and `usual_lines` are the largest numbers that at least one in a hundred sources has; from 10 on,
-    1,000. `wordless_sources` tells whether at least one in a hundred has no word. `words` and `characters` are means,
-    of the sources and of the targets. `same_letters` is the share of pairs whose sides have the same [`letters_of`].
+    1,000. `wordless_sources` tells whether at least one in a hundred has no word. `words` and `characters` are the
+    [`usual_mean`] of the sources and that of the targets. `same_letters` is the share of pairs whose sides have the
+    same [`letters_of`].
     """
     found, scale = {}, total / max(len(pairs), 1)
     for kind, pattern in KEPT.items():
@@ -116,18 +119,23 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
         found[f"several_{unit}"] = round(int(counts[1:].sum()) * scale)
     found["wordless_sources"] = sum(not has_words(source) for source, _ in pairs) >= max(SEEN * len(pairs), 1)
     sides = list(zip(*pairs, strict=True)) or [(), ()]
-    found["words"] = [sum(len(text.split()) for text in side) / max(len(side), 1) for side in sides]
-    found["characters"] = [sum(map(len, side)) / max(len(side), 1) for side in sides]
-    some = pairs[:: len(pairs) // COMPARED + 1]
-    found["same_letters"] = sum(letters_of(source) == letters_of(target) for source, target in some) / max(
-        len(some), 1
-    )
+    found["words"] = [usual_mean([len(text.split()) for text in side]) for side in sides]
+    found["characters"] = [usual_mean(list(map(len, side))) for side in sides]
+    some = random.Random(0).sample(pairs, min(COMPARED, len(pairs)))
+    are_same = [letters_of(source) == letters_of(target) != "" for source, target in some]
+    found["same_letters"] = sum(are_same) / max(len(some), 1)
     return found
+
+
+def usual_mean(counts: list[int]) -> float:
+    """The mean without the largest hundredth, as a single document among words says nothing about them."""
+    usual = sorted(counts)[: math.ceil((1 - SEEN) * len(counts))]
+    return sum(usual) / max(len(usual), 1)
 
 
 def letters_of(text: str) -> str:
     """The letters and digits of a text, without case, accents, spaces and punctuation."""
-    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold())))
+    return "".join(filter(str.isalnum, to_form("NFKD", text.casefold())))
 
 
 def swapped_share(pairs: list[tuple[str, str]], axis: np.ndarray | None) -> float:
