@@ -35,25 +35,15 @@ MODEL = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads
 MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
 # The rule chooses these if they are not given.
 CHOOSABLE = {"letters", "vocab_size", "split_digits", "joined_pairs", "max_source_length", "max_target_length", *MODEL}
-CHOOSABLE |= {
-    "dropout",
-    "optimizer",
-    "lr_scheduler_type",
-    "max_steps",
-    "num_train_epochs",
-    "per_device_train_max_tokens",
-}
-CHOOSABLE |= {"warmup_steps", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
+CHOOSABLE |= {"dropout", "optimizer", "lr_scheduler_type", "max_steps", "num_train_epochs", "warmup_steps"}
+CHOOSABLE |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
 
 DEFAULT_HOURS = 1.0
 USABLE = 0.85  # share of the time for training; the rest is for evaluation, checkpoints and the start
 STEPS = 3000  # about this many are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
-WORDS_A_TOKEN, TOKENS = (
-    30,
-    16,
-)  # the vocabulary: a token for 30 words, but at most 16 times the square root of the words
+WORDS_A_TOKEN, TOKENS = 30, 16  # the vocabulary: a token for 30 words, but at most 16 times the root of the words
 SAME_LETTERS = 0.8  # share of pairs from which on letters are copied one by one
 JOINED = 0.2  # share of joined pairs
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
@@ -95,7 +85,7 @@ class Corpus:
 
 
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
-    """Letters, or the size of the vocabulary, and joined pairs, as far as these options are `free`."""
+    """Letters, or the size of the vocabulary and digits, and joined pairs, as far as these options are `free`."""
     (words, characters), other = sorted(zip(corpus.words, corpus.characters, strict=True))
     # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence.
     is_word = other[0] < 3 or other[1] / other[0] < 3.5
@@ -131,8 +121,9 @@ def choose_lengths(lengths: list[tuple[int, int]], given: Mapping[str, object], 
     pairs = [dict(zip(names, pair, strict=True)) for pair in lengths]
     # A limit that is given drops pairs, whose other side need not fit.
     pairs = [pair for pair in pairs if all(name in free or pair[name] <= given[name] for name in names)]
-    is_learned = given["position_embedding_type"] == "learned"
-    most = is_learned and given["max_position_embeddings"] or LIMITS[-1]
+    most = LIMITS[-1]
+    if given["position_embedding_type"] == "learned":
+        most = given["max_position_embeddings"] or most
     choices = []
     for name in names if pairs else ():
         side = sorted(pair[name] for pair in pairs)
