@@ -136,8 +136,8 @@ def find_columns(dataset: Dataset | IterableDataset, source: Source) -> tuple:
     The first that applies: the columns named by `--source_column` and `--target_column`; `source` and `target`, if
     there are no others, as in a .txt file; the columns, or the languages of a `translation` column, named by
     `--source_lang` and `--target_lang`, but for case and regions; those of two parallel files, in their order; and, if
-    no option is given, the only two languages of a `translation` column, the columns `source` and `target`, or the
-    only two text columns.
+    no option is given or a table has no header row, the only two languages of a `translation` column, the columns
+    `source` and `target`, or the only two text columns.
     """
     found = Columns.of(dataset, source)
     if any(source.columns):

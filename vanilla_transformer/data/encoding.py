@@ -63,6 +63,7 @@ def sample_texts(
 
 
 def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
+    """At most `count` rows in their order: from random places, or the first ones of a stream."""
     if isinstance(dataset, IterableDataset):
         sample = dataset.take(count)
     else:

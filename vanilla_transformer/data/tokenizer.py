@@ -373,7 +373,8 @@ def make_tokenizer(
     """The tokenizer that [`existing_tokenizer`] found, or else a new one, trained on the training pairs.
 
     Prints what it loses of the training texts. Raises UserError if that is nearly all, if one of the `tags` is not one
-    token of it, or is a special token, or if an existing tokenizer was not trained as the last arguments ask.
+    token of it, or is a special token, or if an existing tokenizer was not trained with the `verbatim`, `letters` or
+    `split_digits` that is asked for.
     """
     tags = [tag for tag in tags or [] if tag]
     samples = sample_texts(train_pairs, tags=tags)
