@@ -44,7 +44,7 @@ from vanilla_transformer.hub import upload
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.training import checkpoint, hardware, memory, processes, report, resume, run_folder
 from vanilla_transformer.training import optimization as optim
-from vanilla_transformer.training.choosing import chosen_before, chosen_tokens, chosen_training
+from vanilla_transformer.training.choosing import decide_tokens, decide_training, decided_before
 from vanilla_transformer.training.distillation import add_soft_targets
 from vanilla_transformer.training.final_weights import final_model
 from vanilla_transformer.training.model import make_model
@@ -71,7 +71,7 @@ def main():
     pairs, tokenizer, model, splits, complete = prepare(asked, resume_from, accelerator)
     data_options, options = complete.data, complete.training
     run_on_main(prepare_scorer, scorer, tokenizer, splits, options.metric_for_best_model)
-    longest = longest_side_of(splits["train"], data_options.length_limit)
+    longest = longest_side_of(splits["train"], data_options)
     options = with_defaults(options, model, longest, resume_from, accelerator)
     fits = memory.step_fits(model, options, longest, accelerator)
 
@@ -240,8 +240,8 @@ def prepare(
     with accelerator.main_process_first(), accelerator.local_main_process_first():
         pairs = load_pairs(data_options)
     if resume_from is not None:
-        asked = asked.with_values(run_on_main(chosen_before, asked.free, resume_from))._replace(free=frozenset())
-    asked = asked.with_values(run_on_main(chosen_tokens, asked, pairs))
+        asked = asked.with_values(run_on_main(decided_before, asked.free, resume_from))._replace(free=frozenset())
+    asked = asked.with_values(run_on_main(decide_tokens, asked, pairs))
     data_options = asked.data
     tokenizer = run_on_main(
         make_tokenizer,
@@ -254,7 +254,7 @@ def prepare(
         data_options.tokenizer_type,
         data_options.split_digits,
     )
-    asked = asked.with_values(run_on_main(chosen_training, asked, pairs, tokenizer, accelerator))
+    asked = asked.with_values(run_on_main(decide_training, asked, pairs, tokenizer, accelerator))
     data_options = asked.data
     torch.manual_seed(options.seed)
     model = make_model(asked.model, options, data_options, tokenizer, accelerator.device)

@@ -53,7 +53,7 @@ NO_END = [
     r"[Dd]r\.\s{1,2}med",
     rf"(?:{any_of(NUMBERED)}|\p{{L}}{{1,30}}str)(?=\.\s*\d)",
 ]
-# The space between two sentences: after STOPS, and before anything but a small letter; or after WIDE_STOPS, where
+# The space between two sentences: after STOPS, and before anything but a lower-case letter; or after WIDE_STOPS, where
 # there may be none. SMALL is replaced below. JavaScript reads this pattern too: examples/browser has a copy.
 BEGIN = rf"(?=(?:[«–—-]\s{{1,3}})?[{OPENING}]{{0,3}}[^{OPENING}{STOPS}\sSMALL])"  # of the next sentence
 GAP = (
@@ -70,7 +70,7 @@ def sentence_ends(text: str) -> list[int]:
     """Where the sentences of a line end, each with the spaces after it; the last end is that of the line.
 
     A sentence is not ended by the period of an abbreviation, an initial or a number of up to two digits without a
-    decimal point, nor before a small letter, unless the text has no capital letters at all.
+    decimal point, nor before a lower-case letter, unless the text has no capitals.
     """
     if not MAYBE.search(text):
         return [len(text)]

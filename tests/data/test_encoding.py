@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from hashlib import blake2b
 from unittest.mock import DEFAULT, Mock
 
@@ -266,5 +267,10 @@ def test_an_interrupt_while_tokenizing_says_what_is_kept(byte_tokenizer, monkeyp
 def test_the_longest_side_of_all_pairs(byte_tokenizer):
     pairs = text_dataset([("1", "22"), ("333333", "4"), ("1", "4444")])
     train, _ = tokenize_pairs(pairs, byte_tokenizer, 50, 50)
-    assert longest_side_of(train, 50) == max(*map(len, train["input_ids"]), *map(len, train["labels"]))
-    assert longest_side_of(pairs.to_iterable_dataset(), 50) == 50
+    options = DataOptions(max_source_length=50, max_target_length=40)
+    longest = max(*map(len, train["input_ids"]), *map(len, train["labels"]))
+    assert longest_side_of(train, options) == longest
+    assert longest_side_of(train, replace(options, joined_pairs=0.2)) == 2 * longest
+    for limited in (options, replace(options, joined_pairs=0.2)):
+        assert longest_side_of(train, replace(limited, bpe_dropout=0.1)) == 50
+        assert longest_side_of(pairs.to_iterable_dataset(), limited) == 50

@@ -68,6 +68,11 @@ def test_pairs_of_two_kinds_in_turn_are_both_sampled(first):
     assert 0.4 < counts(pairs[first:])["train"]["same_letters"] < 0.6
 
 
+def test_sources_that_end_with_a_stop_are_counted():
+    sources = ["Komm!", "„Ja.“ ", "行く。", "行く。」", "Haus", "3.5", ")"]
+    assert counts([(source, "x") for source in sources])["train"]["stops"] == pytest.approx(4 / 7)
+
+
 def test_a_single_document_among_words_does_not_count():
     found = counts([("dog", "d ɔ ɡ")] * 300 + [("word " * 900, "w " * 900)])["train"]
     assert found["words"] == [1, 3] and found["characters"] == [3, 5]
@@ -126,10 +131,10 @@ def test_forms_of_many_pairs_are_estimated_from_a_sample_and_said_to_be(monkeypa
     monkeypatch.setattr(survey_module, "SAMPLE", 400)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "another")
     found = counts(pairs)["train"]
-    assert 300 < found["sampled"] < 400
-    assert f"numbers are estimated from {found['sampled']} pairs" in described({"train": found})
+    assert found["sampled"] == 400
+    assert "numbers are estimated from 400 pairs" in described({"train": found})
     estimated = {"several_sentences", "placeholders", "placeholders_kept", "numbers", "sampled"}
-    estimated |= {"words", "characters", "same_letters"}
+    estimated |= {"words", "characters", "same_letters", "stops"}
     assert {key for key in found if found[key] != exact.get(key)} <= estimated
     assert all(found[key] == pytest.approx(exact[key], rel=0.15) for key in estimated - {"sampled"})
 

@@ -394,7 +394,7 @@ def test_conflicting_options_are_rejected(given, remedy, message):
         parse([*argv, *remedy.split()])
 
 
-@pytest.mark.parametrize("option", ["train_file", "validation_file", "train_file_tags", "teacher"])
+@pytest.mark.parametrize("option", ["train_file", "validation_file", "train_file_tags", "teacher", "source_column"])
 def test_a_list_that_is_given_twice_is_not_cut_in_silence(option):
     files = ["--train_file", "x"] if option != "train_file" else []
     for again in ([f"--{option}", "<b>"], [f"--{option}=<b>"], [f"--{option.replace('_', '-')}", "<b>"]):

@@ -54,6 +54,14 @@ def test_letters_are_chosen_for_single_words(words, characters, letters):
     assert [name for choice in choices for name in choice.values] == ["letters" if letters else "vocab_size"]
 
 
+@pytest.mark.parametrize(("stops", "chosen"), [(0.9, {"vocab_size", "joined_pairs"}), (0.1, {"letters"})])
+def test_short_sentences_without_spaces_are_told_from_words_by_their_stops(stops, chosen):
+    """As between Chinese and Japanese."""
+    corpus = replace(WORDS, words=(1.0, 1.0), characters=(12.0, 15.0), stops=stops)
+    found = {name for choice in choose_tokens(corpus, CHOOSABLE) for name in choice.values}
+    assert found - {"split_digits"} == chosen
+
+
 @pytest.mark.parametrize(
     ("share", "characters", "letters"), [(0.9, 70.0, True), (0.7, 70.0, False), (0.9, 900.0, False)]
 )
@@ -152,7 +160,14 @@ def test_a_given_size_is_taken_whatever_the_data(name):
 def test_sizes_follow_a_given_width():
     chosen = choose("--d_model=96 --decoder_layers=1")
     assert chosen["encoder_ffn_dim"] == 384 and 96 % chosen["encoder_attention_heads"] == 0
-    assert not {"d_model", "decoder_layers"} & chosen.keys() and chosen["encoder_layers"] == 3
+    assert not {"d_model", "decoder_layers"} & chosen.keys() and chosen["encoder_layers"] == 2
+
+
+@pytest.mark.parametrize(("width", "layers", "heads"), [(32, 2, 2), (64, 2, 2), (192, 3, 4), (512, 6, 8)])
+def test_layers_suit_a_given_width_whatever_the_data(width, layers, heads):
+    for tokens in (1e4, 1e9):
+        chosen = choose(f"--d_model={width}", tokens=tokens)
+        assert (chosen["encoder_layers"], chosen["decoder_attention_heads"]) == (layers, heads)
 
 
 @pytest.mark.parametrize("argv", ["--max_steps=1000", "--num_train_epochs=4"])

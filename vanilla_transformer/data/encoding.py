@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Sized
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -22,7 +23,7 @@ from ..errors import UserError
 from ..sentences_vanilla_transformer import longest_text
 from .columns import REFERENCES
 from .options import DataOptions
-from .rows import TEXTS, reading_data
+from .rows import TEXTS, random_rows, reading_data
 from .texts import is_filled
 
 TOKENIZER_SAMPLE = 500_000  # pairs that a tokenizer is trained on
@@ -40,8 +41,7 @@ def iter_texts(dataset: Dataset | IterableDataset) -> Iterator[str]:
     if isinstance(dataset, IterableDataset):
         dataset = dataset.take(TOKENIZER_SAMPLE)
     elif len(dataset) > TOKENIZER_SAMPLE:
-        rows = np.random.default_rng(0).choice(len(dataset), TOKENIZER_SAMPLE, replace=False)
-        dataset = dataset.select(np.sort(rows))
+        dataset = random_rows(dataset, TOKENIZER_SAMPLE)
         print(f"the tokenizer is trained on {TOKENIZER_SAMPLE:,} pairs from everywhere in the training pairs")
     with reading_data("The training pairs"):
         for batch in dataset.iter(1000):
@@ -64,12 +64,7 @@ def sample_texts(
 
 def sample_rows(dataset: Dataset | IterableDataset, count: int) -> list[dict]:
     """At most `count` rows in their order: from random places, or the first ones of a stream."""
-    if isinstance(dataset, IterableDataset):
-        sample = dataset.take(count)
-    else:
-        # Evenly spaced ones might be all of a kind, as where every second pair is a title.
-        rows = np.random.default_rng(0).choice(len(dataset), min(count, len(dataset)), replace=False)
-        sample = dataset.select(np.sort(rows))
+    sample = dataset.take(count) if isinstance(dataset, IterableDataset) else random_rows(dataset, count)
     with reading_data("The training pairs"):
         return list(sample)
 
@@ -145,7 +140,7 @@ def tokenize_pairs(
         # `datasets` would hash its wrapper, which is another one after saving and loading, as by a resumed run.
         content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
         limits |= {"characters": [longest_text(limit) for limit in limits.values()]}
-        code = (encode_pairs.__code__, transformers.__version__, tokenizers.__version__)
+        code = (Path(__file__).read_bytes(), transformers.__version__, tokenizers.__version__)
         key = (to_encode._fingerprint, content, tokenizer.split_special_tokens, limits, code)
         options["new_fingerprint"] = Hasher.hash(key)
     encoded = to_encode.map(encode, **options)
@@ -194,9 +189,13 @@ def lengths_of(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.asarray(table[name], dtype=np.int32) for name in table.column_names)
 
 
-def longest_side_of(train, limit: int) -> int:
-    """The tokens of the longest side of all pairs; for a stream, where they are unknown, the limit."""
-    return int(max(side.max() for side in lengths_of(train))) if isinstance(train, Sized) else limit
+def longest_side_of(train: Dataset | IterableDataset, options: DataOptions) -> int:
+    """The most tokens that a side of a pair may have in training: more than it has alone, if pairs are joined or split
+    by BPE-dropout."""
+    if not isinstance(train, Sized) or options.bpe_dropout:
+        return options.length_limit
+    longest = int(max(side.max() for side in lengths_of(train)))
+    return min(2 * longest, options.length_limit) if options.joined_pairs else longest
 
 
 def tokenize_splits(

@@ -2,7 +2,7 @@
 
 A model that has only read single sentences drops the second one wherever [`Segmenter`] does not find the border, as in
 `Stop.Go` or `stop; go`. Each epoch joins other pairs. A joined pair is not also read alone, so an epoch has no more
-tokens. Which pairs are joined, and how, is a pure function of (seed, epoch).
+tokens but those of the joints. Which pairs are joined, and how, is a pure function of (seed, epoch).
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from ..sentences_vanilla_transformer import STOPS, WIDE_END, WIDE_STOPS
 from .encoding import encode_texts
 
-# Patterns for the source and the target, where marks stay: `bare` is the first sentence without its final stop,
-# `small` the second one with a small first letter, and `gap` a space, or nothing after Chinese punctuation.
+# Pairs of patterns, for the source and the target; a target keeps marks and tags, but has its usual stops. `bare` is
+# the first sentence without its final stop, `small` the second one with a lower-case first letter, and `gap` a space,
+# or nothing after Chinese punctuation.
 JOINTS = [
     ("{a}{gap}{b}", "{a}{gap}{b}"),
     ("{a}{b}", "{a}{gap}{b}"),

@@ -17,7 +17,7 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".tmx", *TRAN
 LANGUAGES = {".ts", ".mo"}  # also language codes (Tsonga, Moldavian), so they may be endings of parallel files
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # may follow them
 FILE_OPTIONS = {"train_file", *FILE_LISTS, "validation_file", "test_file"}
-HELD_OUT, MOST_HELD_OUT = 5, 2000  # for validation, unless an option says how many: percent, but at most so many pairs
+HELD_OUT, MOST_HELD_OUT = 5, 2000  # for validation, unless an option says how many: percent, and the most pairs
 
 
 @dataclass(frozen=True)
@@ -183,15 +183,15 @@ class DataOptions(DatasetOptions):
     )
     max_source_sentences: int | None = option(
         None,
-        "cut sources into pieces of at most so many sentences in evaluation and translation (default: the largest "
+        "cut sources into pieces of at most this many sentences in evaluation and translation (default: the largest "
         "number that at least 1 % of the training sources reach)",
         ge=1,
     )
-    max_source_lines: int | None = option(None, "the same for lines, which a source may have several of", ge=1)
+    max_source_lines: int | None = option(None, "the same for lines, if sources have several", ge=1)
     joined_pairs: float = option(
         0.0,
-        "share of the training pairs that are read two by two, joined in many ways, so that seldom a sentence is lost "
-        "where people join them (without a recipe: 0.2 if sources are single sentences)",
+        "share of the training pairs that are read two by two, joined in many ways, so that the model seldom drops a "
+        "sentence where people run two together (without a recipe: 0.2 if sources are single sentences)",
         ge=0,
         lt=1,
     )
@@ -328,7 +328,7 @@ def describe_file(name: str | tuple[str, ...]) -> str:
 
 
 def suffix_of(name: str) -> str:
-    """The suffix of a file in small letters, without that of its compression: `.tsv` of `PAIRS.TSV.gz`."""
+    """The suffix of a file in lower case, without that of its compression: `.tsv` of `PAIRS.TSV.gz`."""
     name = name.partition("::")[0].lower()  # datasets writes gzip://pairs.tsv::pairs.tsv.gz
     path = PurePosixPath(name.partition("?")[0] if "://" in name else name)  # of a URL without its query
     return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix

@@ -99,7 +99,7 @@ def group_sides(names: list[str], files: list[str]) -> Iterator[tuple[str, ...]]
         sides.setdefault(suffix_of(name), []).append(file)
     if len({len(side) for side in sides.values()}) > 1:
         counts = ", ".join(f"{suffix}: {len(side)}" for suffix, side in sides.items())
-        raise ValueError(f"parallel files need as many of each side, and there are others ({counts}).")
+        raise ValueError(f"parallel files need equally many files of each side ({counts}).")
     return zip(*sides.values(), strict=True)
 
 
@@ -111,7 +111,7 @@ def tables(rows: Iterator[tuple], names: list[str]) -> Iterator[pa.Table]:
 
 
 def read_table(file: str, options: dict) -> Iterator[pa.Table]:
-    """A file of columns with a header, by pandas."""
+    """A table, with or without a header row, by pandas."""
     for frame in pd.read_csv(file, iterator=True, **options):
         if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first field for a name of the row
             raise ValueError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import datasets
+import numpy as np
 import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
@@ -47,6 +48,16 @@ def hide_bars():
     logging.disable_progress_bar()
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
+
+
+def random_rows(dataset: Dataset, count: int) -> Dataset:
+    """At most `count` rows in their order, from random places.
+
+    Evenly spaced ones might be all of a kind, as where every second pair is a title.
+    """
+    if len(dataset) <= count:
+        return dataset
+    return dataset.select(np.sort(np.random.default_rng(0).choice(len(dataset), count, replace=False)))
 
 
 @contextlib.contextmanager

@@ -18,18 +18,20 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 
 from ..files import write_text
-from ..sentences_vanilla_transformer import LINE, has_words, sentence_ends
+from ..sentences_vanilla_transformer import LINE, STOPS, WIDE_STOPS, has_words, sentence_ends
+from .rows import random_rows
 from .texts import KEPT, count_kept, is_filled, normal_form, normalize, to_form
 
 SAMPLE = 50_000  # pairs whose sentences, lines, placeholders and numbers are counted
 LOOKED_AT = 4000  # pairs whose sides are compared with all others', to find swapped ones
 COMPARED = 2000  # pairs whose sides are compared letter by letter
-FEATURES = 512  # of a text: its letters and sequences of up to three letters, in so many classes
+FEATURES = 512  # of a text: its letters and sequences of up to three letters, in this many classes
 CLEAR = 1.6  # standard deviations of all midpoints: how far from the midpoint of its pair a side must lie
-RATIO = 3.0  # a ratio of lengths that is so many times the usual one, or less than a third of it, is odd
+RATIO = 3.0  # a ratio of lengths is odd if it is more than this many times the usual one, or less than a third of it
 FAR = 10  # characters: smaller differences from the usual ratio are not odd
-SEEN = 0.01  # a share of the sources with so many sentences or lines is enough to learn to translate them together
+SEEN = 0.01  # if this share of the sources has several sentences or lines, the model learns to translate them together
 FEW = 30  # pairs: too few to tell whether some are swapped
+CLOSING = " \"'”“’»«)]」』）》】"  # what may follow the stop of a sentence
 
 
 class Texts:
@@ -93,19 +95,26 @@ def code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
-def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
-    """How many of `total` pairs have several sentences or lines, how many placeholders and numbers their sources have,
-    and how many of these the targets have, judged by a sample of `pairs`.
-
-    `usual_sentences` and `usual_lines` are the largest numbers that at least one in a hundred sources has; from 10 on,
-    1,000. `wordless_sources` tells whether at least one in a hundred has no word. `words` and `characters` are the
-    [`usual_mean`] of the sources and that of the targets. `same_letters` is the share of pairs whose sides have the
-    same [`letters_of`].
-    """
+def count_kept_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
+    """How many placeholders and numbers the sources of `total` pairs have, and how many of these the targets have,
+    judged by a sample of `pairs`."""
     found, scale = {}, total / max(len(pairs), 1)
     for kind, pattern in KEPT.items():
         counts = [count_kept(pattern, source, target) for source, target in pairs if pattern.search(source)]
         found[kind], found[f"{kind}_kept"] = (round(sum(side) * scale) for side in zip(*counts, (0, 0), strict=True))
+    return found
+
+
+def describe_texts(pairs: list[tuple[str, str]], total: int) -> dict[str, int | float | bool | list[float]]:
+    """What kind of texts `total` pairs have, judged by a sample of `pairs`.
+
+    `several_sentences` and `several_lines` count the sources that have them. `usual_sentences` and `usual_lines` are
+    the largest numbers that at least one in a hundred sources has; from 10 on, 1,000. `wordless_sources` tells whether
+    at least one in a hundred has no word. `words` and `characters` are the [`usual_mean`] of sources and of
+    targets. `same_letters` is the share of pairs whose sides have the same [`letters_of`], `stops` that of the sources
+    that end with one.
+    """
+    found, scale = {}, total / max(len(pairs), 1)
     parts = {
         "sentences": [len(sentence_ends(source)) for source, _ in pairs],
         "lines": [len(LINE.findall(source.strip())) for source, _ in pairs],
@@ -124,6 +133,8 @@ def count_forms(pairs: list[tuple[str, str]], total: int) -> dict[str, int]:
     some = random.Random(0).sample(pairs, min(COMPARED, len(pairs)))
     are_same = [letters_of(source) == letters_of(target) != "" for source, target in some]
     found["same_letters"] = sum(are_same) / max(len(some), 1)
+    ends = [source.rstrip(CLOSING)[-1:] for source, _ in pairs]
+    found["stops"] = sum(end in set(STOPS + WIDE_STOPS) for end in ends) / max(len(pairs), 1)
     return found
 
 
@@ -150,14 +161,14 @@ def language_axis(pairs: list[tuple[str, str]]) -> np.ndarray | None:
     most sources (FEATURES,); None if they are hardly told apart.
 
     It is Fisher's linear discriminant, for which it does not matter which side a language is on: along it, the sides
-    of a pair differ most in relation to the standard deviation of the middles of all pairs. In one language, as of
-    texts and their corrections, these differ more than the sides.
+    of a pair differ most in relation to the standard deviation of the midpoints of all pairs. If both sides are in one
+    language, as texts and their corrections are, the midpoints differ more than the sides.
     """
     if len(pairs) < FEW:
         return None
     halves = half_differences(pairs)
-    middles = halves + features([target for _, target in pairs])
-    spread = np.cov(middles.T)
+    midpoints = halves + features([target for _, target in pairs])
+    spread = np.cov(midpoints.T)
     distinct = len(set(chain.from_iterable(pairs)))
     spread += (np.trace(spread) / distinct + 1e-9) * np.eye(FEATURES)  # few texts say little about it
     whitening = np.linalg.inv(np.linalg.cholesky(spread))
@@ -219,18 +230,16 @@ def survey(
             "odd_lengths": int(some.odd_lengths().sum()),
         }
         sample = spread(files[split], SAMPLE)
-        forms = count_forms(sample, len(some.rows))
+        found[split] |= count_kept_forms(sample, len(some.rows))
         if len(sample) < len(some.rows):
-            forms["sampled"] = len(sample)
+            found[split]["sampled"] = len(sample)
         if split == "train":
-            found[split] |= forms | {"distinct": [len(np.unique(side)) for side in (some.source, some.target)]}
+            found[split] |= describe_texts(sample, len(some.rows))
+            found[split]["distinct"] = [len(np.unique(side)) for side in (some.source, some.target)]
             sizes = list(map(len, files[split] if directions_differ else groups))
             shares = list(map(swapped_share, groups, axes))
             found[split]["swapped"] = float(np.average(shares, weights=sizes)) if any(sizes) else 0.0
         else:
-            found[split] |= {
-                name: forms[name] for name in forms if name.startswith(("placeholders", "numbers", "sampled"))
-            }
             axis = None if directions_differ else axes[0]
             found[split]["swapped"] = swapped_share(spread(files[split], LOOKED_AT), axis)
             new = map(chr, np.flatnonzero(some.seen & ~train.seen))
@@ -246,12 +255,9 @@ def survey(
 
 def spread(files: list[Dataset], count: int) -> list[tuple[str, str]]:
     """About `count` pairs from random places in the files, or all, without those that have an empty side."""
-    pairs, total, generator = [], sum(map(len, files)), np.random.default_rng(0)
+    pairs, total = [], max(sum(map(len, files)), 1)
     for part in files:
-        rows = range(len(part))
-        if total > count:  # evenly spaced ones might be all of a kind, as where every second pair is swapped
-            rows = np.unique(generator.integers(len(part), size=-(-len(part) * count // total)))
-        for batch in part.select(rows).iter(10_000):
+        for batch in random_rows(part, math.ceil(len(part) * min(count / total, 1))).iter(10_000):
             pairs += zip(batch["source"], batch["target"], strict=True)
     return [pair for pair in pairs if all(map(is_filled, pair))]
 

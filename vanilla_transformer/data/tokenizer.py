@@ -399,9 +399,9 @@ def make_tokenizer(
         else:
             tokenizer = tokenizer_for_training(name, option)
             report_lost_text(tokenizer, samples, f"{option} {name}")
-        for kind, is_asked in {"verbatim": verbatim, "letters": letters, "split_digits": split_digits}.items():
-            if is_asked and not tokenizer.init_kwargs.get(kind):
-                raise UserError(f"--{kind} trains a tokenizer, but {option} {name} brings one; leave one of them out.")
+        for way, is_asked in {"verbatim": verbatim, "letters": letters, "split_digits": split_digits}.items():
+            if is_asked and not tokenizer.init_kwargs.get(way):
+                raise UserError(f"--{way} trains a tokenizer, but {option} {name} brings one; leave one of them out.")
         if option == "--model_name_or_path" and vocab_size not in (None, len(tokenizer)):
             print(
                 f"warning: --vocab_size {vocab_size} has no effect: {name} keeps its tokenizer with "

@@ -25,22 +25,22 @@ from .rule import LIMITS, USUAL_BATCH, Choice, Corpus, Situation, choose_lengths
 STREAMED = 10**6  # pairs that a stream is taken to have
 
 
-def chosen_tokens(options: Options, pairs: Splits) -> dict[str, object]:
+def decide_tokens(options: Options, pairs: Splits) -> dict[str, object]:
     """Chooses what must be known before a tokenizer is trained, and prints it."""
     if not options.free:
         return {}
     print("options that are not given are chosen from the data; --size paper leaves the defaults (docs/choosing.md):")
-    return report(choose_tokens(look_at(pairs), options.free))
+    return print_choices(choose_tokens(look_at(pairs), options.free))
 
 
-def chosen_training(
+def decide_training(
     options: Options, pairs: Splits, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator
 ) -> dict[str, object]:
     """Chooses the rest, once the tokenizer is known, and prints it."""
     if not options.free:
         return {}
     lengths = sample_lengths(pairs["train"], tokenizer, LIMITS[-1])
-    chosen = report(choose_lengths(lengths, options.values(), options.free))
+    chosen = print_choices(choose_lengths(lengths, options.values(), options.free))
     options = options.with_values(chosen)
     corpus, given = look_at(pairs), options.values()
     limits = options.data.max_source_length, options.data.max_target_length
@@ -60,13 +60,13 @@ def chosen_training(
     if not isinstance(pairs["train"], Sized):  # a stream, in which no pair is read again
         situation = replace(situation, tokens=situation.asked)
     choices, doubts = choose_training(situation)
-    chosen |= report(choices)
+    chosen |= print_choices(choices)
     for doubt in doubts:
         print(textwrap.fill(f"warning: {doubt}", 80, subsequent_indent="  "))
     return chosen
 
 
-def chosen_before(free: Set[str], checkpoint: Path) -> dict[str, object]:
+def decided_before(free: Set[str], checkpoint: Path) -> dict[str, object]:
     """What was chosen for the run that wrote the checkpoint."""
     settings = load_state(checkpoint).settings
     kept = free if "num_train_epochs" in free else free - {"max_steps"}
@@ -79,10 +79,10 @@ def look_at(pairs: Splits) -> Corpus:
     if isinstance(pairs["train"], Sized):
         count, distinct = len(pairs["train"]), tuple(found["distinct"])
     means = tuple(found["words"]), tuple(found["characters"])
-    return Corpus(count, distinct, *means, found["usual_sentences"], held_out, found["same_letters"])
+    return Corpus(count, distinct, *means, found["usual_sentences"], held_out, found["same_letters"], found["stops"])
 
 
-def report(choices: list[Choice]) -> dict[str, object]:
+def print_choices(choices: list[Choice]) -> dict[str, object]:
     """Prints choices as options that can be copied, each with its reason; returns their values."""
     chosen = {}
     for choice in choices:
@@ -93,7 +93,7 @@ def report(choices: list[Choice]) -> dict[str, object]:
 
 
 def training_speed(options: Options, vocab_size: int, length: int, accelerator: Accelerator) -> float:
-    """How many tokens a second all processes train on, by the time of up to three steps."""
+    """The tokens a second of all processes, each taken to be as fast as this one in the last of up to three steps."""
     training, fields = options.training, given_fields(options.model) | {"vocab_size": vocab_size}
     attention = choose_attention(training.attn_implementation, accelerator.device)
     model = new_model(VanillaTransformerConfig(**fields), attention)

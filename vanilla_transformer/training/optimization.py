@@ -1,4 +1,4 @@
-"""The parts of an optimizer step: learning rate schedule, AdamW, seeds, the loss of a batch, gradient clipping.
+"""The parts of an optimizer step: learning rate schedule, optimizer, seeds, the loss of a batch, gradient clipping.
 
 The loss of a token is in loss_vanilla_transformer.py; the step (section 5.3) is `optimizer_step` of train.py.
 """

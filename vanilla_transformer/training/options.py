@@ -49,9 +49,8 @@ class TrainingOptions:
     output_dir: Path = option(Path("outputs/model"), "where the model, its checkpoints and its results are written")
     size: Literal["auto", "tiny", "small", "medium", "base", "big", "paper"] | None = option(
         None,
-        "size of the model, d_model 64 to 1,024, or auto: by the data and --hours; what no option says is chosen with "
-        "it. paper: nothing is chosen, and the defaults are those of the paper, as with a recipe (default: auto "
-        "without a recipe)",
+        "size of the model, d_model 64 to 1,024, or auto: by the data and --hours; options that are not given are "
+        "chosen to fit. paper: nothing is chosen, the model has the paper's sizes (default: auto without a recipe)",
     )
     hours: float | None = option(
         None, "train for about this many hours, or less if more would bring little (default: 1)", ge=1e-3, lt=1e5
@@ -71,8 +70,8 @@ class TrainingOptions:
     gradient_accumulation_steps: int = option(1, "batches per device in an optimizer step", ge=1)
     learning_rate: float | None = option(
         None,
-        "peak learning rate (default: (d_model x warmup_steps)^-0.5, capped for short warm-ups, at 3e-3 for a d_model "
-        "of 120 and lower for wider models, and at 1e-4 in fine-tuning; with muon 5e-3, or 0.512 / d_model above 128)",
+        "peak learning rate (default: (d_model x warmup_steps)^-0.5, but after a short warm-up at most 3e-3, or less "
+        "above a d_model of 120, and at most 1e-4 in fine-tuning; with muon 5e-3, or 0.512 / d_model above 128)",
         ge=0,
     )
     lr_scheduler_type: Literal[

@@ -94,8 +94,8 @@ NEEDS |= {"early_stopping_patience": "eval_steps", "dataset_revision": "dataset_
 NEEDS |= dict.fromkeys(("hub_private_repo", "native"), "push_to_hub")
 NEEDS["metric_kwargs"] = "metrics"
 NEEDS |= dict.fromkeys(("teacher_top_k", "distillation_weight", "distillation_temperature"), "teacher")
-LISTS = {*FILE_OPTIONS, "teacher", "metrics", "metric_kwargs"}  # with one or more values
-LISTS |= {"source_column", "target_column", "reference_columns"}
+EXTENDED = {"metrics", "metric_kwargs", "reference_columns"}  # lists that grow when an option is repeated
+LISTS = {*FILE_OPTIONS, *EXTENDED, "teacher", "source_column", "target_column"}  # with one or more values
 LANGUAGES = {"source_lang", "target_lang"}
 # Options on the command line that override keys of a recipe other than their own.
 OVERRIDES = {
@@ -139,9 +139,9 @@ def parse_arguments(argv: list[str]) -> Options:
     # argparse keeps the values that a namespace already has, so options that are not given stay None.
     given, unknown = parser.parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OVERRIDES)))
     names = vars(given).keys()
-    written = [word.partition("=")[0].replace("-", "_") for word in argv]
-    for name in sorted(FILE_OPTIONS | {"teacher"}):
-        if written.count(f"__{name}") > 1:
+    spelled = [word.partition("=")[0].replace("-", "_") for word in argv]
+    for name in sorted(LISTS - EXTENDED):
+        if spelled.count(f"__{name}") > 1:
             values = " ".join(map(str, getattr(given, name)))
             warnings.warn(f"--{name} is given twice; only the last list counts: {values}.", stacklevel=2)
     if unknown and argv[: argv.index(unknown[0])][-2:-1] == ["--dataset_config_name"]:
@@ -165,7 +165,7 @@ def parse_arguments(argv: list[str]) -> Options:
     scalars = [f"--{key}={value}" for key, value in recipe.items() if not isinstance(value, list)]
     words = lists + scalars + argv
     data_options, model_options, options, _ = parser.parse_args_into_dataclasses(words, look_for_args_file=False)
-    written = {name for name in names if f"__{name}" in written} | recipe.keys()
+    written = {name for name in names if f"__{name}" in spelled} | recipe.keys()
     free = free_options(written, given.config is not None, data_options, options)
     check_conflicts(data_options, options, free)
     targets = {target for _, target in data_options.directions}
@@ -197,7 +197,7 @@ def free_options(written: Set[str], has_recipe: bool, data_options: DataOptions,
         fixed |= {"max_source_length", "max_target_length"}
     if data_options.tokenizer_type != "bpe":
         fixed |= {"letters"}
-    if options.average_checkpoints:  # they are saved more often than is evaluated
+    if options.average_checkpoints:  # they are saved more often than evaluations run
         fixed |= {"eval_steps", "early_stopping_patience"}
     return CHOOSABLE - written - fixed
 

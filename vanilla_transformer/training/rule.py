@@ -33,7 +33,7 @@ SIZES = {
 }
 MODEL = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
 MODEL += ("encoder_ffn_dim", "decoder_ffn_dim")
-# The rule chooses these if they are not given.
+# The rule chooses these if they are not given; whether num_train_epochs is given decides about max_steps.
 CHOOSABLE = {"letters", "vocab_size", "split_digits", "joined_pairs", "max_source_length", "max_target_length", *MODEL}
 CHOOSABLE |= {"dropout", "optimizer", "lr_scheduler_type", "max_steps", "num_train_epochs", "warmup_steps"}
 CHOOSABLE |= {"per_device_train_max_tokens", "eval_steps", "early_stopping_patience", "metric_for_best_model"}
@@ -43,8 +43,9 @@ USABLE = 0.85  # share of the time for training; the rest is for evaluation, che
 STEPS = 3000  # about this many are enough for a short run; a longer one has larger batches
 SMALLEST_BATCH, USUAL_BATCH, LARGEST_BATCH, LARGEST_BATCH_ON_GPU = 1024, 2048, 4096, 16_384  # tokens
 EVALUATIONS = 8
-WORDS_A_TOKEN, TOKENS = 30, 16  # the vocabulary: a token for 30 words, but at most 16 times the root of the words
-SAME_LETTERS = 0.8  # share of pairs from which on letters are copied one by one
+# The vocabulary: a token for 30 words, but at most 16 times the root of the words.
+WORDS_A_TOKEN, TOKENS_PER_ROOT = 30, 16
+SAME_LETTERS = 0.8  # above this share of pairs whose sides have the same letters, tokens are letters
 JOINED = 0.2  # share of joined pairs
 FEW_PAIRS, FEW_EPOCHS = 5000, 3
 LIMITS, FITTING = (128, 256, 512, 1024), 0.99  # tokens of a source or target; the share of texts that must fit
@@ -64,15 +65,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What the rule must know of the training pairs. Two numbers are those of the sources and of the targets.
+    """What the rule must know of the training pairs. Pairs of numbers are (of sources, of targets).
 
     Attributes:
-        pairs: Their number.
-        distinct: Texts that differ.
+        pairs: The number of pairs.
+        distinct: The numbers of distinct texts.
         words, characters: Of a text, on average.
-        sentences: The most sentences that at least 1 % of the sources have.
+        sentences: The largest number of sentences that at least 1 % of the sources have.
         held_out: The number of validation pairs.
         same_letters: The share of pairs whose sides differ in case, accents, spaces and punctuation only.
+        stops: The share of sources that end with a stop, as sentences do and words do not.
     """
 
     pairs: int
@@ -82,6 +84,12 @@ class Corpus:
     sentences: int
     held_out: int
     same_letters: float = 0.0
+    stops: float = 0.0
+
+    @property
+    def has_sentences(self) -> bool:
+        """Whether the texts are sentences rather than words or phrases, also in scripts without spaces."""
+        return self.stops > 0.5 or min(self.words) >= 3
 
 
 def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
@@ -90,7 +98,7 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
     # The other side must be a word, too, perhaps with tags, or spelled sound by sound, not a sentence.
     is_word = other[0] < 3 or other[1] / other[0] < 3.5
     choices, reason = [], ""
-    if words < 1.5 and characters <= 15 and is_word:
+    if words < 1.5 and characters <= 15 and is_word and not corpus.has_sentences:
         reason = f"one side is single words, of {characters:.0f} characters on average"
     elif corpus.same_letters > SAME_LETTERS and max(corpus.characters) <= 200:
         reason = "most pairs differ in case, accents, spaces or punctuation only"
@@ -100,13 +108,13 @@ def choose_tokens(corpus: Corpus, free: Set[str]) -> list[Choice]:
         # Where no spaces separate words, as in Chinese, a few characters count as one.
         lengths = [max(w, c / 6) for w, c in zip(corpus.words, corpus.characters, strict=True)]
         words = sum(count * length for count, length in zip(corpus.distinct, lengths, strict=True)) / 2
-        wanted = min(words / WORDS_A_TOKEN, TOKENS * math.sqrt(words))
+        wanted = min(words / WORDS_A_TOKEN, TOKENS_PER_ROOT * math.sqrt(words))
         size = min(max(500 * round(wanted / 500), 500), 32_000)
         reason = f"a side has {words:,.0f} words in distinct texts, about {words / size:.0f} for each token"
         choices.append(Choice({"vocab_size": size}, reason))
     if "split_digits" in free and not (choices and "letters" in choices[0].values):
         choices.append(Choice({"split_digits": True}, "numbers are easier to copy and to compute digit by digit"))
-    if "joined_pairs" in free and corpus.sentences == 1 and min(corpus.words) >= 3:
+    if "joined_pairs" in free and corpus.sentences == 1 and corpus.has_sentences:
         reason = "sources are single sentences; joined pairs teach the model to translate several at once"
         choices.append(Choice({"joined_pairs": JOINED}, reason))
     return choices
@@ -147,8 +155,8 @@ class Situation:
         free: The options to choose.
         batches_per_step: Processes times accumulated batches.
         on_gpu: Whether batches may be large.
-        speed: Measures how many tokens a second all processes train on, with these options of the model and the
-            optimizer instead of those that are given.
+        speed: Measures the tokens a second of all processes together, with options of the model and the optimizer that
+            replace the given ones.
     """
 
     corpus: Corpus
@@ -166,7 +174,7 @@ class Situation:
     @property
     def useful(self) -> float:
         """The tokens of a run after which more would bring little."""
-        return self.tokens * min(max(40 * (5e5 / self.tokens) ** 0.25, 3), 60)
+        return self.tokens * min(max(40 * (5e5 / self.tokens) ** 0.25, FEW_EPOCHS), 60)
 
     @property
     def asked(self) -> float | None:
@@ -197,12 +205,12 @@ def choose_training(situation: Situation) -> tuple[list[Choice], list[str]]:
     if situation.given["letters"]:
         choices.append(Choice({"metric_for_best_model": "chrf"}, "BLEU counts words"))
     doubts = []
-    if situation.corpus.pairs < FEW_PAIRS and min(situation.corpus.words) >= 3:
+    if situation.corpus.pairs < FEW_PAIRS and situation.corpus.has_sentences:
         doubts.append(
             f"{situation.corpus.pairs:,} pairs are few to learn a language from. What helps: more pairs, "
             "back-translations (--train_file_tags), or a trained model to begin with (--model_name_or_path)."
         )
-    if situation.asked is None and epochs < min(FEW_EPOCHS, situation.useful / situation.tokens):
+    if situation.asked is None and trained < FEW_EPOCHS * situation.tokens:
         doubts.append(
             f"in --hours {situation.hours:g}, this machine reads each pair {epochs:.1f} times, too few for a good "
             "model; give it more hours, or a smaller --size."
@@ -214,8 +222,12 @@ def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
     """The largest size that the data and the time are enough for, and the tokens to train it on."""
     asked, useful, reason = situation.asked, situation.useful, ""
     names = [name for name in reversed(SIZES) if situation.tokens >= SIZES[name].corpus]
+    given = ""
     if situation.given["size"] in SIZES:
-        names = [situation.given["size"]]
+        names, given = [situation.given["size"]], f"--size {situation.given['size']}"
+    elif "d_model" not in situation.free:  # its layers are those of the largest size that is no wider
+        width = max(situation.given["d_model"], SIZES["tiny"].d_model)
+        names, given = [name for name in reversed(SIZES) if SIZES[name].d_model <= width][:1], "to suit --d_model"
     for name in names:
         model = model_options(SIZES[name], situation.given, situation.free)
         seconds = situation.hours * 3600 * USABLE
@@ -224,13 +236,11 @@ def choose_size(situation: Situation, optimizer: dict) -> tuple[Choice, float]:
             break
         reason = f"; {names[0]} would need a longer run, or more memory"
     trained = max(trained, 1)  # if no model could be tried; building it will say why
-    if situation.given["size"] in SIZES:
-        return Choice(model, f"--size {name}"), trained
-    return Choice(model, f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"), trained
+    return Choice(model, given or f"{name}, for {situation.tokens:,.0f} tokens an epoch{reason}"), trained
 
 
 def choose_steps(situation: Situation, trained: float) -> list[Choice]:
-    """The batch, the number of steps and the schedule of a run with so many tokens."""
+    """The batch, the number of steps and the schedule of a run that reads `trained` tokens."""
     batch, choices = situation.given_batch, []
     if "per_device_train_max_tokens" in situation.free:
         batch = 2 ** round(math.log2(max(trained / STEPS / situation.batches_per_step, 1)))
@@ -260,7 +270,7 @@ def choose_steps(situation: Situation, trained: float) -> list[Choice]:
 
 
 def model_options(size: Size, given: Mapping[str, object], free: Set[str]) -> dict[str, int]:
-    """The options of a model: those that are given, and the others by its size, or by `d_model` if that is given."""
+    """The options of a model: those that are given, and the others by its size; widths follow a given `d_model`."""
     width = size.d_model if "d_model" in free else given["d_model"]
     heads = math.gcd(size.heads, width)
     values = (width, size.layers, size.layers, heads, heads, 4 * width, 4 * width)
